@@ -1,0 +1,49 @@
+# Two commands matter: `make demo` and `make test`. Each sets up what it needs first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+JOBS ?= 2
+
+.PHONY: help setup demo up test check tests test-system soak lock clean
+
+help:  ## This list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+$(READY): requirements.lock requirements-setup.lock pyproject.toml
+	@echo "Setting up .venv (once; a few seconds) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Rota needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-setup.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(READY)  ## Make .venv with everything Rota needs.
+
+demo: $(READY)  ## Start the stack, run a small workload to the end, stop.
+	@$(BIN)/rota demo
+
+up: $(READY)  ## Start Rota on this machine and stay up until Ctrl-C.
+	@$(BIN)/rota up
+
+test: check tests  ## Everything CI runs: the gates, then the suite.
+
+check: $(READY)  ## Lint, types, layers, sizes, lock and secrets.
+	@$(BIN)/python -m tests.gates
+
+tests: $(READY)  ## The suite alone (JOBS=2 processes; ARGS are given to pytest).
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-system: $(READY)  ## The suite on this machine's own PostgreSQL and redis-server.
+	@ROTA_LOCAL_SOURCE=system $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+soak: $(READY)  ## What takes long; its last result is kept in bench/README.md.
+	@$(BIN)/python -m pytest -n 0 -m soak --timeout 3600 $(ARGS)
+
+lock: $(READY)  ## Resolve the dependencies anew (no address is recorded).
+	@$(BIN)/uv lock -q --upgrade
+	@$(BIN)/uv export -q --frozen --all-extras --group dev --no-emit-project --no-header --no-annotate -o requirements.lock
+	@$(BIN)/uv export -q --frozen --only-group setup --no-emit-project --no-header --no-annotate -o requirements-setup.lock
+
+clean:  ## Remove what the above made, the local data directory of the demo too.
+	@rm -rf .venv .rota .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

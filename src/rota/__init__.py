@@ -1,0 +1,1 @@
+"""Rota: a distributed job scheduler that keeps exact books."""

@@ -1,0 +1,1 @@
+"""How the outside is reached: PostgreSQL, Redis, NATS, signals, time, and who holds which lease."""

@@ -1,0 +1,1 @@
+"""What things are: ids, units, settings, errors. Pure: no I/O, no clock, no randomness."""

@@ -1,0 +1,126 @@
+"""Every error Rota raises on purpose.
+
+    RotaError
+    ├── InvalidInput           what the caller gave is wrong; nothing was changed
+    │   └── InvalidSetting     a key or value in the settings file or the environment
+    ├── SetupFailed            this machine or a server is not fit to run Rota; says what to do
+    │   ├── BinaryMissing      no usable server binary was found
+    │   ├── DataDirInUse       another process owns the data directory
+    │   ├── DataDirVersion     the data directory was made by another major version
+    │   ├── PortTaken          a port that was asked for by number is not free
+    │   ├── DiskFull           no room where the data directory lies
+    │   ├── ServerFailed       a local server did not start, or died
+    │   ├── LoginRefused       a server was reached and refused the credentials
+    │   ├── EvictingRedis      a Redis that may drop keys cannot hold the books
+    │   └── MigrationRefused   the database's schema and this Rota do not fit each other
+    ├── Unavailable            a server does not answer in time; the same call may work later
+    │   ├── PostgresUnavailable
+    │   ├── RedisUnavailable
+    │   ├── NatsUnavailable
+    │   └── BreakerOpen        refused at once, because the last calls failed
+    └── Refused                the call was understood and is not allowed now
+        ├── LeaseLost          the lease ran out or went to somebody else while work was under way
+        ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
+        └── Unauthenticated    missing or wrong credentials in a call to us
+
+`code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RotaError(Exception):
+    """Base of the tree above. `facts` are for logs and the API; they never hold secrets."""
+
+    code: ClassVar[str] = "rota_error"
+
+    def __init__(self, sentence: str, **facts: object) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.facts = facts
+
+
+class InvalidInput(RotaError):
+    code = "invalid_input"
+
+
+class InvalidSetting(InvalidInput):
+    code = "invalid_setting"
+
+
+class SetupFailed(RotaError):
+    code = "setup_failed"
+
+
+class BinaryMissing(SetupFailed):
+    code = "binary_missing"
+
+
+class DataDirInUse(SetupFailed):
+    code = "data_dir_in_use"
+
+
+class DataDirVersion(SetupFailed):
+    code = "data_dir_version"
+
+
+class PortTaken(SetupFailed):
+    code = "port_taken"
+
+
+class DiskFull(SetupFailed):
+    code = "disk_full"
+
+
+class ServerFailed(SetupFailed):
+    code = "server_failed"
+
+
+class LoginRefused(SetupFailed):
+    code = "login_refused"
+
+
+class EvictingRedis(SetupFailed):
+    code = "evicting_redis"
+
+
+class MigrationRefused(SetupFailed):
+    code = "migration_refused"
+
+
+class Unavailable(RotaError):
+    code = "unavailable"
+
+
+class PostgresUnavailable(Unavailable):
+    code = "postgres_unavailable"
+
+
+class RedisUnavailable(Unavailable):
+    code = "redis_unavailable"
+
+
+class NatsUnavailable(Unavailable):
+    code = "nats_unavailable"
+
+
+class BreakerOpen(Unavailable):
+    code = "breaker_open"
+
+
+class Refused(RotaError):
+    code = "refused"
+
+
+class LeaseLost(Refused):
+    code = "lease_lost"
+
+
+class StaleFence(Refused):
+    code = "stale_fence"
+
+
+class Unauthenticated(Refused):
+    code = "unauthenticated"
