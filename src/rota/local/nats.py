@@ -1,0 +1,57 @@
+"""Local NATS with JetStream: loopback, one user with a password. PostgreSQL is the record; this carries messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rota.local.datadir import write_private
+from rota.local.server import PROBE_TIMEOUT_S, Server
+
+USER = "rota"
+
+
+class NatsServer(Server):
+    name = "nats"
+
+    @property
+    def url(self) -> str:
+        return f"nats://{USER}:{self.password}@127.0.0.1:{self.port}"
+
+    @property
+    def _conf(self) -> Path:
+        return self.dir / "server.conf"
+
+    async def prepare(self) -> None:
+        store = json.dumps(str(self.dir))
+        text = f"""
+listen: "127.0.0.1:{self.port}"
+server_name: "rota-local"
+authorization {{ user: "{USER}", password: "{self.password}" }}
+jetstream {{ store_dir: {store}, max_memory_store: 256MB, max_file_store: 4GB }}
+"""
+        write_private(self._conf, text)
+
+    def argv(self) -> list[str | Path]:
+        return [self.binary.path, "-c", self._conf]
+
+    async def probe(self) -> None:
+        import nats
+
+        client = await nats.connect(
+            self.url,
+            allow_reconnect=False,
+            connect_timeout=PROBE_TIMEOUT_S,
+            max_reconnect_attempts=0,
+            # The library waits this long before its first retry, two seconds by default.
+            reconnect_time_wait=0.01,
+            error_cb=_say_nothing,
+        )
+        try:
+            await client.jetstream().account_info()
+        finally:
+            await client.close()
+
+
+async def _say_nothing(_error: Exception) -> None:
+    """A server that is not up yet is no error; the start reports one if it never comes up."""

@@ -1,0 +1,143 @@
+"""Local PostgreSQL: one cluster below `<data>/postgres/data`, TCP on loopback only, SCRAM passwords."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from rota.local.binaries import Binary
+from rota.local.datadir import DataDir, write_private
+from rota.local.identity import Identity, RootMode, for_postgres, readable_bin_dir
+from rota.local.process import Process
+from rota.local.server import PROBE_TIMEOUT_S, Server
+from rota.model.errors import DataDirVersion, DiskFull, ServerFailed
+
+INITDB_TIMEOUT_S = 60.0
+DATABASE = "rota"
+ROLE = "rota"
+
+
+class PostgresServer(Server):
+    """`durable=False` trades safety against a power cut for speed; a killed process loses nothing either way."""
+
+    name = "postgres"
+    ask_to_stop = signal.SIGINT  # fast shutdown: sessions are ended, the cluster is left clean
+    insist = signal.SIGQUIT  # immediate shutdown; never SIGKILL, which leaves its children behind
+
+    def __init__(
+        self, home: DataDir, binary: Binary, fixed_port: int | None, *, root_mode: RootMode, durable: bool
+    ) -> None:
+        super().__init__(home, binary, fixed_port)
+        self.durable = durable
+        self._identity = for_postgres(root_mode, home.path)
+        self._bin_dir = readable_bin_dir(binary.path.parent, self._identity, home.path)
+        self._check_version()
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def data(self) -> Path:
+        return self.dir / "data"
+
+    @property
+    def url(self) -> str:
+        return self._url(DATABASE)
+
+    def _url(self, database: str) -> str:
+        return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{self.port}/{database}?sslmode=disable"
+
+    def _check_version(self) -> None:
+        """Before anything is started: a cluster of another major version is never touched."""
+        made_by = self.data / "PG_VERSION"
+        if not made_by.exists():
+            return
+        major = made_by.read_text().strip()
+        if major != str(self.binary.version[0]):
+            raise DataDirVersion(
+                f"{self.data} was made by PostgreSQL {major} and {self.binary.path} is {self.binary.label}; "
+                f"set local.postgres.bin to a PostgreSQL {major}, or local.data-dir to a new directory."
+            )
+
+    async def prepare(self) -> None:
+        self._identity.give(self.dir)
+        if (self.data / "PG_VERSION").exists():
+            return
+        beside = self.dir / "data.new"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(mode=0o700)
+        password_file = self.dir / "password"
+        write_private(password_file, self.password)
+        self._identity.give(beside)
+        self._identity.give(password_file)
+        try:
+            await self._initdb(beside, password_file)
+        finally:
+            password_file.unlink()
+        beside.rename(self.data)
+
+    async def _initdb(self, target: Path, password_file: Path) -> None:
+        argv: list[str | Path] = [self._bin_dir / "initdb", "-D", target, "-U", ROLE, "-E", "UTF8", "--locale=C"]
+        argv += ["--auth=scram-sha-256", f"--pwfile={password_file}", "--no-instructions"]
+        argv += [] if self.durable else ["--no-sync"]
+        process = Process.spawn(
+            argv,
+            log=self.home.log("initdb"),
+            lock_fd=self.home.lock_fd,
+            die_with=signal.SIGKILL,
+            identity=self._identity,
+        )
+        try:
+            if await process.ended(INITDB_TIMEOUT_S) and process.status == 0:
+                return
+        finally:
+            process.send(signal.SIGKILL)
+        if "No space left on device" in process.said():
+            raise DiskFull(f"There is no room for a PostgreSQL cluster at {self.dir}; make room there.")
+        raise ServerFailed(f"initdb of {self.binary.label} failed: {process.said()}")
+
+    def argv(self) -> list[str | Path]:
+        conf = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "max_connections": 200,
+            "shared_buffers": "128MB",
+            "max_wal_size": "1GB",
+            "wal_compression": "on",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "log_min_messages": "warning",
+        }
+        if not self.durable:
+            # Not synchronous_commit=off: that loses acknowledged commits when a mere process is killed.
+            conf |= {"fsync": "off", "full_page_writes": "off"}
+        words: list[str | Path] = [self._bin_dir / "postgres", "-D", self.data]
+        for key, value in conf.items():
+            words += ["-c", f"{key}={value}"]
+        return words
+
+    async def probe(self) -> None:
+        import asyncpg
+
+        try:
+            connection = await asyncpg.connect(self.url, timeout=PROBE_TIMEOUT_S)
+        except asyncpg.InvalidCatalogNameError:
+            await self._create_database()
+            connection = await asyncpg.connect(self.url, timeout=PROBE_TIMEOUT_S)
+        await connection.close()
+
+    async def _create_database(self) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self._url("postgres"), timeout=PROBE_TIMEOUT_S)
+        try:
+            await connection.execute(f'CREATE DATABASE "{DATABASE}"')
+        finally:
+            await connection.close()
+
+    def _may_try_again(self, said: str) -> bool:
+        # The children of a killed postmaster hold its shared memory for a few milliseconds more.
+        return super()._may_try_again(said) or "is still in use" in said or "already exists" in said

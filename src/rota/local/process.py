@@ -1,0 +1,113 @@
+"""One server as a child process: started through `launch`, watched without threads, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rota.local.identity import LAUNCH, PLAIN, Identity
+
+TAIL_BYTES = 4000
+POLL_S = 0.02
+
+
+class Process:
+    """A running child. It dies with the thread that started it, so that must be the main one."""
+
+    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
+        self._child = child
+        self._log = log
+
+    @classmethod
+    def spawn(
+        cls,
+        argv: Sequence[str | Path],
+        *,
+        log: Path,
+        lock_fd: int,
+        die_with: signal.Signals,
+        identity: Identity = PLAIN,
+        guard: bool = not sys.platform.startswith("linux"),
+    ) -> Process:
+        assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
+        launch: list[str | Path] = [sys.executable, "-I", "-S", LAUNCH, "--parent", str(os.getpid())]
+        launch += [
+            "--deathsig",
+            str(int(die_with)),
+            *identity.words,
+            *(["--guard"] if guard else []),
+            "--",
+            *argv,
+        ]
+        with log.open("wb") as output:
+            child = subprocess.Popen(
+                [os.fspath(word) for word in launch],
+                stdin=subprocess.PIPE if guard else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**os.environ, "LC_ALL": "C"},
+                pass_fds=(lock_fd,),
+                # A terminal's Ctrl-C must not reach the servers before Rota has drained.
+                start_new_session=True,
+            )
+        return cls(child, log)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._child.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.status is None:
+            self._child.send_signal(number)
+
+    async def ended(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended; False when `timeout_s` passed first."""
+        if self.status is not None:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait()
+        except TimeoutError:
+            return self.status is not None
+        return True
+
+    async def _wait(self) -> None:
+        if not hasattr(os, "pidfd_open"):
+            while self.status is None:  # noqa: ASYNC110  this system tells of a child's end in no other way
+                await asyncio.sleep(POLL_S)
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            loop.add_reader(pidfd, ended.set)
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._child.wait()
+
+    async def stop(self, ask: signal.Signals, insist: signal.Signals, timeout_s: float) -> None:
+        self.send(ask)
+        if not await self.ended(timeout_s):
+            self.send(insist)
+            await self.ended(timeout_s)
+        if self._child.stdin:
+            self._child.stdin.close()
+
+    def said(self) -> str:
+        """The end of what it wrote."""
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()

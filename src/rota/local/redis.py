@@ -1,0 +1,58 @@
+"""Local Valkey (or Redis): loopback, a password, no persistence and no eviction.
+
+What is in it can always be rebuilt from PostgreSQL, so it is kept nowhere; and it must never drop a key on its own,
+because the books are counted from what it holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rota.local.binaries import Binary
+from rota.local.datadir import DataDir, write_private
+from rota.local.server import PROBE_TIMEOUT_S, Server
+
+
+class RedisServer(Server):
+    name = "redis"
+
+    def __init__(self, home: DataDir, binary: Binary, fixed_port: int | None, *, databases: int, cluster: bool) -> None:
+        super().__init__(home, binary, fixed_port)
+        self.databases = databases
+        self.cluster = cluster
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def _conf(self) -> Path:
+        return self.dir / "server.conf"
+
+    async def prepare(self) -> None:
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f'requirepass "{self.password}"',
+            f'dir "{self.dir}"',
+            'save ""',
+            "appendonly no",
+            "maxmemory-policy noeviction",
+            f"databases {1 if self.cluster else self.databases}",
+            *(["cluster-enabled yes"] if self.cluster else []),
+        ]
+        write_private(self._conf, "\n".join(lines) + "\n")
+
+    def argv(self) -> list[str | Path]:
+        return [self.binary.path, self._conf]
+
+    async def probe(self) -> None:
+        import redis.asyncio
+
+        client = redis.asyncio.from_url(
+            self.url, socket_connect_timeout=PROBE_TIMEOUT_S, socket_timeout=PROBE_TIMEOUT_S, retry=None
+        )
+        try:
+            await client.ping()
+        finally:
+            await client.aclose()

@@ -1,0 +1,136 @@
+"""What the three servers have in common: a port, a password, a start that waits for a real answer, an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from rota.local.binaries import Binary
+from rota.local.datadir import DataDir, port_is_free
+from rota.local.identity import PLAIN, Identity
+from rota.local.process import Process
+from rota.model.errors import DiskFull, PortTaken, ServerFailed
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 2.0
+PROBE_EVERY_S = 0.005
+START_ATTEMPTS = 5
+
+
+class Server(ABC):
+    """One local server. `start` returns when it has answered a real command."""
+
+    name: ClassVar[str]
+    ask_to_stop: ClassVar[signal.Signals] = signal.SIGTERM
+    insist: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def __init__(self, home: DataDir, binary: Binary, fixed_port: int | None) -> None:
+        self.home = home
+        self.binary = binary
+        self.fixed_port = fixed_port
+        self.port = 0
+        self.process: Process | None = None
+        self.start_s = 0.0
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where it answers, with its password."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Write what it needs on disk before it starts; called again for each attempt."""
+
+    @abstractmethod
+    def argv(self) -> list[str | Path]: ...
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Ask it something; raises while it cannot answer."""
+
+    @property
+    def dir(self) -> Path:
+        return self.home.path / self.name
+
+    @property
+    def password(self) -> str:
+        return self.home.passwords[self.name]
+
+    @property
+    def identity(self) -> Identity:
+        return PLAIN
+
+    async def start(self) -> None:
+        began = time.monotonic()
+        for _ in range(START_ATTEMPTS):
+            self.port = self._choose_port()
+            await self.prepare()
+            self.process = Process.spawn(
+                self.argv(),
+                log=self.home.log(self.name),
+                lock_fd=self.home.lock_fd,
+                die_with=self.ask_to_stop,
+                identity=self.identity,
+            )
+            if await self._answers():
+                self.start_s = time.monotonic() - began
+                return
+        raise self._failure()
+
+    async def restart(self) -> None:
+        """Start again where it was, so that URLs stay true; a clash with its own dying children is waited for."""
+        self.fixed_port = self.port
+        await self.start()
+
+    async def stop(self) -> None:
+        if self.process:
+            await self.process.stop(self.ask_to_stop, self.insist, STOP_TIMEOUT_S)
+
+    def _choose_port(self) -> int:
+        if self.fixed_port is None:
+            return self.home.port(self.name)
+        if not port_is_free(self.fixed_port):
+            raise PortTaken(
+                f"Port {self.fixed_port} for {self.binary.product} is taken; stop what uses it, "
+                f"or set local.{self.name}.port to another (or leave it out to have one chosen)."
+            )
+        return self.fixed_port
+
+    async def _answers(self) -> bool:
+        """True when it answers, False when it ended in a way that another attempt may mend."""
+        assert self.process
+        deadline = time.monotonic() + START_TIMEOUT_S
+        pause_s, problem = PROBE_EVERY_S, "no answer"
+        while time.monotonic() < deadline:
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self.probe()
+            except Exception as error:  # noqa: BLE001  whatever it is, the server is not ready; told if it never is
+                problem = repr(error)
+            else:
+                return True
+            if await self.process.ended(pause_s):
+                if self._may_try_again(self.process.said()):
+                    return False
+                raise self._failure()
+            pause_s = min(pause_s * 1.5, 0.1)
+        await self.stop()
+        raise ServerFailed(f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s ({problem}).")
+
+    def _may_try_again(self, said: str) -> bool:
+        return "ddress already in use" in said and self.fixed_port is None
+
+    def _failure(self) -> ServerFailed | DiskFull | PortTaken:
+        assert self.process
+        said = self.process.said()
+        if "No space left on device" in said:
+            return DiskFull(f"{self.binary.label} found no space left at {self.home.path}; make room there.")
+        if "ddress already in use" in said:
+            return PortTaken(f"Port {self.port} for {self.binary.label} is taken; stop what uses it and try again.")
+        last = said.splitlines()[-1] if said else f"exit status {self.process.status}"
+        return ServerFailed(f"{self.binary.label} did not start: {last} (its log: {self.home.log(self.name)})")

@@ -1,0 +1,125 @@
+"""The three servers together: started at once, watched, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from rota.local import binaries
+from rota.local.binaries import Source
+from rota.local.datadir import SERVERS, DataDir
+from rota.local.identity import RootMode
+from rota.local.nats import NatsServer
+from rota.local.postgres import PostgresServer
+from rota.local.redis import RedisServer
+from rota.local.server import Server
+from rota.model.errors import ServerFailed
+
+log = structlog.get_logger(__name__)
+
+RESTARTS_MAX = 5
+RESTARTS_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What may be chosen about a local stack. A server that is used by URL is left out of `servers`."""
+
+    data_dir: Path
+    servers: tuple[str, ...] = SERVERS
+    source: Source = Source.AUTO
+    bins: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    root_mode: RootMode = RootMode.AUTO
+    durable: bool = True
+    redis_databases: int = 16
+    redis_cluster: bool = False
+
+
+class LocalStack:
+    """Owns a data directory and its servers from `start` to `stop`. Start it from the main thread."""
+
+    def __init__(self, options: StackOptions) -> None:
+        self.options = options
+        self.servers: dict[str, Server] = {}
+        self.start_s = 0.0
+        self._home: DataDir | None = None
+        self._stopping = False
+
+    def url(self, name: str) -> str:
+        """Where `name` answers, with its password."""
+        return self.servers[name].url
+
+    async def start(self) -> None:
+        """All servers answer when this returns; when it raises, none is left running."""
+        began = time.monotonic()
+        self._home = DataDir.claim(self.options.data_dir)
+        try:
+            found = {
+                kind.name: binaries.find(kind, self.options.bins.get(kind.name), self.options.source)
+                for kind in binaries.KINDS
+                if kind.name in self.options.servers
+            }
+            self._home.prepare()
+            self.servers = {name: self._server(name, self._home, binary) for name, binary in found.items()}
+            await self._start_all()
+        except BaseException:
+            await self.stop()
+            raise
+        self.start_s = time.monotonic() - began
+
+    def _server(self, name: str, home: DataDir, binary: binaries.Binary) -> Server:
+        options, port = self.options, self.options.ports.get(name)
+        match name:
+            case "postgres":
+                return PostgresServer(home, binary, port, root_mode=options.root_mode, durable=options.durable)
+            case "redis":
+                return RedisServer(home, binary, port, databases=options.redis_databases, cluster=options.redis_cluster)
+            case "nats":
+                return NatsServer(home, binary, port)
+        raise AssertionError(f"no local server is called {name}")
+
+    async def _start_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in self.servers.values():
+                    group.create_task(server.start())
+        except BaseExceptionGroup as problems:
+            raise problems.exceptions[0] from None
+
+    async def watch(self) -> None:
+        """Start again, at the same URL, a server that dies; raises when one dies too often."""
+        async with asyncio.TaskGroup() as group:
+            for server in self.servers.values():
+                group.create_task(self._keep_up(server))
+
+    async def _keep_up(self, server: Server) -> None:
+        restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        while True:
+            assert server.process
+            await server.process.ended()
+            if self._stopping:
+                return
+            now = time.monotonic()
+            if len(restarts) == RESTARTS_MAX and now - restarts[0] < RESTARTS_WINDOW_S:
+                raise ServerFailed(
+                    f"{server.binary.label} died {RESTARTS_MAX + 1} times within {RESTARTS_WINDOW_S:.0f} s; "
+                    f"its log is {server.home.log(server.name)}"
+                )
+            restarts.append(now)
+            log.warning("local_server_died", server=server.name, status=server.process.status)
+            await server.restart()
+            log.info("local_server_restarted", server=server.name, seconds=round(time.monotonic() - now, 3))
+
+    async def stop(self) -> None:
+        """Stop every server in order and give the data directory up. May be called twice."""
+        self._stopping = True
+        await asyncio.gather(*(server.stop() for server in self.servers.values()))
+        if self._home:
+            self._home.release()
+            self._home = None
