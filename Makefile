@@ -35,7 +35,7 @@ tests: $(READY)  ## The suite alone (JOBS=2 processes; ARGS are given to pytest)
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-system: $(READY)  ## The suite on this machine's own PostgreSQL and redis-server.
-	@ROTA_LOCAL_SOURCE=system $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@TEST_SERVERS=system $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 soak: $(READY)  ## What takes long; its last result is kept in bench/README.md.
 	@$(BIN)/python -m pytest -n 0 -m soak --timeout 3600 $(ARGS)

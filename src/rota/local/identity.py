@@ -40,9 +40,13 @@ class Identity:
     gid: int | None = None
 
     def give(self, path: Path) -> None:
-        """Make `path` belong to the account the server runs as."""
-        if self.uid is not None and self.gid is not None:
-            os.chown(path, self.uid, self.gid)
+        """Make `path` and what is in it belong to the account the server runs as."""
+        if self.uid is None or self.gid is None or path.stat().st_uid == self.uid:
+            return
+        for folder, _, names in os.walk(path):
+            for name in (".", *names):
+                os.chown(os.path.join(folder, name), self.uid, self.gid, follow_symlinks=False)  # noqa: PTH118
+        os.chown(path, self.uid, self.gid)
 
 
 PLAIN = Identity("plain")
@@ -55,12 +59,13 @@ def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
     if mode is not RootMode.SETUID:
         words = ("--userns", f"{mapped.pw_uid}:{mapped.pw_gid}")
         if _works(words):
-            return Identity("userns", words)
+            return Identity("userns", words, uid=0, gid=0)
         if mode is RootMode.USERNS:
             raise SetupFailed(
                 "This host does not allow user namespaces; set local.root-mode to setuid, or run Rota as a plain user."
             )
     account = _account("postgres", "nobody")
+    data_dir.chmod(0o711)  # the account must pass through; every file in it that matters is closed by itself
     if not _reachable(data_dir):
         raise SetupFailed(
             f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}; "

@@ -18,7 +18,10 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import ctypes
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWUSER = 0x10000000
@@ -27,14 +30,15 @@ GUARD_GRACE_S = 15
 
 def main() -> NoReturn:
     options = _parse(sys.argv[1:])
+    libc = _libc()
     if options.userns:
-        _enter_user_namespace(*options.userns)
+        _enter_user_namespace(libc, *options.userns)
     if options.setuid:
         _become(*options.setuid)
     if options.guard:
         sys.exit(_guard(options.argv, options.deathsig))
-    if sys.platform.startswith("linux"):
-        _die_with_parent(options.deathsig, options.parent)
+    if libc:
+        _die_with_parent(libc, options.deathsig, options.parent)
     os.execv(options.argv[0], options.argv)  # noqa: S606  an argv list, no shell
 
 
@@ -54,14 +58,20 @@ def _uid_gid(text: str) -> tuple[int, int]:
     return int(uid), int(gid)
 
 
-def _enter_user_namespace(uid: int, gid: int) -> None:
-    """Become a non-root uid in a private user namespace; on disk we stay who we are, without capabilities."""
+def _libc() -> ctypes.CDLL | None:
+    """Loaded before credentials change: the new account may not be allowed to read this Python's library."""
+    if not sys.platform.startswith("linux"):
+        return None
     import ctypes
 
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _enter_user_namespace(libc: ctypes.CDLL | None, uid: int, gid: int) -> None:
+    """Become a non-root uid in a private user namespace; on disk we stay who we are, without capabilities."""
     outer_uid, outer_gid = os.geteuid(), os.getegid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWUSER) != 0:
-        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUSER)")
+    if libc is None or libc.unshare(CLONE_NEWUSER) != 0:
+        sys.exit("user namespaces are not allowed here")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {outer_uid} 1"),
@@ -77,10 +87,8 @@ def _become(uid: int, gid: int) -> None:
     os.setuid(uid)
 
 
-def _die_with_parent(deathsig: int, parent: int) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, deathsig, 0, 0, 0)
+def _die_with_parent(libc: ctypes.CDLL, deathsig: int, parent: int) -> None:
+    libc.prctl(PR_SET_PDEATHSIG, deathsig, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
 

@@ -15,6 +15,8 @@ from rota.local.identity import LAUNCH, PLAIN, Identity
 
 TAIL_BYTES = 4000
 POLL_S = 0.02
+# Only Linux tells a child that its parent died; elsewhere a guard process watches.
+GUARDED = not sys.platform.startswith("linux")
 
 
 class Process:
@@ -33,7 +35,6 @@ class Process:
         lock_fd: int,
         die_with: signal.Signals,
         identity: Identity = PLAIN,
-        guard: bool = not sys.platform.startswith("linux"),
     ) -> Process:
         assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
         launch: list[str | Path] = [sys.executable, "-I", "-S", LAUNCH, "--parent", str(os.getpid())]
@@ -41,14 +42,14 @@ class Process:
             "--deathsig",
             str(int(die_with)),
             *identity.words,
-            *(["--guard"] if guard else []),
+            *(["--guard"] if GUARDED else []),
             "--",
             *argv,
         ]
         with log.open("wb") as output:
             child = subprocess.Popen(
                 [os.fspath(word) for word in launch],
-                stdin=subprocess.PIPE if guard else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",

@@ -19,6 +19,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 2.0
 PROBE_EVERY_S = 0.005
+PROBE_EVERY_S_MAX = 0.1
 START_ATTEMPTS = 5
 
 
@@ -58,6 +59,10 @@ class Server(ABC):
         return self.home.path / self.name
 
     @property
+    def log_path(self) -> Path:
+        return self.home.log(self.name)
+
+    @property
     def password(self) -> str:
         return self.home.passwords[self.name]
 
@@ -72,7 +77,7 @@ class Server(ABC):
             await self.prepare()
             self.process = Process.spawn(
                 self.argv(),
-                log=self.home.log(self.name),
+                log=self.log_path,
                 lock_fd=self.home.lock_fd,
                 die_with=self.ask_to_stop,
                 identity=self.identity,
@@ -104,23 +109,36 @@ class Server(ABC):
     async def _answers(self) -> bool:
         """True when it answers, False when it ended in a way that another attempt may mend."""
         assert self.process
-        deadline = time.monotonic() + START_TIMEOUT_S
-        pause_s, problem = PROBE_EVERY_S, "no answer"
-        while time.monotonic() < deadline:
+        answered = asyncio.create_task(self._ask_until_answered())
+        ended = asyncio.create_task(self.process.ended())
+        try:
+            await asyncio.wait({answered, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            # Whoever holds a taken port may have answered in its place, so its own end is looked at first.
+            if self.process.status is None and answered.done():
+                return True
+        finally:
+            answered.cancel()
+            ended.cancel()
+            await asyncio.gather(answered, ended, return_exceptions=True)
+        if self.process.status is None:
+            await self.stop()
+            raise ServerFailed(
+                f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s (its log: {self.log_path})"
+            )
+        if self._may_try_again(self.process.said()):
+            return False
+        raise self._failure()
+
+    async def _ask_until_answered(self) -> None:
+        pause_s = PROBE_EVERY_S
+        while True:
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    await self.probe()
-            except Exception as error:  # noqa: BLE001  whatever it is, the server is not ready; told if it never is
-                problem = repr(error)
-            else:
-                return True
-            if await self.process.ended(pause_s):
-                if self._may_try_again(self.process.said()):
-                    return False
-                raise self._failure()
-            pause_s = min(pause_s * 1.5, 0.1)
-        await self.stop()
-        raise ServerFailed(f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s ({problem}).")
+                    return await self.probe()
+            except Exception:  # noqa: BLE001, S110  whatever it was, the server is not ready yet; bounded by the caller
+                pass
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, PROBE_EVERY_S_MAX)
 
     def _may_try_again(self, said: str) -> bool:
         return "ddress already in use" in said and self.fixed_port is None
@@ -133,4 +151,4 @@ class Server(ABC):
         if "ddress already in use" in said:
             return PortTaken(f"Port {self.port} for {self.binary.label} is taken; stop what uses it and try again.")
         last = said.splitlines()[-1] if said else f"exit status {self.process.status}"
-        return ServerFailed(f"{self.binary.label} did not start: {last} (its log: {self.home.log(self.name)})")
+        return ServerFailed(f"{self.binary.label} did not start: {last} (its log: {self.log_path})")

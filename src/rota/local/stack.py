@@ -109,11 +109,15 @@ class LocalStack:
             if len(restarts) == RESTARTS_MAX and now - restarts[0] < RESTARTS_WINDOW_S:
                 raise ServerFailed(
                     f"{server.binary.label} died {RESTARTS_MAX + 1} times within {RESTARTS_WINDOW_S:.0f} s; "
-                    f"its log is {server.home.log(server.name)}"
+                    f"its log is {server.log_path}"
                 )
             restarts.append(now)
             log.warning("local_server_died", server=server.name, status=server.process.status)
-            await server.restart()
+            try:
+                await server.restart()
+            except ServerFailed as error:  # it died again while starting: counted above, in the next round
+                log.warning("local_server_restart_failed", server=server.name, problem=error.sentence)
+                continue
             log.info("local_server_restarted", server=server.name, seconds=round(time.monotonic() - now, 3))
 
     async def stop(self) -> None:

@@ -1,0 +1,270 @@
+"""Fixtures and hooks every test has. Loaded by pytest itself (see pyproject), so nothing here is imported by tests."""
+
+import asyncio
+import inspect
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis as redis_sync
+import redis.asyncio
+
+from rota.local import LocalStack
+from tests.ground.proxy import Proxy
+from tests.ground.second import SecondProcess
+from tests.ground.servers import TEMPLATE, SharedServers, Stack, options_for_tests
+from tests.ground.waiting import until
+
+SERVERS = pytest.StashKey[SharedServers]()
+NUMBERS = itertools.count()
+REDIS_DATABASES_PER_WORKER = 250
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
+    if not hasattr(config, "workerinput"):
+        config.stash[SERVERS] = SharedServers()
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.option.markexpr:
+        chosen = [item for item in items if "soak" not in item.keywords]
+        config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
+        items[:] = chosen
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["stack"] = node.config.stash[SERVERS].stack().as_dict()
+
+
+def pytest_unconfigure(config):
+    if servers := config.stash.get(SERVERS, None):
+        servers.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(request):
+    """URLs of the run's shared PostgreSQL, Valkey and NATS."""
+    given = getattr(request.config, "workerinput", None)
+    return Stack(**given["stack"]) if given else request.config.stash[SERVERS].stack()
+
+
+@pytest.fixture(scope="session")
+def _admin(stack):
+    with psycopg.connect(stack.postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def _redis_admin(stack):
+    client = redis_sync.Redis.from_url(stack.redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_tasks(request):
+    """A test that leaves a task behind fails. Set up first, so it looks after every other fixture is done."""
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("_tasks_end_with_the_test")
+
+
+@pytest.fixture
+async def _tasks_end_with_the_test():
+    yield
+    for _ in range(10):  # what was cancelled or closed just now still needs a turn of the loop
+        await asyncio.sleep(0)
+    leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert not leaked, f"tasks left behind: {leaked}"
+
+
+def _make_database(admin, stack, template):
+    number = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(NUMBERS)}"
+    name = f"test_{number}"
+    admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield stack.database_url(name)
+    try:
+        # Refused while somebody is connected, after PostgreSQL has waited for sessions that are just closing.
+        admin.execute(f"DROP DATABASE {name}")
+    except psycopg.errors.ObjectInUse:
+        left = admin.execute(
+            "SELECT application_name, state, query FROM pg_stat_activity WHERE datname = %s", [name]
+        ).fetchall()
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        pytest.fail(f"connections to PostgreSQL left open: {left}")
+
+
+@pytest.fixture
+def database_url(_admin, stack):
+    """URL of a fresh database with Rota's schema."""
+    yield from _make_database(_admin, stack, TEMPLATE)
+
+
+@pytest.fixture
+def empty_database_url(_admin, stack):
+    """URL of a fresh database with nothing in it."""
+    yield from _make_database(_admin, stack, "template0")
+
+
+@pytest.fixture
+async def database(database_url):
+    from rota.infra.postgres import Database, PostgresTarget
+
+    opened = await Database.open(PostgresTarget(url=database_url))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def redis_url(stack, _redis_admin):
+    """URL of an empty logical database of the shared Valkey; what is left in it must be ours or about to expire."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    number = 1 + worker * REDIS_DATABASES_PER_WORKER + next(NUMBERS) % REDIS_DATABASES_PER_WORKER
+    yield stack.redis_db_url(number)
+    try:
+        _wait_for_redis_clients(_redis_admin, number)
+        _no_stray_keys(stack.redis_db_url(number))
+    finally:
+        with redis_sync.Redis.from_url(stack.redis_db_url(number)) as client:
+            client.flushdb()
+
+
+def _wait_for_redis_clients(admin, number):
+    def nobody():
+        return not [client for client in admin.client_list() if int(client["db"]) == number]
+
+    asyncio.run(until(nobody, within_s=2, what=f"closing every connection to Redis database {number}"))
+
+
+def _no_stray_keys(url):
+    from rota.infra.redis import Keys
+
+    with redis_sync.Redis.from_url(url) as client:
+        stray = [key for key in client.scan_iter(count=1000) if client.ttl(key) == -1 and not Keys.owned(key)]
+    assert not stray, f"keys without an owner or a time to live: {stray}"
+
+
+@pytest.fixture
+async def redis(redis_url):
+    client = redis_async(redis_url)
+    yield client
+    await client.aclose()
+
+
+def redis_async(url):
+    return redis.asyncio.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+
+
+@pytest.fixture
+def nats_url(stack):
+    return stack.nats_url
+
+
+@pytest.fixture
+async def bus_prefix(nats_url):
+    """A word of this test's own for stream names; streams that carry it are removed afterwards."""
+    import nats
+
+    prefix = f"T{os.environ.get('PYTEST_XDIST_WORKER', 'main').upper()}X{next(NUMBERS)}"
+    yield prefix
+    client = await nats.connect(nats_url)
+    manager = client.jsm()
+    for stream in await manager.streams_info():
+        if stream.config.name.startswith(f"{prefix}_") or stream.config.name == prefix:
+            await manager.delete_stream(stream.config.name)
+    await client.close()
+
+
+@pytest.fixture
+async def private_stack():
+    """Factory for servers of this test's own, to be killed or filled: `await private_stack("redis", …)`."""
+    started = []
+
+    async def start(*servers, **options):
+        directory = Path(tempfile.mkdtemp(prefix="rota-test-"))
+        stack = LocalStack(options_for_tests(directory, servers=servers, **options))
+        started.append((stack, directory))
+        await stack.start()
+        return stack
+
+    yield start
+    for stack, directory in started:
+        await stack.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class PrivateRedis:
+    """A Valkey of one test's own."""
+
+    def __init__(self, server):
+        self._server = server
+
+    @property
+    def url(self):
+        return self._server.url
+
+    @property
+    def pid(self):
+        return self._server.process.pid
+
+    async def kill(self):
+        """kill -9, and wait until it is gone."""
+        os.kill(self.pid, 9)
+        await self._server.process.ended()
+
+    async def restart(self):
+        """Start it again, empty, at the same URL."""
+        await self._server.restart()
+
+
+@pytest.fixture
+async def private_redis(private_stack):
+    async def start(*, cluster=False):
+        stack = await private_stack("redis", redis_cluster=cluster)
+        private = PrivateRedis(stack.servers["redis"])
+        if cluster:
+            async with redis_async(private.url) as client:
+                await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+                await until(lambda: _cluster_is_up(client), what="the cluster's start")
+        return private
+
+    return start
+
+
+async def _cluster_is_up(client):
+    return b"cluster_state:ok" in await client.execute_command("CLUSTER", "INFO")
+
+
+@pytest.fixture
+async def spawn():
+    """Factory for a second process of ours: `await spawn("module", *args, env={...})`."""
+    started = []
+
+    async def start(module, *args, **more):
+        process = await SecondProcess.start(module, *args, **more)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        await process.end()
+
+
+@pytest.fixture
+async def proxy():
+    """Factory for a bad network: `await proxy(host, port)`."""
+    started = []
+
+    async def start(host, port):
+        opened = await Proxy(host, port).start()
+        started.append(opened)
+        return opened
+
+    yield start
+    for opened in started:
+        await opened.close()

@@ -1,0 +1,102 @@
+"""A TCP proxy between us and a server: delays, cuts, half-open connections, replies that never arrive."""
+
+import asyncio
+import contextlib
+from enum import Enum
+
+CHUNK_BYTES = 65536
+
+
+class Mode(Enum):
+    PASS = "pass"
+    CUT = "cut"
+    HALF_OPEN = "half_open"
+    DROP_REPLIES = "drop_replies"
+
+
+class Proxy:
+    """Forwards `host:port` to the target. A changed mode applies to open connections and new ones alike."""
+
+    def __init__(self, target_host, target_port):
+        self._target = (target_host, target_port)
+        self._mode = Mode.PASS
+        self._server = None
+        self._links = {}
+        self.delay_s = 0.0
+        self.host = "127.0.0.1"
+        self.port = 0
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._accept, self.host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def close(self):
+        self._server.close()
+        self.reset()
+        links = list(self._links)
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+
+    def url(self, url):
+        """`url` with the target's address replaced by ours."""
+        host, port = self._target
+        assert f"{host}:{port}" in url
+        return url.replace(f"{host}:{port}", f"{self.host}:{self.port}")
+
+    def cut(self):
+        """Break every connection and refuse new ones, as a dead host's neighbour would."""
+        self._mode = Mode.CUT
+        self.reset()
+
+    def half_open(self):
+        """Swallow everything in both directions while connections look alive."""
+        self._mode = Mode.HALF_OPEN
+
+    def drop_replies(self):
+        """Requests arrive and are done; their replies are lost."""
+        self._mode = Mode.DROP_REPLIES
+
+    def heal(self):
+        self._mode = Mode.PASS
+        self.delay_s = 0.0
+
+    def reset(self):
+        """Break every open connection once; new ones are treated as the mode says."""
+        for ends in self._links.values():
+            for end in ends:
+                end.transport.abort()
+
+    async def _accept(self, reader, writer):
+        if self._mode is Mode.CUT:
+            writer.transport.abort()
+            return
+        ends = self._links[asyncio.current_task()] = [writer]
+        try:
+            there, onward = await asyncio.open_connection(*self._target)
+            ends.append(onward)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, onward, reply=False))
+                group.create_task(self._pump(there, writer, reply=True))
+        except* (OSError, _Closed):
+            pass
+        finally:
+            for end in ends:
+                end.transport.abort()
+            del self._links[asyncio.current_task()]
+
+    async def _pump(self, reader, writer, *, reply):
+        while chunk := await reader.read(CHUNK_BYTES):
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            if self._mode is Mode.HALF_OPEN or (reply and self._mode is Mode.DROP_REPLIES):
+                continue
+            writer.write(chunk)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+        raise _Closed
+
+
+class _Closed(Exception):
+    """One side hung up; the other is closed too."""

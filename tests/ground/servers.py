@@ -1,0 +1,68 @@
+"""The servers of one test run: started once by the controlling process, used by every worker."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psycopg
+
+from rota.local import LocalStack, Source, StackOptions, binaries
+
+TEMPLATE = "rota_template"
+REDIS_DATABASES = 4096
+
+
+@dataclass(frozen=True)
+class Stack:
+    """URLs of the shared servers, with superuser rights."""
+
+    postgres_url: str
+    redis_url: str
+    nats_url: str
+
+    def database_url(self, name):
+        return self.postgres_url.replace("/rota?", f"/{name}?")
+
+    def redis_db_url(self, number):
+        return self.redis_url.removesuffix("/0") + f"/{number}"
+
+    as_dict = asdict
+
+
+class SharedServers:
+    """Starts the stack on first use and prepares the template database."""
+
+    def __init__(self):
+        self._local = None
+        self._dir = None
+        self._stack = None
+
+    def stack(self):
+        from rota.infra.postgres import migrate
+
+        if self._stack is None:
+            self._dir = Path(tempfile.mkdtemp(prefix="rota-tests-"))
+            self._local = LocalStack(options_for_tests(self._dir, redis_databases=REDIS_DATABASES))
+            asyncio.run(self._local.start())
+            self._stack = Stack(*(self._local.url(name) for name in ("postgres", "redis", "nats")))
+            with psycopg.connect(self._stack.postgres_url, autocommit=True) as admin:
+                admin.execute(f"CREATE DATABASE {TEMPLATE}")
+            asyncio.run(migrate(self._stack.database_url(TEMPLATE)))
+        return self._stack
+
+    def stop(self):
+        if self._local:
+            asyncio.run(self._local.stop())
+            shutil.rmtree(self._dir, ignore_errors=True)
+
+
+def options_for_tests(data_dir, **more):
+    """Options for servers that live for a test: fast, and this machine's own where TEST_SERVERS=system asks for it."""
+    bins = {}
+    if os.environ.get("TEST_SERVERS") == "system":
+        for kind in (binaries.POSTGRES, binaries.REDIS):
+            bins[kind.name] = str(binaries.find(kind, None, Source.SYSTEM).path)
+    return StackOptions(data_dir, bins=bins, durable=False, **more)

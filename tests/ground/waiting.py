@@ -1,0 +1,21 @@
+"""Waiting for something to become true, with a bound. Tests wait on conditions and signals, never on time."""
+
+import asyncio
+import inspect
+import time
+
+POLL_S = 0.005
+
+
+async def until(condition, *, within_s=10.0, what="the condition"):
+    """The first truthy value of `condition()` (sync or async); fails when there is none within `within_s`."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {within_s} s (last seen: {value!r})")
+        await asyncio.sleep(POLL_S)
