@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import redis as redis_sync
-import redis.asyncio
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 from rota.local import LocalStack
 from tests.ground.proxy import Proxy
@@ -62,7 +62,7 @@ def _admin(stack):
 
 @pytest.fixture(scope="session")
 def _redis_admin(stack):
-    client = redis_sync.Redis.from_url(stack.redis_url)
+    client = Redis.from_url(stack.redis_url)
     yield client
     client.close()
 
@@ -130,7 +130,7 @@ def redis_url(stack, _redis_admin):
         _wait_for_redis_clients(_redis_admin, number)
         _no_stray_keys(stack.redis_db_url(number))
     finally:
-        with redis_sync.Redis.from_url(stack.redis_db_url(number)) as client:
+        with Redis.from_url(stack.redis_db_url(number)) as client:
             client.flushdb()
 
 
@@ -144,7 +144,7 @@ def _wait_for_redis_clients(admin, number):
 def _no_stray_keys(url):
     from rota.infra.redis import Keys
 
-    with redis_sync.Redis.from_url(url) as client:
+    with Redis.from_url(url) as client:
         stray = [key for key in client.scan_iter(count=1000) if client.ttl(key) == -1 and not Keys.owned(key)]
     assert not stray, f"keys without an owner or a time to live: {stray}"
 
@@ -157,7 +157,7 @@ async def redis(redis_url):
 
 
 def redis_async(url):
-    return redis.asyncio.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    return AsyncRedis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
 
 
 @pytest.fixture

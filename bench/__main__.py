@@ -1,0 +1,42 @@
+"""Run one benchmark: a table for people, then one line of JSON for programs.
+
+    python -m bench foundations [--quick]
+    python -m bench setup          prepares peers and data beforehand; its time is not counted
+
+A benchmark is a module of this package with `run(quick: bool) -> Report`, and `setup()` if it needs anything prepared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from bench.report import Report
+
+BENCHES = ("foundations",)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("name", choices=(*BENCHES, "setup"))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats; figures are rougher")
+    chosen = parser.parse_args()
+    if chosen.name == "setup":
+        return _set_up()
+    report: Report = importlib.import_module(f"bench.{chosen.name}").run(chosen.quick)
+    report.print(chosen.name)
+    return 0 if report.within_bars else 1
+
+
+def _set_up() -> int:
+    for name in BENCHES:
+        prepare = getattr(importlib.import_module(f"bench.{name}"), "setup", None)
+        if prepare:
+            prepare()
+        print(f"{name}: {'ready' if prepare else 'needs nothing'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

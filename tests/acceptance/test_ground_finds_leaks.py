@@ -1,0 +1,35 @@
+"""The ground is only worth standing on if it notices what a test leaves behind."""
+
+import subprocess
+import sys
+
+
+def test_every_kind_of_leak_fails_its_test_and_nothing_else():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n0",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:cacheprovider",
+            "-rEF",
+            "tests/ground/leaky.py",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    found = {line.split("::")[1].split(" ")[0]: line for line in done.stdout.splitlines() if line.startswith("ERROR ")}
+    assert set(found) == {
+        "test_leaves_a_task",
+        "test_leaves_a_key",
+        "test_leaves_a_redis_connection",
+        "test_leaves_a_postgres_connection",
+    }, done.stdout
+    for words in ("tasks left behind", "b'stray'", "closing every connection to Redis", "left open"):
+        assert words in done.stdout, words
+    assert "5 passed, 4 errors" in done.stdout
