@@ -1,0 +1,152 @@
+"""Reads the settings: a file and the environment.
+
+The file is the one that --config or else ROTA_CONFIG names, otherwise ./rota.yaml if there is one. It is read
+once, whole, and not watched. Of YAML it may use mappings of plain values: lists, aliases and tags have no meaning in
+settings and are refused with their line, so nothing in a file can grow or run. Values never become part of an
+error of the parser, since one of them may be a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rota.model.errors import InvalidSetting
+from rota.model.settings import Entry, LoadedSettings, Odd, resolve
+from rota.model.settings.names import CONFIG_ENV
+
+if TYPE_CHECKING:
+    from yaml.events import Event
+
+__all__ = ["LoadedSettings", "load", "parse"]
+
+FILE_NAME: Final = "rota.yaml"
+FILE_BYTES_MAX: Final = 256 * 1024
+_DEPTH_MAX: Final = 16
+_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
+
+
+def load(
+    config: Path | None = None, *, environ: Mapping[str, str] | None = None, directory: Path | None = None
+) -> LoadedSettings:
+    """The settings of this process. `environ` and `directory` are its own unless given."""
+    environ = os.environ if environ is None else environ
+    path = _file(config, environ, directory or Path())
+    entries = parse(_text(path), str(path)) if path else ()
+    return resolve(entries, environ, file=str(path or FILE_NAME))
+
+
+def parse(text: str, file: str) -> tuple[Entry, ...]:
+    """What stands in the text of a settings file, with line numbers."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _Reader(yaml.parse(text, Loader=loader), file).document()
+    except yaml.MarkedYAMLError as wrong:
+        mark = wrong.problem_mark or wrong.context_mark
+        line = mark.line + 1 if mark else 1
+        raise InvalidSetting(f"{file}:{line}: this is no YAML: {_without_values(wrong.problem)}.") from None
+    except yaml.YAMLError:
+        raise InvalidSetting(f"{file}: this is no YAML: it holds characters that are not allowed.") from None
+
+
+def _file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
+    if named := config or environ.get(CONFIG_ENV, "").strip():
+        return directory / named
+    path = directory / FILE_NAME
+    return path if path.exists() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as wrong:
+        raise InvalidSetting(
+            f"The settings file {path} cannot be read ({wrong.strerror}); correct --config, {CONFIG_ENV} or the file."
+        ) from wrong
+    if len(content) > FILE_BYTES_MAX:
+        raise InvalidSetting(
+            f"The settings file {path} has more than {FILE_BYTES_MAX // 1024} KiB; is it the right one?"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as wrong:
+        line = content[: wrong.start].count(b"\n") + 1
+        raise InvalidSetting(f"{path}:{line}: this is no UTF-8; save the file as UTF-8.") from None
+
+
+class _Reader:
+    """Turns the parser's events into entries; stops at the first thing that is no settings file."""
+
+    def __init__(self, events: Iterator[Event], file: str) -> None:
+        self.events = events
+        self.file = file
+
+    def document(self) -> tuple[Entry, ...]:
+        from yaml.events import DocumentStartEvent, StreamEndEvent
+
+        next(self.events)
+        if isinstance(next(self.events), StreamEndEvent):
+            return ()
+        first = next(self.events)
+        value = self._value(first, 0)
+        next(self.events)
+        if isinstance(after := next(self.events), DocumentStartEvent):
+            raise self._wrong(after, "a second document begins here; keep one of them")
+        if value is None:
+            return ()
+        if not isinstance(value, tuple):
+            raise self._wrong(first, "a settings file holds sections such as `redis:` with settings below them")
+        return value
+
+    def _value(self, event: Event, depth: int) -> str | tuple[Entry, ...] | Odd | None:
+        from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, SequenceStartEvent
+
+        if depth > _DEPTH_MAX:
+            raise self._wrong(event, "this is nested too deeply")
+        if isinstance(event, AliasEvent):
+            return Odd("an alias")
+        tagged = getattr(event, "tag", None) is not None
+        if isinstance(event, ScalarEvent):
+            if tagged:
+                return Odd("a value with a tag")
+            return None if event.implicit[0] and event.value in _NULLS else event.value
+        if isinstance(event, SequenceStartEvent):
+            self._skip_list(depth)
+            return Odd("a list")
+        assert isinstance(event, MappingStartEvent), f"no value begins with {event}"
+        entries = tuple(self._entries(depth))
+        return Odd("a section with a tag") if tagged else entries
+
+    def _entries(self, depth: int) -> Iterator[Entry]:
+        from yaml.events import MappingEndEvent, ScalarEvent
+
+        while not isinstance(key := next(self.events), MappingEndEvent):
+            if not isinstance(key, ScalarEvent):
+                raise self._wrong(key, "a key must be plain text")
+            yield Entry(key.value, _line(key), self._value(next(self.events), depth + 1))
+
+    def _skip_list(self, depth: int) -> None:
+        from yaml.events import SequenceEndEvent
+
+        while not isinstance(event := next(self.events), SequenceEndEvent):
+            self._value(event, depth + 1)
+
+    def _wrong(self, event: Event, sentence: str) -> InvalidSetting:
+        return InvalidSetting(f"{self.file}:{_line(event)}: {sentence}.")
+
+
+def _line(event: Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 1
+
+
+def _without_values(problem: str | None) -> str:
+    """The parser's own words. It may quote from the file; what is longer than a character or an escape is left out."""
+    return re.sub(
+        r"(['\"])(.*?)\1", lambda quoted: quoted[0] if len(quoted[2]) <= 2 else "'...'", problem or "unreadable"
+    )

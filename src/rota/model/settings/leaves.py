@@ -1,0 +1,87 @@
+"""The tree seen as a flat list: every setting with its path, kind, default and names in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TypeVar, get_type_hints
+
+import msgspec
+
+from rota.model.settings.kinds import Kind, Value
+from rota.model.settings.section import Section
+from rota.model.settings.tree import Settings
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One setting. `path` is in snake case with dots: `redis.scheduler.interval_ms`."""
+
+    path: str
+    kind: Kind
+    default: Value
+
+    @property
+    def env_names(self) -> tuple[str, ...]:
+        """Its names in the environment, the one to recommend first."""
+        name = "ROTA_" + self.path.replace(".", "_").upper()
+        return (self.kind.env, name) if self.kind.env else (name,)
+
+
+@cache
+def leaves() -> Mapping[str, Leaf]:
+    """All settings by path, in the order of the tree."""
+    return {part.path: part for part in _walk(Settings, "") if isinstance(part, Leaf)}
+
+
+@cache
+def sections() -> Mapping[str, type[Section]]:
+    """All sections by path, each before those below it."""
+    return dict(part for part in _walk(Settings, "") if isinstance(part, tuple))
+
+
+def build(section: type[SectionT], values: Mapping[str, Value], prefix: str = "") -> SectionT:
+    """The section with `values` given by path; what is not among them keeps its default."""
+    fields: dict[str, object] = {}
+    for name, hint in _fields(section).items():
+        path = prefix + name
+        if isinstance(hint, Kind):
+            if path in values:
+                fields[name] = values[path]
+        else:
+            fields[name] = build(hint, values, path + ".")
+    return section(**fields)
+
+
+def value_at(settings: Settings, path: str) -> Value:
+    found: object = settings
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert not isinstance(found, Section), f"{path} is a section"
+    return found  # type: ignore[return-value]
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[Leaf | tuple[str, type[Section]]]:
+    defaults = section()
+    for name, hint in _fields(section).items():
+        if isinstance(hint, Kind):
+            yield Leaf(prefix + name, hint, getattr(defaults, name))
+        else:
+            yield prefix + name, hint
+            yield from _walk(hint, f"{prefix}{name}.")
+
+
+@cache
+def _fields(section: type[Section]) -> Mapping[str, Kind | type[Section]]:
+    hints = get_type_hints(section, include_extras=True)
+    return {name: _meant(hints[name]) for name in section.__struct_fields__}
+
+
+def _meant(hint: object) -> Kind | type[Section]:
+    for note in getattr(hint, "__metadata__", ()):
+        if isinstance(note, Kind):
+            return note
+    assert isinstance(hint, type), f"{hint} has no kind"
+    assert issubclass(hint, Section), f"{hint} is no section"
+    return hint

@@ -1,0 +1,171 @@
+"""Settings of the way of a job: dispatch, recovery, routing, policy, workflows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from rota.model.settings.kinds import Choice, Duration, Flag, Real, Text, Whole
+from rota.model.settings.section import Section
+
+FailMode = Literal["closed", "open"]
+CounterMode = Literal["ledger", "upsert", "scan"]
+
+
+class Scheduler(Section, frozen=True):
+    """Dispatch: locks, delays and attempts."""
+
+    store_op_timeout: Annotated[float, Duration("Longest wait for an answer of Redis.")] = 2.0
+    job_lock_ttl: Annotated[float, Duration("How long a job's lock lasts without renewal.", least=1.0)] = 60.0
+    max_renewal_failures: Annotated[int, Whole("Failed renewals in a row after which a lock is given up.", least=1)] = 3
+    max_scheduling_retries: Annotated[int, Whole("Failed dispatches after which a job is FAILED.", least=1)] = 50
+    retry_delay_busy: Annotated[float, Duration("Delay when a job's lock is held.")] = 0.5
+    retry_delay_store: Annotated[float, Duration("Delay after the store failed.")] = 1.0
+    retry_delay_publish: Annotated[float, Duration("Delay after a publish failed.")] = 2.0
+    retry_delay_no_workers: Annotated[float, Duration("Delay when no worker is there.")] = 2.0
+    safety_throttle_delay: Annotated[float, Duration("Delay when the safety kernel throttles or is cut off.")] = 5.0
+    backoff_base: Annotated[
+        float, Duration("Delay after the first failed dispatch; doubles with each further one.")
+    ] = 1.0
+    backoff_max: Annotated[float, Duration("Longest such delay.")] = 30.0
+    backoff_jitter: Annotated[float, Duration("Random addition to such a delay, at most.", least=0.0)] = 0.5
+
+
+class Reconciler(Section, frozen=True):
+    """Ends jobs that stopped moving."""
+
+    dispatch_timeout: Annotated[float, Duration("Longest stay in DISPATCHED before TIMEOUT.")] = 300.0
+    running_timeout: Annotated[float, Duration("Longest stay in RUNNING before TIMEOUT.")] = 9000.0
+    poll_interval: Annotated[float, Duration("Time between two passes; its lock lasts twice as long.")] = 30.0
+    max_iterations_per_tick: Annotated[int, Whole("Batches of one pass at most.", least=1)] = 100
+    batch_size: Annotated[int, Whole("Jobs per batch.", least=1, most=10_000)] = 200
+    max_retries_per_job: Annotated[int, Whole("Further tries to end one job in a pass.", most=1000)] = 3
+
+
+class Replayer(Section, frozen=True):
+    """Takes up jobs again that nobody works on."""
+
+    pending_age: Annotated[float, Duration("Longest stay in PENDING, or approved, before a job is taken up again.")] = (
+        120.0
+    )
+    poll_interval: Annotated[float, Duration("Time between two passes; its lock lasts twice as long.")] = 30.0
+
+
+class Routing(Section, frozen=True):
+    """When a worker counts as overloaded."""
+
+    overload_utilization: Annotated[float, Real("Share of its places that are taken.")] = 0.9
+    overload_cpu_load: Annotated[float, Real("CPU load in percent.", most=100.0)] = 90.0
+    overload_gpu_utilization: Annotated[float, Real("GPU use in percent.", most=100.0)] = 90.0
+
+
+class Registry(Section, frozen=True):
+    """Which workers are known, and how a new replica learns of them."""
+
+    worker_ttl: Annotated[float, Duration("Time without a heartbeat after which a worker is forgotten.")] = 30.0
+    snapshot_interval: Annotated[float, Duration("Time between two snapshots of the workers.")] = 5.0
+    snapshot_lock_ttl: Annotated[float, Duration("How long the lock of the snapshot's writer lasts.")] = 10.0
+    snapshot_read_timeout: Annotated[float, Duration("Longest wait for the snapshot at start.")] = 5.0
+
+
+class Worker(Section, frozen=True):
+    """Processes that run frames."""
+
+    heartbeat_interval: Annotated[float, Duration("Time between two heartbeats.")] = 2.0
+
+
+class Safety(Section, frozen=True):
+    """Calls to the safety kernel, and the breaker that guards them."""
+
+    timeout: Annotated[float, Duration("Longest wait for a decision.")] = 2.0
+    circuit_fail_budget: Annotated[int, Whole("Failures in a row that open the breaker.", least=1)] = 3
+    circuit_open_for: Annotated[float, Duration("Time without calls before recovery is tried.")] = 30.0
+    circuit_half_open_max: Annotated[int, Whole("Trial calls at most.", least=1)] = 3
+    circuit_close_after: Annotated[int, Whole("Successful trials that close the breaker.", least=1)] = 2
+
+
+class SafetyKernel(Section, frozen=True):
+    """Where the safety kernel is, and how the connection is secured."""
+
+    addr: Annotated[
+        str,
+        Text(
+            "Host and port of its gRPC service.",
+            env="SAFETY_KERNEL_ADDR",
+            pattern=r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}",
+            described="a host and port such as localhost:50051",
+        ),
+    ] = "localhost:50051"
+    tls_ca: Annotated[
+        str | None,
+        Text(
+            "File with the certificate authority that vouches for it.",
+            env="SAFETY_KERNEL_TLS_CA",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    tls_required: Annotated[bool, Flag("Refuse a connection without TLS.", env="SAFETY_KERNEL_TLS_REQUIRED")] = False
+    insecure: Annotated[bool, Flag("Allow a connection without TLS.", env="SAFETY_KERNEL_INSECURE")] = False
+
+
+class InputPolicy(Section, frozen=True):
+    """May it run."""
+
+    fail_mode: Annotated[
+        FailMode,
+        Choice(
+            "Without a decision a job waits (closed) or runs (open).",
+            options=get_args(FailMode),
+            env="POLICY_CHECK_FAIL_MODE",
+        ),
+    ] = "closed"
+
+
+class OutputPolicy(Section, frozen=True):
+    """May its output leave."""
+
+    enabled: Annotated[bool, Flag("Whether outputs are checked.", env="OUTPUT_POLICY_ENABLED")] = False
+    fail_mode: Annotated[
+        FailMode, Choice("Without a decision an output is held (closed) or passes (open).", options=get_args(FailMode))
+    ] = "open"
+    content_timeout: Annotated[float, Duration("Longest scan of one output's content.")] = 30.0
+
+
+class Saga(Section, frozen=True):
+    """Undoing a workflow."""
+
+    lock_ttl: Annotated[float, Duration("How long the lock of a rollback lasts.")] = 120.0
+    rollback_timeout: Annotated[float, Duration("Longest single pass of a rollback.")] = 30.0
+
+
+class DelayTimers(Section, frozen=True):
+    """Durable delays of workflows."""
+
+    poll_interval: Annotated[float, Duration("Time between two looks for timers that are due.")] = 5.0
+    lock_ttl: Annotated[float, Duration("How long the poller's lock lasts.")] = 10.0
+    cleanup_interval: Annotated[float, Duration("Time between two removals of index entries without a timer.")] = 300.0
+
+
+class Workflow(Section, frozen=True):
+    """Runs of workflows."""
+
+    run_lock_ttl: Annotated[float, Duration("How long a run's lock lasts without renewal.", least=1.0)] = 30.0
+    poll_interval: Annotated[
+        float, Duration("Time between two passes of the reconciler; its lock lasts twice as long.")
+    ] = 30.0
+    delay: DelayTimers = DelayTimers()
+
+
+class Queue(Section, frozen=True):
+    """Where frames wait and end."""
+
+    counter_mode: Annotated[CounterMode, Choice("How exact counts are kept.", options=get_args(CounterMode))] = "ledger"
+
+
+class Retention(Section, frozen=True):
+    """How long what has ended is kept."""
+
+    failed_frames: Annotated[float, Duration("Failed frames, which may be retried until then.", least=60.0)] = (
+        72 * 3600.0
+    )
+    finished_jobs: Annotated[float, Duration("Finished jobs, layers and events.", least=60.0)] = 30 * 86400.0

@@ -1,0 +1,49 @@
+"""Settings of one process: where it listens, how it logs, how it stops."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from rota.model.settings.kinds import Choice, Duration, Secret, Text, Whole
+from rota.model.settings.section import Section
+
+LogFormat = Literal["json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+
+class Listen(Section, frozen=True):
+    """Health, readiness and metrics."""
+
+    host: Annotated[
+        str,
+        Text("Address to listen on.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
+    ] = "127.0.0.1"
+    port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7682
+
+
+class Log(Section, frozen=True):
+    """What is written to stderr."""
+
+    format: Annotated[
+        LogFormat, Choice("One JSON object per line, or lines for people.", options=get_args(LogFormat))
+    ] = "console"
+    level: Annotated[LogLevel, Choice("The least that is written.", options=get_args(LogLevel))] = "info"
+
+
+class Service(Section, frozen=True):
+    """Start and stop."""
+
+    drain_timeout: Annotated[float, Duration("Longest wait at stop for work under way.")] = 15.0
+
+
+class Grpc(Section, frozen=True):
+    """Calls between processes of Rota."""
+
+    shared_secret: Annotated[
+        str | None,
+        Secret(
+            "What every caller must show.",
+            pattern=r"[\x21-\x7e]{16,512}",
+            described="16 to 512 printable characters without spaces",
+        ),
+    ] = None

@@ -1,0 +1,154 @@
+"""From what the file and the environment say to one tree: environment over file over default.
+
+Everything that is wrong is found and reported together, one line each; then nothing is used. Whoever reads the
+file (`rota.infra.settings_file`) hands its content over as `Entry` values, so this stays free of I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from rota.model.errors import InvalidSetting
+from rota.model.settings.kinds import Value
+from rota.model.settings.leaves import Leaf, build, leaves
+from rota.model.settings.masking import masked_url
+from rota.model.settings.names import CONFIG_ENV, env_suggestion, known_paths, squashed, suggestion
+from rota.model.settings.rules import conflicts
+from rota.model.settings.tree import Settings
+
+
+class Odd(msgspec.Struct, frozen=True):
+    """A value in the file that is neither text nor a section, such as "a list"."""
+
+    what: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of the settings file with what stands below or after it; None is a key without a value."""
+
+    key: str
+    line: int
+    value: str | tuple[Entry, ...] | Odd | None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a value comes from: `where` is `rota.yaml:12` or the name of a variable."""
+
+    source: Literal["default", "file", "environment"] = "default"
+    where: str = ""
+
+    def __str__(self) -> str:
+        return self.where or self.source
+
+
+DEFAULT = Origin()
+
+
+class LoadedSettings(msgspec.Struct, frozen=True):
+    """The tree, and by path where each value came from."""
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+
+
+class Given(msgspec.Struct, frozen=True):
+    leaf: Leaf
+    text: str | None
+    origin: Origin
+
+
+def resolve(
+    entries: Sequence[Entry] = (), environ: Mapping[str, str] | None = None, *, file: str = "rota.yaml"
+) -> LoadedSettings:
+    """The tree that `entries` of `file` and `environ` describe, or InvalidSetting with every problem."""
+    problems: list[str] = []
+    values: dict[str, Value] = {}
+    origins = dict.fromkeys(leaves(), DEFAULT)
+    unfit: set[str] = set()
+    given = [*_in_file(entries, file, problems), *_in_environment(environ or {}, problems)]
+    for item in given:
+        path = item.leaf.path
+        try:
+            values[path] = _read(item)
+        except ValueError as wrong:
+            unfit.add(path)
+            problems.append(f"{item.origin}: {path} {wrong}; it must be {item.leaf.kind.allowed}.")
+        else:
+            origins[path] = item.origin
+    settings = build(Settings, values)
+    problems += _contradictions(settings, origins, unfit)
+    if problems:
+        raise InvalidSetting("\n".join(problems), problems=problems)
+    return LoadedSettings(settings, origins)
+
+
+def _read(given: Given) -> Value:
+    kind = given.leaf.kind
+    if not given.text and given.leaf.default is None:
+        return None
+    if given.text is None:
+        raise ValueError("has no value")
+    try:
+        return kind.read(given.text)
+    except ValueError:
+        raise ValueError(f"is {kind.show_unfit(given.text)}") from None
+
+
+def _in_file(entries: Sequence[Entry], file: str, problems: list[str]) -> Iterator[Given]:
+    lines: dict[str, int] = {}
+    waiting = [("", entry) for entry in reversed(entries)]
+    while waiting:
+        prefix, entry = waiting.pop()
+        written = prefix + entry.key
+        where = f"{file}:{entry.line}"
+        path = known_paths().get(squashed(written))
+        if path is None:
+            problems.append(f"{where}: there is no setting {_shortened(written)}{suggestion(written)}")
+        elif path in lines:
+            problems.append(f"{where}: {path} stands in line {lines[path]} already; keep one of them.")
+        else:
+            lines[path] = entry.line
+            if leaf := leaves().get(path):
+                yield from _value(leaf, entry, where, problems)
+            elif isinstance(entry.value, tuple):
+                waiting += [(path + ".", below) for below in reversed(entry.value)]
+            elif entry.value is not None:
+                problems.append(f"{where}: {path} is a section; its settings stand below it, indented.")
+
+
+def _value(leaf: Leaf, entry: Entry, where: str, problems: list[str]) -> Iterator[Given]:
+    match entry.value:
+        case Odd(what=what):
+            problems.append(f"{where}: {leaf.path} is {what}; it must be {leaf.kind.allowed}.")
+        case tuple():
+            problems.append(f"{where}: {leaf.path} is a section here; it must be {leaf.kind.allowed}.")
+        case text:
+            yield Given(leaf, text, Origin("file", where))
+
+
+def _in_environment(environ: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
+    known = {CONFIG_ENV}
+    for leaf in leaves().values():
+        known.update(leaf.env_names)
+        names = [name for name in leaf.env_names if environ.get(name, "").strip()]
+        if len(names) > 1:
+            problems.append(f"{' and '.join(names)} are the same setting {leaf.path}; set one of them.")
+        elif names:
+            yield Given(leaf, environ[names[0]].strip(), Origin("environment", names[0]))
+    unknown = sorted(name for name in environ if name.startswith("ROTA_") and name not in known)
+    problems += [f"There is no setting {_shortened(name)}{env_suggestion(name)}" for name in unknown]
+
+
+def _contradictions(settings: Settings, origins: Mapping[str, Origin], unfit: set[str]) -> Iterator[str]:
+    for conflict in conflicts(settings):
+        if unfit.isdisjoint(conflict.paths):
+            where = dict.fromkeys(str(origins[path]) for path in conflict.paths if origins[path] is not DEFAULT)
+            yield f"{', '.join(where)}: {conflict.sentence}"
+
+
+def _shortened(name: str) -> str:
+    printable = "".join(char if char.isprintable() else "?" for char in masked_url(name))
+    return printable if len(printable) <= 80 else f"{printable[:77]}..."

@@ -1,0 +1,84 @@
+"""What no single setting can know: values that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rota.model.settings.leaves import value_at
+from rota.model.settings.redis_use import host_and_port
+from rota.model.settings.tree import Settings
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """`paths` are the settings that together are wrong, `sentence` says why and what to do."""
+
+    paths: tuple[str, ...]
+    sentence: str
+
+
+def conflicts(settings: Settings) -> Iterator[Conflict]:
+    yield from _out_of_order(settings)
+    yield from _agents(settings)
+    yield from _safety(settings)
+    yield from _accounting_redis(settings)
+
+
+def _out_of_order(settings: Settings) -> Iterator[Conflict]:
+    throttled = "redis.scheduler.failure_backoff.throttled."
+    for low, high in (
+        ("postgres.pool_min", "postgres.pool_max"),
+        ("scheduler.backoff_base", "scheduler.backoff_max"),
+        (throttled + "base_ms", throttled + "cap_ms"),
+        ("worker.heartbeat_interval", "registry.worker_ttl"),
+        ("registry.snapshot_interval", "registry.snapshot_lock_ttl"),
+        ("safety.circuit_close_after", "safety.circuit_half_open_max"),
+    ):
+        if _number(settings, low) > _number(settings, high):
+            yield Conflict((low, high), f"{low} may not be more than {high}; change one of them.")
+
+
+def _number(settings: Settings, path: str) -> float:
+    value = value_at(settings, path)
+    assert isinstance(value, int | float), f"{path} is no number"
+    return value
+
+
+def _agents(settings: Settings) -> Iterator[Conflict]:
+    keys, orphans = settings.redis.scheduler.keys, settings.redis.scheduler.orphan_cleanup
+    if len({keys.waiting_set, keys.working_set, keys.cleanup_leader_key}) < 3:
+        path = "redis.scheduler.keys."
+        paths = (path + "waiting_set", path + "working_set", path + "cleanup_leader_key")
+        yield Conflict(paths, "the agents' two sets and their leader key need three different names.")
+    if orphans.run_budget_ms and orphans.leadership_ttl_ms < orphans.run_budget_ms + 60_000:
+        path = "redis.scheduler.orphan_cleanup."
+        yield Conflict(
+            (path + "leadership_ttl_ms", path + "run_budget_ms"),
+            f"{path}leadership_ttl_ms must be at least a minute more than {path}run_budget_ms, "
+            f"here {orphans.run_budget_ms + 60_000}.",
+        )
+
+
+def _safety(settings: Settings) -> Iterator[Conflict]:
+    kernel = settings.safety_kernel
+    if kernel.tls_required and kernel.insecure:
+        yield Conflict(
+            ("safety_kernel.tls_required", "safety_kernel.insecure"),
+            "safety_kernel.tls_required and safety_kernel.insecure contradict each other; set one of them.",
+        )
+
+
+def _accounting_redis(settings: Settings) -> Iterator[Conflict]:
+    accounting = settings.accounting
+    if accounting.redis_url is None:
+        return
+    in_url = host_and_port(accounting.redis_url)
+    for part, value, stated in zip(
+        ("host", "port"), (accounting.redis.host, accounting.redis.port), in_url, strict=True
+    ):
+        if value is not None and value != stated:
+            yield Conflict(
+                ("accounting.redis_url", f"accounting.redis.{part}"),
+                f"accounting.redis_url and accounting.redis.{part} name different servers; keep one of them.",
+            )

@@ -1,0 +1,150 @@
+"""What holds for every sequence of events, and that the Lua machine is the Python machine."""
+
+import itertools
+from collections import Counter
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rota.infra.breaker.machine import STEP, _numbers
+from rota.infra.redis import Keys
+from rota.model.breaker import (
+    Consecutive,
+    Event,
+    Granted,
+    Phase,
+    ProbesByCount,
+    ProbesByDuration,
+    Refused,
+    Rules,
+    State,
+    Windowed,
+    step,
+)
+
+NAMES = itertools.count()
+START_MS = 1_700_000_000_000
+
+SPANS = (1, 50, 100)
+
+small = st.integers(1, 3)
+spans = st.sampled_from(SPANS)
+countings = st.builds(Consecutive, small) | st.builds(Windowed, small, spans)
+
+
+@st.composite
+def by_count(draw):
+    probes = draw(small)
+    return ProbesByCount(probes, draw(st.integers(1, probes)), draw(spans))
+
+
+all_rules = st.builds(Rules, counting=countings, open_ms=spans, probing=by_count() | st.builds(ProbesByDuration, spans))
+seeds = st.integers(0, 2**32)
+
+
+class Story:
+    """Drives the pure machine and likes the edges: it looks at the state to choose what happens next, and when."""
+
+    def __init__(self, rules, seed, now_ms=START_MS):
+        self.rules = rules
+        self.state = State()
+        self.now_ms = now_ms
+        self._random = Random(seed)
+        self._permits = [0]
+
+    def steps(self, count):
+        for _ in range(count):
+            event = self._random.choices(list(Event), weights=(45, 20, 25, 5, 5))[0]
+            generation = 0 if event in (Event.ALLOW, Event.PEEK) else self._permit()
+            self.now_ms += self._move_ms()
+            self.state, verdict = step(self.rules, self.state, event, generation, self.now_ms)
+            if isinstance(verdict, Granted):
+                self._permits.append(verdict.generation)
+            yield event, generation, verdict
+
+    def _permit(self):
+        newest = self._random.random() < 0.8
+        return self._permits[-1] if newest else self._random.choice(self._permits[-6:])
+
+    def _move_ms(self):
+        kind = self._random.choices(["stay", "tick", "edge", "back"], weights=(60, 15, 20, 5))[0]
+        if kind == "edge":
+            return max(0, self._edge_ms() - self.now_ms + self._random.choice([-1, 0, 0, 1]))
+        return {"stay": 0, "tick": 1, "back": -self._random.choice([1, 30, 500])}[kind]
+
+    def _edge_ms(self):
+        """The moment at which time alone changes something."""
+        if self.state.failed_at_ms:
+            return self.state.failed_at_ms[0] + self.rules.counting.window_ms
+        return self.state.until_ms
+
+
+async def held(client, key):
+    raw = {name.decode(): value.decode() for name, value in (await client.hgetall(key)).items()}
+    if not raw:
+        return State()
+    failed_at = tuple(int(at) for at in raw.pop("failed_at_ms").split(",") if at)
+    return State(Phase(raw.pop("phase")), failed_at_ms=failed_at, **{name: int(value) for name, value in raw.items()})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rules=all_rules, seed=seeds)
+async def test_the_script_gives_the_verdicts_and_states_of_the_pure_machine(redis, rules, seed):
+    keys, name = Keys(), f"story-{next(NAMES)}"
+    given = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_numbers(rules)}
+    story = Story(rules, seed)
+    for event, generation, expected in story.steps(60):
+        verdict = await STEP(redis, event=event, generation=generation, at_ms=story.now_ms, **given)
+        assert verdict == expected
+    assert await held(redis, keys.breaker_state(name)) == story.state
+    # The mirror of a window runs out by the server's own clock, which this test does not move.
+    if isinstance(rules.counting, Consecutive):
+        assert int(await redis.get(keys.breaker_failures(name)) or 0) == story.state.failures
+
+
+@given(rules=all_rules, seed=seeds, length=st.integers(0, 60))
+def test_from_every_state_a_call_goes_through_once_the_waiting_is_over(rules, seed, length):
+    story = Story(rules, seed)
+    list(story.steps(length))
+    state, verdict = step(rules, story.state, Event.ALLOW, 0, story.now_ms)
+    if isinstance(verdict, Refused):
+        assert 1 <= verdict.retry_ms <= max(SPANS)
+        state, verdict = step(rules, state, Event.ALLOW, 0, story.now_ms + verdict.retry_ms)
+    assert isinstance(verdict, Granted)
+
+
+@given(rules=st.builds(Rules, counting=countings, open_ms=spans, probing=by_count()), seed=seeds)
+def test_no_round_of_probes_lets_through_more_than_its_cap(rules, seed):
+    story = Story(rules, seed)
+    granted, given_back = Counter(), Counter()
+    for event, generation, verdict in story.steps(60):
+        if isinstance(verdict, Granted) and verdict.phase is Phase.HALF_OPEN:
+            granted[verdict.generation] += 1
+        elif event is Event.CANCEL:
+            given_back[generation] += 1
+        assert all(granted[one] - given_back[one] <= rules.probing.probes_max for one in granted)
+
+
+@given(rules=all_rules, seed=seeds)
+def test_generations_only_grow_and_change_with_every_change_of_phase(rules, seed):
+    story = Story(rules, seed)
+    before = story.state
+    for _ in story.steps(60):
+        assert story.state.generation >= before.generation
+        assert (story.state.phase is before.phase) or (story.state.generation > before.generation)
+        before = story.state
+
+
+def test_the_stories_reach_every_transition():
+    seen = Counter()
+    rules = Rules(counting=Consecutive(2), open_ms=50, probing=ProbesByCount(2, successes=2, lost_after_ms=50))
+    for seed in range(20):
+        for _, _, verdict in Story(rules, seed).steps(60):
+            seen[verdict.was, verdict.phase] += 1
+    assert {pair for pair in seen if pair[0] is not pair[1]} == {
+        (Phase.CLOSED, Phase.OPEN),
+        (Phase.OPEN, Phase.HALF_OPEN),
+        (Phase.HALF_OPEN, Phase.OPEN),
+        (Phase.HALF_OPEN, Phase.CLOSED),
+    }

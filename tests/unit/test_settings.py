@@ -1,0 +1,330 @@
+"""The tree: what may be set, its defaults, and how file and environment become one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from rota.infra.settings_file import parse
+from rota.model.errors import InvalidSetting
+from rota.model.settings import Settings, leaves, resolve, value_at
+from rota.model.settings.leaves import sections
+from rota.model.settings.names import known_paths
+
+
+def settings_of(text="", **environ):
+    return resolve(parse(text, "rota.yaml"), environ).settings
+
+
+def refused(text="", **environ):
+    with pytest.raises(InvalidSetting) as error:
+        settings_of(text, **environ)
+    return error.value.sentence.splitlines()
+
+
+AGENTS = """
+redis:
+  connection:
+    pool: {max-wait-millis: 5000, max-total: 50, max-idle: 10, min-idle: 2}
+    timeout: 3000
+    connect-timeout: 2000
+  agent: {max-concurrent-agents: 100, enabled-pattern: ".*", disabled-pattern: ""}
+  scheduler:
+    enabled: true
+    type: priority
+    interval-ms: 1000
+    refresh-period-seconds: 30
+    health-summary-period-seconds: 600
+    time-cache-duration-ms: 10000
+    batch-operations: {enabled: true, batch-size: 0, chunk-attempt-multiplier: 0.0}
+    jitter: {initial-registration-seconds: 0, shutdown-seconds: 0, failure-backoff-ratio: 0.1}
+    failure-backoff:
+      enabled: false
+      max-immediate-retries: 0
+      permanent-forbidden-backoff-ms: 1800000
+      throttled: {base-ms: 30000, multiplier: 2.0, cap-ms: 600000}
+    circuit-breaker:
+      enabled: true
+      failure-threshold: 5
+      failure-window-ms: 10000
+      cooldown-ms: 30000
+      half-open-duration-ms: 5000
+    zombie-cleanup:
+      enabled: true
+      threshold-ms: 30000
+      interval-ms: 300000
+      run-budget-ms: 0
+      executor-shutdown-await-ms: 10000
+      executor-shutdown-force-await-ms: 5000
+      exceptional-agents: {pattern: "", threshold-ms: 3600000}
+    orphan-cleanup:
+      enabled: true
+      threshold-ms: 600000
+      interval-ms: 300000
+      leadership-ttl-ms: 120000
+      force-all-pods: false
+      remove-numeric-only-agents: true
+      run-budget-ms: 0
+      executor-shutdown-await-ms: 10000
+      executor-shutdown-force-await-ms: 5000
+    reconcile: {run-budget-ms: 0, executor-shutdown-await-ms: 5000, executor-shutdown-force-await-ms: 2000}
+    keys:
+      prefix: ""
+      waiting-set: waiting
+      working-set: working
+      cleanup-leader-key: cleanup-leader
+      hash-tag: ""
+"""
+
+LIFECYCLE = """
+scheduler:
+  storeOpTimeout: 2s
+  jobLockTTL: 60s
+  maxSchedulingRetries: 50
+  retryDelayBusy: 500ms
+  retryDelayStore: 1s
+  retryDelayPublish: 2s
+  retryDelayNoWorkers: 2s
+  safetyThrottleDelay: 5s
+  backoffBase: 1s
+  backoffMax: 30s
+  maxRenewalFailures: 3
+  backoffJitter: 500ms
+reconciler:
+  dispatchTimeout: 300s
+  runningTimeout: 9000s
+  pollInterval: 30s
+  maxIterationsPerTick: 100
+  batchSize: 200
+  maxRetriesPerJob: 3
+replayer: {pendingAge: 2m, pollInterval: 30s}
+routing: {overloadUtilization: 0.9, overloadCpuLoad: 90, overloadGpuUtilization: 90}
+registry: {workerTTL: 30s, snapshotInterval: 5s, snapshotLockTTL: 10s, snapshotReadTimeout: 5s}
+safety: {timeout: 2s, circuitFailBudget: 3, circuitOpenFor: 30s, circuitHalfOpenMax: 3, circuitCloseAfter: 2}
+safetyKernel: {tlsCA: null, tlsRequired: false, insecure: false}
+input_policy: {fail_mode: closed}
+output_policy: {enabled: false, contentTimeout: 30s}
+saga: {lockTTL: 2min, rollbackTimeout: 30s}
+workflow: {runLockTTL: 30s, delay: {pollInterval: 5s, lockTTL: 10s, cleanupInterval: 5min}}
+nats: {ackWait: 10min, maxDeliver: 100, inFlightTTL: 2min, nakDelay: 5s}
+"""
+
+ACCOUNTING = """
+accounting:
+  recompute_interval_seconds: 120
+  limit_reseed_interval_seconds: 300
+  redis_pool_size: 20
+  managed_shows_ttl: 30s
+  recalculate_subs_interval: 2h
+"""
+
+
+@pytest.mark.parametrize("text", [AGENTS, LIFECYCLE, ACCOUNTING], ids=["agents", "lifecycle", "accounting"])
+def test_the_documented_files_load_and_say_exactly_the_defaults(text):
+    loaded = resolve(parse(text, "rota.yaml"))
+    assert loaded.settings == Settings()
+    assert sum(origin.source == "file" for origin in loaded.origins.values()) >= 5
+
+
+def test_every_default_is_a_value_its_own_setting_takes():
+    for leaf in leaves().values():
+        if leaf.default is not None:
+            assert leaf.kind.read(leaf.kind.show(leaf.default)) == leaf.default, leaf.path
+
+
+def test_no_two_settings_share_a_name_in_the_file_or_in_the_environment():
+    in_environment = [name for leaf in leaves().values() for name in leaf.env_names]
+    assert len(set(in_environment)) == len(in_environment)
+    assert len(known_paths()) == len(leaves()) + len(sections())
+
+
+def test_every_setting_and_section_says_what_it_means_in_a_sentence():
+    said = [leaf.kind.meaning for leaf in leaves().values()] + [section.__doc__ for section in sections().values()]
+    assert all(sentence and sentence.endswith(".") for sentence in said)
+
+
+def test_the_tree_is_frozen_and_closed():
+    for section in [Settings, *sections().values()]:
+        assert section.__struct_config__.frozen
+        assert section.__struct_config__.forbid_unknown_fields
+    with pytest.raises(AttributeError):
+        Settings().log.level = "debug"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"log": {"levle": "info"}}, Settings)
+
+
+def test_environment_wins_over_file_and_file_over_default():
+    text = "scheduler: {backoff_base: 3s, backoff_max: 40s}"
+    loaded = resolve(parse(text, "my.yaml"), {"ROTA_SCHEDULER_BACKOFF_BASE": "4s"}, file="my.yaml")
+    assert loaded.settings.scheduler.backoff_base == 4.0
+    assert loaded.settings.scheduler.backoff_max == 40.0
+    assert loaded.settings.scheduler.backoff_jitter == 0.5
+    assert str(loaded.origins["scheduler.backoff_base"]) == "ROTA_SCHEDULER_BACKOFF_BASE"
+    assert str(loaded.origins["scheduler.backoff_max"]) == "my.yaml:1"
+    assert str(loaded.origins["scheduler.backoff_jitter"]) == "default"
+
+
+def test_every_setting_can_be_given_by_its_rota_name_in_the_environment():
+    for path, leaf in leaves().items():
+        text = leaf.kind.show(leaf.default)
+        if text:
+            loaded = resolve(environ={leaf.env_names[-1]: text})
+            assert loaded.origins[path].where == leaf.env_names[-1] == "ROTA_" + path.upper().replace(".", "_")
+            assert value_at(loaded.settings, path) == leaf.default
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "path", "value"),
+    [
+        ("OUTPUT_POLICY_ENABLED", "true", "output_policy.enabled", True),
+        ("POLICY_CHECK_FAIL_MODE", "open", "input_policy.fail_mode", "open"),
+        ("SAFETY_KERNEL_TLS_CA", "/etc/ca.pem", "safety_kernel.tls_ca", "/etc/ca.pem"),
+        ("SAFETY_KERNEL_TLS_REQUIRED", "1", "safety_kernel.tls_required", True),
+        ("SAFETY_KERNEL_INSECURE", "yes", "safety_kernel.insecure", True),
+    ],
+)
+def test_names_without_prefix_work_as_they_are(name, text, path, value):
+    loaded = resolve(environ={name: text})
+    assert value_at(loaded.settings, path) == value
+    assert loaded.origins[path].where == name
+
+
+def test_two_names_of_one_setting_at_once_are_refused():
+    (problem,) = refused(OUTPUT_POLICY_ENABLED="true", ROTA_OUTPUT_POLICY_ENABLED="true")
+    assert problem.startswith("OUTPUT_POLICY_ENABLED and ROTA_OUTPUT_POLICY_ENABLED are the same setting")
+
+
+def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_business():
+    environ = {"ROTA_LISTEN_PORT": " ", "OUTPUT_POLICY_ENABLED": "", "ROTATE": "1", "PATH": "/bin", "ROTA_CONFIG": "x"}
+    assert resolve(environ=environ).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "scheduler: {jobLockTTL: 60}",
+            "rota.yaml:1: scheduler.job_lock_ttl is 60; it must be a time with its unit such as",
+        ),
+        ("scheduler:\n  backoff-max: 500d", "rota.yaml:2: scheduler.backoff_max is 500d; it must be a time"),
+        ("listen: {port: 65536}", "listen.port is 65536; it must be a whole number from 0 to 65535."),
+        ("listen: {port: 010}", "listen.port is 010; it must be a whole number"),
+        ("listen: {port: 1e3}", "listen.port is 1e3; it must be a whole number"),
+        (
+            "redis: {scheduler: {interval-ms: 2s}}",
+            "interval_ms is 2s; it must be a whole number of milliseconds from 1",
+        ),
+        ("redis: {agent: {enabled-pattern: '(('}}", "is ((; it must be a regular expression that compiles."),
+        ("log: {level: loud}", "log.level is loud; it must be debug or info or warning or error or critical."),
+        ("redis: {scheduler: {type: sort}}", "redis.scheduler.type is sort; it must be priority."),
+        ("output_policy: {enabled: maybe}", "output_policy.enabled is maybe; it must be true or false."),
+        ("routing: {overload_utilization: .nan}", "is .nan; it must be a number from 0 to 1."),
+        ("routing: {overload_utilization: 1.01}", "is 1.01; it must be a number from 0 to 1."),
+        (
+            "nats: {prefix: my_rota}",
+            "is my_rota; it must be nothing, or a word of at most 32 capital letters and digits.",
+        ),
+        ("redis: {scheduler: {keys: {hash-tag: '{ps}'}}}", "is {ps}; it must be nothing, or a key name"),
+        ("redis: {scheduler: {keys: {waiting-set: ''}}}", "waiting_set is ; it must be a key name"),
+        ("listen: {host: 'a b'}", "listen.host is a b; it must be a host name or address."),
+        ("listen: {port: }", "listen.port has no value; it must be a whole number"),
+        ("listen: {port: [1, {a: b}]}", "listen.port is a list; it must be a whole number"),
+        ("listen: {port: {a: 1}}", "listen.port is a section here; it must be a whole number"),
+        ("listen: {port: !!int 80}", "listen.port is a value with a tag; it must be a whole number"),
+        ("listen: 80", "rota.yaml:1: listen is a section; its settings stand below it, indented."),
+        ("listen: [80]", "rota.yaml:1: listen is a section; its settings stand below it, indented."),
+        (
+            "postgres: {url: 'mysql://db/rota'}",
+            "postgres.url is mysql://***; it must be a URL starting with postgresql://",
+        ),
+        ("log: {level: " + "x" * 500 + "}", "log.level is " + "x" * 57 + "...; it must be"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_with_path_value_origin_and_what_is_allowed(text, sentence):
+    problems = refused(text)
+    assert len(problems) == 1
+    assert sentence in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("postgres: {pool-min: 11}", "postgres.pool_min may not be more than postgres.pool_max"),
+        ("scheduler: {backoff_base: 31s}", "scheduler.backoff_base may not be more than scheduler.backoff_max"),
+        ("redis.scheduler.failure_backoff.throttled.cap_ms: 1", "base_ms may not be more than"),
+        ("worker: {heartbeat_interval: 31s}", "worker.heartbeat_interval may not be more than registry.worker_ttl"),
+        ("safety: {circuit_close_after: 4}", "safety.circuit_close_after may not be more than"),
+        ("redis.scheduler.keys: {waiting-set: a, working-set: a}", "need three different names"),
+        ("redis.scheduler.orphan-cleanup.run-budget-ms: 60001", "at least a minute more than"),
+        ("safety_kernel: {tls_required: true, insecure: true}", "contradict each other"),
+        (
+            "registry: {snapshot_interval: 11s}",
+            "registry.snapshot_interval may not be more than registry.snapshot_lock_ttl",
+        ),
+        ("accounting: {redis_url: 'redis://a', redis: {host: b}}", "accounting.redis.host name different servers"),
+        ("accounting: {redis_url: 'redis://a:1', redis: {port: 2}}", "accounting.redis.port name different servers"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_with_where_they_stand(text, sentence):
+    problems = refused(text)
+    assert len(problems) == 1
+    assert sentence in problems[0]
+    assert problems[0].startswith("rota.yaml:1: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis.scheduler.orphan-cleanup.run-budget-ms: 60000",
+        "accounting: {redis_url: 'redis://a', redis: {host: a, port: 6379}}",
+        "postgres: {pool-min: 10}",
+    ],
+)
+def test_values_just_within_each_other_are_taken(text):
+    settings_of(text)
+
+
+def test_all_problems_are_told_at_once_one_line_each():
+    problems = refused(
+        "redsi: {}\nlisten:\n  port: x\n  host: 'a b'\npostgres: {pool-min: 99}\n",
+        ROTA_LOG_LEVEL="loud",
+        ROTA_LOG_LEVLE="info",
+    )
+    assert [problem.partition(" ")[0] for problem in problems] == [
+        "rota.yaml:1:",
+        "There",
+        "rota.yaml:3:",
+        "rota.yaml:4:",
+        "ROTA_LOG_LEVEL:",
+        "rota.yaml:5:",
+    ]
+
+
+def test_a_wrong_value_in_the_file_is_told_even_where_the_environment_would_win():
+    assert "listen.port is x" in refused("listen: {port: x}", ROTA_LISTEN_PORT="1")[0]
+
+
+def test_a_value_that_is_wrong_itself_causes_no_second_complaint():
+    assert len(refused("postgres: {pool-min: 11, pool-max: lots}")) == 1
+    assert len(refused("postgres: {pool-min: 11}", ROTA_POSTGRES_POOL_MAX="lots")) == 1
+
+
+@pytest.mark.parametrize("text", ["true", "Yes", "ON", "1"])
+def test_yes_in_its_many_forms(text):
+    assert settings_of(f"output_policy: {{enabled: {text}}}").output_policy.enabled is True
+
+
+def test_a_negative_limit_of_agents_means_no_limit_as_documented():
+    assert settings_of("redis: {agent: {max-concurrent-agents: -7}}").redis.agent.max_concurrent_agents == -7
+
+
+def test_settings_load_nothing_slow_before_a_file_is_read():
+    code = (
+        "import sys; from rota.infra import settings_file; settings_file.load(environ={}); "
+        "print(*sorted({'yaml', 'rich', 'asyncio', 'difflib', 'structlog'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == ""

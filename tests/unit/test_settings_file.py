@@ -1,0 +1,147 @@
+"""Reading the file: which one, what of YAML it may hold, and what is said when it cannot be read."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+
+from rota.infra.settings_file import FILE_BYTES_MAX, load
+from rota.model.errors import InvalidSetting
+from rota.model.settings import Settings
+
+
+def write(folder, text, name="rota.yaml"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def refusal(folder, **environ):
+    with pytest.raises(InvalidSetting) as error:
+        load(environ=environ, directory=folder)
+    return error.value.sentence
+
+
+def test_without_file_and_variables_the_defaults_hold(tmp_path):
+    loaded = load(environ={}, directory=tmp_path)
+    assert loaded.settings == Settings()
+    assert {origin.source for origin in loaded.origins.values()} == {"default"}
+
+
+def test_the_process_s_own_environment_and_directory_are_read(tmp_path, monkeypatch):
+    write(tmp_path, "listen:\n  host: ::1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROTA_CONFIG", raising=False)
+    monkeypatch.setenv("ROTA_LISTEN_PORT", "1234")
+    loaded = load()
+    assert (loaded.settings.listen.host, loaded.settings.listen.port) == ("::1", 1234)
+    assert loaded.origins["listen.host"].where == "rota.yaml:2"
+
+
+def test_an_option_wins_over_the_variable_and_the_variable_over_the_directory(tmp_path):
+    write(tmp_path, "listen: {port: 1}")
+    write(tmp_path, "listen: {port: 2}", "two.yaml")
+    three = write(tmp_path, "listen: {port: 3}", "three.yaml")
+    named = {"ROTA_CONFIG": "two.yaml"}
+    assert load(environ={}, directory=tmp_path).settings.listen.port == 1
+    assert load(environ=named, directory=tmp_path).settings.listen.port == 2
+    loaded = load(three, environ=named, directory=tmp_path)
+    assert loaded.settings.listen.port == 3
+    assert loaded.origins["listen.port"].where == f"{three}:1"
+
+
+@pytest.mark.parametrize("text", ["", "\n# nothing\n", "---\n", "~", "{}", "redis:\n", "\ufeffredis: {}\n"])
+def test_a_file_that_sets_nothing_is_fine(tmp_path, text):
+    write(tmp_path, text)
+    assert load(environ={}, directory=tmp_path).settings == Settings()
+
+
+def test_a_named_file_that_is_missing_is_told(tmp_path):
+    sentence = refusal(tmp_path, ROTA_CONFIG="nowhere.yaml")
+    assert "nowhere.yaml cannot be read (No such file or directory); correct --config, ROTA_CONFIG" in sentence
+
+
+def test_a_directory_is_no_settings_file(tmp_path):
+    (tmp_path / "rota.yaml").mkdir()
+    assert "rota.yaml cannot be read (Is a directory)" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_is_told(tmp_path):
+    write(tmp_path, "{}").chmod(0)
+    assert "cannot be read (Permission denied)" in refusal(tmp_path)
+
+
+def test_a_file_of_more_than_a_quarter_mebibyte_is_refused_unread(tmp_path):
+    write(tmp_path, b"#" * FILE_BYTES_MAX)
+    load(environ={}, directory=tmp_path)
+    write(tmp_path, b"#" * (FILE_BYTES_MAX + 1))
+    assert "has more than 256 KiB; is it the right one?" in refusal(tmp_path)
+
+
+def test_other_encodings_are_refused_with_their_line(tmp_path):
+    write(tmp_path, "log:\n  level: é".encode("latin-1"))
+    assert refusal(tmp_path).endswith("rota.yaml:2: this is no UTF-8; save the file as UTF-8.")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sentence"),
+    [
+        ("redis:\n\turl: x", 2, "this is no YAML: "),
+        ("redis: {url: x", None, "this is no YAML: did not find expected ',' or '}'."),
+        ("a: 'open", 1, "this is no YAML: "),
+        ("log: {}\n---\nlog: {}", 2, "a second document begins here; keep one of them."),
+        ("- redis", 1, "a settings file holds sections such as `redis:` with settings below them."),
+        ("redis", 1, "a settings file holds sections such as `redis:` with settings below them."),
+        ("log: {}\n? [a, b]\n: 1", 2, "a key must be plain text."),
+        ("log: {}\n? {a: b}\n: 1", 2, "a key must be plain text."),
+        ("redis: " + "{a: " * 30 + "1" + "}" * 30, 1, "this is nested too deeply."),
+        ("redis: " + "[" * 100_000, 1, "this is nested too deeply."),
+        ("log: {level: \x07}", None, "it holds characters that are not allowed."),
+    ],
+)
+def test_what_is_no_settings_file_is_one_sentence_with_its_line(tmp_path, text, line, sentence):
+    write(tmp_path, text)
+    said = refusal(tmp_path)
+    assert sentence in said
+    assert line is None or f"rota.yaml:{line}: " in said
+    assert "\n" not in said
+
+
+def test_aliases_and_merges_are_refused_so_nothing_can_grow(tmp_path):
+    write(tmp_path, "log: &a {level: info}\nlisten: *a\nnats: {<<: *a}\n")
+    said = refusal(tmp_path).splitlines()
+    assert said[0].endswith("rota.yaml:2: listen is a section; its settings stand below it, indented.")
+    assert "rota.yaml:3: there is no setting nats.<<" in said[1]
+
+
+def test_values_are_read_by_their_text_not_by_yaml_s_guess(tmp_path):
+    write(
+        tmp_path,
+        "redis: {scheduler: {keys: {prefix: 010, hash-tag: 1e3, waiting-set: yes}}}\nlocal: {data_dir: 12:30:45}",
+    )
+    settings = load(environ={}, directory=tmp_path).settings
+    keys = settings.redis.scheduler.keys
+    assert (keys.prefix, keys.hash_tag, keys.waiting_set) == ("010", "1e3", "yes")
+    assert settings.local.data_dir == "12:30:45"
+
+
+@pytest.mark.parametrize("written", ["url:", "url: ~", "url: null", "url: ''"])
+def test_no_value_means_none_where_that_is_the_default(tmp_path, written):
+    write(tmp_path, f"redis:\n  {written}\n")
+    loaded = load(environ={}, directory=tmp_path)
+    assert loaded.settings.redis.url is None
+    assert loaded.origins["redis.url"].where.endswith("rota.yaml:2")
+
+
+@pytest.mark.parametrize(
+    "text", ["grpc:\n  shared_secret: !hunter2hunter2!x", "a: 'hunter2hunter2", "a: {b: hunter2hunter2"]
+)
+@pytest.mark.parametrize("loader", ["libyaml", "pure Python"])
+def test_what_the_parser_quotes_from_the_file_is_not_repeated(tmp_path, monkeypatch, loader, text):
+    if loader == "pure Python":
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    write(tmp_path, text)
+    assert "hunter2" not in refusal(tmp_path)
