@@ -22,6 +22,7 @@ from tests.ground.waiting import until
 SERVERS = pytest.StashKey[SharedServers]()
 NUMBERS = itertools.count()
 REDIS_DATABASES_PER_WORKER = 250
+CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 
 def pytest_configure(config):
@@ -88,15 +89,16 @@ def _make_database(admin, stack, template):
     name = f"test_{number}"
     admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     yield stack.database_url(name)
+    sessions = "SELECT application_name, state, query FROM pg_stat_activity WHERE datname = %s"
     try:
-        # Refused while somebody is connected, after PostgreSQL has waited for sessions that are just closing.
-        admin.execute(f"DROP DATABASE {name}")
-    except psycopg.errors.ObjectInUse:
-        left = admin.execute(
-            "SELECT application_name, state, query FROM pg_stat_activity WHERE datname = %s", [name]
-        ).fetchall()
+        _until_closed(lambda: not admin.execute(sessions, [name]).fetchall(), "PostgreSQL")
+    finally:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        pytest.fail(f"connections to PostgreSQL left open: {left}")
+
+
+def _until_closed(nobody, server):
+    """Closing takes the server a moment; who is still connected after that was forgotten."""
+    asyncio.run(until(nobody, within_s=CLOSED_WITHIN_S, what=f"closing every connection to {server}"))
 
 
 @pytest.fixture
@@ -127,18 +129,11 @@ def redis_url(stack, _redis_admin):
     number = 1 + worker * REDIS_DATABASES_PER_WORKER + next(NUMBERS) % REDIS_DATABASES_PER_WORKER
     yield stack.redis_db_url(number)
     try:
-        _wait_for_redis_clients(_redis_admin, number)
+        _until_closed(lambda: all(int(client["db"]) != number for client in _redis_admin.client_list()), "Redis")
         _no_stray_keys(stack.redis_db_url(number))
     finally:
         with Redis.from_url(stack.redis_db_url(number)) as client:
             client.flushdb()
-
-
-def _wait_for_redis_clients(admin, number):
-    def nobody():
-        return not [client for client in admin.client_list() if int(client["db"]) == number]
-
-    asyncio.run(until(nobody, within_s=2, what=f"closing every connection to Redis database {number}"))
 
 
 def _no_stray_keys(url):
@@ -180,13 +175,29 @@ async def bus_prefix(nats_url):
     await client.close()
 
 
+@pytest.fixture(scope="session")
+def made_data(tmp_path_factory):
+    """A data directory in which a stack has been started and stopped: copying it saves an initdb."""
+    directory = tmp_path_factory.mktemp("made") / "data"
+
+    async def make():
+        stack = LocalStack(options_for_tests(directory))
+        await stack.start()
+        await stack.stop()
+
+    asyncio.run(make())
+    (directory / "state.json").unlink()  # each copy chooses ports of its own
+    return directory
+
+
 @pytest.fixture
-async def private_stack():
+async def private_stack(made_data):
     """Factory for servers of this test's own, to be killed or filled: `await private_stack("redis", …)`."""
     started = []
 
     async def start(*servers, **options):
         directory = Path(tempfile.mkdtemp(prefix="rota-test-"))
+        shutil.copytree(made_data, directory, dirs_exist_ok=True)
         stack = LocalStack(options_for_tests(directory, servers=servers, **options))
         started.append((stack, directory))
         await stack.start()

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rota.model.errors import DataDirInUse, DiskFull, SetupFailed
+from rota.model.errors import DataDirInUse, DiskFull, PortTaken, SetupFailed
 
 T = TypeVar("T")
 SERVERS = ("postgres", "redis", "nats")
@@ -30,6 +30,10 @@ SERVERS = ("postgres", "redis", "nats")
 WAIT_FOR_ORPHANS_S = 20.0
 WAIT_FOR_OWNER_S = 0.2
 POLL_S = 0.02
+# Below the range that systems take outgoing connections' ports from: while a killed server is being started again, its
+# port must not go to somebody's connection.
+PORTS = range(20_000, 32_000)
+PORT_TRIES = 100
 ROOM_FOR_A_NEW_CLUSTER_MB = 96
 ROOM_TO_START_MB = 24
 
@@ -177,10 +181,11 @@ def _pid_in(fd: int) -> int | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for _ in range(PORT_TRIES):
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        if port_is_free(port):
+            return port
+    raise PortTaken(f"No free port was found between {PORTS.start} and {PORTS.stop}; set local.*.port.")
 
 
 def _read(path: Path, shape: type[T], default: T) -> T:

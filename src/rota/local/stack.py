@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from rota.infra.service import Lifecycle, Restarts, Service
 from rota.local import binaries
 from rota.local.binaries import Source
 from rota.local.datadir import SERVERS, DataDir
@@ -18,12 +19,13 @@ from rota.local.nats import NatsServer
 from rota.local.postgres import PostgresServer
 from rota.local.redis import RedisServer
 from rota.local.server import Server
-from rota.model.errors import ServerFailed
+from rota.model.errors import PortTaken, ServerFailed
 
 log = structlog.get_logger(__name__)
 
 RESTARTS_MAX = 5
 RESTARTS_WINDOW_S = 60.0
+RESTART_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,18 @@ class LocalStack:
         except BaseExceptionGroup as problems:
             raise problems.exceptions[0] from None
 
+    @property
+    def service(self) -> Service:
+        """`watch` as a service; when it gives up, so does the process."""
+        return Service("local_servers", self._serve, restarts=Restarts(limit=0))
+
+    async def _serve(self, life: Lifecycle) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self.watch())
+            life.ready()
+            await life.until_draining()
+            watching.cancel()
+
     async def watch(self) -> None:
         """Start again, at the same URL, a server that dies; raises when one dies too often."""
         async with asyncio.TaskGroup() as group:
@@ -115,8 +129,9 @@ class LocalStack:
             log.warning("local_server_died", server=server.name, status=server.process.status)
             try:
                 await server.restart()
-            except ServerFailed as error:  # it died again while starting: counted above, in the next round
+            except (ServerFailed, PortTaken) as error:  # counted above, in the next round
                 log.warning("local_server_restart_failed", server=server.name, problem=error.sentence)
+                await asyncio.sleep(RESTART_PAUSE_S * len(restarts))
                 continue
             log.info("local_server_restarted", server=server.name, seconds=round(time.monotonic() - now, 3))
 

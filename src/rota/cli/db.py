@@ -1,0 +1,53 @@
+"""`rota db` and `rota audit`: the schema and the audit log, through a URL or the local stack that is up here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rota import runtime
+from rota.cli import output
+from rota.cli.local import local_url
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.postgres.migrate import Wanted
+from rota.infra.postgres.migrate import migrate as apply_migrations
+from rota.infra.postgres.migrate import status as migration_status
+from rota.model.errors import InvalidSetting
+from rota.model.settings import Settings
+
+
+def _target(settings: Settings) -> PostgresTarget:
+    url = settings.postgres.url or local_url(settings, "postgres")
+    if not url:
+        raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
+    return runtime.postgres_target(settings, url)
+
+
+@asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[Database]:
+    database = await Database.open(_target(settings))
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def migrate(settings: Settings, *, phase: Wanted, dry_run: bool, as_json: bool) -> None:
+    done = await apply_migrations(_target(settings), phase, dry_run=dry_run)
+    names = [migration.name for migration in done]
+    if as_json:
+        output.as_json({"dry_run": dry_run, "migrations": names})
+    elif names:
+        output.say("\n".join(f"{'would apply' if dry_run else 'applied'} {name}" for name in names))
+    else:
+        output.say("The schema is up to date.")
+
+
+async def status(settings: Settings, *, as_json: bool) -> int:
+    lines = await migration_status(_target(settings))
+    if as_json:
+        output.as_json(lines)
+    else:
+        rows = [(line.name, line.phase, line.state, line.applied_at or "") for line in lines]
+        output.as_table(("migration", "phase", "state", "applied"), rows)
+    return 0 if all(line.state == "applied" for line in lines) else 1

@@ -1,0 +1,198 @@
+"""`rota up`, `rota down` and `rota status`: Rota on one machine.
+
+`up` owns the data directory. It writes `<data>/up.json` when everything is ready and removes it when it stops; who
+owns the directory is told by its lock alone, so a file left behind by a killed `up` misleads nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from rota import runtime
+from rota.cli import output
+from rota.infra.postgres import migrate
+from rota.infra.service import Lifecycle, Service
+from rota.local import LocalStack, Source, StackOptions
+from rota.local.datadir import SERVERS, owner_of, write_private
+from rota.local.identity import RootMode
+from rota.model.errors import DataDirInUse, ServerFailed
+from rota.model.settings import Settings
+from rota.model.settings.masking import masked_url
+
+STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 90.0
+POLL_S = 0.05
+
+
+class Up(msgspec.Struct):
+    """What a running `rota up` tells others: `up.json`."""
+
+    pid: int
+    listen: str
+    urls: dict[str, str]
+
+
+class ServerStatus(msgspec.Struct):
+    name: str
+    url: str
+    ok: bool
+    answer: str
+    milliseconds: float
+
+
+class Status(msgspec.Struct):
+    ok: bool
+    data_dir: str
+    pid: int | None
+    listen: str | None
+    servers: list[ServerStatus]
+
+
+def data_dir(settings: Settings) -> Path:
+    return Path(settings.local.data_dir).expanduser().resolve()
+
+
+def stack_options(settings: Settings) -> StackOptions:
+    """A local server for each that no URL names."""
+    local = settings.local
+    named = runtime.named_urls(settings)
+    bins = {"postgres": local.postgres.bin, "redis": local.redis.bin, "nats": local.nats.bin}
+    ports = {"postgres": local.postgres.port, "redis": local.redis.port, "nats": local.nats.port}
+    return StackOptions(
+        data_dir(settings),
+        servers=tuple(name for name in SERVERS if name not in named),
+        source=Source(local.source),
+        root_mode=RootMode(local.root_mode),
+        bins={name: bin_ for name, bin_ in bins.items() if bin_},
+        ports={name: port for name, port in ports.items() if port},
+    )
+
+
+async def up(settings: Settings) -> int:
+    began = time.monotonic()
+    stack = LocalStack(stack_options(settings))
+    try:
+        await stack.start()
+        named = runtime.named_urls(settings)
+        urls = runtime.Urls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
+        await migrate(urls.postgres)
+        async with runtime.Replica.open(settings, urls) as replica:
+            replica.supervisor.add(_announcement(settings, stack, replica, began), stack.service)
+            return await replica.run()
+    finally:
+        await stack.stop()
+
+
+def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replica, began: float) -> Service:
+    async def body(life: Lifecycle) -> None:
+        told = data_dir(settings) / "up.json"
+        write_private(
+            told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, msgspec.structs.asdict(replica.urls)))
+        )
+        _print_banner(stack, replica, time.monotonic() - began)
+        try:
+            life.ready()
+            await life.until_draining()
+        finally:
+            told.unlink(missing_ok=True)
+
+    return Service("announcement", body)
+
+
+def _print_banner(stack: LocalStack, replica: runtime.Replica, seconds: float) -> None:
+    output.say(f"[bold green]Rota is up[/] after {seconds:.2f} s, data in {stack.options.data_dir}")
+    for server in stack.servers.values():
+        output.say(f"  {server.binary.label:<18} 127.0.0.1:{server.port}  ({server.binary.origin})")
+    output.say(f"  {'health, metrics':<18} {replica.listen_url}")
+    output.say("Ctrl-C stops it; `rota status` in another terminal tells how it is.")
+
+
+def up_detached(settings: Settings, config: Path | None) -> int:
+    """Start `rota up` apart from this terminal and return when it is ready or has failed."""
+    folder = data_dir(settings)
+    if owner := owner_of(folder):
+        raise DataDirInUse(f"Rota is up already in {folder} (process {owner}); `rota down` stops it.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / "up.log"
+    words = [sys.executable, "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (told := _told(folder)) and told.pid == child.pid:
+            output.say(f"[bold green]Rota is up[/] (process {child.pid}), {told.listen}; `rota down` stops it.")
+            return 0
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_S)
+            sys.stderr.write(log.read_text())
+            return child.returncode or 1
+    child.terminate()
+    raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped; see {log}.")
+
+
+def down(settings: Settings) -> str:
+    folder = data_dir(settings)
+    owner = owner_of(folder)
+    if owner is None:
+        return f"Rota is not up in {folder}."
+    with suppress(ProcessLookupError):
+        os.kill(owner, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if owner_of(folder) is None:
+            return f"Rota in {folder} has stopped."
+        time.sleep(POLL_S)
+    raise DataDirInUse(f"Process {owner} still runs after {STOP_TIMEOUT_S:.0f} s; its log says why, or kill it.")
+
+
+def local_url(settings: Settings, name: str) -> str | None:
+    """Where the `rota up` of this data directory reaches `name`; None when none is up."""
+    folder = data_dir(settings)
+    told = _told(folder)
+    return told.urls[name] if told and told.pid == owner_of(folder) else None
+
+
+async def status(settings: Settings, *, with_secrets: bool) -> Status:
+    folder = data_dir(settings)
+    owner, told = owner_of(folder), _told(folder)
+    urls = dict(told.urls) if told and told.pid == owner else runtime.named_urls(settings)
+    answers = await asyncio.gather(*(_ask(name, url, with_secrets=with_secrets) for name, url in urls.items()))
+    complete = len(answers) == len(SERVERS) and all(answer.ok for answer in answers)
+    listen = told.listen if told and told.pid == owner else None
+    return Status(complete, str(folder), owner, listen, list(answers))
+
+
+async def _ask(name: str, url: str, *, with_secrets: bool) -> ServerStatus:
+    began = time.monotonic()
+    problem = await runtime.problem_with(name, url)
+    shown = url if with_secrets else masked_url(url)
+    took_ms = round((time.monotonic() - began) * 1000, 1)
+    return ServerStatus(name, shown, problem is None, problem or "answers", took_ms)
+
+
+def _told(folder: Path) -> Up | None:
+    try:
+        return msgspec.json.decode((folder / "up.json").read_bytes(), type=Up)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def print_status(found: Status) -> None:
+    if found.pid:
+        output.say(f"Rota is up in {found.data_dir} (process {found.pid}), {found.listen or 'starting or stopping'}")
+    elif not found.servers:
+        output.say(f"Rota is not up in {found.data_dir}; `rota up` starts it.")
+    if found.servers:
+        rows = [(s.name, "yes" if s.ok else "NO", f"{s.milliseconds} ms", s.url, s.answer) for s in found.servers]
+        output.as_table(("server", "ok", "took", "url", "answer"), rows)

@@ -1,0 +1,169 @@
+"""One running replica, built out of settings: connections, services, one listener.
+
+Order of life: connections open (a bad URL, login or schema is told before anything runs), then services start in
+order, the listener first, so that `/health` answers from the beginning; they end in reverse, and connections close
+last. Every replica may run every service: what must be done once is decided by leases and row locks in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+from redis.asyncio import Redis
+
+from rota.infra import redis as redis_infra
+from rota.infra.nats import Bus, NatsTarget
+from rota.infra.outbox import Relay
+from rota.infra.postgres import Database, PostgresTarget, check_current
+from rota.infra.redis import RedisTarget
+from rota.infra.service import Service, Supervisor, run_until_signalled
+from rota.infra.service.listener import Listener
+from rota.model.errors import InvalidSetting, RotaError
+from rota.model.settings import Settings, redis_for
+
+SERVERS = ("postgres", "redis", "nats")
+
+
+class Urls(msgspec.Struct, frozen=True):
+    """Where the three servers are."""
+
+    postgres: str
+    redis: str
+    nats: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Urls:
+        """The URLs of `settings`; all three must be set."""
+        named = named_urls(settings)
+        missing = [f"{name}.url" for name in SERVERS if name not in named]
+        if missing:
+            raise InvalidSetting(
+                f"{' and '.join(missing)} must be set to run a replica against servers of yours; "
+                "`rota up` runs all three on this machine."
+            )
+        return cls(**named)
+
+
+def named_urls(settings: Settings) -> dict[str, str]:
+    """The servers that are named by a URL."""
+    urls = {name: getattr(settings, name).url for name in SERVERS}
+    return {name: url for name, url in urls.items() if url}
+
+
+class Replica:
+    """Open connections and the services that use them."""
+
+    def __init__(self, settings: Settings, urls: Urls, database: Database, redis: Redis, bus: Bus) -> None:
+        self.settings = settings
+        self.urls = urls
+        self.database = database
+        self.redis = redis
+        self.bus = bus
+        self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
+        self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
+        self._check_servers()
+        self.supervisor.add(self.listener.service, Service("outbox_relay", Relay(database, bus).run))
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: Settings, urls: Urls) -> AsyncIterator[Replica]:
+        async with AsyncExitStack() as closing:
+            database = await Database.open(postgres_target(settings, urls.postgres))
+            closing.push_async_callback(database.close)
+            await check_current(database)
+            redis = redis_infra.connect(redis_target(settings, urls.redis))
+            closing.push_async_callback(redis.aclose)
+            await redis_infra.check_fit(redis)
+            bus = await Bus.connect(nats_target(settings, urls.nats))
+            closing.push_async_callback(bus.close)
+            yield cls(settings, urls, database, redis, bus)
+
+    def _check_servers(self) -> None:
+        checks = self.listener.checks
+        checks.add("postgres", lambda: check_current(self.database))
+        checks.add("redis", self.redis.ping)
+        checks.add("nats", self.bus.check)
+
+    @property
+    def listen_url(self) -> str:
+        """Where `/health`, `/ready` and `/metrics` answer; known once the listener is ready."""
+        host = f"[{self.listener.host}]" if ":" in self.listener.host else self.listener.host
+        return f"http://{host}:{self.listener.port}"
+
+    async def run(self) -> int:
+        """Until a signal or a failure; the exit status of the process."""
+        return await run_until_signalled(self.supervisor)
+
+
+async def serve(settings: Settings, urls: Urls) -> int:
+    async with Replica.open(settings, urls) as replica:
+        return await replica.run()
+
+
+def postgres_target(settings: Settings, url: str) -> PostgresTarget:
+    wanted = settings.postgres
+    return PostgresTarget(
+        url=url,
+        pool_min=wanted.pool_min,
+        pool_max=wanted.pool_max,
+        connect_timeout_s=wanted.connect_timeout,
+        acquire_timeout_s=wanted.acquire_timeout,
+        statement_timeout_s=wanted.statement_timeout,
+        lock_timeout_s=wanted.lock_timeout,
+        idle_in_transaction_s=wanted.idle_in_transaction_timeout,
+    )
+
+
+def nats_target(settings: Settings, url: str) -> NatsTarget:
+    wanted = settings.nats
+    return NatsTarget(
+        url=url,
+        prefix=wanted.prefix,
+        connect_timeout_s=wanted.connect_timeout,
+        publish_timeout_s=wanted.publish_timeout,
+        name=replica_name(),
+    )
+
+
+def replica_name() -> str:
+    """Who we are in logs, leases and the servers' own lists: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def redis_target(settings: Settings, url: str) -> RedisTarget:
+    use = redis_for(settings, "scheduler", url)
+    return RedisTarget(**msgspec.structs.asdict(use), client_name=replica_name())
+
+
+async def problem_with(name: str, url: str) -> str | None:
+    """What is wrong with the server at `url`, in a sentence; None when it answers."""
+    try:
+        await _ASK[name](url)
+    except RotaError as error:
+        return error.sentence
+    return None
+
+
+async def _ask_postgres(url: str) -> None:
+    database = await Database.open(PostgresTarget(url=url, pool_max=1))
+    await database.close()
+
+
+async def _ask_redis(url: str) -> None:
+    client = redis_infra.connect(RedisTarget(url=url))
+    try:
+        await redis_infra.check_fit(client)
+    finally:
+        await client.aclose()
+
+
+async def _ask_nats(url: str) -> None:
+    bus = await Bus.connect(NatsTarget(url=url))
+    await bus.close()
+
+
+_ASK = {"postgres": _ask_postgres, "redis": _ask_redis, "nats": _ask_nats}
