@@ -97,7 +97,11 @@ async def test_a_server_killed_under_up_comes_back_and_readiness_tells(rota):
     asked = await rota("status", "--json")
     pid = _server_pid(process.pid, "valkey-server", "redis-server")
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: _server_pid(process.pid, "valkey-server", "redis-server") not in {None, pid}, within_s=20, what="a new server")
+    await until(
+        lambda: _server_pid(process.pid, "valkey-server", "redis-server") not in {None, pid},
+        within_s=20,
+        what="a new server",
+    )
     await until(lambda: _get(f"{listen}/ready")[0] == 200, within_s=20, what="readiness")
     assert (await _ended(asked))[0] == 0
 

@@ -1,5 +1,6 @@
 """The ground is only worth standing on if it notices what a test leaves behind."""
 
+import os
 import subprocess
 import sys
 
@@ -21,6 +22,7 @@ def test_every_kind_of_leak_fails_its_test_and_nothing_else():
         capture_output=True,
         text=True,
         timeout=55,
+        env={**os.environ, "TEST_CLOSED_WITHIN_S": "0.3"},
         check=False,
     )
     found = {line.split("::")[1].split(" ")[0]: line for line in done.stdout.splitlines() if line.startswith("ERROR ")}
@@ -30,6 +32,6 @@ def test_every_kind_of_leak_fails_its_test_and_nothing_else():
         "test_leaves_a_redis_connection",
         "test_leaves_a_postgres_connection",
     }, done.stdout
-    for words in ("tasks left behind", "b'stray'", "closing every connection to Redis", "left open"):
+    for words in ("tasks left behind", "b'stray'", "every connection to Redis", "every connection to PostgreSQL"):
         assert words in done.stdout, words
     assert "5 passed, 4 errors" in done.stdout

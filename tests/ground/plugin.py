@@ -13,6 +13,7 @@ import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
+from rota.infra.telemetry import logs
 from rota.local import LocalStack
 from tests.ground.proxy import Proxy
 from tests.ground.second import SecondProcess
@@ -27,6 +28,7 @@ CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
+    logs.configure("console", "info")  # unconfigured, structlog prints to stdout, with the locals of every frame
     if not hasattr(config, "workerinput"):
         config.stash[SERVERS] = SharedServers()
 

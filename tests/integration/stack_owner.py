@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from rota.infra.telemetry import logs
 from rota.local import LocalStack, StackOptions, process
 from rota.local.identity import RootMode
 
@@ -26,4 +27,5 @@ async def own(data, mode):
 
 
 if __name__ == "__main__":
+    logs.configure("console", "info")
     asyncio.run(own(*sys.argv[1:], *(["auto"] if len(sys.argv) < 3 else [])))

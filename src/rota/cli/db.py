@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from rota import runtime
 from rota.cli import output
 from rota.cli.local import local_url
+from rota.infra import audit
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.postgres.migrate import Wanted
 from rota.infra.postgres.migrate import migrate as apply_migrations
@@ -51,3 +52,17 @@ async def status(settings: Settings, *, as_json: bool) -> int:
         rows = [(line.name, line.phase, line.state, line.applied_at or "") for line in lines]
         output.as_table(("migration", "phase", "state", "applied"), rows)
     return 0 if all(line.state == "applied" for line in lines) else 1
+
+
+async def verify_audit(settings: Settings, *, expect: str | None, as_json: bool) -> int:
+    anchor = audit.Head.parse(expect) if expect else None
+    async with _database(settings) as database:
+        found = await audit.verify(database, anchor=anchor)
+    problem = found.problem
+    if as_json:
+        output.as_json({"ok": found.ok, "checked": found.checked, "head": str(found.head), "problem": problem})
+    elif problem:
+        output.say(f"[bold red]Entry {problem.seq}[/]: {problem.sentence}")
+    else:
+        output.say(f"{found.checked} entries are whole. Keep this head elsewhere, for --expect:\n{found.head}")
+    return 0 if found.ok else 1

@@ -31,8 +31,8 @@ from rota.local import LocalStack, StackOptions
 from rota.model.breaker import Consecutive, ProbesByCount, Rules
 from rota.model.errors import BreakerOpen, PostgresUnavailable, StaleFence
 
-MESSAGES = 6000
-BATCH = 200
+MESSAGES = 20_000
+BATCH = 250
 QUIET_S = 60.0
 DEMO = StreamSpec(name="DEMO", subjects=("demo.>",))
 READER = ConsumerSpec(stream="DEMO", durable="reader", ack_wait_s=5.0)
@@ -85,9 +85,7 @@ async def _opened(console: Console, folder: Path) -> AsyncIterator[Tour]:
 
 
 async def _messages_survive_killed_servers(tour: Tour) -> None:
-    tour.console.print(
-        f"[bold]{MESSAGES} messages committed in PostgreSQL, with NATS and PostgreSQL killed on the way[/]"
-    )
+    tour.console.print(f"[bold]{MESSAGES:,} messages, with NATS and then PostgreSQL killed on the way[/]")
     await tour.bus.ensure([DEMO, READER])
     relay = Relay(tour.database, tour.bus, poll_s=0.2)
     supervisor = Supervisor()
@@ -106,7 +104,7 @@ async def _messages_survive_killed_servers(tour: Tour) -> None:
     took_s = time.monotonic() - began
     tour.shown(
         len(received) == MESSAGES,
-        f"{len(received)} of {MESSAGES} received in {took_s:.1f} s, none lost, {repeated.result()} delivered twice",
+        f"{len(received):,} of {MESSAGES:,} received in {took_s:.1f} s: none lost, {repeated.result()} delivered twice",
     )
 
 
@@ -183,7 +181,7 @@ async def _a_breaker_opens_for_everybody(tour: Tour) -> None:
             told = ""
         except BreakerOpen as error:
             told = error.sentence
-        tour.shown(bool(told), f"three failures here; there: {told!r}")
+        tour.shown(bool(told), f"three failures here; there: {told}")
     finally:
         await client.aclose()
 
@@ -195,4 +193,4 @@ async def _the_audit_log_is_whole(tour: Tour) -> None:
             transaction, [AuditEntry(actor="demo", action="visit", target=f"stop {n}") for n in range(5)]
         )
     found = await audit.verify(tour.database)
-    tour.shown(found.ok, f"{found.checked} entries, every hash recomputed, head {found.head}")
+    tour.shown(found.ok, f"{found.checked} entries, every hash recomputed, head {str(found.head)[:14]}…")

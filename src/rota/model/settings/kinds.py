@@ -42,7 +42,7 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> str:
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} does not say what it allows")
 
     @property
     def brief(self) -> str:
@@ -50,7 +50,7 @@ class Kind(msgspec.Struct, frozen=True):
         return self.allowed
 
     def read(self, text: str) -> Value:
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} does not say how {text!r} is read")
 
     def show(self, value: Value) -> str:
         return "" if value is None else str(value)

@@ -1,0 +1,121 @@
+"""Named places where a test may kill or pause this process, or lose a reply.
+
+    CRASH_AT=lease.after_acquire        die there the first time it is reached, as by kill -9 (status 137)
+    PAUSE_AT=relay.before_mark:3        stop there the third time (SIGSTOP); SIGCONT goes on
+    LOST_REPLY_AT=lease.renew           the work is done, its reply never arrives: `reply` raises LostReply
+
+Several places are separated by commas. A place is `room.point`, written once in the whole source tree (a
+unit test reads the tree). The variables are read once, at import: with none set `at` and `reply` are an
+empty function. An armed process says so on stderr as soon as this module is imported, since production must
+never be armed unawares.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from rota.model.errors import InvalidSetting
+
+CRASHED: Final = 137
+"""Exit status of a process that died at a named place; what a shell shows after kill -9."""
+
+_PLACE = re.compile(r"([a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)(?::([1-9][0-9]*))?")
+_CALL = re.compile(r"^[^`#\n]*\bfaults\.(at|reply)\(\s*\"?([^)\"]*)", re.MULTILINE)
+
+
+class LostReply(ConnectionError):
+    """The call was carried out; its answer was dropped on purpose."""
+
+
+class Plan:
+    """Which places fail, and at which visit. One plan per process; `parse` reads it from the environment."""
+
+    def __init__(self, crash: Mapping[str, int], pause: Mapping[str, int], lose: Mapping[str, int]) -> None:
+        self.crash = crash
+        self.pause = pause
+        self.lose = lose
+        self._visits: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def parse(cls, environment: Mapping[str, str]) -> Plan:
+        crash, pause, lose = (_places(environment, key) for key in ("CRASH_AT", "PAUSE_AT", "LOST_REPLY_AT"))
+        return cls(crash, pause, lose)
+
+    def __bool__(self) -> bool:
+        return bool(self.crash or self.pause or self.lose)
+
+    def at(self, name: str) -> None:
+        visit = self._count("at", name)
+        if self.pause.get(name) == visit:
+            # Sent to this thread, so that it stops here and not some instructions later.
+            signal.raise_signal(signal.SIGSTOP)
+        if self.crash.get(name) == visit:
+            os._exit(CRASHED)
+
+    def reply(self, name: str) -> None:
+        if self.lose.get(name) == self._count("reply", name):
+            raise LostReply(f"The reply at {name} was dropped by LOST_REPLY_AT.")
+
+    def _count(self, kind: str, name: str) -> int:
+        with self._lock:
+            visit = self._visits.get((kind, name), 0) + 1
+            self._visits[kind, name] = visit
+        return visit
+
+
+def _places(environment: Mapping[str, str], key: str) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for text in environment.get(key, "").split(","):
+        if not text.strip():
+            continue
+        match = _PLACE.fullmatch(text.strip())
+        if match is None:
+            raise InvalidSetting(
+                f"{key}={text.strip()!r} is not a place: write room.point or room.point:n with n from 1."
+            )
+        places[match[1]] = int(match[2] or 1)
+    return places
+
+
+def places() -> list[tuple[str, str]]:
+    """Every place in Rota's source as (kind, name), kind being `at` or `reply`; for tests that visit them all."""
+    import rota
+
+    sources = [path.read_text() for path in sorted(Path(rota.__file__).parent.rglob("*.py"))]
+    return [(found[1], found[2]) for text in sources for found in _CALL.finditer(text)]
+
+
+def _nothing(_name: str) -> None:
+    return None
+
+
+def _announce(plan: Plan) -> None:
+    import sys
+
+    import structlog
+
+    log = structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr),
+        processors=[
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+    )
+    log.warning("faults_armed", level="warning", crash_at=plan.crash, pause_at=plan.pause, lost_reply_at=plan.lose)
+
+
+_plan = Plan.parse(os.environ)
+at: Callable[[str], None] = _plan.at if _plan else _nothing
+"""Marks a place between two steps: `faults.at("lease.after_acquire")`."""
+reply: Callable[[str], None] = _plan.reply if _plan else _nothing
+"""Marks the moment a reply arrives, right after the awaited call: `faults.reply("lease.renew")`."""
+
+if _plan:
+    _announce(_plan)

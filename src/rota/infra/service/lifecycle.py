@@ -1,0 +1,277 @@
+"""One unit of background work: start, ready, drain, stop.
+
+    async def relay(life: Lifecycle) -> None:
+        await connect()
+        life.ready()
+        while await life.pause(0.2):
+            await publish_some()
+
+    relaying = Service("relay", relay)
+
+        new ─► starting ─► ready ─► draining ─► stopped
+                  ▲          │
+                  └ restarting (crashed, waiting) ─► failed (too often, or unfit from the start)
+
+Invariants, all kept by `Service`. It runs once: whoever stops it first wins over whoever starts it, so stop
+before, during or after start, once or many times, ends in `stopped`. Its body runs in one task that belongs
+to the caller's TaskGroup, and `stop` returns when that task has ended. A body ends because it was asked to;
+any other end is a crash. A crash is restarted after a pause that doubles up to a cap, with jitter, so that
+replicas do not come back in step. Waiting for a server (`Unavailable`) may go on for ever, unready but
+alive; anything else counts towards `Restarts.limit`. An error of set-up or input before the first `ready`
+is final, as no restart mends it.
+
+Dying here loses nothing that the body had not already made safe. A paused process finds its pauses over
+when it wakes; the body must check its leases before it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, SetupFailed, Unavailable
+
+log = structlog.get_logger(__name__)
+RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
+
+CANCEL_GRACE_S = 2.0
+"""How long a cancelled body may take to clean up before it is given up as stuck."""
+
+
+class State(StrEnum):
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        return self in (State.STOPPED, State.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often a crashed body is started again. A body that stayed ready for `steady_s` starts with a clean slate."""
+
+    limit: int = 5
+    first_s: float = 0.1
+    longest_s: float = 10.0
+    steady_s: float = 60.0
+
+    def pause_s(self, streak: int, chance: float) -> float:
+        """Pause before restart number `streak` (from 1): between half and all of the doubled time."""
+        whole = min(self.longest_s, self.first_s * 2.0 ** min(streak - 1, 30))
+        return whole * (0.5 + chance / 2)
+
+
+class EndedEarly(Exception):
+    """The body returned, or was cancelled from inside, although nobody had asked it to end."""
+
+
+class Lifecycle:
+    """What a body sees of its service: it says when it is ready and hears when to end. New for every start."""
+
+    def __init__(self, draining: asyncio.Event, on_ready: Callable[[], None]) -> None:
+        self._draining = draining
+        self._on_ready = on_ready
+        self.ready_at: float | None = None
+
+    def ready(self) -> None:
+        """Say that the work is being done. Saying it again changes nothing."""
+        if self.ready_at is None:
+            self.ready_at = asyncio.get_running_loop().time()
+            self._on_ready()
+
+    @property
+    def draining(self) -> bool:
+        """Whether to take no new work, finish what is under way, and return."""
+        return self._draining.is_set()
+
+    async def until_draining(self) -> None:
+        await self._draining.wait()
+
+    async def pause(self, seconds: float) -> bool:
+        """Sleep, or until draining. True to go on: `while await life.pause(1): ...`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+        except TimeoutError:
+            return not self.draining
+        return False
+
+
+class Service:
+    """A supervised body. See the module for what it promises."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Lifecycle], Awaitable[None]],
+        *,
+        restarts: Restarts | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.state = State.NEW
+        self.error: Exception | None = None
+        """What the body died of last."""
+        self.cut = False
+        """Whether work under way was cancelled, or the body crashed while draining."""
+        self.on_change: Callable[[Service], None] = _ignore
+        self._run = run
+        self._restarts = restarts or Restarts()
+        self._chance = chance
+        self._draining = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._hurried: asyncio.Future[None] | None = None
+        self._streak = 0
+        self._crashes = 0
+        self._was_ready = False
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin, unless it has begun or was told to stop before."""
+        if self._task is None and not self._draining.is_set():
+            self._become(State.STARTING)
+            self._hurried = asyncio.get_running_loop().create_future()
+            self._task = tasks.create_task(self._supervise(), name=f"service {self.name}")
+
+    async def until(self, *states: State) -> State:
+        """Wait for one of `states`, or for the end."""
+        while self.state not in states and not self.state.ended:
+            await self._changed.wait()
+        return self.state
+
+    def drain(self) -> None:
+        """Ask the body to finish what it does and return. One that is not ready has nothing to finish."""
+        if self._draining.is_set():
+            return
+        idle = self.state is not State.READY
+        self._draining.set()
+        if self._task is None:
+            self._become(State.STOPPED)
+        elif not self.state.ended:
+            self._become(State.DRAINING)
+            if idle:
+                self._task.cancel()
+
+    def cancel(self) -> None:
+        """Drain without patience: the body is cancelled where it stands, and whoever waits in `stop` hurries."""
+        self.drain()
+        if self._task is None or self._task.done():
+            return
+        if not self._task.cancelling():
+            self.cut = True
+            log.warning("service_cut", service=self.name)
+            self._task.cancel()
+        if self._hurried is not None and not self._hurried.done():
+            self._hurried.set_result(None)
+
+    async def stop(self, budget_s: float) -> bool:
+        """Drain, cancel after `budget_s`, and wait for the end. False if even cancelling did not end it."""
+        self.drain()
+        if self._task is None or self._hurried is None:
+            return True
+        await asyncio.wait({self._task, self._hurried}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._task.done():
+            self.cancel()
+            await asyncio.wait({self._task}, timeout=CANCEL_GRACE_S)
+        if self._task.done() and not self.state.ended:
+            # Cancelled before its first step, so its own `finally` never ran.
+            self._become(State.STOPPED)
+        return self._task.done()
+
+    def _become(self, state: State) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.on_change(self)
+
+    def _became_ready(self) -> None:
+        self._was_ready = True
+        if self.state is State.STARTING:
+            self._become(State.READY)
+
+    async def _supervise(self) -> None:
+        try:
+            while not self._draining.is_set():
+                await self._attempt()
+        finally:
+            if self.state is not State.FAILED:
+                self._become(State.STOPPED)
+
+    async def _attempt(self) -> None:
+        """One run of the body and, if it crashed, the pause after it."""
+        self._become(State.STARTING)
+        life = Lifecycle(self._draining, self._became_ready)
+        crash = await self._outcome(life)
+        if crash is None:
+            return
+        self.error = crash
+        if self._draining.is_set():
+            self.cut = True
+            log.error("service_crashed_while_draining", service=self.name, exc_info=crash)
+        elif self._is_final(crash, life):
+            log.critical("service_failed", service=self.name, crashes=self._crashes, exc_info=crash)
+            self._draining.set()
+            self._become(State.FAILED)
+        else:
+            await self._back_off(crash)
+
+    async def _outcome(self, life: Lifecycle) -> Exception | None:
+        try:
+            await self._run(life)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            ended = EndedEarly(f"Service {self.name} was cancelled from inside.")
+            ended.__cause__ = cancelled
+            return ended
+        except Exception as crash:  # noqa: BLE001 - the one place that decides what a crash means
+            return crash
+        if self._draining.is_set():
+            return None
+        return EndedEarly(f"Service {self.name} returned without being asked to.")
+
+    def _is_final(self, crash: Exception, life: Lifecycle) -> bool:
+        now = asyncio.get_running_loop().time()
+        if life.ready_at is not None and now - life.ready_at >= self._restarts.steady_s:
+            self._streak = self._crashes = 0
+        if not self._was_ready and isinstance(crash, SetupFailed | InvalidInput):
+            return True
+        self._streak += 1
+        self._crashes += 0 if _only_unavailable(crash) else 1
+        return self._crashes > self._restarts.limit
+
+    async def _back_off(self, crash: Exception) -> None:
+        pause_s = self._restarts.pause_s(self._streak, self._chance())
+        RESTARTS.labels(self.name).inc()
+        self._become(State.RESTARTING)
+        if _only_unavailable(crash):
+            log.warning("service_waits", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3))
+        else:
+            log.error("service_crashed", service=self.name, restart_in_s=round(pause_s, 3), exc_info=crash)
+        await asyncio.sleep(pause_s)
+
+
+def _only_unavailable(crash: Exception) -> bool:
+    """Whether nothing but absent servers is to blame, also inside the group that a TaskGroup raises."""
+    if isinstance(crash, ExceptionGroup):
+        return crash.split(Unavailable)[1] is None
+    return isinstance(crash, Unavailable)
+
+
+def _ignore(_service: Service) -> None:
+    return None

@@ -1,0 +1,224 @@
+"""The one HTTP listener of a process: /health, /ready, /metrics, and below every other path a mounted app.
+
+    /health    200 while no service has failed for good: is a new process needed?
+    /ready     200 while all services are ready and all checks pass: may work be sent here?
+    /metrics   Prometheus' text format
+
+Invariants: bound to loopback unless told otherwise; answers hold names, states and error codes, never an
+error's text; a check that hangs costs its own time-out once a second, however many ask; started first and
+stopped last, so that it can tell how the rest is doing until the end. Signals are not its business: they
+are the supervisor's. A streaming answer of the mounted app must end when `Supervisor.until_stopping`
+returns, or it is cut after `close_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import structlog
+import uvicorn
+
+from rota.infra.service.lifecycle import Lifecycle, Service
+from rota.infra.service.supervisor import Supervisor, kind_of
+from rota.infra.telemetry import metrics
+from rota.model.errors import PortTaken, SetupFailed
+
+log = structlog.get_logger(__name__)
+ACTIVE_TASKS = metrics.gauge("rota_active_tasks", "Asyncio tasks of this process, seen when metrics are read.")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Check = Callable[[], Awaitable[object]]
+Answer = tuple[int, str, bytes]
+
+_JSON = "application/json"
+
+
+class Checks:
+    """Questions to the outside (does PostgreSQL answer?) that must all pass. A check fails by raising."""
+
+    def __init__(self, fresh_s: float = 1.0) -> None:
+        self._fresh_s = fresh_s
+        self._checks: dict[str, tuple[Check, float]] = {}
+        self._failing: dict[str, str] = {}
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+
+    def add(self, name: str, check: Check, timeout_s: float = 1.0) -> None:
+        assert name not in self._checks, f"two checks {name!r}"
+        self._checks[name] = (check, timeout_s)
+
+    async def failing(self) -> dict[str, str]:
+        """Failing checks with the kind of their error; the answer is shared for `fresh_s`."""
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            if loop.time() - self._asked_at >= self._fresh_s:
+                self._failing = await self._ask()
+                self._asked_at = loop.time()
+            return self._failing
+
+    async def _ask(self) -> dict[str, str]:
+        async with asyncio.TaskGroup() as tasks:
+            asked = {
+                name: tasks.create_task(_problem(check, timeout_s)) for name, (check, timeout_s) in self._checks.items()
+            }
+        return {name: problem for name, task in asked.items() if (problem := task.result())}
+
+
+async def _problem(check: Check, timeout_s: float) -> str:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await check()
+    except TimeoutError:
+        return "timeout"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it means "not ready"
+        return kind_of(error)
+    return ""
+
+
+class Listener:
+    """Give `service` to the supervisor before all others. `port` 0 takes a free one, known once it is ready."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        app: App | None = None,
+        close_s: int = 5,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.checks = Checks()
+        self.service = Service("listener", self._run)
+        self._supervisor = supervisor
+        self._app = app
+        self._close_s = close_s
+
+    async def _run(self, life: Lifecycle) -> None:
+        with self._bound() as bound:
+            # A restart comes back on the number that clients know.
+            self.port = bound.getsockname()[1]
+            server = _Server(self._config(), life)
+            try:
+                await server.serve([bound])
+            finally:
+                await server.abort()
+
+    @contextmanager
+    def _bound(self) -> Iterator[socket.socket]:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            bound = socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            raise _refusal(self.host, self.port, error) from error
+        with bound:
+            yield bound
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=self._close_s,
+        )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}.get(scope["path"])
+        if route is None and self._app is not None:
+            await self._app(scope, receive, send)
+        elif route is None:
+            await _reply(send, (404, _JSON, b'{"error":"not_found"}'))
+        elif scope["method"] not in ("GET", "HEAD"):
+            await _reply(send, (405, _JSON, b'{"error":"method_not_allowed"}'))
+        else:
+            await _reply(send, await route())
+
+    async def _health(self) -> Answer:
+        failed = self._supervisor.failed()
+        return _report(not failed, "healthy" if not failed else "failed", failed)
+
+    async def _ready(self) -> Answer:
+        missing = self._supervisor.unready() | await self.checks.failing()
+        return _report(not missing, "ready" if not missing else "not_ready", missing)
+
+    async def _metrics(self) -> Answer:
+        ACTIVE_TASKS.set(len(asyncio.all_tasks()))
+        return 200, metrics.CONTENT_TYPE, metrics.render()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn under our lifecycle: no signal handlers, no polling for the end."""
+
+    def __init__(self, config: uvicorn.Config, life: Lifecycle) -> None:
+        super().__init__(config)
+        self.servers = []
+        self._life = life
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._life.ready()
+
+    async def main_loop(self) -> None:
+        await self._life.until_draining()
+
+    async def abort(self) -> None:
+        """Leave nothing open when the graceful close ran out, was cancelled or never came."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        requests = set(self.server_state.tasks)
+        for request in requests:
+            request.cancel()
+        if requests:
+            await asyncio.wait(requests, timeout=1.0)
+
+
+def _refusal(host: str, port: int, error: OSError) -> SetupFailed:
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(
+            f"Port {port} on {host} is taken; stop what uses it, or choose another port (0 takes any free one).",
+            host=host,
+            port=port,
+        )
+    return SetupFailed(
+        f"Cannot listen on {host} port {port}: {error.strerror or error}. Choose an address of this machine and a "
+        "port you may use.",
+        host=host,
+        port=port,
+    )
+
+
+def _report(good: bool, status: str, parts: dict[str, str]) -> Answer:
+    body = {"status": status, "parts": parts} if parts else {"status": status}
+    return 200 if good else 503, _JSON, msgspec.json.encode(body)
+
+
+async def _reply(send: Send, answer: Answer) -> None:
+    status, content_type, body = answer
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    if status == 405:
+        headers.append((b"allow", b"GET, HEAD"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,185 @@
+"""The services of one process, and the one way in which signals reach them.
+
+    supervisor = Supervisor()
+    supervisor.add(listener.service, relay, reconciler)
+    sys.exit(asyncio.run(run_until_signalled(supervisor)))
+
+Services start in the order they were added, each when the one before is ready, and end in reverse, each
+when the one after has ended: what is used outlives what uses it. The first SIGTERM or SIGINT drains, the
+second cancels. A service that fails for good drains the rest and makes the exit status 1: the process owns
+no work that another replica cannot take over, so a fresh process is the best repair.
+
+The drain budget is shared: when it is spent, what still runs is cancelled. A body that ignores even that
+cannot be waited for, so the process ends without it (`abandon`); leases and fences in PostgreSQL make that
+as safe as kill -9.
+
+Exit status: 0 drained clean · 1 something failed, crashed or was cut · 128+n cancelled by a second signal
+n.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+
+from rota.infra.service.lifecycle import Service, State
+from rota.infra.telemetry.redaction import redact_text
+from rota.model.errors import RotaError, SetupFailed
+
+log = structlog.get_logger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Supervisor:
+    def __init__(
+        self,
+        *,
+        start_timeout_s: float = 60.0,
+        drain_budget_s: float = 20.0,
+        abandon: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.services: list[Service] = []
+        self._start_timeout_s = start_timeout_s
+        self._drain_budget_s = drain_budget_s
+        self._abandon = abandon
+        self._stopping = asyncio.Event()
+        self._forced_status: int | None = None
+
+    def add(self, *services: Service) -> None:
+        for service in services:
+            assert service.name not in [known.name for known in self.services], f"two services {service.name!r}"
+            service.on_change = self._changed
+            self.services.append(service)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    async def until_stopping(self) -> None:
+        """Returns when the process is to end. Whoever holds a long answer open (an event stream) waits for this."""
+        await self._stopping.wait()
+
+    def failed(self) -> dict[str, str]:
+        """Services that ended for good, with the kind of error they died of. Kinds hold no secrets; texts might."""
+        return {service.name: kind_of(service.error) for service in self.services if service.state is State.FAILED}
+
+    def unready(self) -> dict[str, str]:
+        waiting = {s.name: s.state.value for s in self.services if s.state is not State.READY}
+        return {"process": "stopping", **waiting} if self.stopping else waiting
+
+    @property
+    def exit_status(self) -> int:
+        if self._forced_status is not None:
+            return self._forced_status
+        return int(any(service.cut or service.state is State.FAILED for service in self.services))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """All services, from the first start to the last end. Raises if one does not become ready."""
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                await self._start(tasks)
+                yield
+            except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+                failure = error
+            finally:
+                await self._stop()
+        if failure is not None:
+            raise failure
+
+    def ask_stop(self) -> None:
+        """Begin to end. Services that are not ready have nothing to drain and end at once."""
+        self._stopping.set()
+        for service in self.services:
+            if service.state in (State.STARTING, State.RESTARTING):
+                service.drain()
+
+    def hurry(self, status: int) -> None:
+        """Cancel whatever still runs; the process is to exit with `status`."""
+        self.ask_stop()
+        for service in self.services:
+            if not service.state.ended:
+                self._forced_status = status
+                service.cancel()
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        for service in self.services:
+            if self.stopping:
+                return
+            service.start(tasks)
+            await self._until_ready(service)
+
+    async def _until_ready(self, service: Service) -> None:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                state = await service.until(State.READY)
+        except TimeoutError:
+            cause = service.error
+            raise SetupFailed(
+                f"Service {service.name} was not ready within {self._start_timeout_s:g} s"
+                f"{f' ({redact_text(str(cause))})' if cause else ''}; see its log lines and try again."
+            ) from cause
+        if state is State.FAILED:
+            if isinstance(service.error, RotaError):
+                raise service.error
+            raise SetupFailed(
+                f"Service {service.name} could not start ({kind_of(service.error)}); its log lines say why."
+            ) from service.error
+
+    async def _stop(self) -> None:
+        self.ask_stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_budget_s
+        ended = {s.name: await s.stop(max(0.0, deadline - loop.time())) for s in reversed(self.services)}
+        if stuck := [name for name, has_ended in ended.items() if not has_ended]:
+            log.critical("services_ignore_cancellation", services=stuck)
+            self._abandon(self.exit_status)
+
+    def _changed(self, service: Service) -> None:
+        log.debug("service_state", service=service.name, state=service.state.value)
+        if service.state is State.FAILED:
+            self.ask_stop()
+
+
+async def run_until_signalled(supervisor: Supervisor) -> int:
+    """Run the services until a signal or a failure ends them. Returns the exit status; needs the main thread."""
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        log.info("signal_received", signal=number.name, asked=len(received))
+        if len(received) == 1:
+            supervisor.ask_stop()
+        else:
+            supervisor.hurry(128 + number)
+
+    with _handled(on_signal):
+        async with supervisor.running():
+            await supervisor.until_stopping()
+    return supervisor.exit_status
+
+
+@contextmanager
+def _handled(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def kind_of(error: BaseException | None) -> str:
+    """The stable code of one of our errors, the type's name of any other."""
+    return error.code if isinstance(error, RotaError) else type(error).__name__

@@ -1,0 +1,74 @@
+"""What must never be read in a log line, an error or a page is masked here.
+
+Two rules. A value under a secret's name (`password`, `api_key`, `Authorization` ...) is masked whole. In
+every text, whatever its name, the credentials of URLs and whatever follows `password=`, `token:` or
+`Bearer` are masked. When in doubt more is masked, not less. Whole numbers stay, since fencing tokens are
+counted and shown, except for passwords.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+MASK: Final = "***"
+_DEEPEST: Final = 8
+
+_SECRETS: Final = (
+    "passw(?:or)?d|passphrase|secret|credential|authorization|cookie|token|(?:api|private|access|signing)[_-]?key"
+)
+_SECRET_NAME = re.compile(_SECRETS, re.IGNORECASE)
+# A password may hold anything but a space, so credentials reach to the last @ before the next URL begins.
+_URL_CREDENTIALS = re.compile(r"://((?:(?!://)\S)*)@")
+_ASSIGNMENT = re.compile(
+    rf"""((?:{_SECRETS})[\w-]{{0,40}}["']?\s{{0,8}}[:=]\s{{0,8}})"""
+    r"""((?:bearer|basic)\s{1,8}[^\s"',;&]+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"',;&)}\]]+)""",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\b((?:bearer|basic)\s{1,8})[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
+
+
+def redact(value: object, name: str = "", depth: int = 0) -> object:
+    """`value` as plain data (text, numbers, lists, dicts) without secrets. Never raises."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return MASK if is_secret(name) and "token" not in name.lower() else value
+    if is_secret(name):
+        return MASK
+    if isinstance(value, str):
+        return redact_text(value)
+    if depth < _DEEPEST:
+        if isinstance(value, Mapping):
+            return {redact_text(str(key)): redact(held, str(key), depth + 1) for key, held in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [redact(held, "", depth + 1) for held in value]
+    return redact_text(_described(value))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a value called `name` is to be hidden: `db_password`, `apiKey`, `X-Token`."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def redact_text(text: str) -> str:
+    if "://" in text:
+        text = _URL_CREDENTIALS.sub(_without_credentials, text)
+    text = _ASSIGNMENT.sub(rf"\1{MASK}", text)
+    return _BEARER.sub(rf"\1{MASK}", text)
+
+
+def _without_credentials(match: re.Match[str]) -> str:
+    user, colon, _password = match[1].partition(":")
+    # Without a colon it may be a user, or a token as in nats://token@host.
+    return f"://{user}:{MASK}@" if colon else f"://{MASK}@"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode(errors="backslashreplace")
+    try:
+        return repr(value)
+    except Exception as broken:  # noqa: BLE001 - a log call never fails its caller
+        return f"<{type(value).__name__}: repr failed with {type(broken).__name__}>"

@@ -1,0 +1,88 @@
+"""The gates of `make check`: `python -m tests.gates [NAME ...]`. One line each; what fails shows why.
+
+Two run at a time, the slowest first. The exit status is 1 if any failed, 2 if a gate is not known.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from tests import gates_tree as tree
+from tests.gates_tree import Report
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 300
+
+
+def command(*words: str) -> Callable[[Path], Report]:
+    """A gate that is a program of the virtualenv: it fails if the program does."""
+
+    def run(root: Path) -> Report:
+        try:
+            ended = subprocess.run(
+                [str(BIN / words[0]), *words[1:]],
+                cwd=root,
+                capture_output=True,
+                check=False,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Report([f"{words[0]} could not run: {error}; `make setup` installs it"])
+        shown = (ended.stdout + ended.stderr).strip()
+        return Report((shown or f"exit status {ended.returncode}").splitlines()) if ended.returncode else Report()
+
+    return run
+
+
+GATES: dict[str, Callable[[Path], Report]] = {
+    "types": command("mypy", "--no-error-summary"),
+    "layers": command("lint-imports", "--no-logo"),
+    "lint": command("ruff", "check", "--quiet", "--output-format", "concise", "."),
+    "format": command("ruff", "format", "--quiet", "--check", "--output-format", "concise", "."),
+    "sizes": tree.sizes,
+    "unfinished": tree.unfinished,
+    "locks": tree.locks,
+    "places": tree.places,
+    "secrets": tree.secrets,
+    "migrations": tree.migrations,
+}
+
+
+def timed(gate: Callable[[Path], Report], root: Path) -> tuple[Report, float]:
+    began = time.perf_counter()
+    try:
+        report = gate(root)
+    except Exception as error:  # noqa: BLE001 - a gate that breaks has not passed
+        report = Report([f"the gate itself failed: {type(error).__name__}: {error}"])
+    return report, time.perf_counter() - began
+
+
+def shown(name: str, report: Report, seconds: float) -> str:
+    word = "FAIL" if report.problems else "ok"
+    head = f"{word:<5} {name:<11} {seconds:6.2f} s  {report.note}".rstrip()
+    return "\n".join([head, *(f"      {problem}" for problem in report.problems)])
+
+
+def main(names: list[str], root: Path = ROOT, gates: dict[str, Callable[[Path], Report]] = GATES) -> int:
+    if unknown := [name for name in names if name not in gates]:
+        print(f"No gate {', '.join(unknown)}; there are {', '.join(gates)}.")
+        return 2
+    began = time.perf_counter()
+    failed = 0
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = {pool.submit(timed, gates[name], root): name for name in names or gates}
+        for ended in as_completed(running):
+            report, seconds = ended.result()
+            failed += bool(report.problems)
+            print(shown(running[ended], report, seconds), flush=True)
+    print(f"{len(running)} gates, {failed or 'none'} failed, {time.perf_counter() - began:.1f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

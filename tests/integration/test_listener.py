@@ -1,0 +1,257 @@
+"""The one HTTP listener: health, readiness, metrics, and the app below it."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from rota.infra.service import Restarts, Service, State, Supervisor
+from rota.infra.service.listener import Listener
+from rota.model.errors import PortTaken, PostgresUnavailable, SetupFailed
+
+
+async def ask(port, path, method="GET"):
+    """(status, headers, body) of one request over a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+async def steady(life):
+    life.ready()
+    await life.until_draining()
+
+
+@asynccontextmanager
+async def listening(*services, **options):
+    supervisor = Supervisor(abandon=lambda status: pytest.fail(f"abandoned with {status}"))
+    listener = Listener(supervisor, **options)
+    supervisor.add(listener.service, *services)
+    async with supervisor.running():
+        yield listener
+
+
+async def test_a_free_port_is_taken_and_reported():
+    async with listening() as listener:
+        assert listener.host == "127.0.0.1"
+        status, headers, body = await ask(listener.port, "/health")
+    assert (status, json.loads(body)) == (200, {"status": "healthy"})
+    assert headers["content-type"] == "application/json"
+
+
+async def test_readiness_follows_the_services():
+    gate, crash = asyncio.Event(), asyncio.Event()
+
+    async def moody(life):
+        await gate.wait()
+        life.ready()
+        await crash.wait()
+        crash.clear()
+        gate.clear()
+        raise PostgresUnavailable("gone")
+
+    service = Service("relay", moody, restarts=Restarts(first_s=0.001))
+    supervisor = Supervisor()
+    listener = Listener(supervisor)
+    supervisor.add(listener.service, service)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run(supervisor))
+        await listener.service.until(State.READY)
+        assert await readiness(listener) == (503, {"relay": "starting"})
+        gate.set()
+        await service.until(State.READY)
+        assert await readiness(listener) == (200, None)
+        crash.set()
+        await service.until(State.RESTARTING, State.STARTING)
+        status, parts = await readiness(listener)
+        assert status == 503
+        assert parts["relay"] in ("restarting", "starting")
+        assert (await ask(listener.port, "/health"))[0] == 200
+        supervisor.ask_stop()
+    assert running.done()
+
+
+async def run(supervisor):
+    async with supervisor.running():
+        await supervisor.until_stopping()
+
+
+async def readiness(listener):
+    status, _, body = await ask(listener.port, "/ready")
+    return status, json.loads(body).get("parts")
+
+
+async def test_health_names_a_service_that_failed_while_the_process_drains():
+    draining = asyncio.Event()
+
+    async def slow_to_end(life):
+        await steady(life)
+        await draining.wait()
+
+    async def broken(life):
+        life.ready()
+        await life.pause(0.001)
+        raise ValueError("redis://:c4nary@host")
+
+    failing = Service("broken", broken, restarts=Restarts(limit=0))
+    async with listening(Service("slow", slow_to_end), failing) as listener:
+        await failing.until(State.FAILED)
+        status, _, body = await ask(listener.port, "/health")
+        assert (status, json.loads(body)) == (503, {"status": "failed", "parts": {"broken": "ValueError"}})
+        _, parts = await readiness(listener)
+        assert parts == {"process": "stopping", "broken": "failed"}
+        draining.set()
+
+
+async def test_a_failing_check_is_named_by_its_code_and_a_hanging_one_times_out():
+    async def passes():
+        return "fine"
+
+    async def fails():
+        raise PostgresUnavailable("postgres://rota:c4nary@host does not answer")
+
+    async with listening() as listener:
+        listener.checks.add("redis", passes)
+        assert await readiness(listener) == (200, None)
+        listener.checks._asked_at = float("-inf")
+        listener.checks.add("postgres", fails)
+        listener.checks.add("nats", asyncio.Event().wait, timeout_s=0.01)
+        status, parts = await readiness(listener)
+    assert status == 503
+    assert parts == {"postgres": "postgres_unavailable", "nats": "timeout"}
+
+
+async def test_many_who_ask_at_once_share_one_round_of_concurrent_checks():
+    calls, together = [], asyncio.Barrier(2)
+
+    async def check():
+        calls.append(1)
+        await together.wait()
+
+    async with listening() as listener:
+        listener.checks.add("one", check)
+        listener.checks.add("two", check)
+        answers = await asyncio.gather(*(readiness(listener) for _ in range(10)))
+    assert answers == [(200, None)] * 10
+    assert len(calls) == 2
+
+
+async def test_metrics_are_served_in_prometheus_text():
+    async with listening(Service("one", steady)) as listener:
+        status, headers, body = await ask(listener.port, "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"\nrota_active_tasks " in body
+
+
+async def test_an_unknown_path_is_404_and_another_method_405():
+    async with listening() as listener:
+        assert (await ask(listener.port, "/secret"))[0] == 404
+        status, headers, _ = await ask(listener.port, "/metrics", "POST")
+    assert (status, headers["allow"]) == (405, "get, head")
+
+
+async def test_head_gives_the_headers_alone():
+    async with listening() as listener:
+        status, headers, body = await ask(listener.port, "/health", "HEAD")
+    assert (status, body) == (200, b"")
+    assert headers["content-length"] == "20"
+
+
+async def test_every_other_path_belongs_to_the_mounted_app():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    async with listening(app=app) as listener:
+        status, _, body = await ask(listener.port, "/api/v1/jobs", "POST")
+        assert status == 201
+        assert b"/api/v1/jobs" in body
+        assert (await ask(listener.port, "/health"))[2] == b'{"status":"healthy"}'
+
+
+class Hanging:
+    """An app that never answers and notes when it is made to end."""
+
+    def __init__(self):
+        self.asked = asyncio.Event()
+        self.ended = []
+
+    async def __call__(self, scope, receive, send):
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.append(scope["path"])
+
+
+async def test_a_request_that_does_not_end_is_cut_after_its_time_and_leaves_no_task():
+    app = Hanging()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with listening(app=app, close_s=0) as listener:
+            client = tasks.create_task(swallow(ask(listener.port, "/stream")))
+            await app.asked.wait()
+        await client
+    assert app.ended == ["/stream"]
+
+
+async def test_a_second_signal_does_not_wait_for_open_requests():
+    app = Hanging()
+    supervisor = Supervisor(drain_budget_s=60)
+    listener = Listener(supervisor, app=app, close_s=60)
+    supervisor.add(listener.service)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run(supervisor))
+        await listener.service.until(State.READY)
+        tasks.create_task(swallow(ask(listener.port, "/stream")))
+        await app.asked.wait()
+        supervisor.ask_stop()
+        await listener.service.until(State.DRAINING)
+        supervisor.hurry(143)
+        await running
+    assert app.ended == ["/stream"]
+    assert supervisor.exit_status == 143
+
+
+async def swallow(request):
+    """What a client sees of a cut connection is an error page, a reset or nothing at all."""
+    with suppress(OSError, IndexError):
+        await request
+
+
+async def test_a_taken_port_is_one_sentence_and_nothing_runs():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"Port {port} on 127.0.0.1 is taken; stop what uses it"):
+            async with listening(port=port):
+                pytest.fail("it must not run")
+
+
+async def test_an_address_of_another_machine_is_refused_with_a_sentence():
+    with pytest.raises(SetupFailed, match=r"Cannot listen on 192\.0\.2\.1"):
+        async with listening(host="192.0.2.1"):
+            pytest.fail("it must not run")
+
+
+async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
+    crash = asyncio.Event()
+
+    async def crashes_once(server):
+        await crash.wait() if not crash.is_set() else await server._life.until_draining()
+        if not server._life.draining:
+            raise ValueError("boom")
+
+    monkeypatch.setattr("rota.infra.service.listener._Server.main_loop", crashes_once)
+    async with listening() as listener:
+        port = listener.port
+        crash.set()
+        await listener.service.until(State.RESTARTING)
+        await listener.service.until(State.READY)
+        assert (await ask(port, "/health"))[0] == 200

@@ -1,0 +1,94 @@
+"""Named places where a process dies, stops or loses a reply."""
+
+import collections
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rota.infra import faults
+from rota.infra.faults import LostReply, Plan
+from rota.model.errors import InvalidSetting
+
+VISITS = """
+from rota.infra import faults
+for visit in range(1, 4):
+    print(visit, flush=True)
+    faults.at("lease.after_acquire")
+print("end", flush=True)
+"""
+
+
+def visits(**environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", VISITS],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_without_variables_a_place_is_an_empty_function():
+    assert faults.at is faults.reply
+    assert faults.at("room.point") is None
+    assert not Plan.parse({})
+
+
+def test_an_armed_process_dies_at_the_asked_visit_and_says_so_beforehand():
+    process = visits(CRASH_AT="other.place,lease.after_acquire:2")
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == faults.CRASHED
+    assert output.split() == ["1", "2"]
+    assert "faults_armed" in errors
+    assert "lease.after_acquire" in errors
+
+
+def test_a_paused_process_goes_on_after_it_is_continued():
+    process = visits(PAUSE_AT="lease.after_acquire")
+    try:
+        assert process.stdout.readline() == "1\n"
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "it ended instead of stopping"
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert output.split() == ["2", "3", "end"]
+    assert process.returncode == 0
+
+
+def test_a_lost_reply_is_a_connection_error_at_its_visit_only():
+    plan = Plan.parse({"LOST_REPLY_AT": "lease.renew:2"})
+    plan.reply("lease.renew")
+    with pytest.raises(LostReply) as lost:
+        plan.reply("lease.renew")
+    assert isinstance(lost.value, ConnectionError)
+    plan.reply("lease.renew")
+
+
+def test_visits_of_one_place_do_not_count_for_another():
+    plan = Plan.parse({"LOST_REPLY_AT": "lease.renew:2"})
+    plan.reply("lease.acquire")
+    plan.at("lease.renew")
+    plan.reply("lease.renew")
+    with pytest.raises(LostReply):
+        plan.reply("lease.renew")
+
+
+@pytest.mark.parametrize("text", ["lease", "lease.renew:0", "lease.renew:x", "Lease.Renew", "a.b.c", "a.b:1:2"])
+def test_a_malformed_place_is_refused_by_name(text):
+    with pytest.raises(InvalidSetting, match=re.escape(f"CRASH_AT='{text}'")):
+        Plan.parse({"CRASH_AT": text})
+
+
+def test_places_in_the_source_are_literal_dotted_and_written_once():
+    found = faults.places()
+    twice = [place for place, times in collections.Counter(found).items() if times > 1]
+    malformed = [name for _, name in found if not re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*", name)]
+    assert not twice
+    assert not malformed
