@@ -193,13 +193,14 @@ def made_data(tmp_path_factory):
 
 
 @pytest.fixture
-async def private_stack(made_data):
+async def private_stack(request):
     """Factory for servers of this test's own, to be killed or filled: `await private_stack("redis", …)`."""
     started = []
 
     async def start(*servers, **options):
         directory = Path(tempfile.mkdtemp(prefix="rota-test-"))
-        shutil.copytree(made_data, directory, dirs_exist_ok=True)
+        if "postgres" in servers:
+            shutil.copytree(request.getfixturevalue("made_data"), directory, dirs_exist_ok=True)
         stack = LocalStack(options_for_tests(directory, servers=servers, **options))
         started.append((stack, directory))
         await stack.start()

@@ -18,7 +18,9 @@
     │   ├── RedisUnavailable
     │   ├── NatsUnavailable
     │   └── BreakerOpen        refused at once, because the last calls failed
+    ├── ScriptFailed           a Redis script ended with an error: a defect, or a key of the wrong type
     └── Refused                the call was understood and is not allowed now
+        ├── LeaseHeld          somebody else has it; try again later
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
         ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
         └── Unauthenticated    missing or wrong credentials in a call to us
@@ -110,8 +112,18 @@ class BreakerOpen(Unavailable):
     code = "breaker_open"
 
 
+class ScriptFailed(RotaError):
+    """`facts["word"]` is CODE of `redis.error_reply("CODE sentence")`, or ERR when Lua itself failed."""
+
+    code = "script_failed"
+
+
 class Refused(RotaError):
     code = "refused"
+
+
+class LeaseHeld(Refused):
+    code = "lease_held"
 
 
 class LeaseLost(Refused):

@@ -1,0 +1,20 @@
+"""Redis or Valkey: the pooled client, Lua scripts with a contract, names of keys, the server's clock."""
+
+from rota.infra.redis.client import check_fit, connect, health
+from rota.infra.redis.failures import guard
+from rota.infra.redis.keys import Keys
+from rota.infra.redis.script import Script, script
+from rota.infra.redis.server_time import ServerTime
+from rota.infra.redis.target import RedisTarget
+
+__all__ = [
+    "Keys",
+    "RedisTarget",
+    "Script",
+    "ServerTime",
+    "check_fit",
+    "connect",
+    "guard",
+    "health",
+    "script",
+]

@@ -1,0 +1,130 @@
+"""What a failure on the way to Redis means, in Rota's own errors.
+
+Only what concerns reaching a server that can do its work is translated; any other answer of the server stays
+redis-py's `ResponseError`. The body of a `guard` holds calls of the client and nothing else.
+
+The fact `outcome` of `RedisUnavailable` says what is known: "not_sent" means that nothing reached the server and the
+call may simply be made again; "unknown" means that it may have taken effect. Nobody here retries: only the caller knows
+whether doing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+import redis.asyncio
+from redis import exceptions
+
+from rota.model.errors import LoginRefused, RedisUnavailable, RotaError, SetupFailed
+
+# redis-py has no classes for these two; should its words change, the outcome is "unknown", which is safe.
+_POOL_IS_EMPTY: Final = "No connection available."
+_CONNECTING: Final = " connecting to "
+
+_TOLD: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] = (
+    (
+        exceptions.AuthenticationError,
+        LoginRefused,
+        "refused the login: check user and password in the Redis URL",
+    ),
+    (
+        exceptions.AuthenticationWrongNumberOfArgsError,
+        LoginRefused,
+        "knows no user names: leave the user out of the Redis URL",
+    ),
+    (
+        exceptions.NoPermissionError,
+        LoginRefused,
+        "does not let this user run all commands Rota needs: grant them with ACL SETUSER",
+    ),
+    (
+        exceptions.ClusterCrossSlotError,
+        SetupFailed,
+        "is a cluster, and keys used together lie in different slots of it: set a hash tag for Rota's keys",
+    ),
+    (
+        exceptions.MovedError,
+        SetupFailed,
+        "is a node of a cluster that does not hold Rota's keys: point the Redis URL at the node that does",
+    ),
+    (
+        exceptions.ReadOnlyError,
+        RedisUnavailable,
+        "is a read-only replica: point the Redis URL at the primary",
+    ),
+    (
+        exceptions.OutOfMemoryError,
+        RedisUnavailable,
+        "has no memory left: raise its maxmemory",
+    ),
+    (
+        exceptions.BusyLoadingError,
+        RedisUnavailable,
+        "is still loading its data: wait until it is ready",
+    ),
+)
+_AWAY = (
+    OSError,
+    exceptions.AskError,
+    exceptions.ClusterDownError,
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.TryAgainError,
+)
+_UNWILLING = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
+
+
+class guard:
+    """`with guard(client): await client.get(key)` lets failures leave as errors of Rota."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (exceptions.RedisError, OSError)):
+            told = explain(error, self._client)
+            if told is not None:
+                raise told from error
+
+
+def explain(error: Exception, client: redis.asyncio.Redis) -> RotaError | None:
+    """The error to raise instead of redis-py's, or None when the server answered and meant it."""
+    address = address_of(client)
+    for kind, told, what in _TOLD:
+        if isinstance(error, kind):
+            return told(f"Redis at {address} {what}.", address=address, outcome="unknown")
+    text = str(error)
+    if text == _POOL_IS_EMPTY:
+        size = client.connection_pool.max_connections
+        what = f"is busy with all {size} connections we may open: raise the pool size, or call it less"
+    elif isinstance(error, _AWAY):
+        what = f"cannot be reached ({cause(error)}): check that it runs and that the Redis URL is right"
+    elif text.startswith(_UNWILLING):
+        what = f"does not work now ({text.rstrip('. ')}): see the server's log"
+    else:
+        return None
+    outcome = "not_sent" if text == _POOL_IS_EMPTY or _CONNECTING in text else "unknown"
+    return RedisUnavailable(f"Redis at {address} {what}.", address=address, outcome=outcome)
+
+
+def address_of(client: redis.asyncio.Redis) -> str:
+    """Host and port for people, without credentials."""
+    options = client.connection_pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+def cause(error: Exception) -> str:
+    """A short reason without the server's address, which the sentence has already."""
+    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
+        return "no answer in time"
+    if isinstance(error, exceptions.ResponseError):
+        return "its cluster is down or being changed"
+    return "no connection" if _CONNECTING in str(error) else "the connection was lost"

@@ -1,0 +1,214 @@
+"""The contract at the head of a Lua file, and the Lua that follows from it.
+
+    -- script: release
+    -- key sub      hash  acct:sub:{show}:{alloc}   int_cores, int_gpus (cores, two decimals at most)
+    -- key tokens   hash  acct:tokens:{show}        token -> what it holds
+    -- arg token    str
+    -- reply released seq:int | absent              absent: released before, nothing changed
+
+The header is the comment block at the top of the file; it ends at the first line that is no comment. Each line begins
+with one of the four words, or is prose, indented by two spaces or more. After a key's pattern, an argument's type and,
+set off by two spaces, a reply's last field, the rest of the line is for people. Several `reply` lines add up.
+
+A star after the name (`-- key sub* hash …`, `-- arg token* str`) makes the last key or the last argument a list. There
+is at most one of each, since KEYS and ARGV have no other boundary; further lists travel in one `packed` argument.
+
+    type      in an argument                                in a reply
+    int       within ±2^53, what a Lua number holds         a whole number; Lua fractions are cut off
+    float     a Lua number                                  a string, because Redis cuts fractions off
+    bool      true or false                                 1 or 0
+    str       UTF-8                                         UTF-8
+    bytes     as it is                                      as it is
+    packed    msgpack; strings and numbers, no bytes        cmsgpack.pack of anything
+    t*                                                      an array of t
+
+Line n of what Redis runs is line n of the file, so that Redis's own messages point at the right place: the locals are
+declared on line 1, in place of the script's name. A wrong header is a `SyntaxError` with file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+import msgspec
+
+TYPES: Final = ("int", "float", "bool", "str", "bytes", "packed")
+KINDS: Final = ("string", "hash", "list", "set", "zset", "stream")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_RESERVED = re.compile(
+    "and|break|do|else|elseif|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while"
+    "|assert|bit|cjson|cmsgpack|error|ipairs|math|next|pairs|pcall|redis|select|string|struct|table|tonumber|tostring"
+    "|type|unpack"
+)
+
+
+class Key(msgspec.Struct, frozen=True):
+    name: str
+    many: bool
+    kind: str
+    pattern: str
+
+
+class Arg(msgspec.Struct, frozen=True):
+    name: str
+    many: bool
+    type: str
+
+
+class Field(msgspec.Struct, frozen=True):
+    name: str
+    many: bool
+    type: str
+
+
+class Reply(msgspec.Struct, frozen=True):
+    tag: str
+    fields: tuple[Field, ...]
+
+
+class Header(msgspec.Struct, frozen=True):
+    script: str
+    keys: tuple[Key, ...]
+    args: tuple[Arg, ...]
+    replies: tuple[Reply, ...]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a header; knows where it stands, to be blamed."""
+
+    source: str
+    number: int
+    text: str
+
+    def wrong(self, why: str) -> NoReturn:
+        raise SyntaxError(why, (self.source, self.number, 1, self.text))
+
+
+def parse(text: str, source: str) -> Header:
+    """Reads the header of the Lua file `source`."""
+    first = Line(source, 1, text.partition("\n")[0])
+    script = first.text.removeprefix("-- script: ")
+    if script == first.text or not _NAME.fullmatch(script):
+        first.wrong("the first line must be '-- script: name', in lower case")
+    keys: list[Key] = []
+    args: list[Arg] = []
+    replies: list[Reply] = []
+    for line, word, rest in _declarations(text, source):
+        match word:
+            case "key":
+                keys.append(_key(line, rest))
+            case "arg":
+                args.append(_arg(line, rest))
+            case "reply":
+                replies.extend(_replies(line, rest))
+            case _:
+                line.wrong(f"'{word}' is no word of a header: key, arg or reply; indent prose by two spaces")
+        _check_lists(line, keys, args)
+        _check_names(line, [*(key.name for key in keys), *(arg.name for arg in args)])
+        _check_names(line, [reply.tag for reply in replies])
+    if not replies:
+        first.wrong("the header names no reply")
+    return Header(script, tuple(keys), tuple(args), tuple(replies))
+
+
+def lua(header: Header, text: str) -> str:
+    """What Redis is given: the file with its locals in place of line 1."""
+    return _locals(header) + text[text.index("\n") :]
+
+
+def _declarations(text: str, source: str) -> Iterator[tuple[Line, str, str]]:
+    for number, raw in enumerate(text.split("\n")[1:], start=2):
+        if not raw.startswith("--"):
+            return
+        if raw.rstrip() == "--" or raw.startswith("--  "):
+            continue
+        word, _, rest = raw.removeprefix("--").strip().partition(" ")
+        yield Line(source, number, raw), word, rest.strip()
+
+
+def _key(line: Line, rest: str) -> Key:
+    words = rest.split(maxsplit=3)
+    if len(words) < 3:
+        line.wrong("a key needs a name, a type and a pattern: '-- key tokens hash acct:tokens:{show}'")
+    name, many = _name(line, words[0])
+    if words[1] not in KINDS:
+        line.wrong(f"'{words[1]}' is no type of key: {', '.join(KINDS)}")
+    return Key(name, many, words[1], words[2])
+
+
+def _arg(line: Line, rest: str) -> Arg:
+    words = rest.split(maxsplit=2)
+    if len(words) < 2:
+        line.wrong("an argument needs a name and a type: '-- arg token str'")
+    name, many = _name(line, words[0])
+    return Arg(name, many, _type(line, words[1]))
+
+
+def _replies(line: Line, rest: str) -> Iterator[Reply]:
+    declared = re.split(r" {2,}", rest, maxsplit=1)[0]
+    for alternative in declared.split("|"):
+        tag, *fields = alternative.split() or [""]
+        name, many = _name(line, tag)
+        if many:
+            line.wrong("a star belongs to a field's type")
+        reply = Reply(name, tuple(_field(line, field) for field in fields))
+        _check_names(line, [field.name for field in reply.fields])
+        yield reply
+
+
+def _field(line: Line, text: str) -> Field:
+    name, colon, kind = text.partition(":")
+    if not colon:
+        line.wrong(f"'{text}' lacks its type: write '{text}:int', and set prose off by two spaces")
+    return Field(_name(line, name)[0], kind.endswith("*"), _type(line, kind.removesuffix("*")))
+
+
+def _name(line: Line, text: str) -> tuple[str, bool]:
+    name = text.removesuffix("*")
+    if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+        line.wrong(f"'{name}' cannot be a name: lower-case letters, digits, '_', and no word of Lua or Redis")
+    return name, name != text
+
+
+def _type(line: Line, text: str) -> str:
+    if text not in TYPES:
+        line.wrong(f"'{text}' is no type: {', '.join(TYPES)}")
+    return text
+
+
+def _check_lists(line: Line, keys: list[Key], args: list[Arg]) -> None:
+    if any(key.many for key in keys[:-1]) or any(arg.many for arg in args[:-1]):
+        line.wrong("only the last key and the last argument can be a list; send more lists in one packed argument")
+
+
+def _check_names(line: Line, names: list[str]) -> None:
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
+    if twice:
+        line.wrong(f"'{twice[0]}' is declared twice")
+
+
+def _locals(header: Header) -> str:
+    lines = [_local(key.name, "KEYS", at, key.many, "bytes") for at, key in enumerate(header.keys, start=1)]
+    lines += [_local(arg.name, "ARGV", at, arg.many, arg.type) for at, arg in enumerate(header.args, start=1)]
+    return " ".join(lines)
+
+
+def _local(name: str, array: str, at: int, many: bool, kind: str) -> str:
+    if not many:
+        return f"local {name}={_value(f'{array}[{at}]', kind)}"
+    # A loop, because unpack() stops at about 8,000 values.
+    return f"local {name}={{}} for _i={at},#{array} do {name}[_i-{at - 1}]={_value(f'{array}[_i]', kind)} end"
+
+
+def _value(expression: str, kind: str) -> str:
+    match kind:
+        case "int" | "float":
+            return f"tonumber({expression})"
+        case "bool":
+            return f"({expression}=='1')"
+        case "packed":
+            return f"cmsgpack.unpack({expression})"
+    return expression

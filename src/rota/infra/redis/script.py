@@ -1,0 +1,155 @@
+"""Lua scripts as files beside the Python that runs them.
+
+    RELEASE = script(__package__, "release", replies=Released | Absent)
+
+    match await RELEASE(client, sub=keys.sub(show, pool), tokens=keys.tokens(show), token="…"):
+        case Released(seq): ...
+        case Absent(): ...
+
+The file's header (see `header`) is the contract: calls are checked against it, answers come back as the structs it
+names. Scripts are sent by digest. A server that does not know the digest, because it was restarted or flushed, has run
+nothing, so sending again is safe: one caller per pool loads the text while the others wait for it, then all go on. A
+server that forgets it again at once (a proxy over several servers, say) is given the whole text, with a warning.
+
+A script runs whole or not at all; what a lost answer leaves open is the caller's to know, so nothing is repeated here.
+If the caller that loads dies or is cancelled, the next one in the queue loads; if loading fails, everybody who waited
+for that attempt fails with it, instead of trying one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import redis.asyncio
+import structlog
+from redis.exceptions import NoScriptError, RedisError
+
+from rota.infra import faults
+from rota.infra.redis.call import Call, Word
+from rota.infra.redis.failures import explain
+from rota.infra.redis.header import lua, parse
+from rota.infra.redis.reply import Replies
+from rota.infra.telemetry import metrics
+from rota.model.errors import RotaError, ScriptFailed
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+log = structlog.get_logger(__name__)
+
+LOADS: Final = metrics.counter(
+    "rota_redis_script_loads", "Scripts loaded into Redis, because it did not know them.", labels=("script",)
+)
+EVALS: Final = metrics.counter(
+    "rota_redis_script_evals", "Scripts sent as text, because Redis forgot them again at once.", labels=("script",)
+)
+
+R = TypeVar("R")
+_CODE = re.compile(r"([A-Z][A-Z0-9_]+) (.*)", re.DOTALL)
+
+
+class Script(Generic[R]):
+    """One Lua script; `R` is what it answers. Holds no connection, so one object serves every client."""
+
+    def __init__(self, text: str, source: str, replies: TypeForm[R]) -> None:
+        self.header = parse(text, source)
+        self.name = self.header.script
+        self.text = lua(self.header, text)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self._call = Call(self.header)
+        self._replies = Replies(self.header, replies)
+        self._loads = 0
+        self._pools: WeakKeyDictionary[object, _Loading] = WeakKeyDictionary()
+
+    async def __call__(self, client: redis.asyncio.Redis, /, **given: object) -> R:
+        words = self._call.words(given)
+        loads = self._loads
+        try:
+            answer = await _send(client, "EVALSHA", self.sha, words)
+        except NoScriptError:
+            answer = await self._unknown(client, words, loads)
+        except (RedisError, OSError) as error:
+            raise self._told(error, client) from error
+        return self._replies.read(answer)
+
+    async def _unknown(self, client: redis.asyncio.Redis, words: list[Word], loads: int) -> object:
+        try:
+            await self._load_once(client, loads)
+            return await _send(client, "EVALSHA", self.sha, words)
+        except NoScriptError:
+            return await self._send_text(client, words)
+        except (RedisError, OSError) as error:
+            raise self._told(error, client) from error
+
+    async def _load_once(self, client: redis.asyncio.Redis, loads: int) -> None:
+        """Loads the text, unless that was done in this pool since `loads` was read."""
+        loading = self._pools.setdefault(client.connection_pool, _Loading())
+        attempt = loading.attempt
+        async with loading.lock:
+            if loading.done > loads:
+                return
+            if loading.failure is not None and loading.attempt > attempt:
+                raise loading.failure
+            await self._load(client, loading)
+
+    async def _load(self, client: redis.asyncio.Redis, loading: _Loading) -> None:
+        loading.failure = None
+        try:
+            await _send(client, "SCRIPT LOAD", self.text, [])
+        except (RedisError, OSError) as error:
+            loading.failure = error
+            raise
+        finally:
+            loading.attempt += 1
+        faults.at("script.after_load")
+        self._loads += 1
+        loading.done = self._loads
+        LOADS.labels(self.name).inc()
+        log.info("redis_script_loaded", script=self.name)
+
+    async def _send_text(self, client: redis.asyncio.Redis, words: list[Word]) -> object:
+        EVALS.labels(self.name).inc()
+        log.warning("redis_script_forgotten", script=self.name, remedy="is there a proxy over several servers?")
+        try:
+            return await _send(client, "EVAL", self.text, words)
+        except (RedisError, OSError) as error:
+            raise self._told(error, client) from error
+
+    def _told(self, error: Exception, client: redis.asyncio.Redis) -> RotaError:
+        told = explain(error, client)
+        if told is not None:
+            return told
+        match = _CODE.match(str(error))
+        word, sentence = match.groups() if match else ("ERR", str(error))
+        return ScriptFailed(f"The Redis script {self.name} failed: {sentence}", script=self.name, word=word)
+
+
+class _Loading:
+    """What one pool knows about loading one script."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.done = 0
+        """The script's count of loads when this pool's last one succeeded."""
+        self.attempt = 0
+        self.failure: Exception | None = None
+
+
+async def _send(client: redis.asyncio.Redis, command: str, text: str, words: list[Word]) -> Any:
+    return await client.execute_command(command, text, *words)  # type: ignore[no-untyped-call]
+
+
+def script(package: str, name: str, replies: TypeForm[R]) -> Script[R]:
+    """The script in `name`.lua of `package`. Reads and checks it; meant for module-level constants."""
+    file = resources.files(package).joinpath(f"{name}.lua")
+    loaded = Script(file.read_text(encoding="utf-8"), f"{package}/{name}.lua", replies)
+    if loaded.name != name:
+        raise SyntaxError(
+            f"the script is called {loaded.name}, its file {name}.lua", (f"{package}/{name}.lua", 1, 1, "")
+        )
+    return loaded

@@ -1,0 +1,35 @@
+"""Where Redis is and how long we are ready to wait for it."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+
+class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """One Redis or Valkey. Every wait is bounded; `url` holds the password and is therefore never shown.
+
+    The longest a command can take is `pool_wait_s` for a connection, `connect_timeout_s` when it must be made
+    anew, and `op_timeout_s` for each answer.
+    """
+
+    url: str
+    pool_size: int = 50
+    op_timeout_s: float = 3.0
+    connect_timeout_s: float = 2.0
+    pool_wait_s: float = 5.0
+    client_name: str = "rota"
+
+    def __post_init__(self) -> None:
+        assert self.pool_size >= 1, "a pool needs at least one connection"
+        assert min(self.op_timeout_s, self.connect_timeout_s, self.pool_wait_s) > 0, "0 would mean to wait forever"
+
+    def __repr__(self) -> str:
+        return f"RedisTarget({self.address}, pool_size={self.pool_size})"
+
+    @property
+    def address(self) -> str:
+        """Host, port and database for people: `127.0.0.1:6379/0`."""
+        parts = urlsplit(self.url)
+        return f"{unquote(parts.netloc.rpartition('@')[2])}{unquote(parts.path)}"
