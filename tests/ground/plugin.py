@@ -15,15 +15,15 @@ from redis.asyncio import Redis as AsyncRedis
 
 from rota.infra.telemetry import logs
 from rota.local import LocalStack
+from tests.ground.databases import make_database
 from tests.ground.proxy import Proxy
 from tests.ground.second import SecondProcess
 from tests.ground.servers import TEMPLATE, SharedServers, Stack, options_for_tests
-from tests.ground.waiting import until
+from tests.ground.waiting import until, until_closed
 
 SERVERS = pytest.StashKey[SharedServers]()
 NUMBERS = itertools.count()
 REDIS_DATABASES_PER_WORKER = 250
-CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 
 def pytest_configure(config):
@@ -86,33 +86,16 @@ async def _tasks_end_with_the_test():
     assert not leaked, f"tasks left behind: {leaked}"
 
 
-def _make_database(admin, stack, template):
-    number = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(NUMBERS)}"
-    name = f"test_{number}"
-    admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield stack.database_url(name)
-    sessions = "SELECT application_name, state, query FROM pg_stat_activity WHERE datname = %s"
-    try:
-        _until_closed(lambda: not admin.execute(sessions, [name]).fetchall(), "PostgreSQL")
-    finally:
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _until_closed(nobody, server):
-    """Closing takes the server a moment; who is still connected after that was forgotten."""
-    asyncio.run(until(nobody, within_s=CLOSED_WITHIN_S, what=f"closing every connection to {server}"))
-
-
 @pytest.fixture
 def database_url(_admin, stack):
     """URL of a fresh database with Rota's schema."""
-    yield from _make_database(_admin, stack, TEMPLATE)
+    yield from make_database(_admin, stack, TEMPLATE)
 
 
 @pytest.fixture
 def empty_database_url(_admin, stack):
     """URL of a fresh database with nothing in it."""
-    yield from _make_database(_admin, stack, "template0")
+    yield from make_database(_admin, stack, "template0")
 
 
 @pytest.fixture
@@ -131,7 +114,7 @@ def redis_url(stack, _redis_admin):
     number = 1 + worker * REDIS_DATABASES_PER_WORKER + next(NUMBERS) % REDIS_DATABASES_PER_WORKER
     yield stack.redis_db_url(number)
     try:
-        _until_closed(lambda: all(int(client["db"]) != number for client in _redis_admin.client_list()), "Redis")
+        until_closed(lambda: all(int(client["db"]) != number for client in _redis_admin.client_list()), "Redis")
         _no_stray_keys(stack.redis_db_url(number))
     finally:
         with Redis.from_url(stack.redis_db_url(number)) as client:

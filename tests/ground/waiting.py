@@ -2,9 +2,11 @@
 
 import asyncio
 import inspect
+import os
 import time
 
 POLL_S = 0.005
+CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 
 async def until(condition, *, within_s=10.0, what="the condition"):
@@ -19,3 +21,8 @@ async def until(condition, *, within_s=10.0, what="the condition"):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {within_s} s (last seen: {value!r})")
         await asyncio.sleep(POLL_S)
+
+
+def until_closed(nobody, server):
+    """Closing takes the server a moment; who is still connected after that was forgotten."""
+    asyncio.run(until(nobody, within_s=CLOSED_WITHIN_S, what=f"closing every connection to {server}"))

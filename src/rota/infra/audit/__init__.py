@@ -1,0 +1,7 @@
+"""The audit trail: who did what, in a chain of hashes that shows when it was tampered with."""
+
+from rota.infra.audit.chain import AuditEntry, Head, Problem
+from rota.infra.audit.trail import append
+from rota.infra.audit.verify import Report, verify
+
+__all__ = ["AuditEntry", "Head", "Problem", "Report", "append", "verify"]

@@ -1,0 +1,135 @@
+"""The chain itself, computed without a database: what a row's hash is, and what is wrong between two rows.
+
+The same bytes are hashed by `rota.audit_hash` in SQL. This is a second hand on purpose: `verify` trusts neither the
+rows nor the functions of the database it checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Literal, Self
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+Why = Literal["changed", "gap", "forked", "wrong_head", "cut", "rewritten"]
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One act: who did what to what, and what else is worth knowing. Secrets in `detail` are masked."""
+
+    actor: str
+    action: str
+    target: str
+    detail: Mapping[str, object] = {}
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A point of the chain. Kept outside the database it proves that nothing up to it was changed or cut off."""
+
+    seq: int
+    hash: bytes
+
+    def __str__(self) -> str:
+        return f"{self.seq}:{self.hash.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        seq, _, digest = text.strip().partition(":")
+        try:
+            head = cls(int(seq), bytes.fromhex(digest))
+        except ValueError:
+            head = cls(-1, b"")
+        if head.seq < 0 or len(head.hash) != hashlib.sha256().digest_size:
+            raise InvalidInput(
+                f"{text.strip()!r} is not a point of the audit trail: give SEQ:HASH as `rota audit verify` printed it."
+            )
+        return head
+
+
+START = Head(0, bytes(32))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of `rota.audit`; `detail` is its JSON as PostgreSQL writes it."""
+
+    seq: int
+    at: datetime
+    actor: str
+    action: str
+    target: str
+    detail: str
+    prev_hash: bytes
+    hash: bytes
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The first thing that is wrong, and where."""
+
+    seq: int
+    why: Why
+    sentence: str
+
+
+def row_hash(row: Row) -> bytes:
+    """What `row.hash` must be, if nobody touched the row."""
+    fields = (
+        row.prev_hash,
+        struct.pack(">q", row.seq),
+        struct.pack(">q", (row.at - EPOCH) // MICROSECOND),
+        row.actor.encode(),
+        row.action.encode(),
+        row.target.encode(),
+        row.detail.encode(),
+    )
+    return hashlib.sha256(b"".join(struct.pack(">q", len(field)) + field for field in fields)).digest()
+
+
+def problem_between(last: Head, row: Row) -> Problem | None:
+    """What is wrong with `row` as the one after `last`."""
+    if row.seq != last.seq + 1:
+        return Problem(last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: somebody removed it.")
+    if row_hash(row) != row.hash:
+        return Problem(
+            row.seq, "changed", f"Entry {row.seq} of the audit trail does not match its hash: somebody changed it."
+        )
+    if row.prev_hash != last.hash:
+        return Problem(
+            row.seq,
+            "forked",
+            f"Entry {row.seq} of the audit trail does not follow entry {last.seq}: one of them was replaced.",
+        )
+    return None
+
+
+def problem_at_end(last: Head, head: Head) -> Problem | None:
+    """What is wrong when the rows end at `last` and their writers say `head`."""
+    if last == head:
+        return None
+    return Problem(
+        last.seq,
+        "wrong_head",
+        f"The audit trail ends at entry {last.seq}, but its writers left it at {head.seq}: its end was replaced.",
+    )
+
+
+def problem_with_anchor(anchor: Head, stored: bytes | None) -> Problem | None:
+    """What is wrong when the entry that `anchor` remembers has the hash `stored`."""
+    if stored is None:
+        return Problem(
+            anchor.seq, "cut", f"Entry {anchor.seq}, which was there before, is missing: the audit trail was cut."
+        )
+    if stored != anchor.hash:
+        return Problem(
+            anchor.seq,
+            "rewritten",
+            f"Entry {anchor.seq} is not the one that was there before: the audit trail was rewritten up to it.",
+        )
+    return None

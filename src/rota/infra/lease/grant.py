@@ -1,0 +1,28 @@
+"""What a grant is, and what is counted about grants."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rota.infra.telemetry import metrics
+
+ACQUIRED = metrics.counter("rota_lease_acquired", "Leases granted to this process.", labels=("kind",))
+LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
+FENCED = metrics.counter("rota_lease_fence_rejected", "Guarded writes refused to a stale holder.", labels=("kind",))
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One grant. `kind` is the family for metrics, such as `job`; `name` may hold ids, such as `job:42`."""
+
+    name: str
+    kind: str
+    fence: int
+    holder: str
+    ttl_s: float
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What came of asking: the grants, and for how long others hold the rest."""
+
+    granted: list[Lease]
+    left_s: dict[str, float]

@@ -1,0 +1,181 @@
+"""Work under one lease, ended before the lease is.
+
+While the body runs, a task renews the lease every third of its time, and twice as often once a renewal has failed. The
+lease counts as lost when PostgreSQL refuses a renewal, after `STRIKES` failed ones in a row (which is before it runs
+out, so the body has time to stop), or when the time since the *start* of the last good renewal exceeds the ttl by our
+monotonic clock. PostgreSQL counts from some moment after that start, so we never believe longer than it does.
+
+Losing it cancels the body and raises `LeaseLost` in place of the cancellation, the way `asyncio.timeout` does it: a
+cancellation by anybody else stays one. A paused or blocked process notices when it runs again; what it writes before
+that is refused by the fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import structlog
+
+from rota.infra.lease.grant import LOST, Lease
+from rota.infra.postgres import Notifications
+from rota.infra.postgres.failures import FAILURES
+from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable
+
+if TYPE_CHECKING:
+    from rota.infra.lease.leases import Leases
+
+log = structlog.get_logger(__name__)
+
+CHANNEL = "rota_lease"
+STRIKES = 3
+POLL_MIN_S = 0.05
+POLL_MAX_S = 1.0
+RELEASE_S = 2.0
+UNREACHED = (PostgresUnavailable, *FAILURES)
+
+
+class Hold:
+    """One try to work under a lease; made by `Leases.hold`, entered once."""
+
+    def __init__(self, leases: Leases, name: str, *, kind: str, ttl_s: float, wait_s: float, release: bool) -> None:
+        self._leases = leases
+        self._clock = leases.clock
+        self._name = name
+        self._kind = kind
+        self._ttl_s = ttl_s
+        self._wait_s = wait_s
+        self._release = release
+        self._holder = leases.new_holder()
+        self._asked_at = 0.0
+        self._believed_until = 0.0
+        self._lost: str | None = None
+
+    async def __aenter__(self) -> Lease:
+        task = asyncio.current_task()
+        assert task is not None
+        self._lease = await self._acquire()
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._keeper = asyncio.create_task(self._keep(), name="lease.keep")
+        return self._lease
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self._stop_keeping()
+        if self._lost is None:
+            if self._release:
+                await self._give_back()
+            return
+        cancelled_by_others = self._task.uncancel() > self._cancelling
+        if not cancelled_by_others and (error is None or isinstance(error, asyncio.CancelledError)):
+            raise LeaseLost(
+                f"The {self._kind} lease {self._name} was lost while work was under way ({self._lost}): the work was"
+                " stopped, and whoever holds the lease now goes on with it.",
+                lease=self._name,
+                fence=self._lease.fence,
+            ) from error
+
+    async def _acquire(self) -> Lease:
+        lease, _ = await self._ask(waiting=self._wait_s > 0)
+        if lease is None and self._wait_s > 0:
+            async with self._leases.database.listen(CHANNEL) as wakes:
+                lease = await self._wait(wakes)
+        if lease is None:
+            raise LeaseHeld(
+                f"The {self._kind} lease {self._name} is held by somebody else: try again later.", lease=self._name
+            )
+        return lease
+
+    async def _wait(self, wakes: Notifications) -> Lease | None:
+        deadline = self._clock.monotonic() + self._wait_s
+        while True:
+            lease, left_s = await self._ask(waiting=True)
+            patience_s = deadline - self._clock.monotonic()
+            if lease is not None or patience_s <= 0:
+                return lease
+            # Just after it would run out, or sooner: it may be renewed, or released unheard. Spread over the waiters.
+            pause_s = min(left_s, POLL_MAX_S) + POLL_MIN_S * random.random()  # noqa: S311 - keeps no secret
+            await self._woken(wakes, min(pause_s, patience_s))
+
+    async def _woken(self, wakes: Notifications, pause_s: float) -> None:
+        """Wait for a release of this lease, or `pause_s`."""
+        until = self._clock.monotonic() + pause_s
+        while await wakes.next(until - self._clock.monotonic()) not in (None, self._name):
+            pass
+
+    async def _ask(self, *, waiting: bool) -> tuple[Lease | None, float]:
+        """The lease, or how long somebody else holds it. A lost reply is no matter: the grant is found again."""
+        for strike in range(1, STRIKES + 1):
+            self._asked_at = self._clock.monotonic()
+            try:
+                attempt = await self._leases.acquire(
+                    [self._name], kind=self._kind, ttl_s=self._ttl_s, holder=self._holder, waiting=waiting
+                )
+            except UNREACHED:
+                if strike == STRIKES:
+                    raise
+                await self._clock.sleep(POLL_MIN_S * random.random())  # noqa: S311 - keeps no secret
+            else:
+                self._believed_until = self._asked_at + self._ttl_s
+                return (attempt.granted[0], 0.0) if attempt.granted else (None, attempt.left_s.get(self._name, 0.0))
+        raise AssertionError("unreachable")
+
+    async def _keep(self) -> None:
+        strikes = 0
+        try:
+            while self._lost is None:
+                period_s = self._ttl_s / (6 if strikes else 3)
+                await self._clock.sleep(max(0.0, self._asked_at + period_s - self._clock.monotonic()))
+                strikes = await self._renew(strikes)
+        except Exception:
+            self._lose("renewing it broke")
+            raise
+
+    async def _renew(self, strikes: int) -> int:
+        """Try once; returns how many tries have failed in a row."""
+        self._asked_at = self._clock.monotonic()
+        if self._asked_at >= self._believed_until:
+            self._lose("it ran out")
+            return strikes
+        try:
+            async with asyncio.timeout(self._ttl_s / 6):
+                held = await self._leases.renew([self._lease])
+        except UNREACHED as error:
+            log.warning("lease_renewal_failed", lease=self._name, strike=strikes + 1, error=type(error).__name__)
+            if strikes + 1 == STRIKES:
+                self._lose(f"{STRIKES} renewals failed in a row")
+            return strikes + 1
+        if self._name in held:
+            self._believed_until = self._asked_at + self._ttl_s
+        else:
+            self._lose("PostgreSQL refused to renew it")
+        return 0
+
+    def _lose(self, reason: str) -> None:
+        self._lost = reason
+        LOST.labels(self._kind).inc()
+        log.warning("lease_lost", lease=self._name, fence=self._lease.fence, reason=reason)
+        self._task.cancel()
+
+    async def _stop_keeping(self) -> None:
+        self._keeper.cancel()
+        try:
+            await asyncio.wait([self._keeper])
+        except asyncio.CancelledError:
+            # Ours, when the body ended in the moment the lease was lost: then it is answered by LeaseLost.
+            if self._lost is None or self._task.cancelling() > self._cancelling + 1:
+                raise
+            await asyncio.wait([self._keeper])
+        if not self._keeper.cancelled() and (broke := self._keeper.exception()) is not None:
+            raise broke
+
+    async def _give_back(self) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self._leases.release([self._lease])
+        except UNREACHED as error:
+            log.warning("lease_release_failed", lease=self._name, error=type(error).__name__, free_in_s=self._ttl_s)

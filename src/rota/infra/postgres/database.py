@@ -1,0 +1,212 @@
+"""PostgreSQL for everybody else: statements, transactions and notifications over one bounded pool.
+
+Who keeps what:
+- the pool: no more than `pool_max` connections, none lent while busy, broken or in a transaction (see `pool`);
+- the server: `statement_timeout`, `lock_timeout` and `idle_in_transaction_session_timeout`, so a forgotten or paused
+  process cannot hold rows for ever; the client's own timeout only catches a server that no longer answers;
+- `failures`: what a lost connection means. A statement whose reply was lost has an *unknown* outcome, and so has a
+  COMMIT: it is raised as `PostgresUnavailable` with `outcome="unknown"` and never tried again here.
+
+If we die inside a transaction, the server rolls it back; if we die after COMMIT was sent, it stands. A cancelled caller
+gets its `CancelledError` at once, and its connection is mended behind its back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal, Self, TypeVar
+
+from rota.infra import faults
+from rota.infra.postgres import failures
+from rota.infra.postgres.driver import Connection, Record
+from rota.infra.postgres.listen import Listener, Notifications
+from rota.infra.postgres.pool import MEND_S, Pool
+from rota.infra.postgres.sql import Query
+from rota.infra.postgres.target import PostgresTarget
+
+Isolation = Literal["read committed", "repeatable read", "serializable"]
+T = TypeVar("T")
+
+
+class Transaction:
+    """Statements inside one open transaction; made by `Database.transaction`."""
+
+    def __init__(self, connection: Connection, target: PostgresTarget) -> None:
+        self.connection = connection
+        self._target = target
+        self._savepoints = 0
+
+    async def rows(self, query: Query, *args: object) -> list[Record]:
+        return await self.on(self.connection.fetch(query.text, *args))
+
+    async def row(self, query: Query, *args: object) -> Record | None:
+        return await self.on(self.connection.fetchrow(query.text, *args))
+
+    async def value(self, query: Query, *args: object) -> Any:
+        return await self.on(self.connection.fetchval(query.text, *args))
+
+    async def run(self, query: Query, *args: object) -> int:
+        return rows_affected(await self.on(self.connection.execute(query.text, *args)))
+
+    async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
+        await self.on(self.connection.executemany(query.text, many))
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Undo only what happens inside when it raises; the transaction stays usable."""
+        self._savepoints += 1
+        name = f"s{self._savepoints}"
+        await self.on(self.connection.execute(f"SAVEPOINT {name}"))
+        try:
+            yield
+        except Exception:
+            if not self.connection.is_closed():
+                await self.on(self.connection.execute(f"ROLLBACK TO {name}"))
+            raise
+        await self.on(self.connection.execute(f"RELEASE {name}"))
+
+    async def on(self, statement: Awaitable[T]) -> T:
+        """Await something done on `connection`; a lost connection becomes `PostgresUnavailable`."""
+        try:
+            return await statement
+        except failures.FAILURES as error:
+            lost = failures.on_transaction(error, self._target, closed=self.connection.is_closed())
+            if lost is None:
+                raise
+            raise lost from error
+
+
+class Loan:
+    """Gives a connection back after one statement; what went wrong decides in which state it goes."""
+
+    __slots__ = ("_connection", "_pool", "_target")
+
+    def __init__(self, connection: Connection, pool: Pool, target: PostgresTarget) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._target = target
+
+    def __enter__(self) -> Connection:
+        return self._connection
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            self._pool.release(self._connection)
+            return
+        lost = failures.on_statement(error, self._target, closed=self._connection.is_closed())
+        if lost is None and isinstance(error, failures.ANSWERS):
+            self._pool.release(self._connection)
+        else:
+            self._pool.doubt(self._connection)
+        if lost is not None:
+            raise lost from error
+
+
+class Database:
+    """One database through one pool. Make it with `open`, end it with `close`."""
+
+    def __init__(self, target: PostgresTarget) -> None:
+        self.target = target
+        self.pool = Pool(target)
+        self._listener = Listener(target)
+
+    @classmethod
+    async def open(cls, target: PostgresTarget) -> Self:
+        """Connect, so that a wrong URL, password or database is known now."""
+        database = cls(target)
+        await database.pool.fill()
+        return database
+
+    async def close(self) -> None:
+        """Wait a moment for statements under way, then close every connection. May be called again."""
+        await self._listener.close()
+        await self.pool.close()
+
+    async def rows(self, query: Query, *args: object) -> list[Record]:
+        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+            return await connection.fetch(query.text, *args)
+
+    async def row(self, query: Query, *args: object) -> Record | None:
+        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+            return await connection.fetchrow(query.text, *args)
+
+    async def value(self, query: Query, *args: object) -> Any:
+        """The first column of the first row, or None."""
+        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+            return await connection.fetchval(query.text, *args)
+
+    async def run(self, query: Query, *args: object) -> int:
+        """How many rows were inserted, updated, deleted or selected."""
+        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+            return rows_affected(await connection.execute(query.text, *args))
+
+    async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
+        """The same statement for each tuple of arguments, all of them or none."""
+        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+            await connection.executemany(query.text, many)
+
+    def listen(self, channel: str) -> AbstractAsyncContextManager[Notifications]:
+        """Notifications on `channel`; see `listen` for what `None` among them means."""
+        return self._listener.listen(channel)
+
+    @asynccontextmanager
+    async def transaction(
+        self, isolation: Isolation = "read committed", *, readonly: bool = False
+    ) -> AsyncIterator[Transaction]:
+        """COMMIT when the body ends, ROLLBACK when it raises.
+
+        A COMMIT whose reply is lost may have happened: `PostgresUnavailable` with `outcome="unknown"`. A COMMIT that is
+        cancelled may have happened, too.
+        """
+        connection = await self.pool.acquire()
+        transaction = Transaction(connection, self.target)
+        try:
+            await transaction.on(connection.execute(_begin(isolation, readonly=readonly)))
+            yield transaction
+            await self._commit(connection)
+        except Exception:
+            await self._roll_back(connection)
+            raise
+        except BaseException:
+            self.pool.doubt(connection)
+            raise
+        self.pool.release(connection)
+
+    def _lend(self, connection: Connection) -> Loan:
+        return Loan(connection, self.pool, self.target)
+
+    async def _commit(self, connection: Connection) -> None:
+        try:
+            done = await connection.execute("COMMIT")
+            faults.reply("postgres.commit")
+        except failures.FAILURES as error:
+            unknown = failures.on_commit(error, self.target, closed=connection.is_closed())
+            if unknown is None:
+                raise
+            raise unknown from error
+        if done != "COMMIT":
+            # The server answers COMMIT with ROLLBACK, and no error, when a statement had failed before.
+            raise AssertionError("a statement of this transaction failed and its error was swallowed: use savepoint()")
+
+    async def _roll_back(self, connection: Connection) -> None:
+        try:
+            if not connection.is_closed() and connection.is_in_transaction():
+                await connection.execute("ROLLBACK", timeout=MEND_S)
+                self.pool.release(connection)
+            else:
+                self.pool.doubt(connection)
+        except BaseException as error:
+            self.pool.doubt(connection)
+            if not isinstance(error, failures.FAILURES):
+                raise
+
+
+def _begin(isolation: Isolation, *, readonly: bool) -> str:
+    return f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"
+
+
+def rows_affected(status: str) -> int:
+    """The count at the end of a command tag: `INSERT 0 3` is 3, `SET` is 0."""
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdigit() else 0

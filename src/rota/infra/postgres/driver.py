@@ -1,0 +1,40 @@
+"""How a connection is opened: the one place that calls asyncpg's `connect`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import asyncpg
+
+from rota.infra.postgres import failures
+from rota.infra.postgres.target import PostgresTarget
+
+# Strings, because asyncpg's classes are generic to the type checker only.
+Record: TypeAlias = asyncpg.Record
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+# Statements live in files, so their number is known and small: all of them stay prepared for a connection's life.
+PREPARED_MAX = 512
+
+
+async def connect(target: PostgresTarget) -> Connection:
+    """A connection with Rota's session settings; raises `PostgresUnavailable`, `LoginRefused` or `InvalidSetting`."""
+    try:
+        return await asyncpg.connect(
+            target.url,
+            timeout=target.connect_timeout_s,
+            command_timeout=target.command_timeout_s,
+            statement_cache_size=PREPARED_MAX,
+            max_cached_statement_lifetime=0,
+            server_settings=target.server_settings(),
+        )
+    except (*failures.FAILURES, ValueError) as error:
+        raise failures.on_connect(error, target) from None
+
+
+async def hang_up(connection: Connection, within_s: float = 2.0) -> None:
+    """Say goodbye, so that the server logs no lost client; cut the line when it does not answer."""
+    try:
+        await connection.close(timeout=within_s)
+    except failures.FAILURES:
+        connection.terminate()

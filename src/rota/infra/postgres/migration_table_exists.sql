@@ -1,0 +1,2 @@
+-- Whether this database was ever migrated.
+SELECT to_regclass('rota.migration') IS NOT NULL

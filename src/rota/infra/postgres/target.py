@@ -1,0 +1,59 @@
+"""Where PostgreSQL is and how long we are ready to wait for it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+# The server gives up first and says why; the client's own limit is for a server that no longer answers at all.
+ANSWER_GRACE_S = 2.0
+
+
+class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """One database. Every wait is bounded; `url` holds the password and is therefore never shown."""
+
+    url: str
+    pool_min: int = 1
+    pool_max: int = 10
+    connect_timeout_s: float = 5.0
+    acquire_timeout_s: float = 5.0
+    statement_timeout_s: float = 30.0
+    lock_timeout_s: float = 5.0
+    idle_in_transaction_s: float = 60.0
+    application_name: str = "rota"
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.pool_min <= self.pool_max, "pool_min must lie between 0 and pool_max"
+        assert self.pool_max >= 1, "a pool needs at least one connection"
+
+    def __repr__(self) -> str:
+        return f"PostgresTarget({self.address}, pool_max={self.pool_max})"
+
+    @property
+    def address(self) -> str:
+        """Host, port and database for people: `127.0.0.1:5432/rota`."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2] or parse_qs(parts.query).get("host", ["localhost"])[0]
+        return f"{unquote(host)}{unquote(parts.path)}"
+
+    @property
+    def command_timeout_s(self) -> float:
+        return self.statement_timeout_s + ANSWER_GRACE_S
+
+    def server_settings(self) -> dict[str, str]:
+        """Session settings sent with the connection, so they cost no round trip and hold from the first statement."""
+        return {
+            "application_name": self.application_name,
+            "search_path": "rota, public",
+            "timezone": "UTC",
+            "jit": "off",
+            "statement_timeout": milliseconds(self.statement_timeout_s),
+            "lock_timeout": milliseconds(self.lock_timeout_s),
+            "idle_in_transaction_session_timeout": milliseconds(self.idle_in_transaction_s),
+        }
+
+
+def milliseconds(seconds: float) -> str:
+    """PostgreSQL reads 0 as "no limit", so the shortest limit is one millisecond."""
+    return str(max(1, round(seconds * 1000)))
