@@ -1,0 +1,31 @@
+"""NATS JetStream: declared streams and consumers, publishing with message ids, pulling with explicit answers."""
+
+from rota.infra.nats.backoff import Backoff
+from rota.infra.nats.bus import Bus, Exhausted
+from rota.infra.nats.consumer import Consumer, kept_alive
+from rota.infra.nats.delivery import Delivery
+from rota.infra.nats.handling import Handling, Reject, Retry, Verdict
+from rota.infra.nats.jetstream import Stored
+from rota.infra.nats.messages import Message, Outcome, Receipt
+from rota.infra.nats.streams import ConsumerSpec, StreamSpec
+from rota.infra.nats.target import NatsTarget
+
+__all__ = [
+    "Backoff",
+    "Bus",
+    "Consumer",
+    "ConsumerSpec",
+    "Delivery",
+    "Exhausted",
+    "Handling",
+    "Message",
+    "NatsTarget",
+    "Outcome",
+    "Receipt",
+    "Reject",
+    "Retry",
+    "Stored",
+    "StreamSpec",
+    "Verdict",
+    "kept_alive",
+]

@@ -1,0 +1,317 @@
+"""One connection to NATS that comes back whatever ended it.
+
+The client library reconnects by itself after a lost socket; told to, it tries for ever, with our pauses. It gives up
+for good when the server *says* something is wrong (login revoked, protocol violation), so `Connection` watches for that
+end and dials anew. Either way every subscription is put back before the watchers hear `up`.
+
+Who keeps what:
+- nothing is buffered for a server that is away: `send` refuses at once with `NatsUnavailable`. Bytes already handed to
+  the library when the socket died may still be sent after the reconnect, so a failed publish means "unknown";
+- every question has a timeout, and the wait for a slow socket is bounded by `pending_bytes` and `publish_timeout_s`;
+- credentials are taken out of the URL before the library sees it, so none of its errors can hold them.
+
+If we die, the server drops our subscriptions and unanswered pulls; unacknowledged messages are delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from random import SystemRandom
+from typing import Any, Protocol
+
+import structlog
+from nats import errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from rota.infra.nats.backoff import Backoff
+from rota.infra.nats.target import NatsTarget
+from rota.infra.telemetry import metrics
+from rota.model.errors import LoginRefused, NatsUnavailable, SetupFailed
+
+log = structlog.get_logger(__name__)
+DISCONNECTS = metrics.counter("rota_bus_disconnects", "Times the connection to NATS was lost.")
+RECONNECTS = metrics.counter("rota_bus_reconnects", "Times the connection to NATS came back.")
+SLOW = metrics.counter("rota_bus_slow_consumer", "Messages dropped here because nobody took them in time.")
+
+RECONNECT = Backoff(first_s=0.1, longest_s=5.0)
+DIAL_S = 2.0
+"""For one server of a cluster; the whole dial has `connect_timeout_s`."""
+DIAL_PAUSE_S = 0.05
+CLOSE_S = 2.0
+UNTOLD_S = 0.005
+_chance = SystemRandom().random
+
+OnMessage = Callable[[Msg], Awaitable[None]]
+
+
+class Watcher(Protocol):
+    """Whoever must know that questions in flight will not be answered any more."""
+
+    def up(self) -> None: ...
+
+    def down(self) -> None: ...
+
+
+class Route:
+    """A subscription as its owner sees it; it outlives the library's."""
+
+    def __init__(self, subject: str, queue: str, on_message: OnMessage) -> None:
+        self.subject = subject
+        self.queue = queue
+        self.on_message = on_message
+        self.subscription: Subscription | None = None
+
+
+class Connection:
+    def __init__(self, target: NatsTarget) -> None:
+        self.target = target
+        self.watchers: set[Watcher] = set()
+        self._client: Client | None = None
+        self._routes: list[Route] = []
+        self._up = asyncio.Event()
+        self._dialling = False
+        self._closing = False
+        self._revival: asyncio.Task[None] | None = None
+        self._last_error: Exception | None = None
+
+    async def open(self) -> None:
+        """Log in at any of the servers within `connect_timeout_s`."""
+        self._client = await self._dial()
+        self._up.set()
+
+    async def close(self) -> None:
+        """End for good. May be called again."""
+        self._closing = True
+        revival, self._revival = self._revival, None
+        if revival is not None:
+            revival.cancel()
+            await asyncio.wait([revival])
+        self._go_down()
+        if self._client is not None:
+            await _shut(self._client)
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        """What the server takes in one message, headers included."""
+        return self._live().max_payload
+
+    def new_inbox(self) -> str:
+        return self._live().new_inbox()
+
+    async def until_connected(self, timeout_s: float) -> bool:
+        """Wait for the connection; False when it did not come back in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.connected:
+                    # The library changes its state a moment before it tells us. Whoever waits must let it speak.
+                    await (asyncio.sleep(UNTOLD_S) if self._up.is_set() else self._up.wait())
+        return self.connected
+
+    async def send(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Hand over for sending. Says nothing about arrival."""
+        client = self._live()
+        try:
+            with _cancellable():
+                await client.publish(subject, data, reply=reply, headers=headers)
+        except (errors.Error, OSError) as error:
+            raise self._unavailable("does not take messages", error) from error
+
+    async def ask(self, subject: str, data: bytes = b"") -> bytes:
+        """The answer to one question, within `publish_timeout_s`."""
+        client = self._live()
+        try:
+            with _cancellable():
+                answer = await client.request(subject, data, timeout=self.target.publish_timeout_s)
+        except errors.NoRespondersError as error:
+            raise self._unavailable("has nobody who answers: is JetStream on?", error) from error
+        except (errors.Error, OSError) as error:
+            raise self._unavailable("does not answer", error) from error
+        return answer.data
+
+    async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Route:
+        """Messages on `subject` from now on, through reconnects, until `unsubscribe`."""
+        route = Route(subject, queue, on_message)
+        self._routes.append(route)
+        if self._client is not None and self.connected:
+            await _attach(route, self._client)
+        return route
+
+    async def unsubscribe(self, route: Route) -> None:
+        """No more messages after what the server had already sent; that is handed over before this returns."""
+        if route not in self._routes:
+            return
+        self._routes.remove(route)
+        subscription, route.subscription = route.subscription, None
+        if subscription is not None:
+            with suppress(errors.Error, OSError):
+                async with asyncio.timeout(self.target.publish_timeout_s):
+                    await (subscription.drain() if self.connected else subscription.unsubscribe())  # type: ignore[no-untyped-call]
+
+    def _live(self) -> Client:
+        if self._client is None or not self._client.is_connected:
+            raise self._unavailable("is not connected", self._last_error)
+        return self._client
+
+    async def _dial(self) -> Client:
+        """A client that is logged in and has every subscription."""
+        client = Client()
+        self._dialling = True
+        try:
+            async with asyncio.timeout(self.target.connect_timeout_s):
+                await client.connect(**self._options(client))
+                for route in self._routes:
+                    await _attach(route, client)
+        except BaseException as error:
+            await _shut(client)
+            if isinstance(error, errors.Error | OSError):
+                raise self._unavailable("cannot be reached", self._last_error or error) from None
+            raise
+        finally:
+            self._dialling = False
+        return client
+
+    def _options(self, client: Client) -> dict[str, Any]:
+        credentials = self.target.credentials
+        return {
+            "servers": self.target.servers,
+            "name": self.target.name,
+            "user": credentials.user,
+            "password": credentials.password,
+            "token": credentials.token,
+            "connect_timeout": min(DIAL_S, self.target.connect_timeout_s),
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": DIAL_PAUSE_S,
+            "reconnect_to_server_handler": partial(_next_server, client),
+            "ping_interval": self.target.ping_interval_s,
+            "max_outstanding_pings": 2,
+            "pending_size": self.target.pending_bytes,
+            "flush_timeout": self.target.publish_timeout_s,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+        }
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        if isinstance(error, errors.SlowConsumerError):
+            SLOW.inc()
+            log.warning("nats_slow_consumer", subject=error.subject)
+        elif _is_login_refusal(error):
+            refusal = LoginRefused(
+                f"NATS at {self.target.address} refused our credentials: correct the user and password, or the token, "
+                "in the NATS URL.",
+                address=self.target.address,
+            )
+            if self._dialling:
+                # The library would try the same credentials again; raising here is the way out of its loop.
+                raise refusal
+            log.error("nats_login_refused", code=refusal.code, reason=refusal.sentence)
+        elif type(error) is errors.Error:
+            # The server's own words, such as a permission that we lack.
+            log.warning("nats_complained", said=_cause(error))
+        else:
+            log.debug("nats_error", kind=type(error).__name__)
+
+    async def _on_disconnected(self) -> None:
+        if not self._closing and self._up.is_set():
+            DISCONNECTS.inc()
+            log.warning("nats_disconnected", address=self.target.address)
+        self._go_down()
+
+    async def _on_reconnected(self) -> None:
+        self._come_up()
+
+    async def _on_closed(self) -> None:
+        if not self._closing and not self._dialling:
+            log.warning("nats_closed", address=self.target.address, kind=type(self._last_error).__name__)
+            self._revival = asyncio.create_task(self._revive(), name="nats.revive")
+
+    async def _revive(self) -> None:
+        for streak in itertools.count(1):
+            await asyncio.sleep(RECONNECT.pause_s(streak, _chance()))
+            try:
+                self._client = await self._dial()
+            except (NatsUnavailable, SetupFailed) as error:
+                log.warning("nats_revival_failed", code=error.code, reason=error.sentence)
+            else:
+                self._come_up()
+                return
+
+    def _come_up(self) -> None:
+        RECONNECTS.inc()
+        log.info("nats_reconnected", address=self.target.address)
+        self._up.set()
+        for watcher in tuple(self.watchers):
+            watcher.up()
+
+    def _go_down(self) -> None:
+        self._up.clear()
+        for watcher in tuple(self.watchers):
+            watcher.down()
+
+    def _unavailable(self, what: str, error: Exception | None) -> NatsUnavailable:
+        cause = f" ({_cause(error)})" if error is not None else ""
+        return NatsUnavailable(
+            f"NATS at {self.target.address} {what}{cause}: check that it runs and that the NATS URL is right.",
+            address=self.target.address,
+        )
+
+
+async def _attach(route: Route, client: Client) -> None:
+    route.subscription = await client.subscribe(route.subject, queue=route.queue, cb=route.on_message)
+
+
+def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+    """The server that failed least, after a pause that grows with its failures."""
+    # The library leaves the socket of a reconnect that failed half-way open until it is collected.
+    if leftover := client._transport:  # noqa: SLF001 - it has no public way to it
+        leftover.close()  # type: ignore[no-untyped-call]
+    chosen = min(servers, key=lambda server: server.reconnects)
+    return chosen, RECONNECT.pause_s(chosen.reconnects + 1, _chance())
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """The library swallows a cancellation that meets a full write buffer; here it takes effect after all."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+def _is_login_refusal(error: Exception) -> bool:
+    said = str(error).lower()
+    return isinstance(error, errors.AuthorizationError) or "authorization violation" in said or "authentication" in said
+
+
+def _cause(error: Exception) -> str:
+    """A short reason that cannot hold an address or a credential."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return type(error).__name__
+    return str(error).removeprefix("nats: ")
+
+
+async def _shut(client: Client) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
+    except (errors.Error, OSError, TimeoutError) as error:
+        log.warning("nats_close_failed", kind=type(error).__name__)
+    # The library's tasks were cancelled and need a turn of the loop to end.
+    await asyncio.sleep(0)

@@ -1,0 +1,153 @@
+"""JetStream's own API: JSON questions about streams and consumers, and `ensure`.
+
+Spoken directly rather than through the client library, which drops the fields it does not know when it writes a
+configuration back. Every step of `ensure` may be repeated and may be done by several replicas at once: making a stream
+that is already so is a success to NATS, and the last of two updates wins. If we die between two steps, the next start
+does the rest. Nothing here deletes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from rota.infra.nats.connection import Connection
+from rota.infra.nats.streams import (
+    Config,
+    ConsumerSpec,
+    Names,
+    StreamSpec,
+    consumer_config,
+    stream_config,
+    stream_update,
+)
+from rota.model.errors import NatsUnavailable, SetupFailed
+
+log = structlog.get_logger(__name__)
+
+API: Final = "$JS.API"
+_NAME_IN_USE = 10058
+_OVERLAP = 10065
+_NO_MESSAGE = 10037
+_JETSTREAM_OFF = (10039, 10076)
+_TEMPORARY_CODE = 503
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as its stream keeps it."""
+
+    subject: str
+    data: bytes
+    stream_seq: int
+
+
+class _Answer(msgspec.Struct):
+    error: ApiError | None = None
+
+
+class _StoredMessage(msgspec.Struct):
+    subject: str
+    seq: int
+    data: bytes = b""
+
+
+class _StoredAnswer(msgspec.Struct):
+    message: _StoredMessage
+
+
+class JetStream:
+    def __init__(self, connection: Connection, names: Names) -> None:
+        self._connection = connection
+        self._names = names
+
+    async def check(self) -> None:
+        """That JetStream answers. Raises SetupFailed when the server says that it is off."""
+        reply = await self._call("INFO")
+        if isinstance(reply, ApiError):
+            if reply.err_code in _JETSTREAM_OFF:
+                raise SetupFailed(
+                    f"NATS at {self._address} runs without JetStream: add `jetstream {{}}` to its configuration and "
+                    "restart it."
+                )
+            raise self._refused("the account cannot be looked at", reply)
+
+    async def ensure(self, streams: Iterable[StreamSpec], consumers: Iterable[ConsumerSpec]) -> None:
+        """Make every stream and consumer as declared; change what differs and may be changed."""
+        for stream in streams:
+            await self._ensure_stream(stream_config(stream, self._names))
+        for consumer in consumers:
+            await self._ensure_consumer(consumer)
+
+    async def stored(self, stream: str, stream_seq: int) -> Stored | None:
+        """The message with that number, or None when the stream no longer has it."""
+        reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", {"seq": stream_seq})
+        if isinstance(reply, ApiError):
+            if reply.err_code == _NO_MESSAGE:
+                return None
+            raise self._refused(f"message {stream_seq} of stream {stream} cannot be read", reply)
+        found = msgspec.convert(reply, _StoredAnswer).message
+        subject = self._names.bare_subject(found.subject)
+        return Stored(subject=subject, data=found.data, stream_seq=found.seq)
+
+    async def _ensure_stream(self, wanted: Config) -> None:
+        name = wanted["name"]
+        made = await self._call(f"STREAM.CREATE.{name}", wanted)
+        if not isinstance(made, ApiError):
+            return
+        if made.err_code != _NAME_IN_USE:
+            raise self._refused(f"stream {name} cannot be made", made)
+        found = await self._call(f"STREAM.INFO.{name}")
+        if isinstance(found, ApiError):
+            raise self._refused(f"stream {name} cannot be looked at", found)
+        update = stream_update(found["config"], wanted)
+        if update is None:
+            return
+        changed = await self._call(f"STREAM.UPDATE.{name}", update)
+        if isinstance(changed, ApiError):
+            raise self._refused(f"stream {name} cannot be changed", changed)
+        log.info("stream_changed", stream=name)
+
+    async def _ensure_consumer(self, spec: ConsumerSpec) -> None:
+        stream = self._names.stream(spec.stream)
+        config = consumer_config(spec, self._names)
+        # The form that is understood by 2.9 and later alike, whatever the filter.
+        verb = f"CONSUMER.DURABLE.CREATE.{stream}.{spec.durable}"
+        made = await self._call(verb, {"stream_name": stream, "config": config})
+        if not isinstance(made, ApiError):
+            return
+        if "can not be updated" in made.description:
+            raise SetupFailed(
+                f"Consumer {spec.durable} of stream {stream} cannot be changed in place ({made.description}): delete "
+                f"it (`nats consumer rm {stream} {spec.durable}`) or declare it under a new name.",
+                stream=stream,
+                consumer=spec.durable,
+            )
+        raise self._refused(f"consumer {spec.durable} of stream {stream} cannot be made", made)
+
+    async def _call(self, verb: str, body: Config | None = None) -> Config | ApiError:
+        data = await self._connection.ask(f"{API}.{verb}", msgspec.json.encode(body) if body is not None else b"")
+        reply: dict[str, Any] = msgspec.json.decode(data)
+        error = msgspec.convert(reply, _Answer).error
+        return reply if error is None else error
+
+    def _refused(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
+        facts = {"address": self._address, "err_code": error.err_code}
+        said = f"NATS at {self._address} says that {what}: {error.description or error.code}."
+        if error.err_code == _OVERLAP:
+            return SetupFailed(f"{said} Two streams cannot take one subject: set another NATS prefix.", **facts)
+        if error.code == _TEMPORARY_CODE:
+            return NatsUnavailable(f"{said} Try again when the server has settled.", **facts)
+        return SetupFailed(f"{said} Correct the setting it names, or the server's limits.", **facts)
+
+    @property
+    def _address(self) -> str:
+        return self._connection.target.address

@@ -1,0 +1,88 @@
+"""What is published and what came of it. Pure.
+
+A message id makes publishing safe to repeat: within a stream's dedup window NATS stores the same id once and answers
+the second time with `DUPLICATE`. So an id names one fact (`job:attempt:epoch`), never a thing that may be said again: a
+deliberate retry under an old id would be swallowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from rota.infra.nats.streams import subject_fault
+
+ID_HEADER: Final = "Nats-Msg-Id"
+ID_MAX: Final = 255
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_LINES = len(b"NATS/1.0\r\n\r\n")
+_PER_HEADER = len(b": \r\n")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`headers` carry the trace and the like; names that begin with `Nats-` are the server's own."""
+
+    subject: str
+    data: bytes
+    msg_id: str
+    headers: Mapping[str, str] = {}
+
+    def wire_headers(self) -> dict[str, str]:
+        return {**self.headers, ID_HEADER: self.msg_id}
+
+    def fault(self, max_bytes: int) -> str | None:
+        """Why this can never be published to a server that takes `max_bytes`, or None.
+
+        Asked before anything is sent, because a server answers such a message by closing the connection.
+        """
+        if (fault := subject_fault(self.subject)) is not None:
+            return fault
+        if not 0 < len(self.msg_id) <= ID_MAX:
+            return f"a message id has 1 to {ID_MAX} characters"
+        headers = self.wire_headers()
+        if (fault := _header_fault(headers)) is not None:
+            return fault
+        size = len(self.data) + _size_of(headers)
+        return f"the message is {size} bytes and NATS takes {max_bytes}" if size > max_bytes else None
+
+
+class Outcome(StrEnum):
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    """Its id was stored before: as good as stored."""
+    REJECTED = "rejected"
+    """This message can never be stored as it is."""
+    UNSETTLED = "unsettled"
+    """No answer, or not now. It may or may not be stored: publish it again under the same id."""
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    outcome: Outcome
+    stream_seq: int = 0
+    reason: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the message is in its stream."""
+        return self.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+
+
+def _header_fault(headers: Mapping[str, str]) -> str | None:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or (name != ID_HEADER and name.lower().startswith("nats-")):
+            return f"{name!r} cannot name a header"
+        if not value.isprintable() or value != value.strip():
+            # The client library would change such a value in silence.
+            return f"the value of header {name!r} has spaces around it or characters that do not print"
+    return None
+
+
+def _size_of(headers: Mapping[str, str]) -> int:
+    lines = sum(
+        len(name.encode()) + len(value.encode(errors="replace")) + _PER_HEADER for name, value in headers.items()
+    )
+    return lines + _HEADER_LINES

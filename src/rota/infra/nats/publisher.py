@@ -1,0 +1,131 @@
+"""Publishing in batches: everything is sent, then all acknowledgements are awaited, within one timeout.
+
+The server acknowledges each message on a subject of ours that names the batch and the place in it. Invariants, kept
+here: each message of a batch gets exactly one receipt; whatever was sent and not acknowledged is `UNSETTLED`, never
+assumed to be lost; a batch ends when its last acknowledgement is in, when the connection is lost (later ones cannot
+arrive) or when its time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from nats.aio.msg import Msg
+
+from rota.infra.nats.connection import Connection, Route
+from rota.infra.nats.jetstream import ApiError
+from rota.infra.nats.messages import Message, Outcome, Receipt
+from rota.infra.nats.streams import Names
+from rota.infra.telemetry import metrics
+from rota.model.errors import NatsUnavailable
+
+PUBLISHED = metrics.counter("rota_bus_published", "Messages published, by what became of them.", labels=("outcome",))
+
+NO_STREAM = "no stream takes the subject"
+_NO_ANSWER = Receipt(Outcome.UNSETTLED, reason="no acknowledgement in time")
+_NEVER_STORABLE = frozenset((10054, 10060, 10097))
+"""Message too large for the stream, meant for another stream, headers too large."""
+
+
+class _PubAck(msgspec.Struct):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+_pub_ack = msgspec.json.Decoder(_PubAck)
+
+
+class _Batch:
+    def __init__(self, size: int) -> None:
+        self.receipts = [_NO_ANSWER] * size
+        self.missing = size
+        self.ended = asyncio.Event()
+
+    def settle(self, place: int, receipt: Receipt) -> None:
+        if self.receipts[place] is _NO_ANSWER:
+            self.receipts[place] = receipt
+            self.missing -= 1
+            if self.missing == 0:
+                self.ended.set()
+
+
+class Publisher:
+    def __init__(self, connection: Connection, names: Names) -> None:
+        self._connection = connection
+        self._names = names
+        self._numbers = itertools.count()
+        self._batches: dict[int, _Batch] = {}
+        self._inbox = ""
+        self._route: Route | None = None
+
+    async def open(self) -> None:
+        self._inbox = self._connection.new_inbox()
+        self._route = await self._connection.subscribe(f"{self._inbox}.*.*", self._on_ack)
+        self._connection.watchers.add(self)
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Receipt]:
+        """One receipt per message, in order, by `deadline` (the loop's time). NatsUnavailable: nothing was sent."""
+        number, batch = next(self._numbers), _Batch(len(messages))
+        self._batches[number] = batch
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._send(number, batch, messages)
+                if batch.missing:
+                    await batch.ended.wait()
+        except TimeoutError:
+            pass  # the receipts say which ones are missing
+        finally:
+            del self._batches[number]
+        for outcome, count in Counter(receipt.outcome for receipt in batch.receipts).items():
+            PUBLISHED.labels(outcome.value).inc(count)
+        return batch.receipts
+
+    def up(self) -> None:
+        return None
+
+    def down(self) -> None:
+        for batch in self._batches.values():
+            batch.ended.set()
+
+    async def _send(self, number: int, batch: _Batch, messages: Sequence[Message]) -> None:
+        sent = 0
+        max_bytes = self._connection.max_payload
+        for place, message in enumerate(messages):
+            if (fault := message.fault(max_bytes)) is not None:
+                batch.settle(place, Receipt(Outcome.REJECTED, reason=fault))
+                continue
+            try:
+                await self._connection.send(
+                    self._names.subject(message.subject),
+                    message.data,
+                    reply=f"{self._inbox}.{number}.{place}",
+                    headers=message.wire_headers(),
+                )
+            except NatsUnavailable:
+                if not sent:
+                    raise
+                return
+            sent += 1
+
+    async def _on_ack(self, msg: Msg) -> None:
+        _, number, place = msg.subject.rsplit(".", 2)
+        batch = self._batches.get(int(number))
+        if batch is not None:
+            batch.settle(int(place), _receipt(msg))
+
+
+def _receipt(msg: Msg) -> Receipt:
+    if not msg.data:
+        # A server without anybody to take the message says so in a header, with no data.
+        return Receipt(Outcome.UNSETTLED, reason=NO_STREAM)
+    ack = _pub_ack.decode(msg.data)
+    if ack.error is None:
+        return Receipt(Outcome.DUPLICATE if ack.duplicate else Outcome.STORED, ack.seq)
+    outcome = Outcome.REJECTED if ack.error.err_code in _NEVER_STORABLE else Outcome.UNSETTLED
+    return Receipt(outcome, reason=ack.error.description)

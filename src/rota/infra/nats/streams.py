@@ -1,0 +1,198 @@
+"""Streams and consumers as they are declared, and what that means to NATS. Pure: `ensure` carries it out.
+
+    SYS = StreamSpec(name="SYS", subjects=("sys.>",))
+    RESULTS = ConsumerSpec(stream="SYS", durable="engine", filter="sys.job.result")
+
+Names are written without the bus's prefix; `Names` adds and removes it. Sizes and times that are None are unlimited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rota.model.errors import InvalidSetting, SetupFailed
+
+Config = dict[str, Any]
+"""A configuration as NATS writes it in JSON: durations in nanoseconds, -1 for unlimited."""
+
+SUBJECT_MAX: Final = 255
+"""Longer subjects are refused by us: a server that finds its control line too long closes the connection."""
+_SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
+_PATTERN = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_DAY_S = 86_400.0
+
+# What a stream keeps for its life, and how to say it.
+_STREAM_FOR_LIFE = {"retention": "keeps its messages by", "storage": "stores its messages in"}
+
+
+class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["limits", "interest", "workqueue"] = "limits"
+    storage: Literal["file", "memory"] = "file"
+    discard: Literal["old", "new"] = "old"
+    max_age_s: float | None = 7 * _DAY_S
+    max_bytes: int | None = None
+    max_msgs: int | None = None
+    dedup_window_s: float = 120.0
+    """How long a message id is remembered. A relay that was away for longer may store a message twice."""
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        assert _NAME.fullmatch(self.name), f"{self.name!r} cannot name a stream"
+        assert self.subjects, f"stream {self.name} takes no subject"
+        for subject in self.subjects:
+            assert _PATTERN.fullmatch(subject), f"stream {self.name}: {subject!r} is not a subject"
+        if self.max_age_s is not None and self.dedup_window_s > self.max_age_s:
+            raise InvalidSetting(
+                f"Stream {self.name} would remember message ids for {self.dedup_window_s:g} s and messages for only "
+                f"{self.max_age_s:g} s: make the dedup window the shorter one."
+            )
+
+    def takes(self, subject: str) -> bool:
+        return any(fits(pattern, subject) for pattern in self.subjects)
+
+
+class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    stream: str
+    durable: str
+    filter: str | None = None
+    deliver: Literal["all", "new"] = "all"
+    """Where a consumer begins that did not exist: at the oldest message, or at the next one."""
+    ack_wait_s: float = 600.0
+    backoff_s: tuple[float, ...] = ()
+    """Ack waits of the first deliveries, instead of `ack_wait_s`; the last one holds for the rest."""
+    max_deliver: int = 100
+    """How often a handler is given a message. From this delivery on `Delivery.last` is set."""
+    spare_deliveries: int = 100
+    """Deliveries beyond `max_deliver`, for a dead-letter record that could not be written at the last one."""
+    max_ack_pending: int = 2048
+
+    def __post_init__(self) -> None:
+        assert _NAME.fullmatch(self.durable), f"{self.durable!r} cannot name a consumer"
+        assert self.filter is None or _PATTERN.fullmatch(self.filter), f"{self.filter!r} is not a subject"
+        assert self.max_deliver >= 1, f"consumer {self.durable} must deliver at least once"
+        assert self.spare_deliveries >= 0, f"consumer {self.durable}: spare deliveries cannot be negative"
+        assert len(self.backoff_s) <= self.server_max_deliver, f"consumer {self.durable}: more waits than deliveries"
+
+    @property
+    def server_max_deliver(self) -> int:
+        """After so many deliveries NATS gives a message up for good and says so in an advisory."""
+        return self.max_deliver + self.spare_deliveries
+
+    def ack_wait_of(self, delivery: int) -> float:
+        """How long NATS waits for an answer to delivery number `delivery` (from 1)."""
+        if not self.backoff_s:
+            return self.ack_wait_s
+        return self.backoff_s[min(delivery, len(self.backoff_s)) - 1]
+
+    @property
+    def shortest_ack_wait_s(self) -> float:
+        return min(self.backoff_s, default=self.ack_wait_s)
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The prefix put on and taken off: the one place that knows how names are joined."""
+
+    prefix: str
+
+    def stream(self, name: str) -> str:
+        return f"{self.prefix}_{name}" if self.prefix else name
+
+    def subject(self, subject: str) -> str:
+        return f"{self.prefix.lower()}.{subject}" if self.prefix else subject
+
+    def bare_stream(self, name: str) -> str:
+        return name.removeprefix(f"{self.prefix}_") if self.prefix else name
+
+    def bare_subject(self, subject: str) -> str:
+        return subject.removeprefix(f"{self.prefix.lower()}.") if self.prefix else subject
+
+
+def fits(pattern: str, subject: str) -> bool:
+    """Whether NATS delivers `subject` to somebody who asked for `pattern`."""
+    asked, given = pattern.split("."), subject.split(".")
+    for place, word in enumerate(asked):
+        if word == ">":
+            return place < len(given)
+        if place >= len(given) or word not in ("*", given[place]):
+            return False
+    return len(asked) == len(given)
+
+
+def subject_fault(subject: str) -> str | None:
+    """Why nothing can be published to `subject`, or None."""
+    if len(subject.encode(errors="replace")) > SUBJECT_MAX:
+        return f"the subject is longer than {SUBJECT_MAX} bytes"
+    if not _SUBJECT.fullmatch(subject) or not subject.isprintable():
+        return f"{subject!r} is no subject to publish to: words joined by dots, without spaces or wildcards"
+    return None
+
+
+def stream_config(spec: StreamSpec, names: Names) -> Config:
+    return {
+        "name": names.stream(spec.name),
+        "subjects": [names.subject(subject) for subject in spec.subjects],
+        "retention": spec.retention,
+        "storage": spec.storage,
+        "discard": spec.discard,
+        "max_age": _nanoseconds(spec.max_age_s or 0),
+        "max_bytes": _or_unlimited(spec.max_bytes),
+        "max_msgs": _or_unlimited(spec.max_msgs),
+        "duplicate_window": _nanoseconds(spec.dedup_window_s),
+        "num_replicas": spec.replicas,
+    }
+
+
+def consumer_config(spec: ConsumerSpec, names: Names) -> Config:
+    config: Config = {
+        "name": spec.durable,
+        "durable_name": spec.durable,
+        "deliver_policy": spec.deliver,
+        "ack_policy": "explicit",
+        "replay_policy": "instant",
+        "ack_wait": _nanoseconds(spec.ack_wait_of(1)),
+        "max_deliver": spec.server_max_deliver,
+        "max_ack_pending": spec.max_ack_pending,
+    }
+    if spec.filter is not None:
+        config["filter_subject"] = names.subject(spec.filter)
+    if spec.backoff_s:
+        config["backoff"] = [_nanoseconds(wait_s) for wait_s in spec.backoff_s]
+    return config
+
+
+def stream_update(existing: Mapping[str, Any], wanted: Config) -> Config | None:
+    """What to send to make `existing` as `wanted`, or None when it is. What we do not declare stays as it is.
+
+    Raises SetupFailed for what a stream keeps for its life, since to delete it is a decision for people.
+    """
+    for key, phrase in _STREAM_FOR_LIFE.items():
+        if existing.get(key) != wanted[key]:
+            raise SetupFailed(
+                f"Stream {wanted['name']} {phrase} {existing.get(key)!r}, and NATS cannot change that to "
+                f"{wanted[key]!r} in place: delete the stream once it is drained (`nats stream rm {wanted['name']}`); "
+                "it is made anew at the next start.",
+                stream=wanted["name"],
+            )
+    if all(existing.get(key) == value for key, value in wanted.items()):
+        return None
+    return {**existing, **wanted}
+
+
+def stream_for(subject: str, specs: Iterable[StreamSpec]) -> StreamSpec | None:
+    """The declared stream that takes `subject`."""
+    return next((spec for spec in specs if spec.takes(subject)), None)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000_000)
+
+
+def _or_unlimited(limit: int | None) -> int:
+    return -1 if limit is None else limit

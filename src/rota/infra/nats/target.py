@@ -1,0 +1,96 @@
+"""Where NATS is, how long we are ready to wait for it, and the prefix that keeps users of one server apart."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+
+from rota.model.errors import InvalidSetting
+
+_PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,31}")
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """Who we are to NATS. Kept out of every URL that leaves this module, and never shown."""
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return "Credentials(***)"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return []
+
+
+class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """One NATS server, or the servers of one cluster separated by commas.
+
+    `url` is `nats://user:password@host:port` or `nats://token@host:port` and is never shown. With `prefix="BLUE"`
+    stream SYS is called BLUE_SYS and subject job.submit travels as blue.job.submit; callers see neither.
+    """
+
+    url: str
+    prefix: str = ""
+    name: str = "rota"
+    connect_timeout_s: float = 5.0
+    """For finding a server, logging in and asking for JetStream, all together."""
+    publish_timeout_s: float = 2.0
+    """For a batch of publishes until its last acknowledgement, and for every other question to the server."""
+    ping_interval_s: float = 10.0
+    """A connection that died silently is noticed when two pings in a row had no answer."""
+    pending_bytes: int = 8 * 1024 * 1024
+    """What may wait to be written to a slow server before publishers have to wait, too."""
+
+    def __post_init__(self) -> None:
+        if self.prefix and not _PREFIX.fullmatch(self.prefix):
+            # No underscore: A_B + C and A + B_C would name the same stream.
+            raise InvalidSetting(
+                f"The NATS prefix {self.prefix!r} is not usable: take up to 32 upper-case letters and digits that "
+                "begin with a letter.",
+                prefix=self.prefix,
+            )
+        if not all(_is_server(part) for part in self._parts()):
+            raise InvalidSetting(
+                f"The NATS URL for {self.address} cannot be read: write nats://user:password@host:port, and "
+                "separate the servers of a cluster by commas."
+            )
+
+    def __repr__(self) -> str:
+        return f"NatsTarget({self.address}, prefix={self.prefix!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("address", self.address), ("prefix", self.prefix)]
+
+    @property
+    def address(self) -> str:
+        """Hosts and ports for people."""
+        return ",".join(part.netloc.rpartition("@")[2] for part in self._parts())
+
+    @property
+    def servers(self) -> list[str]:
+        """URLs without credentials: what the client library may put into its errors."""
+        return [f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in self._parts()]
+
+    @property
+    def credentials(self) -> Credentials:
+        for part in self._parts():
+            if part.username and part.password is None:
+                return Credentials(token=unquote(part.username))
+            if part.username:
+                return Credentials(user=unquote(part.username), password=unquote(part.password or ""))
+        return Credentials()
+
+    def _parts(self) -> list[SplitResult]:
+        return [urlsplit(url.strip()) for url in self.url.split(",")]
+
+
+def _is_server(part: SplitResult) -> bool:
+    try:
+        return part.scheme in ("nats", "tls") and bool(part.hostname) and part.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,2 @@
+-- Forget the messages that the bus has confirmed.
+DELETE FROM rota.outbox WHERE id = ANY ($1::bigint[])

@@ -1,0 +1,175 @@
+"""A shared secret on every gRPC call: `authorization: Bearer <secret>`.
+
+    server = grpc.aio.server(interceptors=[RequireSecret([current, previous])])
+    channel = grpc.aio.insecure_channel(address, interceptors=bearer(current))
+
+Who keeps what: `RequireSecret` looks before the method is even searched for, so a caller without the secret learns
+nothing, not which methods exist either; there is no open method unless it is named. Secrets are compared by digest in
+constant time, all of them at every call. The server keeps digests only; the client's copy shows in no repr, and nothing
+here logs a header. A secret that travels in the clear protects against strangers on the machine, not on the wire:
+outside of loopback the channel must be TLS.
+
+To rotate: let servers accept the new secret beside the old one, change the clients, then take the old one away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, Final, Never
+
+import grpc  # type: ignore[import-untyped]  # ships no types
+import structlog
+
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidSetting, Unauthenticated
+
+log = structlog.get_logger(__name__)
+REFUSED = metrics.counter("rota_rpc_refused", "gRPC calls refused for a missing or wrong secret.", labels=("reason",))
+
+SHORTEST_SECRET: Final = 16
+HEAR_OUT_S: Final = 0.1
+HEAR_OUT_REQUESTS: Final = 16
+_HEADER = "authorization"
+_SCHEME = "bearer "
+
+Handler = Any
+Proceed = Callable[[Any], Awaitable[Handler]]
+
+
+class RequireSecret(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
+    """Answers UNAUTHENTICATED to every call without one of `secrets`, whatever its kind and whether it exists."""
+
+    def __init__(self, secrets: Collection[str], *, open_methods: Iterable[str] = ()) -> None:
+        """`open_methods` are full names such as `/grpc.health.v1.Health/Check`."""
+        if not secrets:
+            raise InvalidSetting("No shared secret for gRPC is set, so nobody could be let in: set one.")
+        self._digests = [_digest(_strong(secret)) for secret in secrets]
+        self._open = frozenset(open_methods)
+
+    def __repr__(self) -> str:
+        return f"RequireSecret({len(self._digests)} accepted, open={sorted(self._open)})"
+
+    async def intercept_service(self, continuation: Proceed, handler_call_details: Any) -> Handler:
+        if handler_call_details.method in self._open:
+            return await continuation(handler_call_details)
+        refusal = self._refusal(handler_call_details.invocation_metadata)
+        if refusal is None:
+            return await continuation(handler_call_details)
+        reason, error = refusal
+        REFUSED.labels(reason).inc()
+        log.warning("rpc_refused", reason=reason, code=error.code)
+        return _answer(error)
+
+    def _refusal(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[str, Unauthenticated] | None:
+        given = [value for key, value in metadata or () if key == _HEADER]
+        if not given:
+            return "missing", Unauthenticated(
+                "This call carries no secret: send `authorization: Bearer <secret>` with the secret of this server."
+            )
+        if len(given) == 1 and self._knows(_credential(given[0])):
+            return None
+        return "wrong", Unauthenticated(
+            "The secret of this call is not accepted: use the secret that is set on this server."
+        )
+
+    def _knows(self, secret: str) -> bool:
+        digest = _digest(secret)
+        known = False
+        for accepted in self._digests:
+            # No early end: the time must not tell which one matched.
+            known |= hmac.compare_digest(digest, accepted)
+        return known
+
+
+def bearer(secret: str) -> list[Any]:
+    """Client interceptors that send `secret` with every call, unary or streaming."""
+    holder = _Secret(_strong(secret))
+    return [_UnaryUnary(holder), _UnaryStream(holder), _StreamUnary(holder), _StreamStream(holder)]
+
+
+class _Secret:
+    """A secret that only `sign` gives away."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return "_Secret(***)"
+
+    def sign(self, details: Any) -> Any:
+        """The call's details with our header instead of any other `authorization`."""
+        kept = [(key, value) for key, value in details.metadata or () if key.lower() != _HEADER]
+        metadata = grpc.aio.Metadata(*kept, (_HEADER, f"Bearer {self._value}"))
+        return details._replace(metadata=metadata)
+
+
+class _Signing:
+    """Signs a call and passes it on. gRPC sorts interceptors by kind and takes each for one kind only."""
+
+    def __init__(self, secret: _Secret) -> None:
+        self._secret = secret
+
+    async def sign(self, continuation: Callable[..., Awaitable[Any]], details: Any, request: Any) -> Any:
+        return await continuation(self._secret.sign(details), request)
+
+
+class _UnaryUnary(_Signing, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    intercept_unary_unary = _Signing.sign
+
+
+class _UnaryStream(_Signing, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    intercept_unary_stream = _Signing.sign
+
+
+class _StreamUnary(_Signing, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    intercept_stream_unary = _Signing.sign
+
+
+class _StreamStream(_Signing, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+    intercept_stream_stream = _Signing.sign
+
+
+def _answer(error: Unauthenticated) -> Handler:
+    async def abort(requests: AsyncIterator[bytes], context: Any) -> Never:
+        await _hear_out(requests)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.sentence)
+        raise AssertionError("abort always raises")
+
+    # As a stream of both kinds, since any other handler would wait for a request before it runs.
+    return grpc.stream_stream_rpc_method_handler(abort)
+
+
+async def _hear_out(requests: AsyncIterator[bytes]) -> None:
+    """Let a short stream of requests end, unread.
+
+    gRPC's asyncio client shows INTERNAL instead of our status when the end of a call meets one of its writes.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HEAR_OUT_S):
+            for _ in range(HEAR_OUT_REQUESTS):
+                if await anext(requests, None) is None:
+                    return
+
+
+def _credential(value: str | bytes) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return text[len(_SCHEME) :] if text[: len(_SCHEME)].lower() == _SCHEME else ""
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def _strong(secret: str) -> str:
+    if len(secret) < SHORTEST_SECRET or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise InvalidSetting(
+            f"A shared secret for gRPC must be at least {SHORTEST_SECRET} printable ASCII characters without spaces: "
+            "make one with `openssl rand -hex 32`."
+        )
+    return secret
