@@ -5,6 +5,8 @@ import inspect
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,7 +30,7 @@ REDIS_DATABASES_PER_WORKER = 250
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
-    logs.configure("console", "info")  # unconfigured, structlog prints to stdout, with the locals of every frame
+    logs.configure("console", "warning")  # unconfigured, structlog prints to stdout, with the locals of every frame
     if not hasattr(config, "workerinput"):
         config.stash[SERVERS] = SharedServers()
 
@@ -165,12 +167,9 @@ def made_data(tmp_path_factory):
     """A data directory in which a stack has been started and stopped: copying it saves an initdb."""
     directory = tmp_path_factory.mktemp("made") / "data"
 
-    async def make():
-        stack = LocalStack(options_for_tests(directory))
-        await stack.start()
-        await stack.stop()
-
-    asyncio.run(make())
+    # In a process of its own, since this one may be in the middle of a test's event loop.
+    owner = [sys.executable, "-m", "tests.integration.stack_owner", str(directory)]
+    subprocess.run(owner, input=b"\n", check=True, capture_output=True, timeout=60)
     (directory / "state.json").unlink()  # each copy chooses ports of its own
     return directory
 

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 from rota.infra.telemetry import logs
-from rota.local import LocalStack, StackOptions, process
+from rota.local import LocalStack, process
 from rota.local.identity import RootMode
+from tests.ground.servers import options_for_tests
 
 
 async def own(data, mode):
     if mode == "guard":
         process.GUARDED = True
         mode = "auto"
-    stack = LocalStack(StackOptions(Path(data), durable=False, root_mode=RootMode(mode)))
+    stack = LocalStack(options_for_tests(Path(data), root_mode=RootMode(mode)))
     await stack.start()
     print(json.dumps({name: server.url for name, server in stack.servers.items()}), flush=True)
     print(json.dumps([server.process.pid for server in stack.servers.values()]), flush=True)

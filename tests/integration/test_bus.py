@@ -1,4 +1,4 @@
-"""The bus against a real NATS: publishing, redelivery, dead letters, lost servers and lost data."""
+"""The bus against a real NATS: declaring, publishing, consuming, lost servers and lost data."""
 
 import asyncio
 import os
@@ -11,43 +11,30 @@ import pytest
 import structlog
 
 from rota.infra.clock import SystemClock
-from rota.infra.nats import (
-    Bus,
-    ConsumerSpec,
-    Handling,
-    Message,
-    NatsTarget,
-    Outcome,
-    Reject,
-    Retry,
-    StreamSpec,
-    consumer,
-    handling,
-    kept_alive,
-)
-from rota.infra.service import Lifecycle
-from rota.model.errors import InvalidInput, LoginRefused, NatsUnavailable, PostgresUnavailable, SetupFailed
+from rota.infra.nats import Bus, NatsTarget, Outcome, StreamSpec, consumer, kept_alive
+from rota.model.errors import InvalidInput, LoginRefused, NatsUnavailable, SetupFailed
 from tests.ground.waiting import until
-
-JOBS = StreamSpec(name="JOBS", subjects=("job.>",), storage="memory")
-READER = ConsumerSpec(stream="JOBS", durable="reader", filter="job.>", ack_wait_s=30)
-IMPATIENT = msgspec.structs.replace(READER, ack_wait_s=0.25)
-WAIT_S = 5.0
+from tests.integration.bus_ground import (
+    IMPATIENT,
+    JOBS,
+    READER,
+    WAIT_S,
+    Work,
+    acknowledged,
+    buses,
+    consumer_info,
+    delete_stream,
+    message,
+    stream_info,
+    until_fetched,
+)
 
 
 @pytest.fixture
 async def connect(nats_url, bus_prefix):
     """Factory for a bus of this test's own prefix."""
-    opened = []
-
-    async def start(**more):
-        bus = await Bus.connect(NatsTarget(**{"url": nats_url, "prefix": bus_prefix, **more}))
-        opened.append(bus)
-        return bus
-
-    yield start
-    for bus in opened:
-        await bus.close()
+    async with buses(nats_url, bus_prefix) as start:
+        yield start
 
 
 @pytest.fixture
@@ -69,67 +56,6 @@ async def far(connect, proxy, nats_url):
         return bus, network
 
     return start
-
-
-def message(number=0, **more):
-    return Message(**{"subject": "job.a", "data": b"%d" % number, "msg_id": f"id{number}", **more})
-
-
-class Work:
-    """A handling in a task of its own, and what it did in order."""
-
-    def __init__(self, consumer, handler=None, dead_letter=None, **more):
-        self.events = []
-        self.dead = asyncio.Event()
-        self._handler = handler
-        self._dead_letter = dead_letter
-        self._draining = asyncio.Event()
-        self._handling = Handling(consumer, self._handle, self._terminated, **more)
-
-    async def __aenter__(self):
-        life = Lifecycle(self._draining, lambda: None)
-        self._task = asyncio.create_task(self._handling.run(life))
-        return self
-
-    async def __aexit__(self, *_):
-        self._draining.set()
-        await self._task
-
-    async def _handle(self, batch):
-        for delivery in batch:
-            self.events.append(("handled", delivery.data))
-        return await self._handler(batch) if self._handler else None
-
-    async def _terminated(self, delivery, reason):
-        self.events.append(("dead letter", delivery.data, reason))
-        if self._dead_letter:
-            await self._dead_letter(delivery)
-        self.dead.set()
-
-    def handled(self):
-        return [event[1] for event in self.events if event[0] == "handled"]
-
-
-async def acknowledged(bus, spec=READER):
-    """How many messages at the head of the stream the consumer is done with."""
-    info = await consumer_info(bus, spec)
-    return info["ack_floor"]["stream_seq"]
-
-
-async def consumer_info(bus, spec=READER):
-    data = await bus._connection.ask(f"$JS.API.CONSUMER.INFO.{bus._names.stream(spec.stream)}.{spec.durable}")
-    return msgspec.json.decode(data)
-
-
-async def stream_info(bus, name="JOBS"):
-    return msgspec.json.decode(await bus._connection.ask(f"$JS.API.STREAM.INFO.{bus._names.stream(name)}"))
-
-
-async def delete_stream(bus, name="JOBS"):
-    await bus._connection.ask(f"$JS.API.STREAM.DELETE.{bus._names.stream(name)}")
-
-
-# Reaching the server
 
 
 async def test_a_wrong_password_is_refused_at_once_and_not_shown(nats_url):
@@ -161,9 +87,6 @@ async def test_a_readiness_check_asks_jetstream_itself(far):
     network.half_open()
     with pytest.raises(NatsUnavailable, match="no answer in time"):
         await bus.check()
-
-
-# Declaring
 
 
 async def test_ensuring_twice_and_by_two_replicas_at_once_changes_nothing(connect):
@@ -229,9 +152,6 @@ async def test_prefixes_keep_two_users_of_one_server_apart(connect, bus_prefix, 
             assert await mine.fetch(wait_s=0.05) == []
     finally:
         await delete_stream(other)
-
-
-# Publishing
 
 
 async def test_a_message_id_is_stored_once(bus):
@@ -312,9 +232,6 @@ async def test_a_socket_that_takes_nothing_ends_a_large_batch_in_time(far):
     assert time.monotonic() - began < 5
 
 
-# Consuming
-
-
 async def test_messages_come_in_batches_with_their_numbers(bus):
     await bus.publish_many([message(n) for n in range(10)])
     async with bus.consumer(READER) as reader:
@@ -326,15 +243,6 @@ async def test_messages_come_in_batches_with_their_numbers(bus):
     assert [delivery.stream_seq for delivery in (*first, *rest)] == list(range(1, 11))
     assert {(delivery.deliveries, delivery.last) for delivery in rest} == {(1, False)}
     assert await acknowledged(bus) == 10
-
-
-async def until_fetched(reader, count):
-    taken = []
-    async for batch in reader.batches(wait_s=WAIT_S):
-        taken += batch
-        if len(taken) >= count:
-            break
-    return taken
 
 
 async def test_an_idle_fetch_ends_empty_and_a_later_message_is_not_lost(bus):
@@ -444,189 +352,6 @@ async def test_used_up_deliveries_are_told_in_an_advisory_and_the_message_is_sti
     assert await bus.stored("JOBS", 99) is None
 
 
-# Handling
-
-
-async def test_a_handled_batch_is_acknowledged(bus):
-    await bus.publish_many([message(n) for n in range(5)])
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
-        await until(lambda: len(work.handled()) == 5)
-    assert await acknowledged(bus) == 5
-
-
-async def test_an_unhandled_error_is_never_acknowledged(bus, monkeypatch):
-    monkeypatch.setattr(handling, "AGAIN", msgspec.structs.replace(handling.AGAIN, first_s=0.02))
-    await bus.publish(message())
-    tries = 0
-
-    async def fails_once(_batch):
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise RuntimeError("boom")
-
-    async with bus.consumer(READER) as reader, Work(reader, fails_once, ack_sync=True) as work:
-        await until(lambda: tries == 2)
-    assert await acknowledged(bus) == 1
-    assert not work.dead.is_set()
-
-
-async def test_a_poison_message_blocks_nobody_and_its_dead_letter_is_written_before_it_ends(bus):
-    await bus.publish_many([message(n) for n in range(5)])
-    answered_before = []
-
-    async def handler(batch):
-        if any(delivery.data == b"2" for delivery in batch):
-            raise InvalidInput("Message 2 is not JSON: send JSON.")
-
-    async def dead_letter(delivery):
-        answered_before.append(delivery.settled)
-
-    async with bus.consumer(READER) as reader, Work(reader, handler, dead_letter) as work:
-        await until(work.dead.is_set)
-        await until(lambda: acknowledged_all(bus, 5), what="every message being done with")
-    letters = [event for event in work.events if event[0] == "dead letter"]
-    assert letters == [("dead letter", b"2", "Message 2 is not JSON: send JSON.")]
-    assert answered_before == [False]
-    assert (await consumer_info(bus))["num_ack_pending"] == 0
-
-
-async def acknowledged_all(bus, count):
-    return await acknowledged(bus) == count
-
-
-async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus, monkeypatch):
-    monkeypatch.setattr(handling, "DEAD_LETTER_RETRY_S", 0.05)
-    await bus.publish(message())
-    tries = 0
-
-    async def rejects(batch):
-        return [Reject("no such job")] * len(batch)
-
-    async def dead_letter(_delivery):
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise PostgresUnavailable("PostgreSQL is away: wait.")
-
-    async with bus.consumer(READER) as reader, Work(reader, rejects, dead_letter) as work:
-        await until(work.dead.is_set)
-        await until(lambda: acknowledged_all(bus, 1))
-    assert [event[0] for event in work.events] == ["handled", "dead letter", "handled", "dead letter"]
-
-
-def test_a_dead_letter_is_tried_again_after_five_seconds():
-    assert handling.DEAD_LETTER_RETRY_S == 5.0
-
-
-async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
-    monkeypatch.setattr(handling, "AGAIN", msgspec.structs.replace(handling.AGAIN, first_s=0.02))
-    spec = msgspec.structs.replace(READER, max_deliver=3)
-    await bus.ensure([spec])
-    await bus.publish(message())
-
-    async def always_fails(_batch):
-        raise RuntimeError("password=hunter2")
-
-    async with bus.consumer(spec) as reader, Work(reader, always_fails) as work:
-        await until(work.dead.is_set)
-    assert len(work.handled()) == 3
-    assert work.events[-1] == ("dead letter", b"0", "failed 3 times, last with RuntimeError: password=***")
-
-
-async def test_a_message_that_used_up_its_deliveries_is_not_handled_again(bus):
-    spec = msgspec.structs.replace(READER, max_deliver=1)
-    await bus.ensure([spec])
-    await bus.publish(message())
-    async with bus.consumer(spec) as reader:
-        (crashed,) = await reader.fetch(wait_s=WAIT_S)
-        await crashed.nak()
-        async with Work(reader) as work:
-            await until(work.dead.is_set)
-    assert work.handled() == []
-
-
-async def test_a_verdict_may_ask_for_its_own_delay(bus):
-    await bus.publish(message())
-    verdicts = iter([[Retry(0.05)], None])
-
-    async def handler(_batch):
-        return next(verdicts)
-
-    async with bus.consumer(READER) as reader, Work(reader, handler, ack_sync=True) as work:
-        await until(lambda: len(work.handled()) == 2)
-    assert await acknowledged(bus) == 1
-
-
-async def test_an_outage_behind_the_handler_uses_up_no_deliveries(bus, monkeypatch):
-    monkeypatch.setattr(handling, "OUTAGE", msgspec.structs.replace(handling.OUTAGE, first_s=0.01))
-    await bus.publish_many([message(n) for n in range(3)])
-    seen = []
-
-    async def handler(batch):
-        seen.append([(delivery.data, delivery.deliveries) for delivery in batch])
-        if len(seen) < 4:
-            raise PostgresUnavailable("PostgreSQL is away: wait.")
-
-    async with bus.consumer(READER) as reader, Work(reader, handler):
-        await until(lambda: acknowledged_all(bus, 3))
-    assert {deliveries for batch in seen for _, deliveries in batch} == {1}
-
-
-async def test_a_handler_that_hangs_is_cut_off_and_its_neighbours_are_done(bus):
-    await bus.publish_many([message(n) for n in range(3)])
-
-    async def handler(batch):
-        if any(delivery.data == b"1" for delivery in batch):
-            await asyncio.Event().wait()
-
-    async with bus.consumer(READER) as reader, Work(reader, handler, limit_s=0.1):
-        await until(lambda: only_one_left(bus))
-
-
-async def only_one_left(bus):
-    info = await consumer_info(bus)
-    return info["ack_floor"]["stream_seq"] == 1 and info["num_ack_pending"] == 1
-
-
-async def test_a_long_handler_is_not_given_the_same_message_again(bus):
-    await bus.ensure([IMPATIENT])
-    await bus.publish(message())
-    done = asyncio.Event()
-
-    async def slow(_batch):
-        await asyncio.sleep(2 * IMPATIENT.ack_wait_s)
-        done.set()
-
-    async with bus.consumer(IMPATIENT) as reader, Work(reader, slow, ack_sync=True) as work:
-        await done.wait()
-    assert len(work.handled()) == 1
-    assert await acknowledged(bus, IMPATIENT) == 1
-
-
-async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
-    await bus.publish_many([message(n) for n in range(3)])
-    begun = asyncio.Event()
-
-    async def endless(_batch):
-        begun.set()
-        await asyncio.Event().wait()
-
-    async with bus.consumer(READER) as reader:
-        work = Work(reader, endless)
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(work._handling.run(Lifecycle(asyncio.Event(), lambda: None)))
-            await begun.wait()
-            task.cancel()
-    async with bus.consumer(READER) as other:
-        again = await until_fetched(other, 3)
-    assert again[0].deliveries == 2
-    assert max(delivery.deliveries for delivery in again) == 2
-
-
-# Losing the server
-
-
 async def test_consuming_goes_on_after_a_cut_and_publishes_in_the_gap_fail_at_once(far):
     bus, network = await far(publish_timeout_s=WAIT_S)
     async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
@@ -643,6 +368,15 @@ async def test_consuming_goes_on_after_a_cut_and_publishes_in_the_gap_fail_at_on
         await bus.publish(message(3))
         await until(lambda: work.handled() == [b"1", b"3"])
     assert (await stream_info(bus))["state"]["messages"] == 2
+
+
+async def test_a_reader_does_not_spin_while_the_library_knows_of_a_loss_and_we_do_not(bus):
+    await bus.publish(message())
+    client = bus._connection._client
+    async with bus.consumer(READER) as reader:
+        client._status = client.RECONNECTING  # as it is between the loss and the library's callback
+        asyncio.get_running_loop().call_later(0.02, setattr, client, "_status", client.CONNECTED)
+        assert len(await reader.fetch(wait_s=2)) == 1
 
 
 async def test_a_batch_that_is_cut_in_the_middle_ends_at_once(far):

@@ -91,6 +91,7 @@ async def _messages_survive_killed_servers(tour: Tour) -> None:
     supervisor = Supervisor()
     supervisor.add(tour.stack.service, Service("relay", relay.run))
     received: set[str] = set()
+    pids = _pids(tour.stack)
     began = time.monotonic()
     async with supervisor.running():
         with _bars(tour.console) as bars:
@@ -102,10 +103,16 @@ async def _messages_survive_killed_servers(tour: Tour) -> None:
                     _receive_all(tour, received, lambda: bars.update(received_bar, completed=len(received)))
                 )
     took_s = time.monotonic() - began
+    killed = [name for name, pid in _pids(tour.stack).items() if pid != pids[name]]
+    tour.shown(killed == ["postgres", "nats"], "both were killed with -9 and are back at the same URLs")
     tour.shown(
         len(received) == MESSAGES,
         f"{len(received):,} of {MESSAGES:,} received in {took_s:.1f} s: none lost, {repeated.result()} delivered twice",
     )
+
+
+def _pids(stack: LocalStack) -> dict[str, int]:
+    return {name: server.process.pid for name, server in stack.servers.items() if server.process}
 
 
 def _bars(console: Console) -> Progress:
@@ -115,8 +122,9 @@ def _bars(console: Console) -> Progress:
 
 
 async def _commit_all(tour: Tour, tell: Callable[[int], None]) -> None:
-    victims = {MESSAGES // 3: "nats", 2 * MESSAGES // 3: "postgres"}
-    for first in range(0, MESSAGES, BATCH):
+    batches = range(0, MESSAGES, BATCH)
+    victims = {batches[len(batches) // 3]: "nats", batches[2 * len(batches) // 3]: "postgres"}
+    for first in batches:
         if name := victims.get(first):
             process = tour.stack.servers[name].process
             assert process

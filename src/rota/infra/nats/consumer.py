@@ -176,6 +176,7 @@ class Consumer:
         try:
             await self._connection.send(self._next, msgspec.json.encode(question), reply=pull.subject)
         except NatsUnavailable:
+            self._failures += 1
             self._end_pull()
 
     async def _listen(self, pull: _Pull, left_s: float) -> None:
