@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from rota.infra.clock import SystemClock
-from rota.infra.nats import Bus, NatsTarget, Outcome, StreamSpec, consumer, kept_alive
+from rota.infra.nats import Bus, NatsTarget, Outcome, StreamSpec, connection, consumer, kept_alive
 from rota.model.errors import InvalidInput, LoginRefused, NatsUnavailable, SetupFailed
 from tests.ground.waiting import until
 from tests.integration.bus_ground import (
@@ -400,6 +400,18 @@ async def test_a_connection_the_server_closed_for_good_is_dialled_anew(bus):
         await bus.publish(message(5))
         await until(lambda: work.handled() == [b"5"])
     assert bus._connection._client is not client
+
+
+async def test_a_connection_that_was_given_up_in_silence_is_dialled_anew(connect, monkeypatch):
+    monkeypatch.setattr(connection, "KEEP_S", 0.02)
+    bus = await connect()
+    await bus.ensure([JOBS, READER])
+    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+        client = bus._connection._client
+        client._status = client.CLOSED  # as after a close of the library's own that failed half-way
+        await until(lambda: bus._connection._client is not client, what="a new client")
+        await bus.publish(message(5))
+        await until(lambda: work.handled() == [b"5"])
 
 
 async def test_a_pull_that_was_lost_in_silence_is_asked_again(far, monkeypatch):

@@ -66,7 +66,7 @@ async def serve():
     for channel in channels:
         await channel.close()
     for server in started:
-        await server.stop(None)
+        await server.stop(grace=5)
 
 
 async def call(channel, kind, method=None, **more):

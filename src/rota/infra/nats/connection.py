@@ -1,8 +1,9 @@
 """One connection to NATS that comes back whatever ended it.
 
 The client library reconnects by itself after a lost socket; told to, it tries for ever, with our pauses. It gives up
-for good when the server *says* something is wrong (login revoked, protocol violation), so `Connection` watches for that
-end and dials anew. Either way every subscription is put back before the watchers hear `up`.
+for good when the server *says* something is wrong (login revoked, protocol violation), now and then without telling us.
+So `Connection` has a keeper that looks for that end and dials anew. Either way every subscription is put back before
+the watchers hear `up`.
 
 Who keeps what:
 - nothing is buffered for a server that is away: `send` refuses at once with `NatsUnavailable`. Bytes already handed to
@@ -43,6 +44,7 @@ RECONNECT = Backoff(first_s=0.1, longest_s=5.0)
 DIAL_S = 2.0
 """For one server of a cluster; the whole dial has `connect_timeout_s`."""
 DIAL_PAUSE_S = 0.05
+KEEP_S = 1.0
 CLOSE_S = 2.0
 UNTOLD_S = 0.005
 _chance = SystemRandom().random
@@ -77,21 +79,23 @@ class Connection:
         self._up = asyncio.Event()
         self._dialling = False
         self._closing = False
-        self._revival: asyncio.Task[None] | None = None
+        self._given_up = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
         """Log in at any of the servers within `connect_timeout_s`."""
         self._client = await self._dial()
         self._up.set()
+        self._keeper = asyncio.create_task(self._keep(), name="nats.keep")
 
     async def close(self) -> None:
         """End for good. May be called again."""
         self._closing = True
-        revival, self._revival = self._revival, None
-        if revival is not None:
-            revival.cancel()
-            await asyncio.wait([revival])
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
         self._go_down()
         if self._client is not None:
             await _shut(self._client)
@@ -235,9 +239,20 @@ class Connection:
         self._come_up()
 
     async def _on_closed(self) -> None:
-        if not self._closing and not self._dialling:
-            log.warning("nats_closed", address=self.target.address, kind=type(self._last_error).__name__)
-            self._revival = asyncio.create_task(self._revive(), name="nats.revive")
+        self._given_up.set()
+
+    async def _keep(self) -> None:
+        """Dial anew whenever the library has given up. It may do so in silence, when its own closing fails."""
+        while True:
+            self._given_up.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_S):
+                    await self._given_up.wait()
+            if self._client is not None and self._client.is_closed:
+                log.warning("nats_given_up", address=self.target.address, kind=type(self._last_error).__name__)
+                self._go_down()
+                await _shut(self._client)
+                await self._revive()
 
     async def _revive(self) -> None:
         for streak in itertools.count(1):
@@ -308,10 +323,15 @@ def _cause(error: Exception) -> str:
 
 
 async def _shut(client: Client) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await client.close()
-    except (errors.Error, OSError, TimeoutError) as error:
-        log.warning("nats_close_failed", kind=type(error).__name__)
+    """Close, and close again when the socket failed under it, for then the library leaves tasks behind."""
+    for _ in range(2):
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await client.close()
+        except (errors.Error, OSError) as error:
+            log.info("nats_close_failed", kind=type(error).__name__)
+        if not client._subs:  # noqa: SLF001 - emptied by a close that went through
+            break
+        client._status = Client.DISCONNECTED  # noqa: SLF001 - a closed one would not be closed again
     # The library's tasks were cancelled and need a turn of the loop to end.
     await asyncio.sleep(0)
