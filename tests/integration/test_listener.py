@@ -9,6 +9,7 @@ import pytest
 
 from rota.infra.service import Restarts, Service, State, Supervisor
 from rota.infra.service.listener import Listener
+from rota.model.backoff import Backoff
 from rota.model.errors import PortTaken, PostgresUnavailable, SetupFailed
 
 
@@ -57,7 +58,7 @@ async def test_readiness_follows_the_services():
         gate.clear()
         raise PostgresUnavailable("gone")
 
-    service = Service("relay", moody, restarts=Restarts(first_s=0.001))
+    service = Service("relay", moody, restarts=Restarts(pauses=Backoff(0.001, 10.0)))
     supervisor = Supervisor()
     listener = Listener(supervisor)
     supervisor.add(listener.service, service)

@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 
 from rota.infra.service import Restarts, Service, State, Supervisor, lifecycle, run_until_signalled
+from rota.model.backoff import Backoff
 from rota.model.errors import LoginRefused, PostgresUnavailable, SetupFailed
 from tests.ground.waiting import until
 
-QUICK = Restarts(limit=2, first_s=0.001, longest_s=0.002)
+QUICK = Restarts(limit=2, pauses=Backoff(0.001, 0.002))
 
 
 class Body:
@@ -196,7 +197,7 @@ async def test_one_other_error_among_absent_servers_counts_as_a_crash():
 
 
 async def test_a_body_that_was_steady_starts_with_a_clean_slate():
-    forgiving = Restarts(limit=1, first_s=0.001, longest_s=0.001, steady_s=0.0)
+    forgiving = Restarts(limit=1, pauses=Backoff(0.001, 0.001), steady_s=0.0)
     body = Body(crashes=[ValueError("boom")] * 6)
     service = Service("one", body, restarts=forgiving)
     async with asyncio.timeout(5), supervised(service).running():
@@ -229,7 +230,7 @@ async def test_a_service_that_is_not_ready_in_time_ends_the_start_with_a_sentenc
 
 async def test_the_sentence_about_a_late_service_hides_secrets():
     body = Body(crashes=[OSError("redis://:c4nary@host")] * 99, becomes_ready=False)
-    service = Service("one", body, restarts=Restarts(limit=99, first_s=0.001, longest_s=0.001))
+    service = Service("one", body, restarts=Restarts(limit=99, pauses=Backoff(0.001, 0.001)))
     with pytest.raises(SetupFailed) as raised:
         async with supervised(service, start_timeout_s=0.02).running():
             pytest.fail("it must not run")
@@ -344,13 +345,6 @@ async def test_signal_handlers_are_restored():
         os.kill(os.getpid(), signal.SIGTERM)
     assert running.result() == 0
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
-def test_the_pause_before_a_restart_doubles_up_to_its_cap_with_jitter(chance):
-    restarts = Restarts(first_s=1.0, longest_s=8.0)
-    pauses = [restarts.pause_s(streak, chance) for streak in (1, 2, 3, 4, 5, 5000)]
-    assert pauses == [whole * (0.5 + chance / 2) for whole in (1, 2, 4, 8, 8, 8)]
 
 
 def test_two_services_of_one_name_are_refused():

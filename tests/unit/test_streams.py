@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rota.infra.nats import Backoff, ConsumerSpec, Message, NatsTarget, StreamSpec
+from rota.infra.nats import ConsumerSpec, Message, NatsTarget, StreamSpec
 from rota.infra.nats.streams import (
     SUBJECT_MAX,
     Names,
@@ -145,12 +145,6 @@ def test_the_size_of_a_message_counts_its_headers():
     on_the_wire = len(b"NATS/1.0\r\nk: v\r\nNats-Msg-Id: 12345\r\n\r\n") + 100
     assert message.fault(on_the_wire) is None
     assert message.fault(on_the_wire - 1)
-
-
-def test_pauses_double_up_to_a_cap_and_are_spread_over_their_upper_half():
-    backoff = Backoff(first_s=1, longest_s=30)
-    assert [backoff.pause_s(streak, 0.0) for streak in (1, 2, 3, 6, 1000)] == [0.5, 1, 2, 15, 15]
-    assert 29 < backoff.pause_s(1000, 0.999) <= 30
 
 
 def test_a_target_shows_where_it_points_and_never_the_credentials():

@@ -1,6 +1,5 @@
 """NATS JetStream: declared streams and consumers, publishing with message ids, pulling with explicit answers."""
 
-from rota.infra.nats.backoff import Backoff
 from rota.infra.nats.bus import Bus, Exhausted
 from rota.infra.nats.consumer import Consumer, kept_alive
 from rota.infra.nats.delivery import Delivery
@@ -11,7 +10,6 @@ from rota.infra.nats.streams import ConsumerSpec, StreamSpec
 from rota.infra.nats.target import NatsTarget
 
 __all__ = [
-    "Backoff",
     "Bus",
     "Consumer",
     "ConsumerSpec",

@@ -30,9 +30,9 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from rota.infra.nats.backoff import Backoff
 from rota.infra.nats.target import NatsTarget
 from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
 from rota.model.errors import LoginRefused, NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)
@@ -68,6 +68,19 @@ class Route:
         self.queue = queue
         self.on_message = on_message
         self.subscription: Subscription | None = None
+
+
+class _Client(Client):
+    """The library's client, which would send credentials in the clear to a server that says it has no TLS."""
+
+    def __init__(self, *, tls: bool) -> None:
+        super().__init__()
+        self._only_tls = tls
+
+    def _connect_command(self) -> bytes:
+        if self._only_tls and not self._server_info.get("tls_required"):
+            raise errors.SecureConnRequiredError
+        return super()._connect_command()
 
 
 class Connection:
@@ -170,7 +183,7 @@ class Connection:
 
     async def _dial(self) -> Client:
         """A client that is logged in and has every subscription."""
-        client = Client()
+        client = _Client(tls=self.target.tls)
         self._dialling = True
         try:
             async with asyncio.timeout(self.target.connect_timeout_s):

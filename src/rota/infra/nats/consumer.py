@@ -26,12 +26,12 @@ import structlog
 from nats.aio.msg import Msg
 
 from rota.infra.clock import Clock
-from rota.infra.nats.backoff import Backoff
 from rota.infra.nats.connection import Connection, Route
 from rota.infra.nats.delivery import Delivery
 from rota.infra.nats.jetstream import API
 from rota.infra.nats.streams import ConsumerSpec, Names
 from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
 from rota.model.errors import NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)

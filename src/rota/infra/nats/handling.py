@@ -31,11 +31,11 @@ import structlog
 
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.nats.backoff import Backoff
 from rota.infra.nats.consumer import Consumer, kept_alive
 from rota.infra.nats.delivery import Delivery
 from rota.infra.telemetry import metrics
 from rota.infra.telemetry.redaction import redact_text
+from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, NatsUnavailable, RotaError, Unavailable
 
 if TYPE_CHECKING:

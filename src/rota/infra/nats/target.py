@@ -77,6 +77,11 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in self._parts()]
 
     @property
+    def tls(self) -> bool:
+        """Whether nothing may be sent in the clear: one `tls://` among the servers is enough."""
+        return any(part.scheme == "tls" for part in self._parts())
+
+    @property
     def credentials(self) -> Credentials:
         for part in self._parts():
             if part.username and part.password is None:

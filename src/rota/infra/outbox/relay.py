@@ -32,10 +32,11 @@ import structlog
 
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.nats import Backoff, Bus, Message, Outcome, Receipt
+from rota.infra.nats import Bus, Message, Outcome, Receipt
 from rota.infra.outbox.box import CHANNEL
 from rota.infra.postgres import Database, Notifications, Record, Transaction, query
 from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
 from rota.model.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from enum import StrEnum
 import structlog
 
 from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, SetupFailed, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -58,19 +59,16 @@ class State(StrEnum):
         return self in (State.STOPPED, State.FAILED)
 
 
+PAUSES = Backoff(first_s=0.1, longest_s=10.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Restarts:
     """How often a crashed body is started again. A body that stayed ready for `steady_s` starts with a clean slate."""
 
     limit: int = 5
-    first_s: float = 0.1
-    longest_s: float = 10.0
+    pauses: Backoff = PAUSES
     steady_s: float = 60.0
-
-    def pause_s(self, streak: int, chance: float) -> float:
-        """Pause before restart number `streak` (from 1): between half and all of the doubled time."""
-        whole = min(self.longest_s, self.first_s * 2.0 ** min(streak - 1, 30))
-        return whole * (0.5 + chance / 2)
 
 
 class EndedEarly(Exception):
@@ -256,7 +254,7 @@ class Service:
         return self._crashes > self._restarts.limit
 
     async def _back_off(self, crash: Exception) -> None:
-        pause_s = self._restarts.pause_s(self._streak, self._chance())
+        pause_s = self._restarts.pauses.pause_s(self._streak, self._chance())
         RESTARTS.labels(self.name).inc()
         self._become(State.RESTARTING)
         if _only_unavailable(crash):
