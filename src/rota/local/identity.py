@@ -41,7 +41,7 @@ class Identity:
 
     def give(self, path: Path) -> None:
         """Make `path` and what is in it belong to the account the server runs as."""
-        if self.uid is None or self.gid is None or path.stat().st_uid == self.uid:
+        if self.uid is None or self.gid is None or not path.exists() or path.stat().st_uid == self.uid:
             return
         for folder, _, names in os.walk(path):
             for name in (".", *names):
@@ -65,7 +65,8 @@ def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
                 "This host does not allow user namespaces; set local.root-mode to setuid, or run Rota as a plain user."
             )
     account = _account("postgres", "nobody")
-    data_dir.chmod(0o711)  # the account must pass through; every file in it that matters is closed by itself
+    # The account must pass through; every file in it that matters is closed by itself.
+    data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | stat.S_IXOTH)
     if not _reachable(data_dir):
         raise SetupFailed(
             f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}; "

@@ -1,6 +1,6 @@
 """Runs before a server in the server's own process, then becomes it. Started as a file, with no site packages.
 
-    launch.py --parent PID --deathsig N [--userns UID:GID | --setuid UID:GID] [--guard] -- ARGV...
+    launch.py --parent PID --deathsig N [--userns UID:GID | --setuid UID:GID] [--stdin FILE] [--guard] -- ARGV...
 
 What must happen between fork and exec happens here instead of in a `preexec_fn`, which is unsafe as soon as the parent
 has a thread. Order matters: changing credentials clears the parent-death signal, so it is set last, and the parent is
@@ -36,7 +36,9 @@ def main() -> NoReturn:
     if options.setuid:
         _become(*options.setuid)
     if options.guard:
-        sys.exit(_guard(options.argv, options.deathsig))
+        sys.exit(_guard(options.argv, options.deathsig, options.stdin))
+    if options.stdin:
+        os.dup2(os.open(options.stdin, os.O_RDONLY), 0)
     if libc:
         _die_with_parent(libc, options.deathsig, options.parent)
     os.execv(options.argv[0], options.argv)  # noqa: S606  an argv list, no shell
@@ -48,6 +50,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--deathsig", type=int, required=True)
     parser.add_argument("--userns", type=_uid_gid)
     parser.add_argument("--setuid", type=_uid_gid)
+    parser.add_argument("--stdin", default="")
     parser.add_argument("--guard", action="store_true")
     parser.add_argument("argv", nargs="+")
     return parser.parse_args(words)
@@ -93,10 +96,11 @@ def _die_with_parent(libc: ctypes.CDLL, deathsig: int, parent: int) -> None:
         sys.exit(1)
 
 
-def _guard(argv: list[str], deathsig: int) -> int:
+def _guard(argv: list[str], deathsig: int, stdin: str) -> int:
     handed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     lock_fds = [fd for fd in range(3, 32) if _is_open(fd)]
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=lock_fds)
+    with open(stdin or os.devnull, "rb") as given:  # noqa: PTH123
+        child = subprocess.Popen(argv, stdin=given, pass_fds=lock_fds)
     for number in handed_on:
         signal.signal(number, lambda received, _frame: child.send_signal(received))
     threading.Thread(target=_stop_at_end_of_input, args=(child, deathsig), daemon=True).start()

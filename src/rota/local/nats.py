@@ -23,7 +23,7 @@ class NatsServer(Server):
         return self.dir / "server.conf"
 
     async def prepare(self) -> None:
-        store = json.dumps(str(self.dir))
+        store = json.dumps(str(self.dir), ensure_ascii=False)
         text = f"""
 listen: "127.0.0.1:{self.port}"
 server_name: "rota-local"

@@ -11,7 +11,7 @@ from rota.local.datadir import DataDir, write_private
 from rota.local.identity import Identity, RootMode, for_postgres, readable_bin_dir
 from rota.local.process import Process
 from rota.local.server import PROBE_TIMEOUT_S, Server
-from rota.model.errors import DataDirVersion, DiskFull, ServerFailed
+from rota.model.errors import BinaryMissing, DataDirVersion, DiskFull, LoginRefused, ServerFailed, SetupFailed
 
 INITDB_TIMEOUT_S = 60.0
 DATABASE = "rota"
@@ -32,6 +32,8 @@ class PostgresServer(Server):
         self.durable = durable
         self._identity = for_postgres(root_mode, home.path)
         self._bin_dir = readable_bin_dir(binary.path.parent, self._identity, home.path)
+        if not (self._bin_dir / "initdb").exists():
+            raise BinaryMissing(f"{self._bin_dir} has no initdb beside postgres; install PostgreSQL's server package.")
         self._check_version()
 
     @property
@@ -63,8 +65,11 @@ class PostgresServer(Server):
 
     async def prepare(self) -> None:
         self._identity.give(self.dir)
+        self._identity.give(self.data)
         if (self.data / "PG_VERSION").exists():
             return
+        if self.data.exists():
+            raise SetupFailed(f"{self.data} holds no PostgreSQL cluster; move it away, or set local.data-dir.")
         beside = self.dir / "data.new"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(mode=0o700)
@@ -124,6 +129,11 @@ class PostgresServer(Server):
 
         try:
             connection = await asyncpg.connect(self.url, timeout=PROBE_TIMEOUT_S)
+        except asyncpg.InvalidPasswordError as error:
+            raise LoginRefused(
+                f"{self.data} does not know the password in {self.home.path / 'credentials.json'}; restore that file, "
+                "or set local.data-dir to a new directory."
+            ) from error
         except asyncpg.InvalidCatalogNameError:
             await self._create_database()
             connection = await asyncpg.connect(self.url, timeout=PROBE_TIMEOUT_S)

@@ -34,25 +34,22 @@ class Process:
         log: Path,
         lock_fd: int,
         die_with: signal.Signals,
+        cwd: Path = Path("/"),
+        stdin: Path | None = None,
         identity: Identity = PLAIN,
     ) -> Process:
         assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
         launch: list[str | Path] = [sys.executable, "-I", "-S", LAUNCH, "--parent", str(os.getpid())]
-        launch += [
-            "--deathsig",
-            str(int(die_with)),
-            *identity.words,
-            *(["--guard"] if GUARDED else []),
-            "--",
-            *argv,
-        ]
+        launch += ["--deathsig", str(int(die_with)), *identity.words, *(["--guard"] if GUARDED else [])]
+        launch += ["--stdin", stdin] if stdin else []
+        launch += ["--", *argv]
         with log.open("wb") as output:
             child = subprocess.Popen(
                 [os.fspath(word) for word in launch],
                 stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd="/",
+                cwd=cwd,
                 env={**os.environ, "LC_ALL": "C"},
                 pass_fds=(lock_fd,),
                 # A terminal's Ctrl-C must not reach the servers before Rota has drained.
@@ -101,6 +98,7 @@ class Process:
 
     async def stop(self, ask: signal.Signals, insist: signal.Signals, timeout_s: float) -> None:
         self.send(ask)
+        self.send(signal.SIGCONT)  # one that was paused could not hear it
         if not await self.ended(timeout_s):
             self.send(insist)
             await self.ended(timeout_s)

@@ -35,7 +35,6 @@ class RedisServer(Server):
             "bind 127.0.0.1",
             f"port {self.port}",
             f'requirepass "{self.password}"',
-            f'dir "{self.dir}"',
             'save ""',
             "appendonly no",
             "maxmemory-policy noeviction",
@@ -45,7 +44,13 @@ class RedisServer(Server):
         write_private(self._conf, "\n".join(lines) + "\n")
 
     def argv(self) -> list[str | Path]:
-        return [self.binary.path, self._conf]
+        # From standard input: as an argument, a path with `[` or `*` is taken for a pattern, and a server that finds no
+        # file by it runs on its defaults, open to everybody.
+        return [self.binary.path, "-"]
+
+    @property
+    def stdin(self) -> Path:
+        return self._conf
 
     async def probe(self) -> None:
         # By hand: importing the client takes longer than starting all three servers.

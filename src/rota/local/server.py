@@ -13,7 +13,7 @@ from rota.local.binaries import Binary
 from rota.local.datadir import DataDir, port_is_free
 from rota.local.identity import PLAIN, Identity
 from rota.local.process import Process
-from rota.model.errors import DiskFull, PortTaken, ServerFailed
+from rota.model.errors import DiskFull, PortTaken, ServerFailed, SetupFailed
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -67,6 +67,11 @@ class Server(ABC):
         return self.home.passwords[self.name]
 
     @property
+    def stdin(self) -> Path | None:
+        """A file the server reads as its standard input."""
+        return None
+
+    @property
     def identity(self) -> Identity:
         return PLAIN
 
@@ -80,6 +85,8 @@ class Server(ABC):
                 log=self.log_path,
                 lock_fd=self.home.lock_fd,
                 die_with=self.ask_to_stop,
+                cwd=self.dir,
+                stdin=self.stdin,
                 identity=self.identity,
             )
             if await self._answers():
@@ -115,6 +122,7 @@ class Server(ABC):
             await asyncio.wait({answered, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             # Whoever holds a taken port may have answered in its place, so its own end is looked at first.
             if self.process.status is None and answered.done():
+                await answered
                 return True
         finally:
             answered.cancel()
@@ -135,6 +143,8 @@ class Server(ABC):
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
                     return await self.probe()
+            except SetupFailed:
+                raise
             except Exception:  # noqa: BLE001, S110  whatever it was, the server is not ready yet; bounded by the caller
                 pass
             await asyncio.sleep(pause_s)
