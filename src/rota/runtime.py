@@ -7,8 +7,6 @@ last. Every replica may run every service: what must be done once is decided by 
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -20,6 +18,7 @@ from rota.infra.nats import Bus, NatsTarget
 from rota.infra.outbox import Relay
 from rota.infra.postgres import Database, PostgresTarget, check_current
 from rota.infra.redis import RedisTarget
+from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
 from rota.model.errors import InvalidSetting, RotaError
@@ -129,20 +128,20 @@ def nats_target(settings: Settings, url: str) -> NatsTarget:
     )
 
 
-def replica_name() -> str:
-    """Who we are in logs, leases and the servers' own lists: host and process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def redis_target(settings: Settings, url: str) -> RedisTarget:
     use = redis_for(settings, "scheduler", url)
     return RedisTarget(**msgspec.structs.asdict(use), client_name=replica_name())
 
 
+async def ask(name: str, url: str) -> None:
+    """Raises unless the server at `url` answers and is fit for its role; changes nothing in it."""
+    await _ASK[name](url)
+
+
 async def problem_with(name: str, url: str) -> str | None:
     """What is wrong with the server at `url`, in a sentence; None when it answers."""
     try:
-        await _ASK[name](url)
+        await ask(name, url)
     except RotaError as error:
         return error.sentence
     return None

@@ -1,15 +1,19 @@
 """Rota as a person meets it: the command, its errors, and what is left when it is killed."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from rota.model.errors import DataDirInUse
 from tests.ground.waiting import until
 
 ROTA = str(Path(sys.executable).with_name("rota"))
@@ -235,3 +239,67 @@ async def test_urls_are_used_instead_of_local_servers(rota, stack, database_url,
     assert not (tmp_path / "unused" / "postgres" / "data").exists()
     process.send(signal.SIGINT)
     assert (await _ended(process))[0] == 0
+
+
+async def test_nothing_is_migrated_when_another_server_cannot_be_used(rota, stack, empty_database_url):
+    urls = {
+        "ROTA_POSTGRES_URL": empty_database_url,
+        "ROTA_REDIS_URL": stack.redis_url,
+        "ROTA_NATS_URL": "nats://127.0.0.1:1",
+    }
+    status, _, errors = await _ended(await rota("up", env=urls))
+    assert (status, "NATS at" in errors) == (1, True)
+    status, out, _ = await _ended(await rota("db", "status", "--json", env=urls))
+    assert {line["state"] for line in json.loads(out)} == {"pending"}
+
+
+async def test_up_goes_on_when_nobody_reads_its_output_any_more(rota):
+    process, _ = await _up(rota)
+    process._process.stdout._transport.close()
+    process.send(signal.SIGTERM)
+    assert await process.wait() == 0
+
+
+def test_down_does_not_signal_a_stranger(tmp_path, monkeypatch):
+    from rota.cli import local
+    from rota.local.datadir import Owner
+    from rota.model.settings import Settings
+
+    stranger = subprocess.Popen(["sleep", "60"])
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, msgspec.json.encode(Owner(stranger.pid, started="1")))
+        monkeypatch.setattr(local, "STOP_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(local, "data_dir", lambda _settings: tmp_path)
+        with pytest.raises(DataDirInUse, match="still in use"):
+            local.down(Settings())
+        assert stranger.poll() is None
+    finally:
+        os.close(lock)
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize(
+    "data_dir", ["~nosuchuser/x", "/proc/x/y", "FILE/below", "LOOP/x", "/tmp/" + "n" * 300, "/tmp/x\x07y", "/tmp/x[/y]"]
+)
+@pytest.mark.parametrize("words", [("up",), ("up", "-d"), ("status",), ("down",)])
+def test_a_data_directory_that_cannot_be_used_is_told_in_a_sentence(tmp_path, data_dir, words, capfd, monkeypatch):
+    from rota.cli.app import main
+
+    (tmp_path / "FILE").touch()
+    (tmp_path / "LOOP").symlink_to(tmp_path / "LOOP")
+    for name in ("FILE", "LOOP"):
+        data_dir = data_dir.replace(name, str(tmp_path / name))
+    monkeypatch.setenv("ROTA_LOCAL_DATA_DIR", data_dir)
+    monkeypatch.setenv("ROTA_NATS_URL", "nats://127.0.0.1:1")  # nothing can come up, whatever the directory is like
+    monkeypatch.setenv("ROTA_POSTGRES_URL", BAD)
+    monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
+    monkeypatch.setattr(sys, "argv", ["rota", *words])
+    with pytest.raises(SystemExit):
+        main()
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    assert "This should not happen" not in said.err
+    assert said.err.count("\n") + said.out.count("\n") >= 1

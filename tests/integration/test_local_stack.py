@@ -16,9 +16,9 @@ import pytest
 import redis.asyncio
 
 from rota.local import LocalStack
-from rota.local.datadir import is_alive, owner_of
+from rota.local.datadir import Owner, owner_of
 from rota.local.identity import LAUNCH
-from rota.model.errors import DataDirInUse, DataDirVersion, DiskFull, PortTaken, ServerFailed, SetupFailed
+from rota.model.errors import DataDirInUse, DataDirVersion, DiskFull, LoginRefused, PortTaken, ServerFailed, SetupFailed
 from tests.ground.servers import options_for_tests
 from tests.ground.waiting import until
 
@@ -89,16 +89,19 @@ async def _owner(spawn, data, *mode):
     return owner, urls, pids
 
 
-async def test_data_ports_and_passwords_survive_a_clean_stop(private_stack, tmp_path):
-    first = LocalStack(options_for_tests(tmp_path / "data with spaces"))
+# Each of these once broke a server, or opened one to the world: patterns, quotes, letters beyond ASCII.
+@pytest.mark.parametrize("name", ["with spaces", "x[red]*?y", "é\"'$%{a}#b\\c"])
+async def test_data_ports_and_passwords_survive_a_clean_stop(tmp_path, name):
+    first = LocalStack(options_for_tests(tmp_path / name))
     await first.start()
-    urls = {name: first.url(name) for name in first.servers}
+    urls = {server: first.url(server) for server in first.servers}
     await _answers(urls)
+    assert _listening(first) == {"0100007F"}
     await first.stop()
-    again = LocalStack(options_for_tests(tmp_path / "data with spaces"))
+    again = LocalStack(options_for_tests(tmp_path / name))
     await again.start()
     try:
-        assert {name: again.url(name) for name in again.servers} == urls
+        assert {server: again.url(server) for server in again.servers} == urls
         assert await _row_count(urls["postgres"]) == 2
         assert await _stream_count(urls["nats"]) == 2
     finally:
@@ -123,7 +126,7 @@ async def test_a_second_owner_is_refused_by_name_and_disturbs_nothing(private_st
     before = (data / "state.json").read_text()
     with pytest.raises(DataDirInUse, match=rf"in use by process {os.getpid()}; run `rota down`"):
         await LocalStack(running.options).start()
-    assert owner_of(data) == os.getpid()
+    assert owner_of(data) == Owner.me()
     assert (data / "state.json").read_text() == before
 
 
@@ -147,8 +150,8 @@ async def test_a_new_owner_waits_for_the_servers_of_a_killed_one(spawn, tmp_path
     owner.kill()
     await owner.wait()
     waiting = asyncio.create_task(_owner(spawn, tmp_path / "d"))
-    await until(lambda: not is_alive(owner.pid))
-    assert owner_of(tmp_path / "d") == owner.pid
+    left = owner_of(tmp_path / "d")
+    assert (left.pid, left.alive) == (owner.pid, False)
     os.kill(pids[1], signal.SIGCONT)
     _, urls_again, _ = await waiting
     assert urls_again == urls
@@ -258,16 +261,51 @@ async def test_passwords_are_in_closed_files_and_in_no_command_line(private_stac
             assert not holds_secret or stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-async def test_the_servers_listen_on_loopback_alone(private_stack):
-    stack = await private_stack("postgres", "redis", "nats")
+def _listening(stack):
+    """The addresses, as the kernel writes them, on which the stack's ports are open."""
     ports = {f"{server.port:04X}" for server in stack.servers.values()}
-    listening = set()
+    found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             address, state = line.split()[1], line.split()[3]
             if state == "0A" and address.partition(":")[2] in ports:
-                listening.add(address.partition(":")[0])
-    assert listening == {"0100007F"}
+                found.add(address.partition(":")[0])
+    return found
+
+
+async def test_a_paused_server_is_stopped_in_order(private_stack):
+    stack = await private_stack("postgres")
+    server = stack.servers["postgres"]
+    server.process.send(signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        await stack.stop()
+    assert server.process.status == 0
+    assert owner_of(stack.options.data_dir) is None
+
+
+async def test_lost_credentials_are_named_at_once(private_stack):
+    stack = await private_stack("postgres")
+    await stack.stop()
+    (stack.options.data_dir / "credentials.json").unlink()
+    with pytest.raises(SetupFailed, match=r"credentials\.json is gone"):
+        await LocalStack(stack.options).start()
+
+
+async def test_credentials_that_do_not_fit_the_cluster_are_refused_at_once(private_stack):
+    stack = await private_stack("postgres")
+    await stack.stop()
+    path = stack.options.data_dir / "credentials.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "postgres": "another"}))
+    with pytest.raises(LoginRefused, match=r"does not know the password"):
+        await LocalStack(stack.options).start()
+    assert owner_of(stack.options.data_dir) is None
+
+
+def test_a_stranger_with_a_dead_owners_pid_is_not_taken_for_the_owner():
+    mine = Owner.me()
+    assert mine.alive
+    assert not Owner(mine.pid, started="1").alive
+    assert not Owner(2**40).alive
 
 
 def _in_a_small_disk(tmp_path, script):

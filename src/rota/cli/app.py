@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -43,12 +44,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 def main() -> None:
     """Run the command of `sys.argv`; an error is one sentence on standard error and a status that is not 0."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a mark still gets the sentence
     try:
         app()
     except RotaError as error:
         sys.exit(output.refusal(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # noqa: BLE001  the last net: nobody should ever see a traceback
+        sys.exit(output.defect(error))
 
 
 @app.callback()

@@ -10,8 +10,6 @@ from rota.model.settings import LoadedSettings, rows
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WIDTH_OF_PIPES = 1000
-
 
 def show(loaded: LoadedSettings, *, as_json: bool = False, out: TextIO | None = None) -> None:
     """Write the settings to `out` (standard output): a table for people, or one JSON array."""
@@ -19,10 +17,10 @@ def show(loaded: LoadedSettings, *, as_json: bool = False, out: TextIO | None = 
     if as_json:
         out.write(as_json_text(loaded) + "\n")
         return
-    from rich.console import Console
+    from rota.cli import output
 
-    # A pipe has no width: nothing that reads it should find a path broken over two lines.
-    Console(file=out, width=None if out.isatty() else _WIDTH_OF_PIPES, highlight=False).print(as_table(loaded))
+    with output.readers_may_leave():
+        output.console(out).print(as_table(loaded), soft_wrap=False)
 
 
 def as_json_text(loaded: LoadedSettings) -> str:

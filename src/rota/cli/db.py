@@ -62,7 +62,7 @@ async def verify_audit(settings: Settings, *, expect: str | None, as_json: bool)
     if as_json:
         output.as_json({"ok": found.ok, "checked": found.checked, "head": str(found.head), "problem": problem})
     elif problem:
-        output.say(f"[bold red]Entry {problem.seq}[/]: {problem.sentence}")
+        output.say(f"Entry {problem.seq}: {problem.sentence}", style="bold red")
     else:
         output.say(f"{found.checked} entries are whole. Keep this head elsewhere, for --expect:\n{found.head}")
     return 0 if found.ok else 1

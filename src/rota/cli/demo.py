@@ -29,7 +29,7 @@ from rota.infra.redis import Keys, RedisTarget, connect
 from rota.infra.service import Service, Supervisor
 from rota.local import LocalStack, StackOptions
 from rota.model.breaker import Consecutive, ProbesByCount, Rules
-from rota.model.errors import BreakerOpen, NatsUnavailable, PostgresUnavailable, StaleFence
+from rota.model.errors import BreakerOpen, NatsUnavailable, PostgresUnavailable, RotaError, StaleFence
 
 MESSAGES = 20_000
 BATCH = 250
@@ -49,11 +49,15 @@ class Tour:
         self.bus = bus
 
     def shown(self, kept: bool, text: str) -> None:
-        assert kept, f"the demo found a promise broken: {text}"
+        if not kept:
+            raise RotaError(f"The demo found a promise broken: {text}; please report it.")
         self.console.print(f"  [green]✓[/] {text}")
 
 
 async def run() -> int:
+    task = asyncio.current_task()
+    assert task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left behind
     console = Console(highlight=False)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder:

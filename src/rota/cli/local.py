@@ -22,7 +22,7 @@ from rota.cli import output
 from rota.infra.postgres import migrate
 from rota.infra.service import Lifecycle, Service
 from rota.local import LocalStack, Source, StackOptions
-from rota.local.datadir import SERVERS, owner_of, write_private
+from rota.local.datadir import SERVERS, Owner, cannot_use, located, owner_of, write_private
 from rota.local.identity import RootMode
 from rota.model.errors import DataDirInUse, ServerFailed
 from rota.model.settings import Settings
@@ -38,7 +38,7 @@ class Up(msgspec.Struct):
 
     pid: int
     listen: str
-    urls: dict[str, str]
+    urls: runtime.Urls
 
 
 class ServerStatus(msgspec.Struct):
@@ -58,7 +58,7 @@ class Status(msgspec.Struct):
 
 
 def data_dir(settings: Settings) -> Path:
-    return Path(settings.local.data_dir).expanduser().resolve()
+    return located(Path(settings.local.data_dir))
 
 
 def stack_options(settings: Settings) -> StackOptions:
@@ -83,6 +83,8 @@ async def up(settings: Settings) -> int:
     try:
         await stack.start()
         named = runtime.named_urls(settings)
+        for name, url in named.items():
+            await runtime.ask(name, url)  # all of them, before anything is changed in one
         urls = runtime.Urls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
@@ -95,9 +97,7 @@ async def up(settings: Settings) -> int:
 def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replica, began: float) -> Service:
     async def body(life: Lifecycle) -> None:
         told = data_dir(settings) / "up.json"
-        write_private(
-            told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, msgspec.structs.asdict(replica.urls)))
-        )
+        write_private(told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, replica.urls)))
         _print_banner(stack, replica, time.monotonic() - began)
         try:
             life.ready()
@@ -109,7 +109,7 @@ def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replic
 
 
 def _print_banner(stack: LocalStack, replica: runtime.Replica, seconds: float) -> None:
-    output.say(f"[bold green]Rota is up[/] after {seconds:.2f} s, data in {stack.options.data_dir}")
+    output.say(f"Rota is up after {seconds:.2f} s, data in {stack.options.data_dir}", style="bold green")
     for server in stack.servers.values():
         output.say(f"  {server.binary.label:<18} 127.0.0.1:{server.port}  ({server.binary.origin})")
     output.say(f"  {'health, metrics':<18} {replica.listen_url}")
@@ -120,57 +120,75 @@ def up_detached(settings: Settings, config: Path | None) -> int:
     """Start `rota up` apart from this terminal and return when it is ready or has failed."""
     folder = data_dir(settings)
     if owner := owner_of(folder):
-        raise DataDirInUse(f"Rota is up already in {folder} (process {owner}); `rota down` stops it.")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = folder / "up.log"
-    words = [sys.executable, "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
-    with log.open("wb") as file:
-        child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        raise DataDirInUse(f"Rota is up already in {folder} (process {owner.pid}); `rota down` stops it.")
+    log = folder / f"up-{os.getpid()}.log"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        child = _start_apart(log, config)
+    except OSError as error:
+        raise cannot_use(folder, error) from error
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if (told := _told(folder)) and told.pid == child.pid:
-            output.say(f"[bold green]Rota is up[/] (process {child.pid}), {told.listen}; `rota down` stops it.")
+            log.rename(folder / "up.log")
+            output.say(f"Rota is up (process {child.pid}), {told.listen}; `rota down` stops it.")
             return 0
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_S)
-            sys.stderr.write(log.read_text())
+            sys.stderr.write(log.read_text(errors="replace"))
+            log.unlink()
             return child.returncode or 1
     child.terminate()
     raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped; see {log}.")
 
 
+def _start_apart(log: Path, config: Path | None) -> subprocess.Popen[bytes]:
+    # -P: a file in the current directory must not be taken for a module of ours or of a library.
+    words = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
 def down(settings: Settings) -> str:
     folder = data_dir(settings)
-    owner = owner_of(folder)
+    owner, asked = owner_of(folder), Owner(0)
     if owner is None:
         return f"Rota is not up in {folder}."
-    with suppress(ProcessLookupError):
-        os.kill(owner, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline:
-        if owner_of(folder) is None:
+        if owner is None:
             return f"Rota in {folder} has stopped."
+        if owner != asked and owner.alive:
+            with suppress(ProcessLookupError):
+                os.kill(owner.pid, signal.SIGTERM)
+            asked = owner
         time.sleep(POLL_S)
-    raise DataDirInUse(f"Process {owner} still runs after {STOP_TIMEOUT_S:.0f} s; its log says why, or kill it.")
+        owner = owner_of(folder)
+    raise DataDirInUse(
+        f"{folder} is still in use by process {asked.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s; "
+        "its log says why, or kill it and the servers it left."
+    )
 
 
 def local_url(settings: Settings, name: str) -> str | None:
     """Where the `rota up` of this data directory reaches `name`; None when none is up."""
     folder = data_dir(settings)
-    told = _told(folder)
-    return told.urls[name] if told and told.pid == owner_of(folder) else None
+    told, owner = _told(folder), owner_of(folder)
+    return getattr(told.urls, name) if told and owner and told.pid == owner.pid else None
 
 
 async def status(settings: Settings, *, with_secrets: bool) -> Status:
     folder = data_dir(settings)
     owner, told = owner_of(folder), _told(folder)
-    urls = dict(told.urls) if told and told.pid == owner else runtime.named_urls(settings)
+    if told and not (owner and owner.pid == told.pid):
+        told = None  # left behind by one that was killed
+    urls = msgspec.structs.asdict(told.urls) if told else runtime.named_urls(settings)
     answers = await asyncio.gather(*(_ask(name, url, with_secrets=with_secrets) for name, url in urls.items()))
     complete = len(answers) == len(SERVERS) and all(answer.ok for answer in answers)
-    listen = told.listen if told and told.pid == owner else None
-    return Status(complete, str(folder), owner, listen, list(answers))
+    pid, listen = owner.pid if owner else None, told.listen if told else None
+    return Status(complete, str(folder), pid, listen, list(answers))
 
 
 async def _ask(name: str, url: str, *, with_secrets: bool) -> ServerStatus:
@@ -184,13 +202,14 @@ async def _ask(name: str, url: str, *, with_secrets: bool) -> ServerStatus:
 def _told(folder: Path) -> Up | None:
     try:
         return msgspec.json.decode((folder / "up.json").read_bytes(), type=Up)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeError):
         return None
 
 
 def print_status(found: Status) -> None:
-    if found.pid:
-        output.say(f"Rota is up in {found.data_dir} (process {found.pid}), {found.listen or 'starting or stopping'}")
+    if found.pid is not None:
+        who = f"process {found.pid}" if found.pid else "a process that does not say its name"
+        output.say(f"Rota is up in {found.data_dir} ({who}), {found.listen or 'starting or stopping'}")
     elif not found.servers:
         output.say(f"Rota is not up in {found.data_dir}; `rota up` starts it.")
     if found.servers:

@@ -1,43 +1,99 @@
-"""How commands answer: a table for people, JSON for programs, one sentence and a code for errors."""
+"""How commands answer: a table for people, JSON for programs, one sentence and a code for errors.
+
+What is printed is never taken for markup, and control characters in it never reach the terminal: names, paths and
+messages of servers come from elsewhere. A reader that went away (`| head`) ends no work.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
-from rota.model.errors import InvalidInput, RotaError
+from rota.model.errors import InvalidInput, RotaError, SetupFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BAD_INPUT, FAILED = 2, 1
+# A pipe has no width: nothing that reads it should find a path broken over two lines.
+WIDTH_OF_PIPES = 1000
+
+
+def console(out: TextIO | None = None) -> Console:
+    from rich.console import Console
+
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            """By default the process would end here, with whatever it was doing."""
+            raise BrokenPipeError
+
+    width = None if (out or sys.stdout).isatty() else WIDTH_OF_PIPES
+    return Patient(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
 
 
 def as_json(answer: object) -> None:
     """Print `answer` as one JSON document."""
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(answer, enc_hook=str), indent=2) + b"\n")
-    sys.stdout.flush()
+    _write(msgspec.json.format(msgspec.json.encode(answer, enc_hook=str), indent=2).decode() + "\n")
 
 
 def as_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    with readers_may_leave():
+        console().print(table, soft_wrap=False)
 
 
-def say(text: str, **style: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(text, **style)
+def say(text: str, style: str = "") -> None:
+    with readers_may_leave():
+        console().print(printable(text), style=style)
 
 
 def refusal(error: RotaError) -> int:
     """Tell what is wrong on standard error; the exit status says whether the input or the world is to blame."""
-    sys.stderr.write(f"rota: {error.sentence} [{error.code}]\n")
+    sys.stderr.write(f"rota: {printable(error.sentence)} [{error.code}]\n")
     return BAD_INPUT if isinstance(error, InvalidInput) else FAILED
+
+
+def defect(error: Exception) -> int:
+    """Something that nobody foresaw: one sentence all the same, and the trace for those who ask for debug logs."""
+    import asyncpg
+    import structlog
+
+    if isinstance(error, asyncpg.PostgresError):
+        sentence = f"PostgreSQL refused: {error}; check the rights of its user and that the database is Rota's."
+        return refusal(SetupFailed(sentence))
+    structlog.get_logger(__name__).debug("defect", exc_info=error)
+    trouble = f"{type(error).__name__}: {error}"
+    return refusal(RotaError(f"This should not happen ({trouble}); please report it with ROTA_LOG_LEVEL=debug set."))
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which could move the cursor or hide a part of it; lines stay lines."""
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\N{REPLACEMENT CHARACTER}" for mark in text)
+
+
+def _write(text: str) -> None:
+    with readers_may_leave():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+class readers_may_leave:
+    """Around printing: when nobody reads any more, the rest goes nowhere."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  stays open as long as the process
+        return True

@@ -8,6 +8,7 @@ error of the parser, since one of them may be a secret.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -63,6 +64,8 @@ def _file(config: Path | None, environ: Mapping[str, str], directory: Path) -> P
 
 def _text(path: Path) -> str:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, no file")  # noqa: TRY301  told like the others
         with path.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as wrong:

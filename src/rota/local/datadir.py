@@ -1,6 +1,6 @@
 """The data directory: who owns it, which ports and passwords its servers use.
 
-    <data>/lock               exclusive flock of the owner, inherited by the servers; holds the owner's pid
+    <data>/lock               exclusive flock of the owner, inherited by the servers; says who the owner is
     <data>/state.json         ports, so that URLs survive a restart
     <data>/credentials.json   generated passwords, 0600
     <data>/{postgres,redis,nats}/  what each server keeps, <data>/log/ what it says
@@ -16,15 +16,17 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from rota.model.errors import DataDirInUse, DiskFull, PortTaken, SetupFailed
+from rota.model.errors import DataDirInUse, DiskFull, InvalidSetting, PortTaken, SetupFailed
 
 T = TypeVar("T")
+LINUX: bool = sys.platform.startswith("linux")
 SERVERS = ("postgres", "redis", "nats")
 # A killed owner's servers need a moment to stop in order; a live owner is told at once.
 WAIT_FOR_ORPHANS_S = 20.0
@@ -38,10 +40,13 @@ ROOM_FOR_A_NEW_CLUSTER_MB = 96
 ROOM_TO_START_MB = 24
 
 
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
 class State(msgspec.Struct):
     """What `state.json` holds."""
 
-    ports: dict[str, int] = {}
+    ports: dict[str, Port] = {}
 
 
 class DataDir:
@@ -52,20 +57,21 @@ class DataDir:
         self.lock_fd = lock_fd
         self.ports = _read(path / "state.json", State, State()).ports
         self.passwords = _read(path / "credentials.json", dict[str, str], {})
+        if self.passwords:
+            (path / "credentials.json").chmod(0o600)
 
     @classmethod
     def claim(cls, path: Path) -> DataDir:
         """Own `path`, making it if need be; waits for servers of a killed owner, never for a live one."""
-        path = path.expanduser().resolve()
+        path = located(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise cannot_use(path, error) from error
         try:
             _lock(lock_fd, path)
-            os.ftruncate(lock_fd, 0)
-            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+            _sign(lock_fd, Owner.me())
             return cls(path, lock_fd)
         except BaseException:
             os.close(lock_fd)
@@ -75,6 +81,7 @@ class DataDir:
         """Make folders and passwords that are not there yet, and see that there is room to start."""
         try:
             self._need_room()
+            self._need_passwords()
             for name in (*SERVERS, "log"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             missing = [name for name in SERVERS if name not in self.passwords]
@@ -82,11 +89,21 @@ class DataDir:
                 self.passwords |= {name: secrets.token_urlsafe(24) for name in missing}
                 write_private(self.path / "credentials.json", msgspec.json.encode(self.passwords))
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_use(self.path, error) from error
+
+    @property
+    def _has_cluster(self) -> bool:
+        return (self.path / "postgres" / "data" / "PG_VERSION").exists()
+
+    def _need_passwords(self) -> None:
+        if self._has_cluster and "postgres" not in self.passwords:
+            raise SetupFailed(
+                f"{self.path / 'credentials.json'} is gone, and the cluster beside it cannot be opened without it; "
+                "restore it, or set local.data-dir to a new directory."
+            )
 
     def _need_room(self) -> None:
-        made = (self.path / "postgres" / "data" / "PG_VERSION").exists()
-        needed_mb = ROOM_TO_START_MB if made else ROOM_FOR_A_NEW_CLUSTER_MB
+        needed_mb = ROOM_TO_START_MB if self._has_cluster else ROOM_FOR_A_NEW_CLUSTER_MB
         free_mb = shutil.disk_usage(self.path).free // 2**20
         if free_mb < needed_mb:
             raise DiskFull(
@@ -109,22 +126,58 @@ class DataDir:
         return self.path / "log" / f"{name}.log"
 
     def release(self) -> None:
+        os.ftruncate(self.lock_fd, 0)
         os.close(self.lock_fd)
 
 
-def owner_of(path: Path) -> int | None:
-    """The pid that owns the data directory at `path`; None when nobody does."""
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a data directory. A pid alone may have gone to a stranger; with its start time it names one process."""
+
+    pid: int
+    started: str = ""
+
+    @classmethod
+    def me(cls) -> Owner:
+        return cls(os.getpid(), _started(os.getpid()) or "")
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs; where no start time can be had, whether one of that pid does."""
+        if LINUX:
+            return bool(self.started) and _started(self.pid) == self.started
+        return _exists(self.pid)
+
+
+UNKNOWN = Owner(0)
+"""Somebody holds the lock and has not signed it yet, or only servers of a killed owner do."""
+
+
+def owner_of(path: Path) -> Owner | None:
+    """Who owns the data directory at `path`; None when nobody does."""
     try:
         fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise cannot_use(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _pid_in(fd)
+        return _signed(fd)
     finally:
         os.close(fd)
     return None
+
+
+def located(path: Path) -> Path:
+    """`path` as it is on this machine: absolute, with `~` and links followed."""
+    try:
+        found = path.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidSetting(f"local.data-dir {str(path)!r} leads nowhere ({error}); correct it.") from error
+    if not str(found).isprintable():
+        raise InvalidSetting(f"local.data-dir {str(found)!r} holds characters that cannot be printed; choose another.")
+    return found
 
 
 def port_is_free(port: int) -> bool:
@@ -147,27 +200,17 @@ def write_private(path: Path, content: str | bytes) -> None:
     beside.replace(path)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _lock(fd: int, path: Path) -> None:
     began = time.monotonic()
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _pid_in(fd)
-            orphaned = owner is not None and not is_alive(owner)
-            if time.monotonic() - began > (WAIT_FOR_ORPHANS_S if orphaned else WAIT_FOR_OWNER_S):
+            owner = _signed(fd)
+            patience_s = WAIT_FOR_OWNER_S if owner.alive else WAIT_FOR_ORPHANS_S
+            if time.monotonic() - began > patience_s:
                 raise DataDirInUse(
-                    f"{path} is in use by process {owner or 'unknown'}; run `rota down` first, "
+                    f"{path} is in use by process {owner.pid or 'unknown'}; run `rota down` first, "
                     "or set local.data-dir to another directory."
                 ) from None
             time.sleep(POLL_S)
@@ -175,9 +218,35 @@ def _lock(fd: int, path: Path) -> None:
             return
 
 
-def _pid_in(fd: int) -> int | None:
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else None
+def _sign(fd: int, owner: Owner) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, msgspec.json.encode(owner), 0)
+
+
+def _signed(fd: int) -> Owner:
+    try:
+        return msgspec.json.decode(os.pread(fd, 256, 0), type=Owner)
+    except msgspec.DecodeError:
+        return UNKNOWN
+
+
+def _started(pid: int) -> str | None:
+    """When process `pid` was started, in the kernel's own count; None when it does not run (any more)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _free_port() -> int:
@@ -193,11 +262,14 @@ def _read(path: Path, shape: type[T], default: T) -> T:
         return msgspec.json.decode(path.read_bytes(), type=shape)
     except FileNotFoundError:
         return default
-    except msgspec.DecodeError as error:
+    except OSError as error:
+        raise cannot_use(path, error) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise SetupFailed(f"{path} is damaged ({error}); restore it, or remove {path.parent} to start anew.") from error
 
 
-def _cannot_write(path: Path, error: OSError) -> SetupFailed:
+def cannot_use(path: Path, error: OSError) -> SetupFailed:
+    """What to tell when the system does not let us work there."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(f"No space left at {path}; make room there, or set local.data-dir to another disk.")
-    return SetupFailed(f"{path} cannot be written ({error.strerror}); set local.data-dir to a directory of yours.")
+    return SetupFailed(f"{path} cannot be used ({error.strerror}); set local.data-dir to a directory of yours.")

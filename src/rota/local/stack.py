@@ -13,7 +13,7 @@ import structlog
 from rota.infra.service import Lifecycle, Restarts, Service
 from rota.local import binaries
 from rota.local.binaries import Source
-from rota.local.datadir import SERVERS, DataDir
+from rota.local.datadir import SERVERS, DataDir, cannot_use
 from rota.local.identity import RootMode
 from rota.local.nats import NatsServer
 from rota.local.postgres import PostgresServer
@@ -70,6 +70,9 @@ class LocalStack:
             self._home.prepare()
             self.servers = {name: self._server(name, self._home, binary) for name, binary in found.items()}
             await self._start_all()
+        except OSError as error:
+            await self.stop()
+            raise cannot_use(self.options.data_dir, error) from error
         except BaseException:
             await self.stop()
             raise

@@ -7,7 +7,7 @@ file (`rota.infra.settings_file`) hands its content over as `Entry` values, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,6 +18,8 @@ from rota.model.settings.masking import masked_url
 from rota.model.settings.names import CONFIG_ENV, env_suggestion, known_paths, squashed, suggestion
 from rota.model.settings.rules import conflicts
 from rota.model.settings.tree import Settings
+
+PROBLEMS_TOLD: Final = 20
 
 
 class Odd(msgspec.Struct, frozen=True):
@@ -81,7 +83,10 @@ def resolve(
     settings = build(Settings, values)
     problems += _contradictions(settings, origins, unfit)
     if problems:
-        raise InvalidSetting("\n".join(problems), problems=problems)
+        told = problems[:PROBLEMS_TOLD]
+        more = len(problems) - len(told)
+        rest = [f"... and {more} more."] if more else []
+        raise InvalidSetting("\n".join([*told, *rest]), problems=told)
     return LoadedSettings(settings, origins)
 
 
