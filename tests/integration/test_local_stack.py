@@ -349,7 +349,7 @@ except DiskFull as error:
 
 
 async def test_an_unwritable_data_directory_is_refused_with_the_remedy():
-    with pytest.raises(SetupFailed, match=r"/proc/rota cannot be written .* set local\.data-dir"):
+    with pytest.raises(SetupFailed, match=r"/proc/rota cannot be used .* set local\.data-dir"):
         await LocalStack(options_for_tests(Path("/proc/rota"))).start()
 
 

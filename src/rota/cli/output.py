@@ -70,7 +70,8 @@ def defect(error: Exception) -> int:
     if isinstance(error, asyncpg.PostgresError):
         sentence = f"PostgreSQL refused: {error}; check the rights of its user and that the database is Rota's."
         return refusal(SetupFailed(sentence))
-    structlog.get_logger(__name__).debug("defect", exc_info=error)
+    if structlog.is_configured():  # else the settings could not even be read, and it would print whatever it holds
+        structlog.get_logger(__name__).debug("defect", exc_info=error)
     trouble = f"{type(error).__name__}: {error}"
     return refusal(RotaError(f"This should not happen ({trouble}); please report it with ROTA_LOG_LEVEL=debug set."))
 
