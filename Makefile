@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= 2
 
-.PHONY: help setup demo up test check tests test-system soak lock clean
+.PHONY: help setup demo up test check tests test-system soak models lock clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -39,6 +39,9 @@ test-system: $(READY)  ## The suite on this machine's own PostgreSQL and redis-s
 
 soak: $(READY)  ## What takes long; its last result is kept in bench/README.md.
 	@$(BIN)/python -m pytest -n 0 -m soak --timeout 3600 $(ARGS)
+
+models: $(READY)  ## Check the protocols in models/ with spin (a notice where it is absent).
+	@$(BIN)/python models/run.py $(ARGS)
 
 lock: $(READY)  ## Resolve the dependencies anew (no address is recorded).
 	@$(BIN)/uv lock -q --upgrade

@@ -1,6 +1,8 @@
 """The audit trail on a real server: written with the act, closed to changes, checked by a second hand."""
 
 import asyncio
+import tracemalloc
+from importlib import import_module
 
 import asyncpg
 import pytest
@@ -105,6 +107,12 @@ async def test_secrets_never_get_into_the_trail(database):
     assert (await audit.verify(database)).ok
 
 
+async def test_secrets_in_the_actor_or_the_action_are_masked_like_any_other(database):
+    await append(database, AuditEntry("http://ann:hush-hush@host/", "login password=hush-hush", "show:duck"))
+    row = await database.row(sql("SELECT actor, action FROM rota.audit"))
+    assert tuple(row) == ("http://ann:***@host/", "login password=***")
+
+
 async def test_what_postgresql_cannot_store_is_refused_with_a_sentence(database):
     in_a_name = [AuditEntry(hostile, "act", "target") for hostile in ("nul\0", "half\ud800")]
     in_detail = [AuditEntry("ann", "act", "target", {"name": bad.actor}) for bad in in_a_name]
@@ -121,6 +129,19 @@ async def test_a_long_trail_is_read_in_pieces_and_may_be_checked_from_the_middle
     assert (report.ok, report.checked, report.head) == (True, 6, head)
     beyond = await audit.verify(database, from_seq=CHUNK + 50)
     assert beyond.problem.why == "gap"
+
+
+async def test_large_entries_are_read_in_pieces_of_bounded_size(database, monkeypatch):
+    monkeypatch.setattr(import_module("rota.infra.audit.verify"), "PIECE_BYTES", 100_000)
+    head = await append(database, *(entry(text="x" * 40_000) for _ in range(100)), entry(text="x" * 150_000))
+    tracemalloc.start()
+    try:
+        report = await audit.verify(database)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (report.ok, report.checked, report.head) == (True, 101, head)
+    assert peak < 1_500_000, "all at once they take more than four million bytes"
 
 
 def test_a_head_survives_being_written_down():

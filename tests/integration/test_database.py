@@ -10,6 +10,7 @@ import pytest
 
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.postgres import listen as listen_module
+from rota.infra.postgres import pool as pool_module
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import InvalidSetting, LoginRefused, PostgresUnavailable
 from tests.ground.databases import cleaned_by, one_database
@@ -304,7 +305,12 @@ async def test_an_unreachable_server_is_unavailable_and_named_by_address(databas
 
 
 async def test_a_url_nobody_can_read_is_an_invalid_setting_and_not_repeated():
-    for url in ("postgresql://me:hush-hush@host:port/db", "mysql://me:hush-hush@host/db", "hush-hush"):
+    for url in (
+        "postgresql://me:hush-hush@host:port/db",
+        "mysql://me:hush-hush@host/db",
+        "postgresql://localhost:12/hush-hush@db.example:5432/x",
+        "hush-hush",
+    ):
         error = await refusal(url)
         assert isinstance(error, InvalidSetting), url
         assert "hush-hush" not in error.sentence
@@ -374,6 +380,35 @@ async def test_a_server_that_stops_answering_is_given_up_after_the_clients_own_l
     line.heal()
     line.reset()
     assert await distant.value(ECHO, 1) == 1
+
+
+async def test_an_opening_that_fails_half_way_leaves_no_connection(database_url, database, monkeypatch):
+    connect, alone = pool_module.connect, await database.value(SESSIONS)
+    made = []
+
+    async def second_fails(target):
+        if made:
+            raise PostgresUnavailable("no more")
+        made.append(await connect(target))
+        return made[0]
+
+    monkeypatch.setattr(pool_module, "connect", second_fails)
+    with pytest.raises(PostgresUnavailable, match="no more"):
+        await Database.open(PostgresTarget(url=database_url, pool_min=2))
+    assert made[0].is_closed()
+    await until(lambda: equal(database.value(SESSIONS), alone))
+
+
+async def equal(value, expected):
+    return await value == expected
+
+
+async def test_an_urgent_statement_does_not_wait_for_the_pool(opened):
+    database = await opened(pool_max=1, acquire_timeout_s=0.01)
+    async with database.transaction():
+        assert [row[0] for row in await database.rows(ECHO, 7, urgent=True)] == [7]
+        with pytest.raises(PostgresUnavailable, match="All 1 connections"):
+            await database.rows(ECHO, 7)
 
 
 async def test_a_closed_database_refuses_and_may_be_closed_again(opened):
@@ -455,6 +490,31 @@ async def test_the_listening_connection_opens_with_the_first_listener_and_ends_w
 
 async def fewer(database, alone):
     return await database.value(SESSIONS) < alone
+
+
+async def test_who_begins_to_listen_while_the_database_is_closed_is_refused_and_leaves_nothing(opened, monkeypatch):
+    database = await opened()
+    connect = listen_module.connect
+    connecting, closed = asyncio.Event(), asyncio.Event()
+
+    async def connect_late(target):
+        connecting.set()
+        await closed.wait()
+        return await connect(target)
+
+    async def listen():
+        async with database.listen("one"):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(listen_module, "connect", connect_late)
+    listening = asyncio.create_task(listen())
+    await connecting.wait()
+    await database.close()
+    closed.set()
+    for late in (listening, listen()):
+        with pytest.raises(PostgresUnavailable, match="stopping"):
+            async with asyncio.timeout(2):
+                await late
 
 
 def test_target_limits_are_checked():

@@ -136,7 +136,14 @@ def test_options_in_the_url_cannot_loosen_the_bounds():
 
 @pytest.mark.parametrize(
     "url",
-    ["redis://:hunter/2@127.0.0.1:6379/0", "http://hunter2@host/", "redis://h:1/0?hunter=2", "hunter2", ""],
+    [
+        "redis://:hunter/2@127.0.0.1:6379/0",
+        "redis://:12/hunter2@127.0.0.1:6379/0",
+        "http://hunter2@host/",
+        "redis://h:1/0?hunter=2",
+        "hunter2",
+        "",
+    ],
 )
 def test_an_unreadable_url_is_refused_without_quoting_it(url):
     with pytest.raises(InvalidSetting, match="The Redis URL cannot be read") as refused:

@@ -28,6 +28,10 @@ def test_the_files_of_this_rota_are_complete():
     assert found[0].name == "0001_pre_schema"
 
 
+def test_the_files_of_this_rota_are_read_once_however_often_readiness_asks():
+    assert discover() is discover()
+
+
 def test_files_are_found_in_every_room_and_ordered_by_number(tmp_path):
     for room, name in (("b", "0001_pre_one"), ("a/deep", "0002_post_two")):
         directory = tmp_path / room / "migrations"

@@ -100,6 +100,12 @@ def test_a_consumer_tells_the_server_its_waits_and_all_its_deliveries():
     assert [spec.ack_wait_of(delivery) for delivery in (1, 2, 3)] == [1, 5, 5]
 
 
+def test_nats_gives_no_message_up_unless_a_limit_is_declared():
+    every_five_seconds_for_a_century = 100 * 365 * 86_400 / 5
+    config = consumer_config(ConsumerSpec(stream="SYS", durable="engine", max_deliver=2), BLUE)
+    assert config["max_deliver"] > every_five_seconds_for_a_century
+
+
 def test_a_stream_that_is_as_declared_needs_no_update():
     wanted = stream_config(SYS, BARE)
     assert stream_update({**wanted, "compression": "s2"}, wanted) is None
@@ -172,6 +178,13 @@ def test_a_user_without_a_password_is_a_token():
 def test_a_url_that_cannot_be_read_is_refused(url):
     with pytest.raises(InvalidSetting, match="NATS URL"):
         NatsTarget(url=url)
+
+
+@pytest.mark.parametrize("url", ["nats://u:s3cret/more@h:1", "nats://u:12/s3cret@h:1", "nats://[s3cret", "s3cret"])
+def test_a_url_that_cannot_be_read_is_not_repeated(url):
+    with pytest.raises(InvalidSetting) as refused:
+        NatsTarget(url=url)
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("prefix", ["blue", "A_B", "1A", "A.B", "A" * 33])

@@ -23,7 +23,7 @@ Why = Literal["changed", "gap", "forked", "wrong_head", "cut", "rewritten"]
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One act: who did what to what, and what else is worth knowing. Secrets in `detail` are masked."""
+    """One act: who did what to what, and what else is worth knowing. Secrets in them are masked."""
 
     actor: str
     action: str

@@ -39,8 +39,8 @@ async def append(tx: Transaction, entries: Sequence[AuditEntry]) -> Head:
 
 def _columns(entries: Sequence[AuditEntry]) -> tuple[list[str], ...]:
     return (
-        [entry.actor for entry in entries],
-        [entry.action for entry in entries],
+        [redact_text(entry.actor) for entry in entries],
+        [redact_text(entry.action) for entry in entries],
         [redact_text(entry.target) for entry in entries],
         [msgspec.json.encode(redact(entry.detail)).decode() for entry in entries],
     )

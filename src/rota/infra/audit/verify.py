@@ -2,11 +2,14 @@
 
 Whoever may write to the database can also recompute a whole chain and its head. Against that helps only a point of the
 chain kept elsewhere: `verify` returns the head for safekeeping, and takes one back as `anchor`.
+
+Entries are read in pieces of at most `CHUNK` entries and `PIECE_BYTES` bytes, a larger entry alone, so that memory does
+not grow with the trail.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
@@ -19,13 +22,15 @@ from rota.infra.audit.chain import (
     problem_between,
     problem_with_anchor,
 )
-from rota.infra.postgres import Database, Transaction, query
+from rota.infra.postgres import Database, Record, Transaction, query
 
 HEAD = query(__package__, "head")
 LINK_AT = query(__package__, "link_at")
-ROWS_AFTER = query(__package__, "rows_after")
+ROWS_BETWEEN = query(__package__, "rows_between")
+SIZES_AFTER = query(__package__, "sizes_after")
 
 CHUNK = 1000
+PIECE_BYTES = 4 * 1024 * 1024
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -78,7 +83,18 @@ async def _stored_head(tx: Transaction) -> Head:
 
 
 async def _rows(tx: Transaction, after: int) -> AsyncIterator[Row]:
-    while rows := await tx.rows(ROWS_AFTER, after, CHUNK):
-        for row in rows:
-            yield Row(*row)
-        after = rows[-1]["seq"]
+    while sizes := await tx.rows(SIZES_AFTER, after, CHUNK):
+        for last in _ends_of_pieces(sizes):
+            for row in await tx.rows(ROWS_BETWEEN, after, last):
+                yield Row(*row)
+            after = last
+
+
+def _ends_of_pieces(sizes: Sequence[Record]) -> Iterator[int]:
+    """The last number of each piece that is read at once."""
+    held = 0
+    for row, following in zip(sizes, [*sizes[1:], None], strict=True):
+        held += row["bytes"]
+        if following is None or held + following["bytes"] > PIECE_BYTES:
+            yield row["seq"]
+            held = 0

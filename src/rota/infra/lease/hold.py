@@ -6,14 +6,18 @@ out, so the body has time to stop), or when the time since the *start* of the la
 monotonic clock. PostgreSQL counts from some moment after that start, so we never believe longer than it does.
 
 Losing it cancels the body and raises `LeaseLost` in place of the cancellation, the way `asyncio.timeout` does it: a
-cancellation by anybody else stays one. A paused or blocked process notices when it runs again; what it writes before
-that is refused by the fence.
+cancellation by anybody else stays one. A paused or blocked process notices when it runs again, at the latest when the
+body ends; what it writes before that is refused by the fence.
+
+The lease is given back by a task of its own, which no cancellation interrupts and `RELEASE_S` bounds. If we die before
+that, or PostgreSQL is away, the lease is free when its time is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,7 @@ import structlog
 from rota.infra.lease.grant import LOST, Lease
 from rota.infra.postgres import Notifications
 from rota.infra.postgres.failures import FAILURES
-from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable
+from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaError
 
 if TYPE_CHECKING:
     from rota.infra.lease.leases import Leases
@@ -52,6 +56,7 @@ class Hold:
         self._asked_at = 0.0
         self._believed_until = 0.0
         self._lost: str | None = None
+        self._cause: Exception | None = None
 
     async def __aenter__(self) -> Lease:
         task = asyncio.current_task()
@@ -65,19 +70,24 @@ class Hold:
     async def __aexit__(
         self, _type: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        await self._stop_keeping()
-        if self._lost is None:
-            if self._release:
-                await self._give_back()
-            return
-        cancelled_by_others = self._task.uncancel() > self._cancelling
-        if not cancelled_by_others and (error is None or isinstance(error, asyncio.CancelledError)):
+        # Nobody can call _lose from here on, so whether the task was cancelled by us is settled.
+        self._keeper.cancel()
+        if self._lost is not None:
+            self._task.uncancel()
+        elif self._clock.monotonic() >= self._believed_until:
+            self._count_as_lost("it ran out")
+        cancelled = await _to_its_end(self._end())
+        by_others = self._task.cancelling() > self._cancelling
+        if cancelled is not None and (by_others or self._lost is None):
+            raise cancelled
+        stopped_by_us = isinstance(error, asyncio.CancelledError) and not by_others
+        if self._lost is not None and (error is None or stopped_by_us):
             raise LeaseLost(
                 f"The {self._kind} lease {self._name} was lost while work was under way ({self._lost}): the work was"
                 " stopped, and whoever holds the lease now goes on with it.",
                 lease=self._name,
                 fence=self._lease.fence,
-            ) from error
+            ) from self._cause
 
     async def _acquire(self) -> Lease:
         lease, _ = await self._ask(waiting=self._wait_s > 0)
@@ -131,9 +141,9 @@ class Hold:
                 period_s = self._ttl_s / (6 if strikes else 3)
                 await self._clock.sleep(max(0.0, self._asked_at + period_s - self._clock.monotonic()))
                 strikes = await self._renew(strikes)
-        except Exception:
-            self._lose("renewing it broke")
-            raise
+        except Exception as error:  # noqa: BLE001 - whoever holds the lease is told, with this as the cause
+            self._cause = error
+            self._lose(f"renewing it failed with {type(error).__name__}")
 
     async def _renew(self, strikes: int) -> int:
         """Try once; returns how many tries have failed in a row."""
@@ -156,26 +166,38 @@ class Hold:
         return 0
 
     def _lose(self, reason: str) -> None:
+        self._count_as_lost(reason)
+        self._task.cancel()
+
+    def _count_as_lost(self, reason: str) -> None:
         self._lost = reason
         LOST.labels(self._kind).inc()
         log.warning("lease_lost", lease=self._name, fence=self._lease.fence, reason=reason)
-        self._task.cancel()
 
-    async def _stop_keeping(self) -> None:
-        self._keeper.cancel()
-        try:
-            await asyncio.wait([self._keeper])
-        except asyncio.CancelledError:
-            # Ours, when the body ended in the moment the lease was lost: then it is answered by LeaseLost.
-            if self._lost is None or self._task.cancelling() > self._cancelling + 1:
-                raise
-            await asyncio.wait([self._keeper])
-        if not self._keeper.cancelled() and (broke := self._keeper.exception()) is not None:
-            raise broke
+    async def _end(self) -> None:
+        await asyncio.wait([self._keeper])
+        if self._release and self._lost is None:
+            await self._give_back()
 
     async def _give_back(self) -> None:
         try:
             async with asyncio.timeout(RELEASE_S):
-                await self._leases.release([self._lease])
-        except UNREACHED as error:
+                ours = await self._leases.release([self._lease])
+        except (RotaError, *FAILURES) as error:
             log.warning("lease_release_failed", lease=self._name, error=type(error).__name__, free_in_s=self._ttl_s)
+        else:
+            if self._name not in ours:
+                self._count_as_lost("it was not ours any more when it was given back")
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> asyncio.CancelledError | None:
+    """Do `work`, whatever cancels us meanwhile; returns the last such cancellation."""
+    task = asyncio.create_task(work, name="lease.end")
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    return cancelled

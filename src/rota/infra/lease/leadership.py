@@ -4,6 +4,9 @@
 then it campaigns again. `lead` is given the lease and guards its writes with it: for a moment two replicas may believe
 that they lead, but only one of them can write. When `lead` returns or fails, the lease is given back, so that another
 replica may do better; a failure is raised to whoever supervises us.
+
+A campaign fails for reasons of the server, whatever they are, and goes on. `lead` fails for reasons of its own: only
+the loss of *this* lease and of PostgreSQL are ends of a term.
 """
 
 from __future__ import annotations
@@ -11,17 +14,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import structlog
 
 from rota.infra.lease.grant import Lease
 from rota.infra.lease.leases import Leases
-from rota.infra.postgres.failures import LOST
-from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
+from rota.infra.postgres.failures import FAILURES
+from rota.model.backoff import Backoff
+from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaError, StaleFence
 
 log = structlog.get_logger(__name__)
 
 CAMPAIGN_S = 30.0
+PAUSES = Backoff(first_s=1.0, longest_s=10.0)
 
 
 class Leadership:
@@ -35,14 +41,14 @@ class Leadership:
         *,
         kind: str,
         ttl_s: float = 10.0,
-        pause_s: float = 1.0,
+        pauses: Backoff = PAUSES,
     ) -> None:
         self._leases = leases
         self._name = name
         self._lead = lead
         self._kind = kind
         self._ttl_s = ttl_s
-        self._pause_s = pause_s
+        self._pauses = pauses
         self._task: asyncio.Task[None] | None = None
         self.elected = asyncio.Event()
         self.deposed = asyncio.Event()
@@ -53,8 +59,10 @@ class Leadership:
         return self.elected.is_set()
 
     async def start(self) -> None:
+        """`run` in a task of its own. A failure of `lead` is logged at once, and raised by `stop`."""
         if self._task is None:
             self._task = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
+            self._task.add_done_callback(self._tell)
 
     async def stop(self) -> None:
         """Stop leading or campaigning, so that the next may lead at once. Raises what `lead` failed with."""
@@ -70,17 +78,17 @@ class Leadership:
         while True:
             try:
                 await self._term()
-            except LeaseHeld:
-                continue
             except (LeaseLost, StaleFence) as error:
+                if not self._is_ours(error):
+                    raise
                 log.warning("leader_deposed", lease=self._name, code=error.code)
-            except (PostgresUnavailable, *LOST) as error:
-                log.warning("leader_campaign_failed", lease=self._name, error=type(error).__name__)
-            await self._leases.clock.sleep(self._pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - keeps no secret
+            except PostgresUnavailable as error:
+                log.warning("leader_lost_postgres", lease=self._name, outcome=error.facts.get("outcome"))
+            await self._pause(1)
 
     async def _term(self) -> None:
-        hold = self._leases.hold(self._name, kind=self._kind, ttl_s=self._ttl_s, wait_s=CAMPAIGN_S)
-        async with hold as lease:
+        async with AsyncExitStack() as term:
+            lease = await self._campaign(term)
             self.deposed.clear()
             self.elected.set()
             log.info("leader_elected", lease=self._name, fence=lease.fence)
@@ -89,3 +97,34 @@ class Leadership:
             finally:
                 self.elected.clear()
                 self.deposed.set()
+
+    async def _campaign(self, term: AsyncExitStack) -> Lease:
+        """Wait for the lease, through whatever happens to the server; it is held until `term` ends."""
+        failed = 0
+        while True:
+            hold = self._leases.hold(self._name, kind=self._kind, ttl_s=self._ttl_s, wait_s=CAMPAIGN_S)
+            try:
+                return await term.enter_async_context(hold)
+            except LeaseHeld:
+                failed = 0
+            except (RotaError, *FAILURES) as error:
+                failed += 1
+                log.warning("leader_campaign_failed", lease=self._name, error=type(error).__name__)
+                await self._pause(failed)
+
+    async def _pause(self, streak: int) -> None:
+        chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
+        await self._leases.clock.sleep(self._pauses.pause_s(streak, chance))
+
+    def _is_ours(self, error: LeaseLost | StaleFence) -> bool:
+        """Whether it speaks of the lease we lead by, and not of one that `lead` uses."""
+        match error:
+            case LeaseLost():
+                return error.facts.get("lease") == self._name
+            case StaleFence():
+                stale = error.facts.get("leases")
+                return isinstance(stale, list) and self._name in stale
+
+    def _tell(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("leader_failed", lease=self._name, error=type(error).__name__)

@@ -7,7 +7,9 @@ under the lease carries. Who keeps what:
 - `rota.lease_acquire` grants to one at a time, with a higher fence each time, also after release, expiry and prune;
 - `guard` fails a transaction whose lease is not the last grant or has run out, even if nobody took over, and keeps
   others from taking over until that transaction ends (a paused holder can prolong this by its own ttl, not more);
-- `Hold` ends the work under a lease that was lost.
+- `Hold` ends the work under a lease that was lost;
+- `Database` keeps connections aside for renewals and releases, so that no work of ours makes them wait. To ask for a
+  lease is work like any other: a process that is busy takes on nothing more.
 
 If the holder dies, or is cancelled while it asks, its leases are free when their time is over. If the reply to an
 acquire is lost, asking again in the same name finds the same grant; if the reply to a renewal or a release is lost,
@@ -16,9 +18,7 @@ asking again changes nothing.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 from collections.abc import Sequence
 
 import asyncpg
@@ -28,6 +28,7 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease.grant import ACQUIRED, FENCED, Attempt, Lease
 from rota.infra.lease.hold import Hold
 from rota.infra.postgres import Database, Transaction, query
+from rota.infra.replica import replica_name
 from rota.model.errors import StaleFence
 
 ACQUIRE = query(__package__, "acquire")
@@ -44,7 +45,7 @@ class Leases:
 
     def __init__(self, database: Database, owner: str | None = None, clock: Clock | None = None) -> None:
         self.database = database
-        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self.owner = owner or replica_name()
         self.clock = clock or SystemClock()
 
     def hold(self, name: str, *, kind: str, ttl_s: float, wait_s: float = 0.0, release: bool = True) -> Hold:
@@ -75,7 +76,7 @@ class Leases:
         """Give each its full time again; returns the names that are still held. The others are lost for good."""
         faults.at("lease.before_renew")
         names, fences = _columns(leases)
-        rows = await self.database.rows(RENEW, names, fences, [lease.ttl_s for lease in leases])
+        rows = await self.database.rows(RENEW, names, fences, [lease.ttl_s for lease in leases], urgent=True)
         faults.reply("lease.renew")
         return {row["name"] for row in rows}
 
@@ -83,16 +84,18 @@ class Leases:
         """Give back; returns the names that were still ours. Doing it again changes nothing."""
         faults.at("lease.before_release")
         names, fences = _columns(leases)
-        rows = await self.database.rows(RELEASE, names, fences)
+        rows = await self.database.rows(RELEASE, names, fences, urgent=True)
         faults.reply("lease.release")
         return {row["name"] for row in rows}
 
     async def guard(self, tx: Transaction, *leases: Lease) -> None:
         """Fail `tx` with `StaleFence` unless each lease still holds. Call it before the writes of the transaction.
 
-        Until `tx` ends nobody can take these leases over, however long its COMMIT takes.
+        Until `tx` ends nobody can take these leases over, however long its COMMIT takes. With a snapshot from before
+        the guard it would not see a release, or miss a renewal: `tx` must be read committed.
         """
         assert leases, "a guard needs a lease"
+        assert tx.isolation == "read committed", "a guard works in read committed transactions only"
         names, fences = _columns(leases)
         patience_s = min(self.database.target.idle_in_transaction_s, *(lease.ttl_s for lease in leases))
         try:

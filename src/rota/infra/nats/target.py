@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
+from rota.model import urls
 from rota.model.errors import InvalidSetting
 
 _PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,31}")
@@ -54,10 +55,10 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
                 "begin with a letter.",
                 prefix=self.prefix,
             )
-        if not all(_is_server(part) for part in self._parts()):
+        if not all(_is_server(url) for url in self._urls()):
             raise InvalidSetting(
-                f"The NATS URL for {self.address} cannot be read: write nats://user:password@host:port, and "
-                "separate the servers of a cluster by commas."
+                "The NATS URL cannot be read: write nats://user:password@host:port with special characters of the "
+                "password percent-encoded, and separate the servers of a cluster by commas."
             )
 
     def __repr__(self) -> str:
@@ -69,7 +70,7 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Hosts and ports for people."""
-        return ",".join(part.netloc.rpartition("@")[2] for part in self._parts())
+        return ",".join(urls.address(url) for url in self._urls())
 
     @property
     def servers(self) -> list[str]:
@@ -91,11 +92,15 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
         return Credentials()
 
     def _parts(self) -> list[SplitResult]:
-        return [urlsplit(url.strip()) for url in self.url.split(",")]
+        return [urlsplit(url) for url in self._urls()]
+
+    def _urls(self) -> list[str]:
+        return [url.strip() for url in self.url.split(",")]
 
 
-def _is_server(part: SplitResult) -> bool:
+def _is_server(url: str) -> bool:
     try:
+        part = urlsplit(urls.checked(url))
         return part.scheme in ("nats", "tls") and bool(part.hostname) and part.port != 0
     except ValueError:
         return False

@@ -2,6 +2,8 @@
 
 Who keeps what:
 - the pool: no more than `pool_max` connections, none lent while busy, broken or in a transaction (see `pool`);
+- the reserve: up to `RESERVED` more, opened when first used, for short statements that must not queue behind work
+  (`urgent`): a lease whose renewal waits for the work it covers would be lost by that work;
 - the server: `statement_timeout`, `lock_timeout` and `idle_in_transaction_session_timeout`, so a forgotten or paused
   process cannot hold rows for ever; the client's own timeout only catches a server that no longer answers;
 - `failures`: what a lost connection means. A statement whose reply was lost has an *unknown* outcome, and so has a
@@ -17,6 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
 
+import msgspec
+
 from rota.infra import faults
 from rota.infra.postgres import failures
 from rota.infra.postgres.driver import Connection, Record
@@ -28,12 +32,16 @@ from rota.infra.postgres.target import PostgresTarget
 Isolation = Literal["read committed", "repeatable read", "serializable"]
 T = TypeVar("T")
 
+# Two, so that one that is being mended after a cancelled statement keeps nobody waiting.
+RESERVED = 2
+
 
 class Transaction:
     """Statements inside one open transaction; made by `Database.transaction`."""
 
-    def __init__(self, connection: Connection, target: PostgresTarget) -> None:
+    def __init__(self, connection: Connection, target: PostgresTarget, isolation: Isolation) -> None:
         self.connection = connection
+        self.isolation = isolation
         self._target = target
         self._savepoints = 0
 
@@ -109,22 +117,30 @@ class Database:
     def __init__(self, target: PostgresTarget) -> None:
         self.target = target
         self.pool = Pool(target)
+        self._reserve = Pool(msgspec.structs.replace(target, pool_min=0, pool_max=RESERVED))
         self._listener = Listener(target)
 
     @classmethod
     async def open(cls, target: PostgresTarget) -> Self:
         """Connect, so that a wrong URL, password or database is known now."""
         database = cls(target)
-        await database.pool.fill()
+        try:
+            await database.pool.fill()
+        except BaseException:
+            await database.close()
+            raise
         return database
 
     async def close(self) -> None:
         """Wait a moment for statements under way, then close every connection. May be called again."""
         await self._listener.close()
         await self.pool.close()
+        await self._reserve.close()
 
-    async def rows(self, query: Query, *args: object) -> list[Record]:
-        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+    async def rows(self, query: Query, *args: object, urgent: bool = False) -> list[Record]:
+        """All rows. An `urgent` statement takes a connection of the reserve, however busy the pool is."""
+        pool = self._reserve if urgent else self.pool
+        with Loan(pool.take() or await pool.acquire(), pool, self.target) as connection:
             return await connection.fetch(query.text, *args)
 
     async def row(self, query: Query, *args: object) -> Record | None:
@@ -160,7 +176,7 @@ class Database:
         cancelled may have happened, too.
         """
         connection = await self.pool.acquire()
-        transaction = Transaction(connection, self.target)
+        transaction = Transaction(connection, self.target, isolation)
         try:
             await transaction.on(connection.execute(_begin(isolation, readonly=readonly)))
             yield transaction

@@ -8,6 +8,7 @@ import asyncpg
 
 from rota.infra.postgres import failures
 from rota.infra.postgres.target import PostgresTarget
+from rota.model.urls import checked
 
 # Strings, because asyncpg's classes are generic to the type checker only.
 Record: TypeAlias = asyncpg.Record
@@ -21,7 +22,7 @@ async def connect(target: PostgresTarget) -> Connection:
     """A connection with Rota's session settings; raises `PostgresUnavailable`, `LoginRefused` or `InvalidSetting`."""
     try:
         return await asyncpg.connect(
-            target.url,
+            checked(target.url),
             timeout=target.connect_timeout_s,
             command_timeout=target.command_timeout_s,
             statement_cache_size=PREPARED_MAX,

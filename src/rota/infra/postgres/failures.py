@@ -61,7 +61,8 @@ def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
             )
         case asyncpg.ClientConfigurationError() | ValueError():
             return InvalidSetting(
-                "The PostgreSQL URL cannot be read: write it as postgresql://user:password@host:port/database."
+                "The PostgreSQL URL cannot be read: write it as postgresql://user:password@host:port/database, with"
+                " special characters of the password percent-encoded."
             )
     return PostgresUnavailable(
         f"PostgreSQL at {address} cannot be reached ({cause(error)}): check that it runs and that the PostgreSQL URL"
@@ -97,6 +98,15 @@ def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> 
         "unknown",
         error,
         target,
+    )
+
+
+def stopping(target: PostgresTarget) -> PostgresUnavailable:
+    """The error to raise to whoever comes while everything is being closed."""
+    return PostgresUnavailable(
+        "The connections to PostgreSQL are closed, because this process is stopping.",
+        address=target.address,
+        outcome="not_sent",
     )
 
 

@@ -7,6 +7,7 @@ not repeated.
 
 A backend that was terminated is noticed at once, a connection that died silently within `HEARTBEAT_S` plus the target's
 command timeout. Channel names are constants of the source: a channel stays listened to when its last consumer leaves.
+Whoever begins to listen while we close is refused: after `close` there is neither a connection nor a task.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import structlog
 from rota.infra.postgres import failures
 from rota.infra.postgres.driver import Connection, connect, hang_up
 from rota.infra.postgres.target import PostgresTarget
+from rota.model.backoff import Backoff
 from rota.model.errors import PostgresUnavailable, RotaError
 
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 10.0
-RETRY_MIN_S = 0.05
-RETRY_MAX_S = 5.0
+RETRY = Backoff(first_s=0.1, longest_s=5.0)
 QUEUE_MAX = 1024
 
 
@@ -71,6 +72,7 @@ class Listener:
         self._lost = asyncio.Event()
         # A connection runs one statement at a time; this orders heartbeats and new channels.
         self._turn = asyncio.Lock()
+        self._closing = False
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[Notifications]:
@@ -84,6 +86,7 @@ class Listener:
             self._consumers[channel].discard(consumer)
 
     async def close(self) -> None:
+        self._closing = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -94,6 +97,8 @@ class Listener:
 
     async def _begin(self, channel: str) -> None:
         async with self._turn:
+            if self._closing:
+                raise failures.stopping(self._target)
             if self._keeper is None:
                 await self._connect()
                 self._keeper = asyncio.create_task(self._keep(), name="postgres.listen")
@@ -123,6 +128,9 @@ class Listener:
             if isinstance(error, failures.FAILURES):
                 raise failures.on_connect(error, self._target) from None
             raise
+        if self._closing:
+            connection.terminate()
+            raise failures.stopping(self._target)
         self._connection = connection
         self._listening.set()
 
@@ -161,17 +169,17 @@ class Listener:
             return True
 
     async def _reconnect(self) -> None:
-        pause_s = RETRY_MIN_S
+        streak = 0
         while True:
             try:
                 async with self._turn:
                     return await self._connect()
-            except PostgresUnavailable:
-                pause_s = min(RETRY_MAX_S, pause_s * 2)
             except RotaError as error:
-                log.warning("postgres_listen_refused", error=error.sentence, code=error.code)
-                pause_s = RETRY_MAX_S
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads replicas, keeps no secret
+                if not isinstance(error, PostgresUnavailable):
+                    log.warning("postgres_listen_refused", error=error.sentence, code=error.code)
+            streak += 1
+            chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
+            await asyncio.sleep(RETRY.pause_s(streak, chance))
 
     def _dispatch(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         for consumer in self._consumers.get(channel, ()):

@@ -10,6 +10,7 @@ that PostgreSQL refuses inside a transaction, such as CREATE INDEX CONCURRENTLY 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -41,9 +42,17 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def discover(root: Traversable | None = None) -> tuple[Migration, ...]:
-    """Every migration below `root` (the `rota` package), by number."""
-    found = [read_migration(file.name, file.read_text("utf-8")) for file in _files(root or files("rota"))]
-    return in_order(found)
+    """Every migration below `root`, by number. Those of the `rota` package are read once per process."""
+    return _ours() if root is None else _read(root)
+
+
+@functools.cache
+def _ours() -> tuple[Migration, ...]:
+    return _read(files("rota"))
+
+
+def _read(root: Traversable) -> tuple[Migration, ...]:
+    return in_order(read_migration(file.name, file.read_text("utf-8")) for file in _files(root))
 
 
 def read_migration(file_name: str, source: str) -> Migration:

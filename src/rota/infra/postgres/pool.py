@@ -21,7 +21,7 @@ from collections import deque
 from contextlib import ExitStack, suppress
 
 from rota.infra.postgres.driver import Connection, connect, hang_up
-from rota.infra.postgres.failures import FAILURES
+from rota.infra.postgres.failures import FAILURES, stopping
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.errors import PostgresUnavailable
 
@@ -71,7 +71,7 @@ class Pool:
     async def acquire(self) -> Connection:
         """A connection to use alone until it goes back by `release` or `doubt`."""
         if self._closing:
-            raise self._stopping()
+            raise stopping(self._target)
         connection = self.take()
         if connection is not None:
             return connection
@@ -101,7 +101,7 @@ class Pool:
         self._closing = True
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(self._stopping())
+                waiter.set_exception(stopping(self._target))
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while self._lent:
@@ -123,7 +123,7 @@ class Pool:
         if self._closing:
             connection.terminate()
             self._drop()
-            raise self._stopping()
+            raise stopping(self._target)
         self._lent.add(connection)
         return connection
 
@@ -196,14 +196,10 @@ class Pool:
         else:
             self._take_back(connection)
 
-    def _stopping(self) -> PostgresUnavailable:
-        return self._unavailable("The connection pool is closed, because this process is stopping.")
-
     def _exhausted(self) -> PostgresUnavailable:
-        return self._unavailable(
+        return PostgresUnavailable(
             f"All {self._target.pool_max} connections to PostgreSQL at {self._target.address} were busy for"
-            f" {self._target.acquire_timeout_s:g} s: raise pool_max, or look for long transactions."
+            f" {self._target.acquire_timeout_s:g} s: raise pool_max, or look for long transactions.",
+            address=self._target.address,
+            outcome="not_sent",
         )
-
-    def _unavailable(self, sentence: str) -> PostgresUnavailable:
-        return PostgresUnavailable(sentence, address=self._target.address, outcome="not_sent")

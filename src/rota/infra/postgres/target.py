@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs, unquote, urlsplit
-
 import msgspec
+
+from rota.model import urls
 
 # The server gives up first and says why; the client's own limit is for a server that no longer answers at all.
 ANSWER_GRACE_S = 2.0
@@ -33,9 +33,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Host, port and database for people: `127.0.0.1:5432/rota`."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2] or parse_qs(parts.query).get("host", ["localhost"])[0]
-        return f"{unquote(host)}{unquote(parts.path)}"
+        return urls.address(self.url)
 
     @property
     def command_timeout_s(self) -> float:

@@ -28,6 +28,7 @@ from redis.backoff import NoBackoff
 from rota.infra.redis.failures import address_of, guard
 from rota.infra.redis.target import RedisTarget
 from rota.model.errors import EvictingRedis, InvalidSetting, SetupFailed
+from rota.model.urls import checked
 
 OLDEST = (6, 2)
 
@@ -35,7 +36,7 @@ OLDEST = (6, 2)
 def connect(target: RedisTarget) -> redis.asyncio.Redis:
     """A client with its own pool. Nothing is sent yet; whoever made it calls `aclose`."""
     try:
-        pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(target.url), **_choices(target)})
+        pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(checked(target.url)), **_choices(target)})
         pool.make_connection()  # type: ignore[no-untyped-call]  # no I/O: it only looks at the options
     except (ValueError, TypeError):
         # Their messages may quote a piece of the password, so they are not chained.

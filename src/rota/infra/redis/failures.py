@@ -116,7 +116,7 @@ def explain(error: Exception, client: redis.asyncio.Redis) -> RotaError | None:
 
 
 def address_of(client: redis.asyncio.Redis) -> str:
-    """Host and port for people, without credentials."""
+    """Host and port for people. They are no piece of the password, since `connect` has its URL checked first."""
     options = client.connection_pool.connection_kwargs
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 

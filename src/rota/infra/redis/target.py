@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
-
 import msgspec
+
+from rota.model import urls
 
 
 class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,5 +31,4 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Host, port and database for people: `127.0.0.1:6379/0`."""
-        parts = urlsplit(self.url)
-        return f"{unquote(parts.netloc.rpartition('@')[2])}{unquote(parts.path)}"
+        return urls.address(self.url)

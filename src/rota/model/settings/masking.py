@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
-MASK: Final = "***"
+from rota.model.urls import MASK
 
-# A password may hold : / ? # or @ unescaped by mistake, so credentials reach to the last @ before the next URL.
-_CREDENTIALS = re.compile(r"(?<=://)(?:(?!://).)*@", re.DOTALL)
-_QUERY_SECRET = re.compile(r"([?&;][^=&;]*(?:pass|secret|token|key|auth)[^=&;]*=)[^&;]*", re.IGNORECASE)
+__all__ = ["MASK", "masked_url", "only_scheme"]
+
+# A password may hold : / ? # or @ unescaped by mistake, so credentials reach to the last @ before the next of a list.
+_CREDENTIALS = re.compile(r"(?<=://)(?:(?!,\s*(?:nats|tls)://).)*@", re.DOTALL)
+_QUERY_SECRET = re.compile(r"([?&;][^=&;]*(?:pass|secret|token|key|auth)[^=&;]*=)([^&;]*)", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,20}://", re.IGNORECASE)
 
 
 def masked_url(url: str) -> str:
     """`redis://rota:***@host:6379/0`; for a comma-separated list too."""
+    if any("@" in secret[2] for secret in _QUERY_SECRET.finditer(url)):
+        return only_scheme(url)
     return _QUERY_SECRET.sub(rf"\1{MASK}", _CREDENTIALS.sub(_without_password, url))
 
 

@@ -1,0 +1,102 @@
+"""Whatever a password holds, and however badly it is written into a URL, nothing of it is ever shown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.infra.nats import NatsTarget
+from rota.infra.postgres import PostgresTarget
+from rota.infra.postgres import failures as postgres_failures
+from rota.infra.redis import RedisTarget, connect
+from rota.infra.redis.failures import address_of
+from rota.model.errors import InvalidSetting
+from rota.model.settings.masking import masked_url
+from rota.model.urls import address, checked
+
+CANARY = "hunter2"
+# Without & and ; since what follows these is, by every rule, no longer the password of a parameter.
+HOSTILE = st.text(st.sampled_from("/#@:?=%,[]\\ \n1x"), max_size=6)
+PASSWORDS = st.tuples(HOSTILE, HOSTILE).map(CANARY.join)
+URLS = st.builds(
+    lambda shape, password: shape.replace("PASSWORD", password),
+    st.sampled_from(
+        [
+            "SCHEME://rota:PASSWORD@host:5432/db",
+            "SCHEME://:PASSWORD@host:5432",
+            "SCHEME://localhost:12PASSWORD@host/0",
+            "SCHEME://host/db?password=PASSWORD",
+            "SCHEME://host/db?sslpassword=PASSWORD&application_name=x@y",
+        ]
+    ),
+    PASSWORDS,
+)
+
+
+def shown_by_postgres(url):
+    target = PostgresTarget(url=url)
+    return repr(target), str(postgres_failures.on_connect(ConnectionResetError(), target))
+
+
+def shown_by_redis(url):
+    target = RedisTarget(url=url)
+    try:
+        return repr(target), address_of(connect(target))
+    except InvalidSetting as refused:
+        return repr(target), str(refused)
+
+
+def shown_by_nats(url):
+    try:
+        return (repr(NatsTarget(url=url)),)
+    except InvalidSetting as refused:
+        return (str(refused),)
+
+
+@given(URLS)
+def test_no_password_is_shown_by_anything_that_is_given_its_url(url):
+    for scheme, shown in (
+        ("postgresql", shown_by_postgres),
+        ("redis", shown_by_redis),
+        ("unix", shown_by_redis),
+        ("nats", shown_by_nats),
+        ("postgresql", lambda url: (address(url),)),
+        ("redis", lambda url: (masked_url(url),)),
+    ):
+        for text in shown(url.replace("SCHEME", scheme)):
+            assert CANARY not in text
+
+
+@given(st.text(), st.sampled_from(["redis://", "redis://u:p@", ""]))
+def test_whatever_the_text_an_address_is_one_printable_line(text, start):
+    assert address(start + text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@db.example:5432/rota?sslmode=require", "db.example:5432/rota"),
+        ("postgresql://me@a:1,b:2/rota", "a:1,b:2/rota"),
+        ("postgresql:///rota?host=/run/pg", "/run/pg/rota"),
+        ("postgresql://%2Frun%2Fpg/rota", "/run/pg/rota"),
+        ("postgresql:///rota", "localhost/rota"),
+        ("redis://:se%2Fcr%40et@cache:6379/1", "cache:6379/1"),
+        ("redis://u:se@cret@cache", "cache"),
+        ("unix://:secret@/run/redis.sock?db=1", "/run/redis.sock"),
+        ("nats://token@[::1]:4222", "[::1]:4222"),
+        ("redis://u:secret%40host:1/0", "***"),
+        ("redis://u:12/secret@host:1/0", "***"),
+        ("redis://u:secret#1@host:1/0", "***"),
+        ("redis://u:secret", "***"),
+        ("secret", "***"),
+        ("", "***"),
+    ],
+)
+def test_an_address_is_what_people_need_and_no_more(url, shown):
+    assert address(url) == shown
+
+
+@pytest.mark.parametrize("url", ["redis://u:12/secret@host", "redis://u:a?b@host", "redis://u:a#b@host", "h:1", ""])
+def test_a_url_whose_password_could_be_taken_for_something_else_is_refused_unquoted(url):
+    with pytest.raises(ValueError, match="percent-encoded") as refused:
+        checked(url)
+    assert "secret" not in str(refused.value)
