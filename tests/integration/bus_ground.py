@@ -64,22 +64,23 @@ async def until_fetched(reader, count):
 class Work:
     """A handling in a task of its own, and what it did in order."""
 
-    def __init__(self, consumer, handler=None, dead_letter=None, **more):
+    def __init__(self, bus, spec, handler=None, dead_letter=None, **more):
         self.events = []
         self.dead = asyncio.Event()
+        self.run = Handling(bus, spec, self._handle, self._terminated, **more).run
         self._handler = handler
         self._dead_letter = dead_letter
         self._draining = asyncio.Event()
-        self._handling = Handling(consumer, self._handle, self._terminated, **more)
 
     async def __aenter__(self):
-        life = Lifecycle(self._draining, lambda: None)
-        self._task = asyncio.create_task(self._handling.run(life))
+        ready = asyncio.Event()
+        self.task = asyncio.create_task(self.run(Lifecycle(self._draining, ready.set)))
+        await ready.wait()
         return self
 
     async def __aexit__(self, *_):
         self._draining.set()
-        await self._task
+        await self.task
 
     async def _handle(self, batch):
         for delivery in batch:

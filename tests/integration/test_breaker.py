@@ -5,6 +5,7 @@ import time
 
 import pytest
 import redis.asyncio
+import structlog
 from structlog.testing import capture_logs
 
 from rota.infra import faults
@@ -47,6 +48,16 @@ class HandClock:
 @pytest.fixture
 def clock():
     return HandClock()
+
+
+@pytest.fixture
+def logs():
+    """Log lines of every level."""
+    configured = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**configured)
 
 
 @pytest.fixture
@@ -195,6 +206,21 @@ async def test_operators_close_it_by_deleting_its_state(replica, redis):
     assert await is_let_through(breaker)
 
 
+BROKEN = [("phase", "OPEN"), ("phase", ""), ("generation", "1.5"), ("generation", "9" * 16), ("failures", "many")]
+
+
+@pytest.mark.parametrize(("field", "text"), [*BROKEN, ("until_ms", "nan"), ("probes", "-1")])
+async def test_a_record_that_cannot_be_read_counts_as_none_and_is_replaced(replica, redis, field, text):
+    breaker = replica("safety", SAFETY)
+    await fail(breaker, 3)
+    await redis.hset("rota:cb:safety:state", field, text)
+    await call(breaker)
+    assert (breaker.phase, breaker.scope) == (Phase.CLOSED, "shared")
+    await fail(breaker, 3)
+    assert await redis.hget("rota:cb:safety:state", "phase") == b"open"
+    assert not await is_let_through(breaker)
+
+
 async def test_what_nobody_uses_any_more_leaves_redis_by_itself(replica, redis):
     await fail(replica("safety", SAFETY), 3)
     for key in ("rota:cb:safety:failures", "rota:cb:safety:state"):
@@ -259,12 +285,12 @@ async def network(redis_url, proxy):
     return await proxy(host, int(port))
 
 
-async def test_without_redis_each_replica_goes_on_alone_from_what_it_saw(replica, redis_url, network, clock):
+async def test_without_redis_each_replica_goes_on_alone_from_what_it_saw(replica, redis_url, network, clock, logs):
     breaker = replica("safety", SAFETY, clock=clock, url=network.url(redis_url))
     await fail(breaker, 2)
     network.cut()
-    with capture_logs() as logs:
-        await fail(breaker, 1)
+    logs.clear()
+    await fail(breaker, 1)
     assert [entry["event"] for entry in logs] == ["breaker_alone", "breaker_changed"]
     assert (breaker.phase, breaker.scope) == (Phase.OPEN, "alone")
     assert not await is_let_through(breaker)
@@ -289,7 +315,7 @@ async def test_a_lost_reply_is_taken_as_redis_being_away(replica, clock, monkeyp
     assert (breaker.phase, breaker.scope) == (Phase.OPEN, "alone")
 
 
-async def test_when_redis_is_back_the_shared_state_rules_again(replica, redis_url, network, clock):
+async def test_when_redis_is_back_the_shared_state_rules_again(replica, redis_url, network, clock, logs):
     breaker, other = replica("safety", SAFETY, clock=clock, url=network.url(redis_url)), replica("safety", SAFETY)
     await call(breaker)
     network.cut()
@@ -297,8 +323,8 @@ async def test_when_redis_is_back_the_shared_state_rules_again(replica, redis_ur
     network.heal()
     assert not await is_let_through(breaker)  # Redis is not tried at every call
     clock.at_s += REDIS_AWAY.open_ms / 1000
-    with capture_logs() as logs:
-        assert await is_let_through(breaker)
+    logs.clear()
+    assert await is_let_through(breaker)
     assert [entry["event"] for entry in logs] == ["breaker_shared_again"]
     await fail(other, 3)
     assert not await is_let_through(breaker)
@@ -334,18 +360,17 @@ async def test_a_silent_redis_costs_one_caller_its_patience_and_the_next_nothing
     network.heal()
 
 
-async def test_transitions_are_logged_and_counted_by_the_process_that_made_them(clock):
+async def test_transitions_are_logged_and_counted_by_the_process_that_made_them(clock, logs):
     name = "told-once"
     breaker = Breaker.process(name, SAFETY, clock)
     assert metric("rota_breaker_state", name=name) == 0
-    with capture_logs() as logs:
-        await fail(breaker, 3)
-        await is_let_through(breaker)
-        assert metric("rota_breaker_state", name=name) == 2
-        clock.at_s += 30
-        await call(breaker)
-        assert metric("rota_breaker_state", name=name) == 1
-        await call(breaker)
+    await fail(breaker, 3)
+    await is_let_through(breaker)
+    assert metric("rota_breaker_state", name=name) == 2
+    clock.at_s += 30
+    await call(breaker)
+    assert metric("rota_breaker_state", name=name) == 1
+    await call(breaker)
     assert [(entry["was"], entry["phase"]) for entry in logs] == [
         ("closed", "open"),
         ("open", "half_open"),

@@ -7,6 +7,7 @@ import time
 from urllib.parse import urlsplit
 
 import msgspec
+import nats
 import pytest
 import structlog
 
@@ -252,6 +253,27 @@ async def test_an_idle_fetch_ends_empty_and_a_later_message_is_not_lost(bus):
         assert len(await reader.fetch(wait_s=WAIT_S)) == 1
 
 
+async def test_a_reader_that_never_waits_gets_what_is_stored_and_lets_others_run(bus):
+    await bus.publish(message())
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    async with bus.consumer(READER) as reader:
+        async with asyncio.timeout(WAIT_S):
+            (delivery,) = await reader.fetch(wait_s=0)
+        before = turns
+        assert await reader.fetch(wait_s=0) == []
+        assert turns > before
+    running.cancel()
+    assert delivery.data == b"0"
+
+
 async def test_a_waiting_reader_gets_a_message_without_waiting_for_a_full_batch(bus):
     async with bus.consumer(READER) as reader:
         waiting = asyncio.create_task(reader.fetch(256, wait_s=30))
@@ -352,9 +374,25 @@ async def test_used_up_deliveries_are_told_in_an_advisory_and_the_message_is_sti
     assert await bus.stored("JOBS", 99) is None
 
 
+async def test_advisories_that_were_asked_for_during_an_outage_come_after_it(far):
+    bus, network = await far(publish_timeout_s=WAIT_S)
+    spec = msgspec.structs.replace(IMPATIENT, max_deliver=1, spare_deliveries=0)
+    await bus.ensure([spec])
+    network.cut()
+    await until(lambda: not bus.connected)
+    async with bus.exhausted() as advisories:
+        network.heal()
+        assert await bus.until_connected(WAIT_S)
+        await bus.publish(message())
+        async with bus.consumer(spec) as reader:
+            await reader.fetch(wait_s=WAIT_S)  # and never answered
+            async with asyncio.timeout(WAIT_S):
+                assert (await advisories.get()).stream_seq == 1
+
+
 async def test_consuming_goes_on_after_a_cut_and_publishes_in_the_gap_fail_at_once(far):
     bus, network = await far(publish_timeout_s=WAIT_S)
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+    async with Work(bus, READER, ack_sync=True) as work:
         await bus.publish(message(1))
         await until(lambda: work.handled() == [b"1"])
         network.cut()
@@ -379,6 +417,37 @@ async def test_a_reader_does_not_spin_while_the_library_knows_of_a_loss_and_we_d
         assert len(await reader.fetch(wait_s=2)) == 1
 
 
+@pytest.mark.parametrize("answer", [b"{}", b"hello", b'{"stream":"X"}', b'{"seq":1}', b"[]"])
+async def test_what_somebody_else_answers_to_a_publish_does_not_count_as_stored(connect, nats_url, answer):
+    bus = await connect(publish_timeout_s=0.1)
+    stranger = await nats.connect(nats_url)
+
+    async def reply(msg):
+        await msg.respond(answer)
+
+    await stranger.subscribe(bus._names.subject("job.a"), cb=reply)
+    await stranger.flush()
+    (receipt,) = await bus.publish_many([message()])
+    await stranger.close()
+    assert receipt.outcome is Outcome.UNSETTLED
+
+
+async def test_an_acknowledgement_counts_although_somebody_else_answered_before_it(bus, nats_url):
+    stranger = await nats.connect(nats_url)
+    told = asyncio.Event()
+
+    async def reply(msg):
+        await msg.respond(b"{}")
+        told.set()
+
+    await stranger.subscribe(bus._names.subject("job.a"), cb=reply)
+    await stranger.flush()
+    receipts = await bus.publish_many([message(n) for n in range(100)])
+    await told.wait()
+    await stranger.close()
+    assert {receipt.outcome for receipt in receipts} == {Outcome.STORED}
+
+
 async def test_a_batch_that_is_cut_in_the_middle_ends_at_once(far):
     bus, network = await far(publish_timeout_s=30)
     network.drop_replies()
@@ -391,7 +460,7 @@ async def test_a_batch_that_is_cut_in_the_middle_ends_at_once(far):
 
 
 async def test_a_connection_the_server_closed_for_good_is_dialled_anew(bus):
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+    async with Work(bus, READER, ack_sync=True) as work:
         client = bus._connection._client
         client._max_payload = 2**30  # so that the library sends what the server answers by closing
         await client.publish("job.large", bytes(2 * 2**20))
@@ -406,7 +475,7 @@ async def test_a_connection_that_was_given_up_in_silence_is_dialled_anew(connect
     monkeypatch.setattr(connection, "KEEP_S", 0.02)
     bus = await connect()
     await bus.ensure([JOBS, READER])
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+    async with Work(bus, READER, ack_sync=True) as work:
         client = bus._connection._client
         client._status = client.CLOSED  # as after a close of the library's own that failed half-way
         await until(lambda: bus._connection._client is not client, what="a new client")
@@ -428,7 +497,7 @@ async def test_a_pull_that_was_lost_in_silence_is_asked_again(far, monkeypatch):
 
 
 async def test_a_deleted_stream_is_made_anew_and_consuming_goes_on(bus):
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+    async with Work(bus, READER, ack_sync=True) as work:
         await bus.publish(message(1))
         await until(lambda: work.handled() == [b"1"])
         await delete_stream(bus)
@@ -447,7 +516,7 @@ async def test_a_server_that_lost_all_its_data_is_set_up_again(private_stack, bu
     bus = await Bus.connect(NatsTarget(url=server.url, prefix=bus_prefix, publish_timeout_s=0.5))
     try:
         await bus.ensure([msgspec.structs.replace(JOBS, storage="file"), READER])
-        async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+        async with Work(bus, READER, ack_sync=True) as work:
             await bus.publish(message(1))
             await until(lambda: work.handled() == [b"1"])
             os.kill(server.process.pid, 9)

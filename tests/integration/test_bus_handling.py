@@ -5,9 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from rota.infra.nats import Reject, Retry, handling
-from rota.infra.service import Lifecycle
-from rota.model.errors import InvalidInput, PostgresUnavailable
+from rota.infra.nats import Consumer, Reject, Retry, StreamSpec, consumer, handling
+from rota.infra.service import Lifecycle, Restarts, Service, State
+from rota.model.backoff import Backoff
+from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
 from tests.ground.waiting import until
 from tests.integration.bus_ground import (
     IMPATIENT,
@@ -18,6 +19,7 @@ from tests.integration.bus_ground import (
     acknowledged,
     buses,
     consumer_info,
+    delete_stream,
     message,
     until_fetched,
 )
@@ -33,7 +35,7 @@ async def bus(nats_url, bus_prefix):
 
 async def test_a_handled_batch_is_acknowledged(bus):
     await bus.publish_many([message(n) for n in range(5)])
-    async with bus.consumer(READER) as reader, Work(reader, ack_sync=True) as work:
+    async with Work(bus, READER, ack_sync=True) as work:
         await until(lambda: len(work.handled()) == 5)
     assert await acknowledged(bus) == 5
 
@@ -49,7 +51,7 @@ async def test_an_unhandled_error_is_never_acknowledged(bus, monkeypatch):
         if tries == 1:
             raise RuntimeError("boom")
 
-    async with bus.consumer(READER) as reader, Work(reader, fails_once, ack_sync=True) as work:
+    async with Work(bus, READER, fails_once, ack_sync=True) as work:
         await until(lambda: tries == 2)
     assert await acknowledged(bus) == 1
     assert not work.dead.is_set()
@@ -66,7 +68,7 @@ async def test_a_poison_message_blocks_nobody_and_its_dead_letter_is_written_bef
     async def dead_letter(delivery):
         answered_before.append(delivery.settled)
 
-    async with bus.consumer(READER) as reader, Work(reader, handler, dead_letter) as work:
+    async with Work(bus, READER, handler, dead_letter) as work:
         await until(work.dead.is_set)
         await until(lambda: acknowledged_all(bus, 5), what="every message being done with")
     letters = [event for event in work.events if event[0] == "dead letter"]
@@ -91,9 +93,9 @@ async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus, mo
         nonlocal tries
         tries += 1
         if tries == 1:
-            raise PostgresUnavailable("PostgreSQL is away: wait.")
+            raise RuntimeError("boom")
 
-    async with bus.consumer(READER) as reader, Work(reader, rejects, dead_letter) as work:
+    async with Work(bus, READER, rejects, dead_letter) as work:
         await until(work.dead.is_set)
         await until(lambda: acknowledged_all(bus, 1))
     assert [event[0] for event in work.events] == ["handled", "dead letter", "handled", "dead letter"]
@@ -112,7 +114,7 @@ async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
     async def always_fails(_batch):
         raise RuntimeError("password=hunter2")
 
-    async with bus.consumer(spec) as reader, Work(reader, always_fails) as work:
+    async with Work(bus, spec, always_fails) as work:
         await until(work.dead.is_set)
     assert len(work.handled()) == 3
     assert work.events[-1] == ("dead letter", b"0", "failed 3 times, last with RuntimeError: password=***")
@@ -125,8 +127,8 @@ async def test_a_message_that_used_up_its_deliveries_is_not_handled_again(bus):
     async with bus.consumer(spec) as reader:
         (crashed,) = await reader.fetch(wait_s=WAIT_S)
         await crashed.nak()
-        async with Work(reader) as work:
-            await until(work.dead.is_set)
+    async with Work(bus, spec) as work:
+        await until(work.dead.is_set)
     assert work.handled() == []
 
 
@@ -137,24 +139,136 @@ async def test_a_verdict_may_ask_for_its_own_delay(bus):
     async def handler(_batch):
         return next(verdicts)
 
-    async with bus.consumer(READER) as reader, Work(reader, handler, ack_sync=True) as work:
+    async with Work(bus, READER, handler, ack_sync=True) as work:
         await until(lambda: len(work.handled()) == 2)
     assert await acknowledged(bus) == 1
 
 
-async def test_an_outage_behind_the_handler_uses_up_no_deliveries(bus, monkeypatch):
-    monkeypatch.setattr(handling, "OUTAGE", msgspec.structs.replace(handling.OUTAGE, first_s=0.01))
+AWAY = PostgresUnavailable("PostgreSQL is away: wait.")
+
+
+@pytest.fixture
+def quick_pauses(monkeypatch):
+    for name in ("OUTAGE", "AGAIN"):
+        monkeypatch.setattr(handling, name, Backoff(first_s=0.002, longest_s=0.002))
+
+
+@pytest.mark.parametrize("outage", [AWAY, ExceptionGroup("two tasks", [AWAY, AWAY])], ids=["plain", "grouped"])
+async def test_an_outage_behind_the_handler_uses_up_no_deliveries_however_long_it_is(bus, quick_pauses, outage):
     await bus.publish_many([message(n) for n in range(3)])
     seen = []
 
     async def handler(batch):
-        seen.append([(delivery.data, delivery.deliveries) for delivery in batch])
-        if len(seen) < 4:
-            raise PostgresUnavailable("PostgreSQL is away: wait.")
+        seen.append([delivery.deliveries for delivery in batch])
+        if len(seen) < 30:
+            raise outage
 
-    async with bus.consumer(READER) as reader, Work(reader, handler):
+    async with Work(bus, READER, handler):
         await until(lambda: acknowledged_all(bus, 3))
-    assert {deliveries for batch in seen for _, deliveries in batch} == {1}
+    assert {deliveries for batch in seen for deliveries in batch} == {1}
+
+
+async def test_an_outage_behind_the_dead_letters_uses_up_no_deliveries_and_holds_up_no_answer(bus, quick_pauses):
+    await bus.publish_many([message(n) for n in range(2)])
+    tries, back = [], asyncio.Event()
+
+    async def rejects_the_first(batch):
+        return [Reject("no such job") if delivery.data == b"0" else None for delivery in batch]
+
+    async def dead_letter(delivery):
+        tries.append(delivery.deliveries)
+        if not back.is_set():
+            raise AWAY
+
+    async with Work(bus, READER, rejects_the_first, dead_letter, ack_sync=True) as work:
+        await until(lambda: len(tries) > 30)
+        await until(lambda: only_one_left(bus, acknowledged=0))
+        back.set()
+        await until(lambda: acknowledged_all(bus, 2))
+    assert set(tries) == {1}
+    assert work.handled() == [b"0", b"1"]
+
+
+async def test_draining_ends_the_wait_for_an_absent_server_and_hands_the_batch_back(bus, monkeypatch):
+    monkeypatch.setattr(handling, "OUTAGE", Backoff(first_s=600, longest_s=600))
+    await bus.publish(message())
+    asked = asyncio.Event()
+
+    async def handler(_batch):
+        asked.set()
+        raise AWAY
+
+    async with Work(bus, READER, handler):
+        await asked.wait()
+    async with bus.consumer(READER) as other:
+        (again,) = await other.fetch(wait_s=WAIT_S)
+    assert again.deliveries == 2
+
+
+async def test_a_crashed_handling_that_is_started_again_goes_on_handling(bus, monkeypatch):
+    monkeypatch.setattr(consumer, "AGAIN", Backoff(first_s=0.005, longest_s=0.01))
+    squatter = StreamSpec(name="SQUATTER", subjects=("job.>",), storage="memory")
+    work = Work(bus, READER, wait_s=1)
+    service = Service("results", work.run, restarts=Restarts(limit=10**6, pauses=Backoff(0.005, 0.01)))
+    async with asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await bus.publish(message(0))
+        await until(lambda: work.handled() == [b"0"])
+        await delete_stream(bus)
+        await bus._jetstream.ensure([squatter], [])
+        await service.until(State.RESTARTING)
+        assert isinstance(service.error, SetupFailed)
+        await delete_stream(bus, "SQUATTER")
+        await bus.ensure([JOBS, READER])
+        await bus.publish(message(7))
+        await until(lambda: b"7" in work.handled())
+        await service.stop(budget_s=1)
+
+
+async def test_a_handler_that_is_cancelled_from_inside_has_failed_and_blocks_nobody(bus):
+    await bus.publish_many([message(n) for n in range(2)])
+    done = []
+
+    async def handler(batch):
+        if any(delivery.data == b"0" for delivery in batch):
+            raise asyncio.CancelledError  # as from awaiting a task that somebody cancelled
+        done.extend(delivery.data for delivery in batch)
+
+    async with Work(bus, READER, handler) as work:
+        await until(lambda: done == [b"1"] or work.task.done())
+        assert not work.task.done()
+        await until(lambda: only_one_left(bus, acknowledged=0))
+
+
+async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus, monkeypatch):
+    monkeypatch.setattr(handling, "DEAD_LETTER_RETRY_S", 0.02)
+    await bus.publish(message())
+    tries = 0
+
+    async def rejects(batch):
+        return [Reject("no such job")] * len(batch)
+
+    async def dead_letter(_delivery):
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise asyncio.CancelledError
+
+    async with Work(bus, READER, rejects, dead_letter) as work:
+        await until(lambda: tries == 2 or work.task.done())
+        assert not work.task.done()
+
+
+async def test_a_handler_with_the_wrong_number_of_verdicts_has_failed(bus, quick_pauses):
+    await bus.publish(message())
+    verdicts = iter([[None, None], None])
+
+    async def handler(_batch):
+        return next(verdicts)
+
+    async with Work(bus, READER, handler, ack_sync=True) as work:
+        await until(lambda: len(work.handled()) == 2 or work.task.done())
+        assert not work.task.done()
 
 
 async def test_a_handler_that_hangs_is_cut_off_and_its_neighbours_are_done(bus):
@@ -164,13 +278,14 @@ async def test_a_handler_that_hangs_is_cut_off_and_its_neighbours_are_done(bus):
         if any(delivery.data == b"1" for delivery in batch):
             await asyncio.Event().wait()
 
-    async with bus.consumer(READER) as reader, Work(reader, handler, limit_s=0.1):
-        await until(lambda: only_one_left(bus))
+    async with Work(bus, READER, handler, limit_s=0.1):
+        await until(lambda: only_one_left(bus, acknowledged=1))
 
 
-async def only_one_left(bus):
+async def only_one_left(bus, acknowledged):
+    """Whether one message is without an answer, behind `acknowledged` that have theirs."""
     info = await consumer_info(bus)
-    return info["ack_floor"]["stream_seq"] == 1 and info["num_ack_pending"] == 1
+    return info["ack_floor"]["stream_seq"] == acknowledged and info["num_ack_pending"] == 1
 
 
 async def test_a_long_handler_is_not_given_the_same_message_again(bus):
@@ -182,7 +297,7 @@ async def test_a_long_handler_is_not_given_the_same_message_again(bus):
         await asyncio.sleep(2 * IMPATIENT.ack_wait_s)
         done.set()
 
-    async with bus.consumer(IMPATIENT) as reader, Work(reader, slow, ack_sync=True) as work:
+    async with Work(bus, IMPATIENT, slow, ack_sync=True) as work:
         await done.wait()
     assert len(work.handled()) == 1
     assert await acknowledged(bus, IMPATIENT) == 1
@@ -196,13 +311,29 @@ async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
         begun.set()
         await asyncio.Event().wait()
 
-    async with bus.consumer(READER) as reader:
-        work = Work(reader, endless)
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(work._handling.run(Lifecycle(asyncio.Event(), lambda: None)))
-            await begun.wait()
-            task.cancel()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(Work(bus, READER, endless).run(Lifecycle(asyncio.Event(), lambda: None)))
+        await begun.wait()
+        task.cancel()
     async with bus.consumer(READER) as other:
         again = await until_fetched(other, 3)
     assert again[0].deliveries == 2
     assert max(delivery.deliveries for delivery in again) == 2
+
+
+async def test_a_batch_that_comes_in_the_moment_of_a_cancellation_is_handed_back_at_once(bus, monkeypatch):
+    await bus.publish(message())
+    fetch = Consumer.fetch
+
+    async def fetched_and_cancelled(reader, *more):
+        batch = await fetch(reader, *more)
+        asyncio.get_running_loop().call_soon(task.cancel)
+        return batch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Consumer, "fetch", fetched_and_cancelled)
+        task = asyncio.create_task(Work(bus, READER).run(Lifecycle(asyncio.Event(), lambda: None)))
+        await asyncio.wait([task])
+    async with bus.consumer(READER) as other:
+        (again,) = await other.fetch(wait_s=WAIT_S)
+    assert again.deliveries == 2

@@ -7,16 +7,18 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from rota.infra.service import Restarts, Service, State, Supervisor
+from rota.infra.service import Restarts, Service, State, Supervisor, serving
 from rota.infra.service.listener import Listener
 from rota.model.backoff import Backoff
 from rota.model.errors import PortTaken, PostgresUnavailable, SetupFailed
 
+OWN = socket.gethostname()
 
-async def ask(port, path, method="GET"):
+
+async def ask(port, path, method="GET", host="127.0.0.1"):
     """(status, headers, body) of one request over a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
     async with asyncio.timeout(10):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
@@ -178,6 +180,72 @@ async def test_every_other_path_belongs_to_the_mounted_app():
         assert (await ask(listener.port, "/health"))[2] == b'{"status":"healthy"}'
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "192.0.2.1", "[::1", "localhost.evil.example", ""])
+async def test_a_page_whose_name_was_made_to_point_here_reads_nothing(host):
+    app = Hanging()
+    async with listening(app=app) as listener:
+        for path in ("/metrics", "/api/v1/jobs"):
+            status, _, body = await ask(listener.port, path, host=host)
+            assert (status, json.loads(body)) == (421, {"error": "misdirected"})
+    assert not app.asked.is_set()
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:{port}", "LOCALHOST", "127.0.0.1:{port}", "127.1.2.3", "[::1]:{port}", OWN]
+)
+async def test_this_machine_is_known_by_its_names(host):
+    async with listening() as listener:
+        assert (await ask(listener.port, "/health", host=host.format(port=listener.port)))[0] == 200
+
+
+async def test_beyond_loopback_any_name_may_be_ours():
+    async with listening(host="0.0.0.0") as listener:
+        assert (await ask(listener.port, "/health", host="rota.example"))[0] == 200
+
+
+async def test_a_caller_without_a_host_is_no_browser_and_is_answered():
+    async with listening() as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 " in (await reader.read()).splitlines()[0]
+        writer.close()
+
+
+ASKED = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", ASKED, ASKED + b"\r\n" + ASKED], ids=["nothing", "half", "whole and half"])
+async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, sent):
+    monkeypatch.setattr(serving, "HEAD_S", 0.05)
+    async with asyncio.timeout(4), listening() as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(sent)
+        trickling = asyncio.create_task(trickle(writer))
+        answers = await reader.read()
+        trickling.cancel()
+        writer.close()
+    assert answers.count(b"200 OK") == sent.count(b"\r\n\r\n")
+
+
+async def trickle(writer):
+    """A header that never ends."""
+    while True:
+        await asyncio.sleep(0.01)
+        writer.write(b"x")
+
+
+async def test_an_answer_may_take_longer_than_a_request_may(monkeypatch):
+    monkeypatch.setattr(serving, "HEAD_S", 0.01)
+
+    async def slow(scope, receive, send):
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with listening(app=slow) as listener:
+        assert (await ask(listener.port, "/api"))[0] == 201
+
+
 class Hanging:
     """An app that never answers and notes when it is made to end."""
 
@@ -249,7 +317,7 @@ async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
         if not server._life.draining:
             raise ValueError("boom")
 
-    monkeypatch.setattr("rota.infra.service.listener._Server.main_loop", crashes_once)
+    monkeypatch.setattr("rota.infra.service.serving.Server.main_loop", crashes_once)
     async with listening() as listener:
         port = listener.port
         crash.set()

@@ -10,11 +10,12 @@ import pytest
 
 from rota.infra import outbox
 from rota.infra.faults import CRASHED
-from rota.infra.nats import Bus, ConsumerSpec, Message, NatsTarget
+from rota.infra.nats import Bus, ConsumerSpec, Message, NatsTarget, Outcome, Receipt
 from rota.infra.outbox import Relay, relay
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput
 from tests.ground.waiting import until
 from tests.integration.relaying import JOBS
@@ -164,7 +165,7 @@ async def test_a_relay_that_dies_loses_nothing_and_says_nothing_twice(
             "TEST_POSTGRES_URL": database_url,
             "TEST_NATS_URL": nats_url,
             "TEST_PREFIX": bus_prefix,
-            "CRASH_AT": f"{point}:2" if point == "outbox.after_claim" else point,
+            "CRASH_AT": point,
         },
     )
     await process.line()
@@ -302,6 +303,50 @@ async def test_a_full_stream_does_not_hold_up_the_others(database, bus):
         assert await waiting(database) == 29
         await bus.ensure([msgspec.structs.replace(full, max_msgs=None)])
         await until(lambda: running.tally.stored == 31)
+
+
+async def test_a_message_that_was_passed_by_is_tried_again_before_all_others_are_gone(database, bus, monkeypatch):
+    monkeypatch.setattr(relay, "LOOK_BACK_EVERY", 4)
+    await commit(database, [message(n) for n in range(300)])
+    publish_many, seen = bus.publish_many, []
+
+    async def one_lost_acknowledgement(messages):
+        seen.extend(each.msg_id for each in messages)
+        receipts = await publish_many(messages)
+        return [Receipt(Outcome.UNSETTLED), *receipts[1:]] if len(seen) <= 10 else receipts
+
+    monkeypatch.setattr(bus, "publish_many", one_lost_acknowledgement)
+    async with Running(database, bus, batch=10) as running:
+        await until(lambda: running.tally.gone == 300)
+    again = seen.index("id0", 1)
+    assert again < 100
+    assert len(set(seen[again:])) > 200, "the others were gone before"
+
+
+async def test_messages_that_cannot_leave_for_long_keep_nobody_behind_them_waiting(database, bus, monkeypatch):
+    await bus.ensure([msgspec.structs.replace(JOBS, name="FULL", subjects=("full.>",), max_msgs=1, discard="new")])
+    monkeypatch.setattr(relay, "RETRY", Backoff(0.001, 0.001))
+    monkeypatch.setattr(relay, "LOOK_BACK_EVERY", 2)
+    await commit(database, [message(n, subject="full.a") for n in range(200)] + [message(n) for n in range(900, 1000)])
+    async with Running(database, bus, batch=5) as running:
+        await until(lambda: running.tally.stored == 101)
+    assert await waiting(database) == 199
+
+
+async def test_a_lock_on_the_outbox_is_only_a_pause(database_url, bus, monkeypatch):
+    monkeypatch.setattr(relay, "RETRY", Backoff(0.001, 0.001))
+    limited = await Database.open(PostgresTarget(url=database_url, lock_timeout_s=0.01))
+    operator = await Database.open(PostgresTarget(url=database_url))
+    try:
+        async with Running(limited, bus, poll_s=0.005) as running:
+            async with operator.transaction() as transaction:
+                await transaction.connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+                await outbox.add(transaction, [message(1)])
+                await until(running.stalled.is_set)
+            await until(lambda: running.tally.stored == 1)
+    finally:
+        await limited.close()
+        await operator.close()
 
 
 async def test_two_relays_share_the_work_and_say_nothing_twice(database, bus, connect):

@@ -25,17 +25,34 @@ if now == 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local held = redis.call('HMGET', record, 'phase', 'generation', 'failures', 'failed_at_ms', 'until_ms', 'probes',
-  'successes')
-local state = {
-  phase = held[1] or 'closed',
-  generation = tonumber(held[2] or 0),
-  failures = tonumber(held[3] or 0),
-  failed_at_ms = held[4] or '',
-  until_ms = tonumber(held[5] or 0),
-  probes = tonumber(held[6] or 0),
-  successes = tonumber(held[7] or 0),
-}
+local PHASES = {closed = true, open = true, half_open = true}
+local NUMBERS = {'generation', 'failures', 'until_ms', 'probes', 'successes'}
+
+local function new(phase, generation, failures)
+  return {
+    phase = phase,
+    generation = generation,
+    failures = failures,
+    failed_at_ms = '',
+    until_ms = 0,
+    probes = 0,
+    successes = 0,
+  }
+end
+
+-- What cannot be read, by a slip of somebody's hand, counts as none: a breaker must not fail the calls around it.
+local function read()
+  local held = redis.call('HMGET', record, 'phase', 'failed_at_ms', unpack(NUMBERS))
+  local found = {phase = held[1], failed_at_ms = held[2] or ''}
+  for place, name in ipairs(NUMBERS) do
+    local digits = string.match(held[place + 2] or '0', '^%d+$')
+    if not digits or #digits > 15 then return new('closed', 0, 0) end
+    found[name] = tonumber(digits)
+  end
+  return PHASES[found.phase] and found or new('closed', 0, 0)
+end
+
+local state = read()
 local was = state.phase
 local changed = false
 
@@ -65,15 +82,7 @@ local function span()
 end
 
 local function enter(phase, failures)
-  state = {
-    phase = phase,
-    generation = math.max(state.generation + 1, now),
-    failures = failures,
-    failed_at_ms = '',
-    until_ms = 0,
-    probes = 0,
-    successes = 0,
-  }
+  state = new(phase, math.max(state.generation + 1, now), failures)
   if phase ~= 'closed' then state.until_ms = now + span() end
   changed = true
 end

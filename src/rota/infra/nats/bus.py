@@ -146,7 +146,8 @@ class Bus:
     async def exhausted(self) -> AsyncIterator[asyncio.Queue[Exhausted]]:
         """Messages of our streams that NATS gives up from now on; each is told to one replica.
 
-        An advisory is told once and not kept: a hint for an alarm or a dead letter, never the record.
+        Only consumers with few `spare_deliveries` give any up. An advisory is told once and not kept: a hint for
+        an alarm or a dead letter, never the record.
         """
         queue: asyncio.Queue[Exhausted] = asyncio.Queue(_ADVISORIES_MAX)
 

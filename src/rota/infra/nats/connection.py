@@ -2,8 +2,8 @@
 
 The client library reconnects by itself after a lost socket; told to, it tries for ever, with our pauses. It gives up
 for good when the server *says* something is wrong (login revoked, protocol violation), now and then without telling us.
-So `Connection` has a keeper that looks for that end and dials anew. Either way every subscription is put back before
-the watchers hear `up`.
+So `Connection` has a keeper that looks for that end and dials anew. Either way every subscription is put back, or made
+if it was asked for meanwhile, before the watchers hear `up`.
 
 Who keeps what:
 - nothing is buffered for a server that is away: `send` refuses at once with `NatsUnavailable`. Bytes already handed to
@@ -158,11 +158,10 @@ class Connection:
         return answer.data
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Route:
-        """Messages on `subject` from now on, through reconnects, until `unsubscribe`."""
+        """Messages on `subject` from now on, or from when NATS is back, through reconnects, until `unsubscribe`."""
         route = Route(subject, queue, on_message)
         self._routes.append(route)
-        if self._client is not None and self.connected:
-            await _attach(route, self._client)
+        await self._attach_missing()
         return route
 
     async def unsubscribe(self, route: Route) -> None:
@@ -175,6 +174,13 @@ class Connection:
             with suppress(errors.Error, OSError):
                 async with asyncio.timeout(self.target.publish_timeout_s):
                     await (subscription.drain() if self.connected else subscription.unsubscribe())  # type: ignore[no-untyped-call]
+
+    async def _attach_missing(self) -> None:
+        """Whatever ends the connection meanwhile, the next one has them all."""
+        with suppress(errors.ConnectionClosedError, errors.ConnectionDrainingError, OSError):
+            for route in self._routes:
+                if route.subscription is None and self._client is not None and self.connected:
+                    await _attach(route, self._client)
 
     def _live(self) -> Client:
         if self._client is None or not self._client.is_connected:
@@ -249,6 +255,8 @@ class Connection:
         self._go_down()
 
     async def _on_reconnected(self) -> None:
+        # The library has put back what it knew of; it has not heard of what was asked for while it was away.
+        await self._attach_missing()
         self._come_up()
 
     async def _on_closed(self) -> None:

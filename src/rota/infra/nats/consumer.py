@@ -106,9 +106,10 @@ class Consumer:
     async def fetch(self, most: int = 256, wait_s: float = 30.0) -> list[Delivery]:
         """What has come, `most` at most; waits for the first. Empty when none came within `wait_s`.
 
-        May be cancelled at any moment without losing a message. An outage is only a long wait.
+        Asking takes a round trip, so the wait is `SHORTEST_PULL_S` at least. May be cancelled at any moment without
+        losing a message. An outage is only a long wait.
         """
-        deadline = self._clock.monotonic() + wait_s
+        deadline = self._clock.monotonic() + max(wait_s, SHORTEST_PULL_S)
         while not (batch := self._take(most)):
             left_s = deadline - self._clock.monotonic()
             if left_s <= 0:

@@ -1,21 +1,26 @@
 """Working off a consumer: batches in, an answer to every message out.
 
-    handling = Handling(consumer, handler, on_terminated)
+    handling = Handling(bus, RESULTS, handler, on_terminated)
     service = Service("results", handling.run)
 
 A handler gets a batch, does its work in one transaction (with its "done" marks among it, since every message may come
 twice) and returns a verdict per message, or None when all is well. Invariants, kept here:
 
-- only a verdict of success acknowledges. An error that nobody handled means "again, later", with a growing delay;
+- only a verdict of success acknowledges. An error that nobody handled means "again, later", with a growing delay; so
+  does a cancellation from inside the handler, which nobody asked for;
 - one bad message does not hold up its neighbours: a batch that failed is tried again message by message, and what
   fails alone waits alone;
 - a message that is given up (`Reject`, `InvalidInput`, or the last delivery failed) goes to `on_terminated` first and
   is terminated only after that. If the dead letter cannot be written, the message comes again in `DEAD_LETTER_RETRY_S`.
   If we die in between, it is written again: `on_terminated` must be idempotent, by stream and sequence;
 - a message that killed its worker each time is not handed to a handler any more once its deliveries are used up;
-- while a server the handler needs is away (`Unavailable`), the batch is kept and tried again here, because an outage
-  must not use up deliveries;
+- while a server that the handler or the dead letter needs is away (`Unavailable`), the batch is kept and tried again
+  here, however long that takes, because an outage must not use up deliveries. So a handler raises `Unavailable` only
+  for what every message needs; for the trouble of a single one it returns `Retry`;
 - a handler that hangs is cancelled after `limit_s`; until then NATS is told that the batch is being worked on.
+
+Each run has a consumer of its own. When a run ends, whatever was delivered to it and not answered goes back at once; a
+later run, here or elsewhere, begins with it.
 """
 
 from __future__ import annotations
@@ -24,22 +29,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import SystemRandom
-from typing import TYPE_CHECKING, assert_never
+from typing import TypeVar, assert_never
 
 import msgspec
 import structlog
 
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
+from rota.infra.nats.bus import Bus
 from rota.infra.nats.consumer import Consumer, kept_alive
 from rota.infra.nats.delivery import Delivery
+from rota.infra.nats.streams import ConsumerSpec
+from rota.infra.service.lifecycle import EndedEarly, Lifecycle, cancelled_from_inside, only_unavailable
 from rota.infra.telemetry import metrics
 from rota.infra.telemetry.redaction import redact_text
 from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, NatsUnavailable, RotaError, Unavailable
-
-if TYPE_CHECKING:
-    from rota.infra.service.lifecycle import Lifecycle
+from rota.model.errors import InvalidInput, NatsUnavailable, RotaError
 
 log = structlog.get_logger(__name__)
 HANDLED = metrics.counter(
@@ -49,11 +54,11 @@ HANDLED = metrics.counter(
 DEAD_LETTER_RETRY_S = 5.0
 AGAIN = Backoff(first_s=1.0, longest_s=30.0)
 OUTAGE = Backoff(first_s=0.5, longest_s=30.0)
-OUTAGE_TRIES = 6
-"""Tries of one delivery while a server is away: about half a minute, before the message goes back to NATS."""
 APART_AT_ONCE = 8
 """Messages of a failed batch tried side by side, so that one that hangs does not hold up the rest."""
 _chance = SystemRandom().random
+
+T = TypeVar("T")
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -76,7 +81,8 @@ OnTerminated = Callable[[Delivery, str], Awaitable[None]]
 class Handling:
     def __init__(
         self,
-        consumer: Consumer,
+        bus: Bus,
+        spec: ConsumerSpec,
         handler: Handler,
         on_terminated: OnTerminated,
         *,
@@ -86,7 +92,8 @@ class Handling:
         ack_sync: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self._consumer = consumer
+        self._bus = bus
+        self._spec = spec
         self._handler = handler
         self._on_terminated = on_terminated
         self._most = most
@@ -94,40 +101,55 @@ class Handling:
         self._limit_s = limit_s
         self._ack_sync = ack_sync
         self._clock = clock or SystemClock()
+        self._life: Lifecycle
         self._in_hand: Sequence[Delivery] = ()
 
     async def run(self, life: Lifecycle) -> None:
         """Until draining: then the batch in hand is finished, and what was delivered beyond it goes back."""
-        life.ready()
-        draining = asyncio.create_task(life.until_draining(), name="nats.draining")
+        self._life = life
         try:
-            while not life.draining:
-                if batch := await self._next(draining):
-                    await self._work(batch)
+            async with self._bus.consumer(self._spec) as consumer:
+                life.ready()
+                await self._work_off(consumer)
+        finally:
+            # After the consumer is closed: a batch handed back before would come straight here again.
+            await self._hand_back()
+
+    async def _work_off(self, consumer: Consumer) -> None:
+        draining = asyncio.create_task(self._life.until_draining(), name="nats.draining")
+        try:
+            while not self._life.draining:
+                await self._take(consumer, draining)
+                if self._in_hand:
+                    await self._work()
         finally:
             draining.cancel()
             await asyncio.wait({draining})
-            # In this order: a batch handed back before would come straight here again.
-            await self._consumer.close()
-            await self._hand_back()
 
-    async def _work(self, batch: Sequence[Delivery]) -> None:
-        """Give every message of the batch to the handler, then answer it."""
-        self._in_hand = batch
-        async with kept_alive(batch, self._consumer.spec.shortest_ack_wait_s / 3, self._clock):
-            verdicts = await self._judge_all(batch)
-            for delivery, verdict in zip(batch, verdicts, strict=True):
-                await self._answer(delivery, verdict)
-
-    async def _next(self, draining: asyncio.Task[None]) -> list[Delivery]:
-        fetching = asyncio.create_task(self._consumer.fetch(self._most, self._wait_s), name="nats.fetch")
+    async def _take(self, consumer: Consumer, draining: asyncio.Task[None]) -> None:
+        """Have the next batch in hand; none when none came, or when it is time to end."""
+        fetching = asyncio.create_task(self._fetch(consumer), name="nats.fetch")
         try:
             await asyncio.wait({fetching, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not fetching.done():
-                fetching.cancel()
-                await asyncio.wait({fetching})
-        return [] if fetching.cancelled() else fetching.result()
+            fetching.cancel()
+            await asyncio.wait({fetching})
+        if not fetching.cancelled():
+            fetching.result()
+
+    async def _fetch(self, consumer: Consumer) -> None:
+        # In hand from the moment it is taken, so that a cancellation at any moment after it hands it back.
+        self._in_hand = await consumer.fetch(self._most, self._wait_s)
+
+    async def _work(self) -> None:
+        """Give every message in hand to the handler, then answer it."""
+        batch = self._in_hand
+        async with kept_alive(batch, self._spec.shortest_ack_wait_s / 3, self._clock):
+            judged = list(zip(batch, await self._judge_all(batch), strict=True))
+            # Dead letters last: they may have to wait for a server.
+            for delivery, verdict in sorted(judged, key=lambda pair: isinstance(pair[1], Reject)):
+                await self._answer(delivery, verdict)
+        self._in_hand = ()
 
     async def _judge_all(self, batch: Sequence[Delivery]) -> list[Verdict]:
         live = [delivery for delivery in batch if not delivery.overdue]
@@ -137,15 +159,13 @@ class Handling:
 
     async def _judge(self, batch: Sequence[Delivery]) -> Sequence[Verdict]:
         try:
-            verdicts = await self._try(batch)
-        except Unavailable as error:
-            log.warning("handler_waits", consumer=self._consumer.spec.durable, reason=error.sentence)
-            return [Retry()] * len(batch)
+            return await self._patiently(lambda: self._handle(batch))
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not be acknowledged
+            if only_unavailable(error):
+                return [Retry()] * len(batch)
             if len(batch) > 1:
                 return await self._judge_apart(batch)
             return [self._verdict_on(batch[0], error)]
-        return verdicts if verdicts is not None else [None] * len(batch)
 
     async def _judge_apart(self, batch: Sequence[Delivery]) -> list[Verdict]:
         turn = asyncio.Semaphore(APART_AT_ONCE)
@@ -158,15 +178,35 @@ class Handling:
             judging = [tasks.create_task(alone(delivery)) for delivery in batch]
         return [task.result() for task in judging]
 
-    async def _try(self, batch: Sequence[Delivery]) -> Sequence[Verdict] | None:
-        for streak in range(1, OUTAGE_TRIES):
+    async def _handle(self, batch: Sequence[Delivery]) -> Sequence[Verdict]:
+        verdicts = await self._handler(batch)
+        if verdicts is None:
+            return [None] * len(batch)
+        assert len(verdicts) == len(batch), f"the handler gave {len(verdicts)} verdicts on {len(batch)} messages"
+        return verdicts
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do `work`, again and again while a server is away. Raises `Unavailable` only when it is time to end."""
+        streak = 0
+        while True:
             try:
-                async with asyncio.timeout(self._limit_s):
-                    return await self._handler(batch)
-            except Unavailable:
-                await self._clock.sleep(OUTAGE.pause_s(streak, _chance()))
-        async with asyncio.timeout(self._limit_s):
-            return await self._handler(batch)
+                return await self._limited(work)
+            except Exception as error:
+                if not only_unavailable(error):
+                    raise
+                streak += 1
+                log.warning("handler_waits", consumer=self._spec.durable, reason=str(error))
+                if not await self._life.pause(OUTAGE.pause_s(streak, _chance())):
+                    raise
+
+    async def _limited(self, work: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await work()
+        except asyncio.CancelledError as cancelled:
+            if not cancelled_from_inside():
+                raise
+            raise EndedEarly(f"A handler of consumer {self._spec.durable} was cancelled from inside.") from cancelled
 
     def _verdict_on(self, delivery: Delivery, error: Exception) -> Verdict:
         reason = _reason(error)
@@ -202,8 +242,7 @@ class Handling:
 
     async def _terminate(self, delivery: Delivery, reason: str) -> None:
         try:
-            async with asyncio.timeout(self._limit_s):
-                await self._on_terminated(delivery, reason)
+            await self._patiently(lambda: self._on_terminated(delivery, reason))
         except Exception:
             # Whatever it was: a message without a dead letter must not end.
             log.exception("dead_letter_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
@@ -216,8 +255,9 @@ class Handling:
 
     async def _hand_back(self) -> None:
         """Only after a crash or a cancellation is anything left: somebody else may begin with it at once."""
+        left, self._in_hand = self._in_hand, ()
         with suppress(NatsUnavailable):
-            for delivery in self._in_hand:
+            for delivery in left:
                 if not delivery.settled:
                     await delivery.nak()
 
@@ -225,7 +265,7 @@ class Handling:
         return AGAIN.pause_s(delivery.deliveries, _chance())
 
     def _count(self, answer: str) -> None:
-        HANDLED.labels(self._consumer.spec.durable, answer).inc()
+        HANDLED.labels(self._spec.durable, answer).inc()
 
 
 def _reason(error: Exception) -> str:

@@ -2,7 +2,8 @@
 
 The server acknowledges each message on a subject of ours that names the batch and the place in it. Invariants, kept
 here: each message of a batch gets exactly one receipt; whatever was sent and not acknowledged is `UNSETTLED`, never
-assumed to be lost; a batch ends when its last acknowledgement is in, when the connection is lost (later ones cannot
+assumed to be lost; only what names a stream and a place in it is an acknowledgement, anybody who listens to the subject
+may answer otherwise; a batch ends when its last acknowledgement is in, when the connection is lost (later ones cannot
 arrive) or when its time is over.
 """
 
@@ -116,16 +117,22 @@ class Publisher:
     async def _on_ack(self, msg: Msg) -> None:
         _, number, place = msg.subject.rsplit(".", 2)
         batch = self._batches.get(int(number))
-        if batch is not None:
-            batch.settle(int(place), _receipt(msg))
+        if batch is not None and (receipt := _receipt(msg)) is not None:
+            batch.settle(int(place), receipt)
 
 
-def _receipt(msg: Msg) -> Receipt:
+def _receipt(msg: Msg) -> Receipt | None:
+    """What the server says of the message, or None when this is not from the server."""
     if not msg.data:
         # A server without anybody to take the message says so in a header, with no data.
         return Receipt(Outcome.UNSETTLED, reason=NO_STREAM)
-    ack = _pub_ack.decode(msg.data)
+    try:
+        ack = _pub_ack.decode(msg.data)
+    except msgspec.DecodeError:
+        return None
     if ack.error is None:
+        if not ack.stream or ack.seq < 1:
+            return None
         return Receipt(Outcome.DUPLICATE if ack.duplicate else Outcome.STORED, ack.seq)
     outcome = Outcome.REJECTED if ack.error.err_code in _NEVER_STORABLE else Outcome.UNSETTLED
     return Receipt(outcome, reason=ack.error.description)

@@ -21,6 +21,8 @@ Config = dict[str, Any]
 
 SUBJECT_MAX: Final = 255
 """Longer subjects are refused by us: a server that finds its control line too long closes the connection."""
+ENDLESS: Final = 1_000_000_000
+"""Deliveries that nobody lives to see. NATS's own "unlimited" is refused by older servers beside `backoff_s`."""
 _SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
 _PATTERN = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -69,8 +71,9 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Ack waits of the first deliveries, instead of `ack_wait_s`; the last one holds for the rest."""
     max_deliver: int = 100
     """How often a handler is given a message. From this delivery on `Delivery.last` is set."""
-    spare_deliveries: int = 100
-    """Deliveries beyond `max_deliver`, for a dead-letter record that could not be written at the last one."""
+    spare_deliveries: int = ENDLESS
+    """Deliveries beyond `max_deliver`, for a dead letter that could not be written at the last one. After them NATS
+    gives the message up, unseen but for an advisory."""
     max_ack_pending: int = 2048
 
     def __post_init__(self) -> None:

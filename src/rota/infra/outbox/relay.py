@@ -12,8 +12,9 @@ Where we may die, and what follows:
 - a lost reply to COMMIT is the same case, and so is a pause: PostgreSQL ends the transaction of a relay that is silent.
 
 Nothing is lost: a row leaves only when the bus has confirmed its message, or into `outbox_parked` with a reason when
-the bus can never take it. Messages that the bus cannot take *now* (no answer, a full stream) stay; the next passes go
-past them to the rest before they come back.
+the bus can never take it. Messages that the bus cannot take *now* (no answer, a full stream) stay: they are passed by,
+so that the rest does not wait for them, and every `LOOK_BACK_EVERY`th pass is theirs, so that they do not wait for the
+rest to be gone.
 
 Order: a pass publishes in the order of ids. Ids are given at insert, not at commit, and passes of several relays
 overlap, so across transactions there is no order. Whoever needs one puts a number into the message.
@@ -25,8 +26,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from random import SystemRandom
-from typing import TYPE_CHECKING
 
+import asyncpg
 import msgspec
 import structlog
 
@@ -35,12 +36,11 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Bus, Message, Outcome, Receipt
 from rota.infra.outbox.box import CHANNEL
 from rota.infra.postgres import Database, Notifications, Record, Transaction, query
+from rota.infra.service.lifecycle import Lifecycle
+from rota.infra.service.supervisor import kind_of
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.errors import Unavailable
-
-if TYPE_CHECKING:
-    from rota.infra.service.lifecycle import Lifecycle
 
 log = structlog.get_logger(__name__)
 RELAYED = metrics.counter("rota_outbox_relayed", "Messages of the outbox, by what the bus said.", labels=("outcome",))
@@ -61,6 +61,15 @@ PAUSE_GRACE_S = 1.0
 DEPTH_COUNTED = 10_000
 WARN_EVERY_S = 30.0
 RETRY = Backoff(first_s=0.1, longest_s=2.0)
+LOOK_BACK_EVERY = 16
+BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""What a PostgreSQL says that has no time or room now (somebody holds the table, its disk is full): the pass had no
+effect, and the next one may succeed."""
 _chance = SystemRandom().random
 
 
@@ -118,6 +127,9 @@ class Relay:
         self._measure_at = self._clock.monotonic()
         self._warn_at = self._measure_at
         self._after = 0
+        """The last message that was passed by, or published after one that was; 0 when none was."""
+        self._looked_back_to = 0
+        self._passes = 0
         self._streak = 0
 
     async def run(self, life: Lifecycle) -> None:
@@ -131,8 +143,8 @@ class Relay:
         try:
             await self._measure_when_due()
             passed = await self._pass() if self._bus.connected else None
-        except Unavailable as error:
-            log.warning("outbox_pass_failed", code=error.code, reason=error.sentence)
+        except (Unavailable, *BUSY) as error:
+            log.warning("outbox_pass_failed", code=kind_of(error), reason=str(error))
             passed = None
         if passed is None or (passed.unsettled and not passed.gone):
             await self._back_off(life)
@@ -144,36 +156,48 @@ class Relay:
 
     async def _pass(self) -> Tally:
         """Publish the next messages and forget those that were confirmed, in one transaction."""
+        after = self._begin()
         async with self._database.transaction() as transaction:
-            rows = await transaction.rows(CLAIM, self._after, self._batch, BATCH_BYTES, self._idle_limit_ms())
-            faults.at("outbox.after_claim")
+            rows = await transaction.rows(CLAIM, after, self._batch, BATCH_BYTES, self._idle_limit_ms())
             if not rows:
-                return self._wrapped()
+                return self._wrapped(after)
+            faults.at("outbox.after_claim")
             self.drained.clear()
             receipts = await self._bus.publish_many([_message(row) for row in rows])
             faults.at("outbox.after_publish_before_mark")
             await _settle(transaction, rows, receipts)
             faults.at("outbox.after_mark_before_commit")
-        return self._counted(rows, receipts)
+        passed = self._counted(receipts)
+        self._move_on(after, rows[-1]["id"], passed)
+        return passed
 
     def _idle_limit_ms(self) -> str:
         return str(round((self._bus.target.publish_timeout_s + PAUSE_GRACE_S) * 1000))
 
-    def _wrapped(self) -> Tally:
-        """Nothing after the cursor: go back to those that were passed by, if any."""
-        if self._after == 0:
+    def _begin(self) -> int:
+        """After which message to go on: mostly after those that were passed by, now and then among them."""
+        self._passes += 1
+        return self._after if self._passes % LOOK_BACK_EVERY else self._looked_back_to
+
+    def _move_on(self, after: int, last: int, passed: Tally) -> None:
+        if after < self._after:
+            self._looked_back_to = last if last < self._after else 0
+        elif passed.unsettled or self._after:
+            self._after = last
+
+    def _wrapped(self, after: int) -> Tally:
+        """Nothing behind `after`: go back to those that were passed by, if any."""
+        self._after = self._looked_back_to = 0
+        if after == 0:
             self.drained.set()
             return Tally()
-        self._after = 0
         return Tally(unsettled=1)
 
-    def _counted(self, rows: Sequence[Record], receipts: Sequence[Receipt]) -> Tally:
+    def _counted(self, receipts: Sequence[Receipt]) -> Tally:
         passed = _tally(receipts)
         self.tally += passed
         for outcome, count in msgspec.structs.asdict(passed).items():
             RELAYED.labels(outcome).inc(count)
-        # What cannot leave now must not stand in the way of the rest.
-        self._after = rows[-1]["id"] if passed.unsettled or self._after else 0
         return passed
 
     async def _back_off(self, life: Lifecycle) -> None:

@@ -231,8 +231,7 @@ class Service:
         try:
             await self._run(life)
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if not cancelled_from_inside():
                 raise
             ended = EndedEarly(f"Service {self.name} was cancelled from inside.")
             ended.__cause__ = cancelled
@@ -250,25 +249,31 @@ class Service:
         if not self._was_ready and isinstance(crash, SetupFailed | InvalidInput):
             return True
         self._streak += 1
-        self._crashes += 0 if _only_unavailable(crash) else 1
+        self._crashes += 0 if only_unavailable(crash) else 1
         return self._crashes > self._restarts.limit
 
     async def _back_off(self, crash: Exception) -> None:
         pause_s = self._restarts.pauses.pause_s(self._streak, self._chance())
         RESTARTS.labels(self.name).inc()
         self._become(State.RESTARTING)
-        if _only_unavailable(crash):
+        if only_unavailable(crash):
             log.warning("service_waits", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3))
         else:
             log.error("service_crashed", service=self.name, restart_in_s=round(pause_s, 3), exc_info=crash)
         await asyncio.sleep(pause_s)
 
 
-def _only_unavailable(crash: Exception) -> bool:
+def only_unavailable(crash: Exception) -> bool:
     """Whether nothing but absent servers is to blame, also inside the group that a TaskGroup raises."""
     if isinstance(crash, ExceptionGroup):
         return crash.split(Unavailable)[1] is None
     return isinstance(crash, Unavailable)
+
+
+def cancelled_from_inside() -> bool:
+    """Of a CancelledError just caught: whether it came out of something awaited, since nobody cancelled this task."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
 
 
 def _ignore(_service: Service) -> None:

@@ -4,11 +4,12 @@
     /ready     200 while all services are ready and all checks pass: may work be sent here?
     /metrics   Prometheus' text format
 
-Invariants: bound to loopback unless told otherwise; answers hold names, states and error codes, never an
-error's text; a check that hangs costs its own time-out once a second, however many ask; started first and
-stopped last, so that it can tell how the rest is doing until the end. Signals are not its business: they
-are the supervisor's. A streaming answer of the mounted app must end when `Supervisor.until_stopping`
-returns, or it is cut after `close_s`.
+Invariants: bound to loopback unless told otherwise, and then only for those who mean this machine: a request whose Host
+is another name comes from a web page that had its own name point here, and is refused; answers hold names, states and
+error codes, never an error's text; a client that does not send its request is cut off (`serving`); a check that hangs
+costs its own time-out once a second, however many ask; started first and stopped last, so that it can tell how the rest
+is doing until the end. Signals are not its business: they are the supervisor's. A streaming answer of the mounted app
+must end when `Supervisor.until_stopping` returns, or it is cut after `close_s`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 import uvicorn
 
 from rota.infra.service.lifecycle import Lifecycle, Service
+from rota.infra.service.serving import Http, Server
 from rota.infra.service.supervisor import Supervisor, kind_of
 from rota.infra.telemetry import metrics
 from rota.model.errors import PortTaken, SetupFailed
@@ -108,7 +112,7 @@ class Listener:
         with self._bound() as bound:
             # A restart comes back on the number that clients know.
             self.port = bound.getsockname()[1]
-            server = _Server(self._config(), life)
+            server = Server(self._config(), life)
             try:
                 await server.serve([bound])
             finally:
@@ -128,6 +132,7 @@ class Listener:
         return uvicorn.Config(
             self._answer,
             interface="asgi3",
+            http=Http,
             lifespan="off",
             ws="none",
             log_config=None,
@@ -141,7 +146,9 @@ class Listener:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}.get(scope["path"])
-        if route is None and self._app is not None:
+        if not self._is_meant(scope):
+            await _reply(send, (421, _JSON, b'{"error":"misdirected"}'))
+        elif route is None and self._app is not None:
             await self._app(scope, receive, send)
         elif route is None:
             await _reply(send, (404, _JSON, b'{"error":"not_found"}'))
@@ -149,6 +156,13 @@ class Listener:
             await _reply(send, (405, _JSON, b'{"error":"method_not_allowed"}'))
         else:
             await _reply(send, await route())
+
+    def _is_meant(self, scope: Scope) -> bool:
+        """Whether this machine is asked for by name. Whoever sends no name is no browser."""
+        if not _is_loopback(self.host):
+            return True
+        named = [_name_of(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
+        return all(_is_loopback(name) or name == socket.gethostname().lower() for name in named)
 
     async def _health(self) -> Answer:
         failed = self._supervisor.failed()
@@ -163,36 +177,19 @@ class Listener:
         return 200, metrics.CONTENT_TYPE, metrics.render()
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn under our lifecycle: no signal handlers, no polling for the end."""
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
-    def __init__(self, config: uvicorn.Config, life: Lifecycle) -> None:
-        super().__init__(config)
-        self.servers = []
-        self._life = life
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._life.ready()
-
-    async def main_loop(self) -> None:
-        await self._life.until_draining()
-
-    async def abort(self) -> None:
-        """Leave nothing open when the graceful close ran out, was cancelled or never came."""
-        for server in self.servers:
-            server.close()
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        requests = set(self.server_state.tasks)
-        for request in requests:
-            request.cancel()
-        if requests:
-            await asyncio.wait(requests, timeout=1.0)
+def _name_of(host: str) -> str:
+    """The lower-case name or address in a Host header, without its port; empty when it cannot be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _refusal(host: str, port: int, error: OSError) -> SetupFailed:

@@ -2,7 +2,7 @@
 
 Metrics are module-level constants of the room they speak of:
 
-    LOST = metrics.counter("rota_lease_lost", "Leases that ran out under their holder.", labels=("name",))
+    LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
     LOST.labels("leader").inc()
 
 Invariants, each asserted here when the metric is declared: names are `rota_` words (the client appends

@@ -1,0 +1,83 @@
+"""Uvicorn under our lifecycle, and without its endless patience.
+
+Uvicorn waits for ever for the rest of a request's head, so a few hundred clients that send half of one would use up our
+sockets. Here a head has `HEAD_S` from the moment the connection is made, or from its first byte on a connection that
+has been used before. What comes after the head, a body or a long answer, is the application's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from rota.infra.service.lifecycle import Lifecycle
+
+HEAD_S = 5.0
+
+
+class Http(H11Protocol):
+    """One connection. Between two requests uvicorn's own keep-alive limit holds."""
+
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._expect_head()
+        else:
+            self._forget_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        if self._head_due is None:
+            self._head_due = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _forget_head(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
+class Server(uvicorn.Server):
+    """Uvicorn under our lifecycle: no signal handlers, no polling for the end."""
+
+    def __init__(self, config: uvicorn.Config, life: Lifecycle) -> None:
+        super().__init__(config)
+        self.servers = []
+        self._life = life
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._life.ready()
+
+    async def main_loop(self) -> None:
+        await self._life.until_draining()
+
+    async def abort(self) -> None:
+        """Leave nothing open when the graceful close ran out, was cancelled or never came."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        requests = set(self.server_state.tasks)
+        for request in requests:
+            request.cancel()
+        if requests:
+            await asyncio.wait(requests, timeout=1.0)
