@@ -133,36 +133,25 @@ def redis_target(settings: Settings, url: str) -> RedisTarget:
     return RedisTarget(**msgspec.structs.asdict(use), client_name=replica_name())
 
 
-async def ask(name: str, url: str) -> None:
+async def ask(settings: Settings, name: str, url: str) -> None:
     """Raises unless the server at `url` answers and is fit for its role; changes nothing in it."""
-    await _ASK[name](url)
+    match name:
+        case "postgres":
+            await (await Database.open(postgres_target(settings, url))).close()
+        case "redis":
+            client = redis_infra.connect(redis_target(settings, url))
+            try:
+                await redis_infra.check_fit(client)
+            finally:
+                await client.aclose()
+        case "nats":
+            await (await Bus.connect(nats_target(settings, url))).close()
 
 
-async def problem_with(name: str, url: str) -> str | None:
+async def problem_with(settings: Settings, name: str, url: str) -> str | None:
     """What is wrong with the server at `url`, in a sentence; None when it answers."""
     try:
-        await ask(name, url)
+        await ask(settings, name, url)
     except RotaError as error:
         return error.sentence
     return None
-
-
-async def _ask_postgres(url: str) -> None:
-    database = await Database.open(PostgresTarget(url=url, pool_max=1))
-    await database.close()
-
-
-async def _ask_redis(url: str) -> None:
-    client = redis_infra.connect(RedisTarget(url=url))
-    try:
-        await redis_infra.check_fit(client)
-    finally:
-        await client.aclose()
-
-
-async def _ask_nats(url: str) -> None:
-    bus = await Bus.connect(NatsTarget(url=url))
-    await bus.close()
-
-
-_ASK = {"postgres": _ask_postgres, "redis": _ask_redis, "nats": _ask_nats}

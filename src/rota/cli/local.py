@@ -84,7 +84,7 @@ async def up(settings: Settings) -> int:
         await stack.start()
         named = runtime.named_urls(settings)
         for name, url in named.items():
-            await runtime.ask(name, url)  # all of them, before anything is changed in one
+            await runtime.ask(settings, name, url)  # all of them, before anything is changed in one
         urls = runtime.Urls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
@@ -185,15 +185,17 @@ async def status(settings: Settings, *, with_secrets: bool) -> Status:
     if told and not (owner and owner.pid == told.pid):
         told = None  # left behind by one that was killed
     urls = msgspec.structs.asdict(told.urls) if told else runtime.named_urls(settings)
-    answers = await asyncio.gather(*(_ask(name, url, with_secrets=with_secrets) for name, url in urls.items()))
+    answers = await asyncio.gather(
+        *(_ask(settings, name, url, with_secrets=with_secrets) for name, url in urls.items())
+    )
     complete = len(answers) == len(SERVERS) and all(answer.ok for answer in answers)
     pid, listen = owner.pid if owner else None, told.listen if told else None
     return Status(complete, str(folder), pid, listen, list(answers))
 
 
-async def _ask(name: str, url: str, *, with_secrets: bool) -> ServerStatus:
+async def _ask(settings: Settings, name: str, url: str, *, with_secrets: bool) -> ServerStatus:
     began = time.monotonic()
-    problem = await runtime.problem_with(name, url)
+    problem = await runtime.problem_with(settings, name, url)
     shown = url if with_secrets else masked_url(url)
     took_ms = round((time.monotonic() - began) * 1000, 1)
     return ServerStatus(name, shown, problem is None, problem or "answers", took_ms)
