@@ -29,6 +29,7 @@ async def rota(spawn, tmp_path, made_data):
             "ROTA_LISTEN_PORT": "0",
             "ROTA_LOCAL_DATA_DIR": str(tmp_path / "data"),
             "COLUMNS": "200",
+            "ROTA_NATS_CONNECT_TIMEOUT": "1s",
             **(env or {}),
         }
         return await spawn(None, argv=[ROTA, *words], env=given)
@@ -294,6 +295,7 @@ def test_a_data_directory_that_cannot_be_used_is_told_in_a_sentence(tmp_path, da
         data_dir = data_dir.replace(name, str(tmp_path / name))
     monkeypatch.setenv("ROTA_LOCAL_DATA_DIR", data_dir)
     monkeypatch.setenv("ROTA_NATS_URL", "nats://127.0.0.1:1")  # nothing can come up, whatever the directory is like
+    monkeypatch.setenv("ROTA_NATS_CONNECT_TIMEOUT", "100ms")
     monkeypatch.setenv("ROTA_POSTGRES_URL", BAD)
     monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
     monkeypatch.setattr(sys, "argv", ["rota", *words])

@@ -1,0 +1,431 @@
+"""Changing what shows may use: shows, pools, folders, subscriptions, departments and caps.
+
+- Every change is one transaction with its audit entry: both are there, or neither.
+- Whatever concerns a show is changed under the show's exclusive lock, taken before any row: bookings of the show wait
+  for a moment, none is under way meanwhile, and nobody locks in the other order.
+- A limit that is lowered, or a share that is removed, raises the show's fence in the same transaction (triggers do it,
+  see the migration), so what was booked under the old limit cannot be inserted any more.
+- Nothing that procs are charged to is deleted: looked up under the same lock.
+
+Redis is told by the caller, after the commit, with the `Change` that comes back: it holds versions and the fence. If we
+die before it is told, the next reseed tells it; a lowered limit is safe meanwhile, because of the fence.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from rota.accounting.items import (
+    Action,
+    Caps,
+    Change,
+    Cores,
+    Item,
+    Kind,
+    Show,
+    amount,
+    checked_name,
+    contradiction,
+    gpus,
+    limit,
+    shown,
+    unknown,
+)
+from rota.infra import audit, faults
+from rota.infra.audit import AuditEntry
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, Query, Record, Transaction, query
+from rota.model.errors import InvalidInput, Refused
+from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, ShowId, uuid7
+from rota.model.quota import Usage
+
+SHOW_LIST = query(__package__, "show_list")
+SHOW_LOCK = query(__package__, "show_lock")
+SHOW_GET = query(__package__, "show_get")
+SHOW_CREATE = query(__package__, "show_create")
+SHOW_RENAME = query(__package__, "show_rename")
+SHOW_DELETE = query(__package__, "show_delete")
+SHOW_SET_MANAGED = query(__package__, "show_set_managed")
+SHOW_RAISE_FENCE = query(__package__, "show_raise_fence")
+VERSION = query(__package__, "limit_version")
+PROC_COUNT = query(__package__, "proc_count")
+
+LIST: Final[dict[Kind, Query]] = {
+    "pool": query(__package__, "pool_list"),
+    "dept": query(__package__, "dept_list"),
+    "folder": query(__package__, "folder_list"),
+    "subscription": query(__package__, "subscription_list"),
+    "point": query(__package__, "point_list"),
+}
+CREATE: Final[dict[Kind, Query]] = {
+    "pool": query(__package__, "pool_create"),
+    "dept": query(__package__, "dept_create"),
+    "folder": query(__package__, "folder_create"),
+    "subscription": query(__package__, "subscription_create"),
+    "point": query(__package__, "point_create"),
+}
+DELETE: Final[dict[Kind, Query]] = {
+    "pool": query(__package__, "pool_delete"),
+    "dept": query(__package__, "dept_delete"),
+    "folder": query(__package__, "folder_delete"),
+    "subscription": query(__package__, "subscription_delete"),
+    "point": query(__package__, "point_delete"),
+}
+RENAME: Final[dict[Kind, Query]] = {
+    "pool": query(__package__, "pool_rename"),
+    "dept": query(__package__, "dept_rename"),
+}
+FOLDER_RENAME = query(__package__, "folder_rename")
+USERS: Final[dict[Kind, Query]] = {"pool": query(__package__, "pool_users"), "dept": query(__package__, "dept_users")}
+CHANGE: Final[dict[Kind, Query]] = {
+    "folder": query(__package__, "folder_change"),
+    "subscription": query(__package__, "subscription_change"),
+    "point": query(__package__, "point_change"),
+    "job": query(__package__, "job_change"),
+    "layer": query(__package__, "layer_change"),
+}
+GET: Final[dict[Kind, Query]] = {"job": query(__package__, "job_get"), "layer": query(__package__, "layer_get")}
+
+
+class Admin:
+    """Changes limits in the name of `actor`, who is written to the audit trail."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self.database = database
+        self.clock = clock or SystemClock()
+
+    async def shows(self) -> list[Show]:
+        return [_show(row) for row in await self.database.rows(SHOW_LIST)]
+
+    async def show(self, name: str) -> Show:
+        async with self.database.transaction(readonly=True) as tx:
+            return await _find_show(tx, name)
+
+    async def create_show(self, name: str, *, actor: str, managed: bool = False) -> Change:
+        """A managed show is booked once it is seeded in Redis."""
+        checked_name("show", name)
+        async with self._transaction("show", name) as tx:
+            made = ShowId(self._new_id())
+            await tx.run(SHOW_CREATE, made, name, managed)
+            return await _record(tx, actor, "show", "create", await _get_show(tx, made))
+
+    async def rename_show(self, name: str, new: str, *, actor: str) -> Change:
+        checked_name("show", new)
+        async with self._transaction("show", new) as tx:
+            show = await _locked(tx, name)
+            await tx.run(SHOW_RENAME, show.id, new)
+            return await _record(tx, actor, "show", "rename", await _get_show(tx, show.id), show)
+
+    async def delete_show(self, name: str, *, actor: str) -> Change:
+        async with self.database.transaction() as tx:
+            show = await _locked(tx, name)
+            await _no_procs(tx, show, f"The show {name}", (None, None, None))
+            await tx.run(SHOW_DELETE, show.id)
+            return await _record(tx, actor, "show", "delete", None, show)
+
+    async def set_managed(self, name: str, managed: bool, *, actor: str) -> Change:
+        """Give the books to Redis, or back to PostgreSQL alone; setting what is set changes nothing.
+
+        Towards Redis nothing is booked until it is seeded under the new fence. Back from it the five tables are exact
+        when the flag is seen.
+        """
+        async with self.database.transaction() as tx:
+            show = await _locked(tx, name)
+            await tx.row(SHOW_SET_MANAGED, show.id, managed)
+            faults.at("admin.after_flip")
+            after = await _get_show(tx, show.id)
+            return await _record(tx, actor, "show", "set_managed", after, show)
+
+    async def raise_fence(self, show: ShowId) -> int:
+        """Refuse every insert booked in Redis before now: Redis was found empty. Returns the new fence."""
+        fence = await self.database.value(SHOW_RAISE_FENCE, show)
+        if fence is None:
+            raise InvalidInput(f"There is no show {show}: it was deleted.")
+        return int(fence)
+
+    async def pools(self) -> list[Item]:
+        return [_item(row) for row in await self.database.rows(LIST["pool"])]
+
+    async def depts(self) -> list[Item]:
+        return [_item(row) for row in await self.database.rows(LIST["dept"])]
+
+    async def create_pool(self, name: str, *, actor: str) -> Change:
+        return await self._create("pool", name, actor)
+
+    async def rename_pool(self, name: str, new: str, *, actor: str) -> Change:
+        return await self._rename("pool", name, new, actor)
+
+    async def delete_pool(self, name: str, *, actor: str) -> Change:
+        """Refused while a show has a subscription to it."""
+        return await self._delete("pool", name, actor, "subscriptions to it")
+
+    async def create_dept(self, name: str, *, actor: str) -> Change:
+        return await self._create("dept", name, actor)
+
+    async def rename_dept(self, name: str, new: str, *, actor: str) -> Change:
+        return await self._rename("dept", name, new, actor)
+
+    async def delete_dept(self, name: str, *, actor: str) -> Change:
+        """Refused while a show has a point of it."""
+        return await self._delete("dept", name, actor, "points of it")
+
+    async def folders(self, show: str) -> list[Item]:
+        return await self._of_show("folder", show)
+
+    async def create_folder(self, show: str, name: str, *, actor: str, caps: Caps | None = None) -> Change:
+        checked_name("folder", name)
+        columns = (caps or Caps()).columns()
+        async with self._transaction("folder", name) as tx:
+            held = await _locked(tx, show)
+            folder = self._new_id()
+            await tx.run(CREATE["folder"], held.id, folder, name)
+            return await _limited(tx, actor, "folder", "create", held, None, folder, columns)
+
+    async def change_folder(self, show: str, name: str, caps: Caps, *, actor: str) -> Change:
+        columns = caps.columns()
+        async with self.database.transaction() as tx:
+            held = await _locked(tx, show)
+            folder = await _find(tx, "folder", name, held)
+            return await _limited(tx, actor, "folder", "change", held, folder, folder.id, columns)
+
+    async def rename_folder(self, show: str, name: str, new: str, *, actor: str) -> Change:
+        checked_name("folder", new)
+        async with self._transaction("folder", new) as tx:
+            held = await _locked(tx, show)
+            folder = await _find(tx, "folder", name, held)
+            await tx.run(FOLDER_RENAME, folder.id, new)
+            return await _record(tx, actor, "folder", "rename", await _find(tx, "folder", new, held), folder, held)
+
+    async def delete_folder(self, show: str, name: str, *, actor: str) -> Change:
+        return await self._remove("folder", show, name, actor)
+
+    async def subscriptions(self, show: str) -> list[Item]:
+        return await self._of_show("subscription", show)
+
+    async def create_subscription(
+        self, show: str, pool: str, *, actor: str, size: Cores, burst: Cores, gpu_burst: int = -1
+    ) -> Change:
+        columns = (amount(size), amount(burst), gpus(gpu_burst, lowest=-1))
+        async with self._transaction("subscription", pool) as tx:
+            held = await _locked(tx, show)
+            found = await _find(tx, "pool", pool)
+            await tx.run(CREATE["subscription"], held.id, found.id, self._new_id())
+            return await _limited(tx, actor, "subscription", "create", held, None, found.id, columns)
+
+    async def change_subscription(
+        self,
+        show: str,
+        pool: str,
+        *,
+        actor: str,
+        size: Cores | None = None,
+        burst: Cores | None = None,
+        gpu_burst: int | None = None,
+    ) -> Change:
+        columns = (amount(size), amount(burst), gpus(gpu_burst, lowest=-1))
+        async with self.database.transaction() as tx:
+            held = await _locked(tx, show)
+            share = await _find(tx, "subscription", pool, held)
+            return await _limited(tx, actor, "subscription", "change", held, share, share.id, columns)
+
+    async def delete_subscription(self, show: str, pool: str, *, actor: str) -> Change:
+        return await self._remove("subscription", show, pool, actor)
+
+    async def points(self, show: str) -> list[Item]:
+        return await self._of_show("point", show)
+
+    async def create_point(self, show: str, dept: str, *, actor: str, caps: Caps | None = None) -> Change:
+        columns = (caps or Caps()).columns()
+        async with self._transaction("point", dept) as tx:
+            held = await _locked(tx, show)
+            found = await _find(tx, "dept", dept)
+            await tx.run(CREATE["point"], held.id, found.id)
+            return await _limited(tx, actor, "point", "create", held, None, found.id, columns)
+
+    async def change_point(self, show: str, dept: str, caps: Caps, *, actor: str) -> Change:
+        columns = caps.columns()
+        async with self.database.transaction() as tx:
+            held = await _locked(tx, show)
+            point = await _find(tx, "point", dept, held)
+            return await _limited(tx, actor, "point", "change", held, point, point.id, columns)
+
+    async def delete_point(self, show: str, dept: str, *, actor: str) -> Change:
+        return await self._remove("point", show, dept, actor)
+
+    async def change_job(
+        self, show: str, job: JobId, *, actor: str, max_cores: Cores | None = None, max_gpus: int | None = None
+    ) -> Change:
+        return await self._change_caps("job", show, job, actor, max_cores, max_gpus)
+
+    async def change_layer(
+        self, show: str, layer: LayerId, *, actor: str, max_cores: Cores | None = None, max_gpus: int | None = None
+    ) -> Change:
+        return await self._change_caps("layer", show, layer, actor, max_cores, max_gpus)
+
+    async def _change_caps(
+        self, kind: Kind, show: str, key: UUID, actor: str, max_cores: Cores | None, max_gpus: int | None
+    ) -> Change:
+        columns = (limit(max_cores), gpus(max_gpus, lowest=-1))
+        async with self.database.transaction() as tx:
+            held = await _locked(tx, show)
+            before = await _item_of(tx, kind, held, key)
+            return await _limited(tx, actor, kind, "change", held, before, key, columns)
+
+    async def _create(self, kind: Kind, name: str, actor: str) -> Change:
+        checked_name(kind, name)
+        async with self._transaction(kind, name) as tx:
+            await tx.run(CREATE[kind], self._new_id(), name)
+            return await _record(tx, actor, kind, "create", await _find(tx, kind, name))
+
+    async def _rename(self, kind: Kind, name: str, new: str, actor: str) -> Change:
+        checked_name(kind, new)
+        async with self._transaction(kind, new) as tx:
+            before = await _find(tx, kind, name)
+            await tx.run(RENAME[kind], before.id, new)
+            return await _record(tx, actor, kind, "rename", await _find(tx, kind, new), before)
+
+    async def _delete(self, kind: Kind, name: str, actor: str, what: str) -> Change:
+        async with self.database.transaction() as tx:
+            before = await _find(tx, kind, name)
+            try:
+                async with tx.savepoint():
+                    await tx.run(DELETE[kind], before.id)
+            except asyncpg.ForeignKeyViolationError as error:
+                users = ", ".join(row["name"] for row in await tx.rows(USERS[kind], before.id))
+                raise Refused(
+                    f"The {kind} {name} cannot be deleted while shows have {what} ({users}): delete those first.",
+                    kind=kind,
+                    name=name,
+                ) from error
+            return await _record(tx, actor, kind, "delete", None, before)
+
+    async def _remove(self, kind: Kind, show: str, name: str, actor: str) -> Change:
+        async with self.database.transaction() as tx:
+            held = await _locked(tx, show)
+            before = await _find(tx, kind, name, held)
+            charged = tuple(before.id if kind == each else None for each in ("subscription", "folder", "point"))
+            await _no_procs(tx, held, f"The {kind} {name} of show {show}", charged)
+            await tx.run(DELETE[kind], held.id, before.id)
+            return await _record(tx, actor, kind, "delete", None, before, held)
+
+    async def _of_show(self, kind: Kind, show: str) -> list[Item]:
+        async with self.database.transaction("repeatable read", readonly=True) as tx:
+            found = await _find_show(tx, show)
+            return [_item(row) for row in await tx.rows(LIST[kind], found.id)]
+
+    @asynccontextmanager
+    async def _transaction(self, kind: Kind, name: str) -> AsyncIterator[Transaction]:
+        """A transaction that gives something a name, which may be taken."""
+        try:
+            async with self.database.transaction() as tx:
+                yield tx
+        except asyncpg.UniqueViolationError as error:
+            raise InvalidInput(f"There is a {kind} {name} already: change it, or choose another name.") from error
+
+    def _new_id(self) -> UUID:
+        return uuid7(self.clock.now_ms(), secrets.token_bytes(ENTROPY_BYTES))
+
+
+async def _find_show(tx: Transaction, name: str) -> Show:
+    shows = {row["name"]: _show(row) for row in await tx.rows(SHOW_LIST)}
+    if name not in shows:
+        raise unknown("show", name, shows)
+    return shows[name]
+
+
+async def _locked(tx: Transaction, name: str) -> Show:
+    """The show as it is under its exclusive lock."""
+    found = await _find_show(tx, name)
+    row = await tx.row(SHOW_LOCK, found.id)
+    if row is None:
+        raise InvalidInput(f"The show {name} was deleted just now.")
+    return _show(row)
+
+
+async def _get_show(tx: Transaction, show: ShowId) -> Show | None:
+    row = await tx.row(SHOW_GET, show)
+    return _show(row) if row else None
+
+
+async def _find(tx: Transaction, kind: Kind, name: str, show: Show | None = None) -> Item:
+    items = {row["name"]: _item(row) for row in await tx.rows(LIST[kind], *([show.id] if show else []))}
+    if name not in items:
+        raise unknown(f"{kind} of show {show.name}" if show else kind, name, items)
+    return items[name]
+
+
+async def _item_of(tx: Transaction, kind: Kind, show: Show, key: UUID) -> Item:
+    if kind in GET:
+        rows = await tx.rows(GET[kind], show.id, key)
+    else:
+        rows = [row for row in await tx.rows(LIST[kind], show.id) if row["id"] == key]
+    if not rows:
+        raise InvalidInput(f"The show {show.name} has no {kind} {key}.", kind=kind)
+    return _item(rows[0])
+
+
+async def _limited(
+    tx: Transaction,
+    actor: str,
+    kind: Kind,
+    action: Action,
+    show: Show,
+    before: Item | None,
+    key: UUID,
+    columns: tuple[int | None, ...],
+) -> Change:
+    """Write the limits that are given, and record what they are now."""
+    await tx.run(CHANGE[kind], show.id, key, *columns)
+    after = await _item_of(tx, kind, show, key)
+    if wrong := contradiction(after.limits):
+        raise InvalidInput(f"The limits of {kind} {after.name} contradict each other: {wrong}.", kind=kind)
+    return await _record(tx, actor, kind, action, after, before, show)
+
+
+async def _no_procs(tx: Transaction, show: Show, what: str, charged: tuple[UUID | None, ...]) -> None:
+    procs = await tx.value(PROC_COUNT, show.id, *charged)
+    if procs:
+        raise Refused(
+            f"{what} cannot be deleted while {procs} frames run on it: cancel its jobs or wait for them.", procs=procs
+        )
+
+
+async def _record(
+    tx: Transaction,
+    actor: str,
+    kind: Kind,
+    action: Action,
+    after: Show | Item | None,
+    before: Show | Item | None = None,
+    show: Show | None = None,
+) -> Change:
+    """The audit entry comes last, because all who audit wait for each other; what is as it was needs none."""
+    if isinstance(after or before, Show):
+        show = after if isinstance(after, Show) else None
+    elif show is not None:
+        show = await _get_show(tx, show.id)
+    version = after.version if after is not None else int(await tx.value(VERSION))
+    if shown(before) != shown(after):
+        name = (after or before).name  # type: ignore[union-attr]
+        place = f"{show.name}/{name}" if show is not None and kind != "show" else name
+        detail = {"before": shown(before), "after": shown(after)}
+        await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{place}", detail)])
+    return Change(kind=kind, action=action, show=show, before=before, after=after, version=version)
+
+
+def _show(row: Record) -> Show:
+    return Show(ShowId(row["id"]), row["name"], row["managed"], row["fence"], row["version"])
+
+
+def _item(row: Record) -> Item:
+    if "limits" not in row.keys():  # noqa: SIM118 - a Record iterates over values
+        return Item(row["id"], row["name"], row["version"])
+    limits = msgspec.json.decode(row["limits"], type=dict[str, int])
+    return Item(row["id"], row["name"], row["version"], limits, Usage(row["cores"], row["gpus"]))

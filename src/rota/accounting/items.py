@@ -1,0 +1,141 @@
+"""What an administrator handles: shows, things with limits, and the record of a change. No I/O.
+
+Limits go by the names of their columns and in their units (cores in hundredths), since that is what a publisher needs;
+people give and see cores.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting.ledger import GPUS_MAX
+from rota.model.errors import InvalidInput
+from rota.model.ids import ShowId
+from rota.model.quota import Usage
+from rota.model.units import Centicores, format_cores_limit, parse_cores, parse_cores_limit
+
+Kind = Literal["show", "pool", "dept", "folder", "subscription", "point", "job", "layer"]
+Action = Literal["create", "rename", "change", "delete", "set_managed"]
+Cores = str | float | Decimal
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+class Show(msgspec.Struct, frozen=True):
+    id: ShowId
+    name: str
+    managed: bool
+    fence: int
+    version: int
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A thing other than a show. Subscriptions and points go by their pool and department."""
+
+    id: UUID
+    name: str
+    version: int
+    limits: Mapping[str, int] = {}
+    usage: Usage = Usage()
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What was changed, for whoever tells Redis once it is committed.
+
+    `show` is the show after the change, with the fence that holds now; `before` and `after` are None where the thing
+    was not there. `version` is above every version published before, also when the thing was removed.
+    """
+
+    kind: Kind
+    action: Action
+    show: Show | None
+    before: Show | Item | None
+    after: Show | Item | None
+    version: int
+
+
+class Caps(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits to change; None keeps what is there. A maximum of -1 or 0 is none."""
+
+    min_cores: Cores | None = None
+    max_cores: Cores | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+
+    def columns(self) -> tuple[int | None, int | None, int | None, int | None]:
+        return (
+            amount(self.min_cores),
+            limit(self.max_cores),
+            gpus(self.min_gpus, lowest=0),
+            gpus(self.max_gpus, lowest=-1),
+        )
+
+
+def checked_name(kind: Kind, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
+        raise InvalidInput(
+            f"{shown} cannot be the name of a {kind}: use up to 64 letters, digits, dots, hyphens and underscores."
+        )
+    return name
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:
+    """The error for a name nobody knows, with the nearest one that is known."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = (
+            f"there are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." if names else "there is none yet."
+        )
+    return InvalidInput(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=near[0] if near else None)
+
+
+def amount(cores: Cores | None) -> int | None:
+    return None if cores is None else parse_cores(cores)
+
+
+def limit(cores: Cores | None) -> int | None:
+    return None if cores is None else parse_cores_limit(cores)
+
+
+def gpus(number: int | None, *, lowest: int) -> int | None:
+    if number is None or (type(number) is int and lowest <= number <= GPUS_MAX):
+        return number
+    unlimited = ", or -1 for no limit" if lowest < 0 else ""
+    raise InvalidInput(
+        f"{str(number)[:40]} is no number of GPUs: write a whole number from 0 to {GPUS_MAX}{unlimited}."
+    )
+
+
+def contradiction(limits: Mapping[str, int]) -> str | None:
+    """What is wrong between the limits of one thing."""
+    for resource in ("cores", "gpus"):
+        least, most = limits.get(f"int_min_{resource}", 0), limits.get(f"int_max_{resource}", -1)
+        if 0 < most < least:
+            return f"its minimum of {resource} would lie above its maximum, so the minimum could never be reached"
+    return None
+
+
+def shown(thing: Show | Item | None) -> Mapping[str, object] | None:
+    """For the audit trail: limits in cores, without counters, which are not what was changed."""
+    match thing:
+        case None:
+            return None
+        case Show():
+            return {"name": thing.name, "managed": thing.managed, "fence": thing.fence}
+        case Item():
+            return {"name": thing.name} | {field: _shown(field, value) for field, value in thing.limits.items()}
+
+
+def _shown(field: str, value: int) -> str | int:
+    return value if "gpu" in field else format_cores_limit(Centicores(value))

@@ -1,0 +1,188 @@
+"""The contract of both ledgers: what a booking is, what comes back, and what every ledger promises.
+
+- All or nothing per frame: a frame is booked at all five levels and has a `proc` row, or neither.
+- No level passes its limit (`rota.model.quota` says what a limit means), unless `force` is given.
+- Batches: groups are served in the order given; within a group the first tokens are booked and the rest refused.
+- Repeating is free: a token that is booked is told as `already` and counted once; one that is released is gone, and
+  releasing it again changes nothing. A reply that was lost is had again by calling again.
+- A refusal is data, not an error. Errors mean that nothing is known to have happened (`Unavailable`) or that the
+  call made no sense (`InvalidInput`), and then nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, Protocol
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput
+from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
+from rota.model.quota import Ask, Level, Refusal, Usage
+from rota.model.units import CENTICORES_MAX, Centicores
+
+BOOKED = metrics.counter("rota_accounting_booked", "Frames booked.", labels=("ledger",))
+REFUSED = metrics.counter(
+    "rota_accounting_limit_exceeded", "Frames refused by a limit.", labels=("ledger", "table", "resource")
+)
+DECLINED = metrics.counter(
+    "rota_accounting_declined", "Frames not booked for another reason than a limit.", labels=("ledger", "reason")
+)
+
+TOKEN_END: Final = 2**53
+"""Tokens lie below this, so that every store and every JSON reader holds them exactly."""
+BATCH_MAX: Final = 4096
+GPUS_MAX: Final = 2**31 - 1
+
+
+class Why(StrEnum):
+    """Why a token was not inserted now, other than for a limit."""
+
+    ALREADY = "already"
+    DUPLICATE = "duplicate"
+    TOMBSTONED = "tombstoned"
+    STALE_FENCE = "stale_fence"
+    NOT_MANAGED = "not_managed"
+    MANAGED = "managed"
+    UNKNOWN_SHOW = "unknown_show"
+    NO_SUBSCRIPTION = "no_subscription"
+    UNKNOWN_FOLDER = "unknown_folder"
+    UNKNOWN_JOB = "unknown_job"
+    UNKNOWN_LAYER = "unknown_layer"
+    UNKNOWN_DEPT = "unknown_dept"
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What one token holds, and where it is counted."""
+
+    alloc: PoolId
+    folder: FolderId
+    job: JobId
+    layer: LayerId
+    dept: DeptId
+    cores: Centicores
+    gpus: int = 0
+
+    @property
+    def ask(self) -> Ask:
+        return Ask(self.cores, self.gpus)
+
+    def key(self, level: Level) -> UUID:
+        """The id this charge is counted under at `level`; subscriptions and points go by pool and department."""
+        match level:
+            case Level.SUBSCRIPTION:
+                return self.alloc
+            case Level.FOLDER:
+                return self.folder
+            case Level.JOB:
+                return self.job
+            case Level.LAYER:
+                return self.layer
+            case Level.POINT:
+                return self.dept
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Frames with one charge, for one host. A `range` of tokens travels and is stored as such."""
+
+    charge: Charge
+    host: UUID
+    tokens: Sequence[int]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of one group. Each of its tokens is in exactly one of the four."""
+
+    booked: Sequence[int] = ()
+    already: Sequence[int] = ()
+    refused: Sequence[int] = ()
+    declined: Mapping[int, Why] = {}
+    refusal: Refusal | None = None
+    """What refused the first of `refused`."""
+
+    @property
+    def held(self) -> list[int]:
+        """Tokens that are booked now, by this call or an earlier one."""
+        return [*self.booked, *self.already]
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Tokens that were booked under one charge and are no longer."""
+
+    charge: Charge
+    tokens: Sequence[int]
+
+
+Key = tuple[Level, UUID]
+
+
+class Ledger(Protocol):
+    """One show per call; see the module's promises."""
+
+    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+        """An outcome per group, in order. `force` asks no limit."""
+        ...
+
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
+        """Give back what these tokens hold; tokens that hold nothing are left out of the answer."""
+        ...
+
+    async def counters(self, show: ShowId) -> dict[Key, Usage]:
+        """What is counted at each key of the show; keys at 0 may be left out."""
+        ...
+
+
+def runs(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each stretch of consecutive tokens, in the order given."""
+    if isinstance(tokens, range) and tokens.step == 1:
+        if tokens:
+            yield tokens.start, tokens.stop - 1
+        return
+    first = last = None
+    for token in tokens:
+        if last is not None and token == last + 1:
+            last = token
+            continue
+        if first is not None and last is not None:
+            yield first, last
+        first = last = token
+    if first is not None and last is not None:
+        yield first, last
+
+
+def check(groups: Sequence[Group]) -> None:
+    """Refuse asks that make no sense, before anything is sent."""
+    for group in groups:
+        _check_charge(group.charge)
+    spans = sorted(run for group in groups for run in runs(group.tokens))
+    if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
+        raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
+    if spans and (spans[0][0] < 0 or spans[-1][1] >= TOKEN_END):
+        raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
+    for (_, last), (first, _) in pairwise(spans):
+        if first <= last:
+            raise InvalidInput(f"Token {first} is twice in one batch: each attempt of a frame has a token of its own.")
+
+
+def _check_charge(charge: Charge) -> None:
+    if not 0 <= charge.cores <= CENTICORES_MAX or not 0 <= charge.gpus <= GPUS_MAX:
+        raise InvalidInput(
+            f"A frame cannot ask for {charge.cores} hundredths of a core and {charge.gpus} GPUs: give amounts from 0"
+            f" to {CENTICORES_MAX}.",
+        )
+    if charge.cores == 0 and charge.gpus == 0:
+        raise InvalidInput("A frame must ask for cores or GPUs: give it at least a hundredth of a core.")
+
+
+def count(ledger: str, outcomes: Iterable[Outcome]) -> None:
+    """Count what came of a batch for the metrics."""
+    for outcome in outcomes:
+        BOOKED.labels(ledger).inc(len(outcome.booked))
+        if outcome.refusal is not None:
+            REFUSED.labels(ledger, outcome.refusal.table, outcome.refusal.resource).inc(len(outcome.refused))
+        for why in outcome.declined.values():
+            DECLINED.labels(ledger, why).inc()

@@ -1,0 +1,2 @@
+-- Remove pool $1.
+DELETE FROM rota.alloc WHERE pk_alloc = $1::uuid

@@ -1,0 +1,3 @@
+-- Every show.
+SELECT pk_show AS id, str_name AS name, b_scheduler_managed AS managed, int_fence AS fence, int_version AS version
+FROM rota.show ORDER BY str_name

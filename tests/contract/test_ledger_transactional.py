@@ -1,0 +1,24 @@
+"""The ledger contract over PostgreSQL alone."""
+
+import pytest
+
+from rota.accounting.transactional import TransactionalLedger
+from tests.contract.ledger_suite import EMPTY, Books, LedgerSuite
+from tests.ground.databases import cleaned_by, one_database
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+
+@pytest.fixture
+def ledger(database):
+    return TransactionalLedger(database)
+
+
+@pytest.fixture
+async def books(database, ledger):
+    return await Books(database, ledger).make()
+
+
+class TestTransactionalLedger(LedgerSuite):
+    pass

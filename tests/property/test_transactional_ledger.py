@@ -1,0 +1,144 @@
+"""Random batches on the transactional ledger against `rota.model.quota` and a dictionary of what is booked."""
+
+from uuid import UUID
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rota.accounting.ledger import Charge, Group
+from rota.accounting.transactional import TransactionalLedger
+from rota.model.quota import LEVELS, Level, Limit, Standing, Usage, fits
+from tests.contract.ledger_suite import EMPTY, LIMITS, Books, plain, sql
+from tests.ground.databases import cleaned_by, one_database
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
+TABLES = {
+    Level.SUBSCRIPTION: "subscription",
+    Level.FOLDER: "folder_resource",
+    Level.JOB: "job_resource",
+    Level.LAYER: "layer_resource",
+    Level.POINT: "point",
+}
+FIRST_OR_OTHER = st.integers(0, 1)
+CAP = st.sampled_from([None, -1, 0, 1, 150, 300, 700, 1000])
+BURST = st.sampled_from([0, 100, 450, 800, 1200])
+LIMIT_CHANGE = st.tuples(st.just("limit"), st.sampled_from(LEVELS[1:]), CAP, CAP)
+BURST_CHANGE = st.tuples(st.just("limit"), st.just(Level.SUBSCRIPTION), BURST, st.sampled_from([None, -1, 0, 4]))
+GROUP = st.tuples(
+    st.tuples(FIRST_OR_OTHER, FIRST_OR_OTHER, FIRST_OR_OTHER),
+    st.sampled_from([(100, 0), (50, 1), (250, 2), (0, 1), (33, 0)]),
+    st.integers(0, 40),
+    st.integers(1, 6),
+)
+BOOK = st.tuples(st.just("book"), st.lists(GROUP, min_size=1, max_size=4), st.booleans())
+RELEASE = st.tuples(st.just("release"), st.lists(st.integers(0, 46), max_size=12))
+REPEAT = st.tuples(st.just("repeat"))
+STEPS = st.lists(st.one_of(BOOK, BOOK, RELEASE, LIMIT_CHANGE, BURST_CHANGE, REPEAT), min_size=1, max_size=8)
+
+
+class Model:
+    """What the ledger should say, from a dictionary of charges by token."""
+
+    def __init__(self, books, pool):
+        self.pools = (books.pool, pool)
+        self.limits = {(Level.SUBSCRIPTION, key): Limit(800, -1) for key in self.pools}
+        self.booked = {}
+
+    def counters(self):
+        counters = {}
+        for charge in self.booked.values():
+            for level in LEVELS:
+                key = (level, charge.key(level))
+                counters[key] = counters.get(key, Usage()).plus(charge.ask)
+        return counters
+
+    def book(self, group, *, force):
+        """(booked, already, refused, declined, refusal) of one group."""
+        there = {token: self.booked[token] == group.charge for token in group.tokens if token in self.booked}
+        wanted = [token for token in group.tokens if token not in there]
+        counters = self.counters()
+        keys = {level: (level, group.charge.key(level)) for level in LEVELS}
+        held = {
+            level: Standing(self.limits.get(key, Limit()), counters.get(key, Usage())) for level, key in keys.items()
+        }
+        fit = fits(held, group.charge.ask, len(wanted))
+        count = len(wanted) if force else fit.count
+        self.booked |= dict.fromkeys(wanted[:count], group.charge)
+        return (
+            wanted[:count],
+            [token for token, same in there.items() if same],
+            wanted[count:],
+            {token: "duplicate" for token, same in there.items() if not same},
+            None if force else fit.refusal,
+        )
+
+
+def without_twins(groups):
+    """Groups as drawn, each token once."""
+    seen = set()
+    for keys, ask, first, number in groups:
+        tokens = [token for token in range(first, first + number) if token not in seen]
+        seen |= set(tokens)
+        yield keys, ask, tokens
+
+
+async def apply(step, books, model):
+    match step:
+        case ("limit", level, cores, gpus):
+            key = books.charge().key(level)
+            old = model.limits.get((level, key), Limit(-1, -1))
+            new = Limit(old.cores if cores is None else cores, old.gpus if gpus is None else gpus)
+            model.limits[(level, key)] = new
+            await books.database.run(LIMITS[level], books.show, key, cores, gpus)
+        case ("book", drawn, force):
+            groups = [
+                Group(charge_of(books, model, keys, *ask), books.host, tokens)
+                for keys, ask, tokens in without_twins(drawn)
+            ]
+            await book(books, model, groups, force=force and len(drawn) == 1)
+        case ("release", tokens):
+            released = await books.ledger.release(books.show, tokens)
+            told = {token: each.charge for each in released for token in each.tokens}
+            assert told == {token: model.booked.pop(token) for token in set(tokens) & set(model.booked)}
+        case ("repeat",):
+            groups = [Group(charge, books.host, [token]) for token, charge in model.booked.items()]
+            await book(books, model, groups, force=False)
+
+
+def charge_of(books, model, keys, cores, gpus):
+    pool, job, layer = keys
+    return Charge(
+        model.pools[pool],
+        books.folder,
+        books.job if job == 0 else UUID(int=books.job.int ^ 1),
+        books.layer if layer == 0 else UUID(int=books.layer.int ^ 1),
+        books.dept,
+        cores,
+        gpus,
+    )
+
+
+async def book(books, model, groups, *, force):
+    told = [plain(outcome) for outcome in await books.ledger.book(books.show, groups, force=force)]
+    for outcome, group in zip(told, groups, strict=True):
+        booked, already, refused, declined, refusal = model.book(group, force=force)
+        assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
+        assert (outcome.declined, outcome.refusal) == (declined, refusal)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+async def test_the_ledger_does_what_the_model_says(database, steps):
+    for statement in CLEAR:
+        await database.run(statement)
+    books = await Books(database, TransactionalLedger(database)).make(burst=800)
+    model = Model(books, await books.another_pool(burst=800))
+    for step in steps:
+        await apply(step, books, model)
+        counters = await books.ledger.counters(books.show)
+        assert counters == model.counters()
+    assert await books.tokens() == sorted(model.booked)
+    assert await books.ledger.recompute(books.show) == {}
