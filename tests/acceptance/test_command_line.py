@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from rota.model.errors import DataDirInUse
+from tests.ground.servers import options_for_tests
 from tests.ground.waiting import until
 
 ROTA = str(Path(sys.executable).with_name("rota"))
@@ -23,6 +24,7 @@ ROTA = str(Path(sys.executable).with_name("rota"))
 async def rota(spawn, tmp_path, made_data):
     """Runs `rota …` in a directory of this test's own, on a free port."""
     shutil.copytree(made_data, tmp_path / "data")
+    bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(tmp_path).bins.items()}
 
     async def start(*words, env=None):
         given = {
@@ -30,6 +32,7 @@ async def rota(spawn, tmp_path, made_data):
             "ROTA_LOCAL_DATA_DIR": str(tmp_path / "data"),
             "COLUMNS": "200",
             "ROTA_NATS_CONNECT_TIMEOUT": "1s",
+            **bins,
             **(env or {}),
         }
         return await spawn(None, argv=[ROTA, *words], env=given)

@@ -76,7 +76,7 @@ def _named(kind: Kind, path: Path) -> Path:
         raise BinaryMissing(
             f"local.{kind.name}.bin names {path}, which is no program; correct it, or leave it out to have one found."
         )
-    return path.resolve()
+    return path.absolute()  # not resolved: some programs are links and look at the name they are called by
 
 
 def _remedy(kind: Kind, source: Source) -> str:
