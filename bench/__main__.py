@@ -13,6 +13,7 @@ import importlib
 import sys
 
 from bench.report import Report
+from rota.infra.telemetry import logs
 
 BENCHES = ("foundations",)
 
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("name", choices=(*BENCHES, "setup"))
     parser.add_argument("--quick", action="store_true", help="fewer repeats; figures are rougher")
     chosen = parser.parse_args()
+    logs.configure("console", "warning")
     if chosen.name == "setup":
         return _set_up()
     report: Report = importlib.import_module(f"bench.{chosen.name}").run(chosen.quick)
