@@ -152,7 +152,8 @@ async def test_a_concurrent_index_and_a_waiting_migrator_do_not_wait_for_each_ot
     """The waiter must hold no snapshot, or the index build would wait for it while it waits for the lock."""
     text = "-- no transaction\nCREATE INDEX CONCURRENTLY IF NOT EXISTS by_name ON rota.migration (name)"
     known = made(pre_index=text)
-    await admin.execute("BEGIN; SELECT * FROM rota.migration")
+    # Its snapshot keeps the index from being finished before both are there.
+    await admin.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT * FROM rota.migration")
     async with asyncio.TaskGroup() as group:
         first, second = (group.create_task(migrate(database, migrations=known)) for _ in range(2))
         await until(lambda: database.value(MIGRATORS))
