@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -308,3 +309,12 @@ def test_a_data_directory_that_cannot_be_used_is_told_in_a_sentence(tmp_path, da
     assert "Traceback" not in said.err
     assert "This should not happen" not in said.err
     assert said.err.count("\n") + said.out.count("\n") >= 1
+
+
+async def test_a_listening_port_that_is_taken_is_told_in_a_sentence(rota):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, errors = await _ended(await rota("up", env={"ROTA_LISTEN_PORT": str(port)}))
+    assert status == 1
+    assert f"Port {port} on 127.0.0.1 is taken" in errors
+    assert "Traceback" not in errors

@@ -20,12 +20,11 @@ from rota.local import LocalStack
 from tests.ground.databases import make_database
 from tests.ground.proxy import Proxy
 from tests.ground.second import SecondProcess
-from tests.ground.servers import TEMPLATE, SharedServers, Stack, options_for_tests
+from tests.ground.servers import REDIS_DATABASES, TEMPLATE, SharedServers, Stack, options_for_tests
 from tests.ground.waiting import until, until_closed
 
 SERVERS = pytest.StashKey[SharedServers]()
 NUMBERS = itertools.count()
-REDIS_DATABASES_PER_WORKER = 250
 
 
 def pytest_configure(config):
@@ -113,7 +112,8 @@ async def database(database_url):
 def redis_url(stack, _redis_admin):
     """URL of an empty logical database of the shared Valkey; what is left in it must be ours or about to expire."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    number = 1 + worker * REDIS_DATABASES_PER_WORKER + next(NUMBERS) % REDIS_DATABASES_PER_WORKER
+    share = REDIS_DATABASES // max(16, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    number = worker * share + 1 + next(NUMBERS) % (share - 1)
     yield stack.redis_db_url(number)
     try:
         until_closed(lambda: all(int(client["db"]) != number for client in _redis_admin.client_list()), "Redis")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,12 +92,10 @@ class LocalStack:
         raise AssertionError(f"no local server is called {name}")
 
     async def _start_all(self) -> None:
-        try:
+        with _one_error():
             async with asyncio.TaskGroup() as group:
                 for server in self.servers.values():
                     group.create_task(server.start())
-        except BaseExceptionGroup as problems:
-            raise problems.exceptions[0] from None
 
     @property
     def service(self) -> Service:
@@ -103,17 +103,19 @@ class LocalStack:
         return Service("local_servers", self._serve, restarts=Restarts(limit=0))
 
     async def _serve(self, life: Lifecycle) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self.watch())
-            life.ready()
-            await life.until_draining()
-            watching.cancel()
+        with _one_error():
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self.watch())
+                life.ready()
+                await life.until_draining()
+                watching.cancel()
 
     async def watch(self) -> None:
         """Start again, at the same URL, a server that dies; raises when one dies too often."""
-        async with asyncio.TaskGroup() as group:
-            for server in self.servers.values():
-                group.create_task(self._keep_up(server))
+        with _one_error():
+            async with asyncio.TaskGroup() as group:
+                for server in self.servers.values():
+                    group.create_task(self._keep_up(server))
 
     async def _keep_up(self, server: Server) -> None:
         restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
@@ -145,3 +147,12 @@ class LocalStack:
         if self._home:
             self._home.release()
             self._home = None
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """The first error of a group in place of the group: people read a sentence, and the others follow from it."""
+    try:
+        yield
+    except BaseExceptionGroup as problems:
+        raise problems.exceptions[0] from None

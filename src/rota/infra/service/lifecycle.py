@@ -36,7 +36,7 @@ import structlog
 
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, SetupFailed, Unavailable
+from rota.model.errors import InvalidInput, RotaError, SetupFailed, Unavailable
 
 log = structlog.get_logger(__name__)
 RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
@@ -221,7 +221,7 @@ class Service:
             self.cut = True
             log.error("service_crashed_while_draining", service=self.name, exc_info=crash)
         elif self._is_final(crash, life):
-            log.critical("service_failed", service=self.name, crashes=self._crashes, exc_info=crash)
+            log.critical("service_failed", service=self.name, crashes=self._crashes, **_told(crash))
             self._draining.set()
             self._become(State.FAILED)
         else:
@@ -274,6 +274,13 @@ def cancelled_from_inside() -> bool:
     """Of a CancelledError just caught: whether it came out of something awaited, since nobody cancelled this task."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
+
+
+def _told(crash: Exception) -> dict[str, object]:
+    """A foreseen error says in a sentence what to do; any other needs its trace."""
+    if isinstance(crash, RotaError):
+        return {"code": crash.code, "reason": crash.sentence}
+    return {"exc_info": crash}
 
 
 def _ignore(_service: Service) -> None:
