@@ -84,7 +84,7 @@ class Replica:
     def _check_servers(self) -> None:
         checks = self.listener.checks
         checks.add("postgres", lambda: check_current(self.database))
-        checks.add("redis", self.redis.ping)
+        checks.add("redis", lambda: redis_infra.health(self.redis))
         checks.add("nats", self.bus.check)
 
     @property
