@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True):
     id: UUID
     name: str
     procs: Usage
-    table: Usage | None
+    table: Usage
     redis: Usage | None
     problem: Problem | None = None
 
@@ -208,7 +208,7 @@ def _line(
         thing,
         names.get(thing, str(thing)),
         last.after,
-        tables.get(key),
+        tables.get(key, Usage()),
         last.redis,
         _problem(seen) or (Problem.LIMITS if key in wrong_limits else None),
     )

@@ -127,7 +127,11 @@ class Upkeep:
         recount.LIVE.set(sum(task.result() for task in counts))
 
     async def _recompute(self, live: LiveLedger, show: ShowId, turn: asyncio.Semaphore) -> int:
-        found = await recount.recount(live, show, grace_s=self.grace_s, rest=self.rest, turn=turn)
+        found = None
+        for _ in range(1 + self.wanted.cas_max_retries):
+            found = await recount.recount(live, show, grace_s=self.grace_s, rest=self.rest, turn=turn)
+            if found is not None:
+                break
         await self.books.transactional.rewrite(show)
         return found.tokens if found else 0
 

@@ -45,6 +45,8 @@ for place, entry in ipairs(entries) do
       end
       redis.call('HSET', index, name, whole(version))
       redis.call('HSET', key, unpack(fields))
+      redis.call('HSETNX', key, 'int_cores', '0')
+      redis.call('HSETNX', key, 'int_gpus', '0')
     else
       local own = level == 'sub' and {'size', 'burst', 'gpu_burst'}
         or {'int_min_cores', 'int_max_cores', 'int_min_gpus', 'int_max_gpus', 'int_priority', 'show_id'}

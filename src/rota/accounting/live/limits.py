@@ -35,8 +35,8 @@ from rota.model.units import Centicores, format_cores_limit
 
 log = structlog.get_logger(__name__)
 
-READ = query("rota.accounting", "limits_of_show")
-ENSURE_POINTS = query("rota.accounting", "point_ensure")
+READ = query(__package__, "limits_of_show")
+ENSURE_POINTS = query(__package__, "point_ensure")
 
 REMOVED: Final = 2**53 - 1
 """Version of what is no longer in PostgreSQL, in a reseed."""
