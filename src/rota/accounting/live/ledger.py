@@ -120,9 +120,9 @@ class LiveLedger:
         [found] = await state.show_states(self.client, [self.keys.of_show(str(show))])
         return found.fence == fence
 
-    async def tell(self, show: ShowId, change: Change | None = None) -> None:
-        """Bring a change of limits, or a fence that rose by one, to Redis, after its commit."""
-        if isinstance(await self.limits.push(show, change), Missed | Uncounted):
+    async def tell(self, show: ShowId, change: Change | None = None, *, raised: int = 0) -> None:
+        """Bring a change of limits, or a fence that was `raised` without one, to Redis, after its commit."""
+        if isinstance(await self.limits.push(show, change, raised=raised), Missed | Uncounted):
             await self.catch_up(show)
 
     async def catch_up(self, show: ShowId) -> bool:

@@ -5,8 +5,8 @@
 -- key index     hash    acct:limits:{show}    short name -> version of the limits that are written
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}
 -- arg fence     int     of the show in the read of PostgreSQL that these limits come from
--- arg how       str     push: a change, of one fence up at most; mark: a reseed begins; reseed: all limits, under its
---                       mark; seed: of a seeding
+-- arg how       str     push: a change; mark: a reseed begins; reseed: all limits, under its mark; seed: of a seeding
+-- arg raised    int     of a push: the fence that this very change raised the show to; 0: it did not
 -- arg mark      str     names the reseed; another that begins takes it away
 -- arg last      bool    of a reseed: everything is written, the fence may rise
 -- arg entries   packed  {short name, version, fields and values or nothing: removed}, one per place
@@ -27,7 +27,8 @@ else
     return {'written', last_seq()}
   end
   if held.fence > fence then return {'newer'} end
-  if how == 'push' and held.fence < fence - 1 then return {'missed'} end
+  -- Whatever raised the fence beyond what Redis has must come with it, and only its own push brings it.
+  if how == 'push' and held.fence < fence and (raised ~= fence or held.fence ~= fence - 1) then return {'missed'} end
   if how == 'reseed' and redis.call('HGET', show, 'reseed') ~= mark then return {'newer'} end
 end
 
