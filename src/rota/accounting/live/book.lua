@@ -55,7 +55,7 @@ if #numbered > 0 then
   end
 end
 
-local limited = limited_of(groups)
+local limited = ask == 'all' and {} or limited_of(groups)
 if not limited then return damaged(index) end
 
 local standings = {}
@@ -144,7 +144,7 @@ local function put(own, fit, number)
       end
     end
     if length > 0 then added[at], lengths[at] = words, length end
-    if held.recount and numbers[at] <= held.recount then shadowed = shadowed + (length - before) / 2 end
+    if held.recount and numbers[at] >= held.recount then shadowed = shadowed + (length - before) / 2 end
   end
   return shadowed
 end

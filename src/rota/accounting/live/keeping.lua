@@ -3,7 +3,8 @@
 
 -- Tokens of one bucket; SPAN in wire.py.
 local SPAN = 128
-local BEGUN, ENDED = -1, 9007199254740992
+-- Where the mark of a recount stands when every bucket there could be is in the shadow.
+local ENDED = 0
 local LEVELS = {'sub', 'folder', 'job', 'layer', 'point'}
 
 -- A whole number as text; Lua would write 1e+15 for large ones.
@@ -100,6 +101,12 @@ local function name_in(charge, level)
   return LEVELS[level] .. ':' .. string.sub(charge, 37 * level - 36, 37 * level - 1)
 end
 
+-- What one token of a charge holds, in hundredths and GPUs; nil if it is no charge.
+local function amounts_in(charge)
+  local _, _, cores, gpus = string.find(charge, '^(%d+) (%d+)$', 186)
+  return tonumber(cores), tonumber(gpus)
+end
+
 -- A charge in `acct:charges` is how many tokens hold it, a blank, and what it is.
 local function read_charge(text)
   local tokens, charge = string.match(text, '^(%d+) (.+)$')
@@ -137,14 +144,9 @@ local function spread(groups, numbers)
   return fields, parts
 end
 
--- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
-local function limited_of(groups)
-  local names, limited = {}, {}
-  for _, group in ipairs(groups) do
-    for level = 3, 4 do
-      if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
-    end
-  end
+-- Those of the names that have limits in Redis; nil if that cannot be read.
+local function limited_among(names)
+  local limited = {}
   for from = 1, #names, 4000 do
     local till = math.min(from + 3999, #names)
     local found = redis.pcall('HMGET', index, unpack(names, from, till))
@@ -156,25 +158,57 @@ local function limited_of(groups)
   return limited
 end
 
+-- Which jobs and layers that were given without a place have limits all the same.
+local function limited_of(groups)
+  local names = {}
+  for _, group in ipairs(groups) do
+    for level = 3, 4 do
+      if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
+    end
+  end
+  return limited_among(names)
+end
+
 local function is_a(kind, key)
   local found = redis.call('TYPE', key).ok
   return found == kind or found == 'none'
 end
 
--- Adds {charge, tokens} to the counters of the recount under way.
+local function add_to_shadow(field, sum)
+  return sum == 0 or type(redis.pcall('HINCRBY', shadow, field, whole(sum))) == 'number'
+end
+
+-- Adds {charge, tokens} to the counters of the recount under way, which ends here if it fails. Jobs and layers have one
+-- if they have limits by now; those whose limits come later are for the next recount (`uncounted` of the show).
 local function cast_shadow(cast_by)
-  local sums = {}
+  local cores_of, gpus_of, own, count = {}, {}, {}, 0
   for _, each in ipairs(cast_by) do
     local charge, tokens = each[1], each[2]
-    local cores, gpus = string.match(charge, '(%d+) (%d+)$')
+    local cores, gpus = amounts_in(charge)
     for level = 1, 5 do
       local name = name_in(charge, level)
-      local of_cores, of_gpus = name .. ':cores', name .. ':gpus'
-      if cores ~= '0' then sums[of_cores] = (sums[of_cores] or 0) + cores * tokens end
-      if gpus ~= '0' then sums[of_gpus] = (sums[of_gpus] or 0) + gpus * tokens end
+      if not cores_of[name] then
+        cores_of[name], gpus_of[name] = 0, 0
+        if level == 3 or level == 4 then
+          count = count + 1
+          own[count] = name
+        end
+      end
+      cores_of[name] = cores_of[name] + cores * tokens
+      gpus_of[name] = gpus_of[name] + gpus * tokens
     end
   end
-  for field, sum in pairs(sums) do redis.call('HINCRBY', shadow, field, whole(sum)) end
+  local limited = limited_among(own) or {}
+  for _, name in ipairs(own) do
+    if not limited[name] then cores_of[name] = nil end
+  end
+  for name, cores in pairs(cores_of) do
+    if not (add_to_shadow(name .. ':cores', cores) and add_to_shadow(name .. ':gpus', gpus_of[name])) then
+      redis.call('HDEL', show, 'recount')
+      return false
+    end
+  end
+  return true
 end
 
 -- Moves with every change. Nothing depends on its value, so one that is no number starts anew.

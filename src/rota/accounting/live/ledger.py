@@ -137,10 +137,16 @@ class LiveLedger:
                     return False
         return False
 
-    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> bool:
-        """Count what has rows already, whatever the limits say; False when Redis does not take it now."""
-        reply = await self._ask(show, groups, [0] * len(groups), ask="all", seeding=seeding)
-        return isinstance(reply, Booked)
+    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> int | None:
+        """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
+        not take them now.
+
+        A group that is not `capped` is counted at the three shared levels: neither its job nor its layer may have
+        limits in Redis.
+        """
+        must_know = [0 if group.capped else None for group in groups]
+        reply = await self._ask(show, groups, must_know, ask="all", seeding=seeding)
+        return sum(told.fit for told in reply.groups) if isinstance(reply, Booked) else None
 
     async def _attempt(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Outcome]:
         booked = await self._book(show, groups, "force" if force else "limits")

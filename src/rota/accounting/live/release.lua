@@ -68,7 +68,7 @@ for place, group in ipairs(groups) do
     removed[at] = drop
     if released > before then
       gone[place] = (gone[place] or 0) + released - before
-      if held.recount and numbers[at] <= held.recount then
+      if held.recount and numbers[at] >= held.recount then
         shadowed[place] = (shadowed[place] or 0) + released - before
       end
     end

@@ -125,12 +125,13 @@ def is_name(text: str) -> bool:
     return True
 
 
-async def buckets(client: Redis, keys: ShowKeys, after: int = -1, most: int | None = None) -> list[int]:
-    """Buckets of tokens beyond `after`, in order."""
+async def buckets(client: Redis, keys: ShowKeys, below: int | None = None, most: int | None = None) -> list[int]:
+    """Buckets of tokens below `below`, descending."""
     start = None if most is None else 0
+    highest = "+inf" if below is None else f"({below}"
     with guard(client):
         try:
-            found = await client.zrangebyscore(keys.buckets, f"({after}", "+inf", start=start, num=most)
+            found = await client.zrevrangebyscore(keys.buckets, highest, "-inf", start=start, num=most)
         except ResponseError:
             return []
     return [int(each) for each in found if isinstance(each, bytes) and each.isdigit()]
