@@ -5,6 +5,8 @@
 local SPAN = 128
 -- Where the mark of a recount stands when every bucket there could be is in the shadow.
 local ENDED = 0
+-- Whole numbers below this are exact in Lua.
+local EXACT = 9007199254740992
 local LEVELS = {'sub', 'folder', 'job', 'layer', 'point'}
 
 -- A whole number as text; Lua would write 1e+15 for large ones.
@@ -15,7 +17,19 @@ end
 local function hundredths(text)
   local number = tonumber(text)
   if not number or number ~= number or number > 9e13 or number < -9e13 then return nil end
-  return math.floor(number * 100 + 0.5)
+  local rounded = math.floor(number * 100 + 0.5)
+  if math.abs(number * 100 - rounded) > 0.001 then return nil end
+  return rounded
+end
+
+local function pieces(text)
+  local number = tonumber(text)
+  return number and number % 1 == 0 and math.abs(number) <= EXACT and number or nil
+end
+
+-- What counts things or names a fence; anything else is as good as missing.
+local function natural(text)
+  return text and string.find(text, '^%d+$') and pieces(text) or nil
 end
 
 local function in_cores(number)
@@ -30,17 +44,18 @@ end
 
 -- The show as Redis knows it. `fence` is nil unless the show was seeded on this very run of the server.
 local function read_show()
-  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges')
+  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges', 'limits')
   if held.err then
     redis.call('DEL', show)
-    held = {false, false, false, false, false}
+    held = {false, false, false, false, false, false}
   end
   local here = held[2] and held[2] == run_id()
   return {
-    fence = here and tonumber(held[1] or nil) or nil,
-    seeding = here and tonumber(held[3] or nil) or nil,
-    recount = tonumber(held[4] or nil),
-    charges = tonumber(held[5] or nil) or 0,
+    fence = here and natural(held[1]) or nil,
+    seeding = here and natural(held[3]) or nil,
+    recount = pieces(held[4] or nil),
+    charges = natural(held[5]),
+    limits = natural(held[6]) or 0,
   }
 end
 
@@ -51,7 +66,9 @@ local function damaged(where)
 end
 
 -- One of the five hashes: counters, caps (nil where there is none), and whether its limits were ever written. Jobs and
--- layers are counted only then: without a cap nothing could refuse, and their frames are told from the charges.
+-- layers are counted only then: without a cap nothing could refuse, and their frames are told from the charges. Limits
+-- are never written without counters, nor one of them alone: a hash that lacks any of them is damaged, as is one that
+-- counts below 0.
 local function standing(key, level)
   local held
   if level == 1 then
@@ -63,11 +80,14 @@ local function standing(key, level)
   end
   if held.err then return nil end
   local cores = hundredths(held[1] or '0')
-  local gpus = tonumber(held[2] or '0')
-  local cap = held[3] and hundredths(held[3])
-  local gpu_cap = held[4] and tonumber(held[4])
-  if not cores or not gpus or (held[3] and not cap) or (held[4] and not gpu_cap) then return nil end
+  local gpus = pieces(held[2] or '0')
+  if not cores or not gpus or cores < 0 or gpus < 0 then return nil end
   local limited = held[3] and true or false
+  local cap, gpu_cap
+  if limited then
+    cap, gpu_cap = hundredths(held[3]), held[4] and pieces(held[4])
+    if not cap or not gpu_cap or not held[1] or not held[2] then return nil end
+  end
   local known = limited
   if level == 1 then
     if gpu_cap and gpu_cap < 0 then gpu_cap = nil end
@@ -107,10 +127,10 @@ local function amounts_in(charge)
   return tonumber(cores), tonumber(gpus)
 end
 
--- A charge in `acct:charges` is how many tokens hold it, a blank, and what it is.
+-- A charge in `acct:charges` is how many tokens hold it, the fence they were booked under, and what it is.
 local function read_charge(text)
-  local tokens, charge = string.match(text, '^(%d+) (.+)$')
-  return tonumber(tokens), charge
+  local tokens, fence, charge = string.match(text, '^(%d+) (%d+) (.+)$')
+  return tonumber(tokens), tonumber(fence), charge
 end
 
 -- The tokens of all groups by bucket, as fields of its hash, and for each group where they lie there: bucket, first,
@@ -144,6 +164,11 @@ local function spread(groups, numbers)
   return fields, parts
 end
 
+-- Whether what has limits is all there: the show knows how many there are.
+local function is_whole(held)
+  return redis.pcall('HLEN', index) == held.limits
+end
+
 -- Those of the names that have limits in Redis; nil if that cannot be read.
 local function limited_among(names)
   local limited = {}
@@ -158,14 +183,15 @@ local function limited_among(names)
   return limited
 end
 
--- Which jobs and layers that were given without a place have limits all the same.
-local function limited_of(groups)
+-- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
+local function limited_of(groups, held)
   local names = {}
   for _, group in ipairs(groups) do
     for level = 3, 4 do
       if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
     end
   end
+  if #names > 0 and not is_whole(held) then return nil end
   return limited_among(names)
 end
 

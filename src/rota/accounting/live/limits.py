@@ -116,7 +116,7 @@ class Limits:
     async def push(self, show: ShowId, change: Change | None = None, *, raised: int = 0) -> Reply:
         """Tell Redis of one change, after its commit; or of a fence that was `raised` with no change of limits."""
         ids, removed = _changed(change) if change else ([], [])
-        return (await self._push(show, ids, removed, change.raised if change else raised))[1]
+        return (await self._push(show, ids, removed, how="push", raised=change.raised if change else raised))[1]
 
     async def teach(self, show: ShowId, names: Iterable[str]) -> tuple[set[str], Reply]:
         """Look up what Redis does not know and tell it; names of what there is."""
@@ -124,16 +124,16 @@ class Limits:
         depts = [thing for level, thing in things if level is Level.POINT]
         if depts:
             await self.database.run(ENSURE_POINTS, show, depts)
-        return await self._push(show, [thing for _, thing in things], [], raised=0)
+        return await self._push(show, [thing for _, thing in things], [], how="teach")
 
     async def _push(
-        self, show: ShowId, ids: Sequence[UUID], removed: Sequence[Entry], raised: int
+        self, show: ShowId, ids: Sequence[UUID], removed: Sequence[Entry], *, how: str, raised: int = 0
     ) -> tuple[set[str], Reply]:
         read = await self.read(show, ids)
         if read is None or not read.managed:
             return set(), Unseeded()
         faults.at("limits.before_push")
-        return read.names, await self.write(show, read.fence, [*read.entries, *removed], how="push", raised=raised)
+        return read.names, await self.write(show, read.fence, [*read.entries, *removed], how=how, raised=raised)
 
     async def reseed(self, show: ShowId) -> Reply:
         """Write all limits, and take away those that are gone. What Redis has is listed before PostgreSQL is read, so a

@@ -3,7 +3,7 @@
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, recount
 -- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, and the charge
+-- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
 -- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:tokens:{show}:{bucket}
@@ -20,14 +20,15 @@
 local held = read_show()
 if held.fence ~= fence or held.recount ~= mark then return {'lost'} end
 
-local found = redis.pcall('ZREVRANGEBYSCORE', buckets, '(' .. whole(mark), '-inf', 'LIMIT', 0, #numbers + 1)
+local found =
+  redis.pcall('ZREVRANGEBYSCORE', buckets, '(' .. whole(mark), '-inf', 'WITHSCORES', 'LIMIT', 0, #numbers + 1)
 if found.err then return damaged(buckets) end
 local lowest, given = numbers[#numbers] or mark, {}
 local ended = true
 for _, number in ipairs(numbers) do given[number] = true end
-for _, member in ipairs(found) do
-  local number = tonumber(member)
-  if not number then return damaged(buckets) end
+for nth = 1, #found, 2 do
+  local number = natural(found[nth])
+  if not number or number ~= tonumber(found[nth + 1]) or number * SPAN >= EXACT then return damaged(buckets) end
   if number < lowest then
     ended = false
   elseif not given[number] then
@@ -39,9 +40,10 @@ if ended then lowest = ENDED end
 local told, times, order = {}, {}, {}
 for at, place in ipairs(places) do
   local tokens = redis.pcall('HGETALL', place)
-  if tokens.err then return damaged(place) end
+  if tokens.err or #tokens == 0 then return damaged(place) end
   for nth = 2, #tokens, 2 do
-    local number = tokens[nth]
+    local within, number = natural(tokens[nth - 1]), tokens[nth]
+    if not within or within >= SPAN then return damaged(place) end
     if not times[number] then
       times[number] = 0
       order[#order + 1] = number
@@ -55,8 +57,10 @@ if #order > 0 then
   if texts.err then return damaged(charges) end
   local cast_by = {}
   for nth, number in ipairs(order) do
-    local _, charge = read_charge(texts[nth] or '')
-    if not charge or not amounts_in(charge) then return damaged(charges) end
+    local _, _, charge = read_charge(texts[nth] or '')
+    if not charge or not string.find(charge, '^[%x-]+ [%x-]+ [%x-]+ [%x-]+ [%x-]+ %d+ %d+$') or not amounts_in(charge) then
+      return damaged(charges)
+    end
     cast_by[nth] = {charge, times[number]}
   end
   if not cast_shadow(cast_by) then return {'lost'} end

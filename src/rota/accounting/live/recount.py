@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
 from rota.accounting import procs
 from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, runs
@@ -264,6 +265,7 @@ class _Recount:
             self.ledger.client,
             seq=self.keys.seq,
             show=self.keys.show,
+            charges=self.keys.charges,
             buckets=self.keys.buckets,
             shadow=self.keys.shadow,
             places=[self.keys.counting(name) for name in names],
@@ -316,12 +318,16 @@ class _Recount:
     async def _charges(self, numbers: Sequence[str]) -> dict[str, Charge]:
         """What these numbers stand for; those that nobody holds any more are left out."""
         with guard(self.ledger.client):
-            found = await self.ledger.client.hmget(self.keys.charges, list(numbers))
-        return {
-            number: wire.charge_of(text.decode().partition(" ")[2])
+            try:
+                found = await self.ledger.client.hmget(self.keys.charges, list(numbers))
+            except ResponseError:
+                return {}
+        read = {
+            number: wire.read_charge(text.decode("utf-8", "replace"))
             for number, text in zip(numbers, found, strict=True)
             if isinstance(text, bytes)
         }
+        return {number: charged.charge for number, charged in read.items() if charged}
 
     def _damaged(self, reply: Damaged) -> Overtaken:
         log.warning("books_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded anew")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RAISE_FENCE = query("rota.accounting", "show_raise_fence")
+SHOW = query("rota.accounting", "show_get")
 
 SEEDED = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
 SEED_S = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
@@ -91,7 +92,7 @@ async def seed(ledger: LiveLedger, show: ShowId) -> Seeded | None:
 
 
 async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> Seeded | None:
-    await _step(ledger, show, fence, "begin")
+    await _begin(ledger, show, fence)
     faults.at("seeding.after_mark")
     await _wipe(ledger, show, fence)
     read = await ledger.limits.read(show)
@@ -104,6 +105,20 @@ async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> S
     counted = await _count_rows(ledger, show, fence, read.names)
     await _step(ledger, show, fence, "finish")
     return Seeded(fence, len(read.entries), counted, round(time.monotonic() - began, 3))
+
+
+async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
+    """Mark the seeding. A fence in Redis above the one PostgreSQL has *afterwards* did not come from there: a hand left
+    it, or PostgreSQL was restored from an older copy of itself. It must not keep the show shut."""
+    try:
+        await _step(ledger, show, fence, "begin")
+    except Overtaken:
+        row = await ledger.database.row(SHOW, show)
+        if row is None:
+            raise
+        await _step(ledger, show, row["fence"], "doubt")
+        log.warning("fence_doubted", show=str(show), fence=row["fence"])
+        await _step(ledger, show, fence, "begin")
 
 
 async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
@@ -159,7 +174,7 @@ async def _step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places:
 async def forget(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     """Remove the books of a show that Redis no longer keeps since `fence`, unless it was seeded again."""
     try:
-        await _step(ledger, show, fence, "begin")
+        await _begin(ledger, show, fence)
         await _wipe(ledger, show, fence)
         await _step(ledger, show, fence, "drop")
     except Overtaken:
