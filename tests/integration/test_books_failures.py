@@ -187,6 +187,18 @@ async def test_what_is_given_back_late_is_not_taken_from_whoever_booked_it_since
     assert await farm.agrees()
 
 
+async def test_a_release_that_comes_late_is_void_once_its_token_may_be_another_s(farm):
+    await farm.book([0, 1])
+    deleted = await procs.delete(farm.database, farm.show, [0])
+    await farm.recount()
+    await farm.books.raise_fence(farm.show)
+    await farm.upkeep().tend_graves()
+    assert (await farm.book([0])).booked == [0]
+    await farm.books.publisher.released(farm.show, deleted)
+    assert await farm.count() == "2"
+    assert await farm.agrees()
+
+
 @pytest.fixture
 async def mortal(database, private_redis):
     """A farm on a Redis of its own, and an unmanaged one beside it."""

@@ -58,11 +58,15 @@ async def test_a_deleted_row_leaves_its_token_buried(books):
     assert await books.tokens() == [0, 3, 4, 5]
 
 
-async def test_a_refused_batch_tells_what_is_buried_as_such(books):
+async def test_a_grave_bars_nobody_under_a_higher_fence(books):
     await insert(books, [1])
     await delete(books, [1])
-    await books.database.value(RAISE, books.show)
-    assert (await insert(books, [1, 2])).refused == {1: Why.TOMBSTONED, 2: Why.STALE_FENCE}
+    fence = await books.database.value(RAISE, books.show)
+    assert (await insert(books, [1, 2])).refused == {1: Why.STALE_FENCE, 2: Why.STALE_FENCE}
+    assert await procs.buried(books.database, books.show, [1]) == set()
+    assert await procs.insert(books.database, books.show, fence, [books.group([1])]) == procs.Inserted()
+    await delete(books, [1])
+    assert await procs.buried(books.database, books.show, [1]) == {1}
 
 
 @pytest.mark.parametrize("managed", [True, False])

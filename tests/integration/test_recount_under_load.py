@@ -152,7 +152,7 @@ async def test_jobs_without_limits_leave_nothing_in_the_shadow(ledger, books, re
     await ledger.book(books.show, [single(books, token) for token in range(300)])
     between(look)
     assert (await recounted(ledger, books)).clean
-    assert {field.partition(":")[0] for field in shadows} == {"sub", "folder", "point"}
+    assert {field.partition(":")[0] for field in shadows} == {"begun", "sub", "folder", "point"}
 
 
 async def test_a_shadow_that_cannot_be_added_to_ends_the_recount_and_spoils_nothing(

@@ -22,7 +22,7 @@ from rota.accounting.live import recount, state, wire
 from rota.model.quota import Usage
 from tests.contract.ledger_suite import EMPTY
 from tests.ground.databases import cleaned_by, one_database
-from tests.integration.books_ground import PLENTY, Farm
+from tests.integration.books_ground import PLENTY, Farm, stopped
 
 COUNTING = ("sub", "folder", "job", "layer", "point")
 INSIDE = ("show", "limits", "charges", "buckets", "tokens", "shadow", "seq")
@@ -305,6 +305,27 @@ async def test_a_bucket_that_is_no_longer_named_is_not_taken_for_counted(farm):
         assert not (await farm.audit()).ok
         await mend(farm)
         await case.right()
+
+
+@pytest.mark.parametrize("gone", [None, "words"])
+async def test_numbers_of_charges_are_not_given_twice(farm, gone):
+    """Two charges under one number, and a recount would take the one for the other."""
+    async for case in cases(farm, ["show"]):
+        client = farm.live.client
+        await (client.hset(case.key, "charges", gone) if gone else client.hdel(case.key, "charges"))
+        assert not (await case.more(cores=7, job=uuid4(), layer=uuid4())).booked
+        await farm.upkeep().look()
+        await case.right()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_recount_whose_shadow_is_spoilt_under_its_hands_changes_nothing(farm, monkeypatch, damage):
+    await farm.book(range(5))
+    async with stopped(monkeypatch, recount._Recount, "_swap", farm.recount()) as recounting:
+        await DAMAGES[damage](farm.live.client, farm.keys.shadow)
+    assert (recounting.result() is None) == (damage != "foreign")
+    assert await farm.agrees()
+    assert (await farm.recount()).clean
 
 
 async def test_a_count_of_charges_that_was_set_back_is_found_and_mended(farm):

@@ -10,8 +10,8 @@ import msgspec
 from rota.accounting.ledger import Why
 from rota.model.quota import LEVELS, Level, Limit, Refusal, Resource, Standing, Usage, fits
 
-OLDER = object()
-"""Declined for now: Redis held it under an earlier fence."""
+LATER = object()
+"""Put off: Redis held it under an earlier fence, or was not asked yet."""
 
 
 class Model:
@@ -41,10 +41,13 @@ class Model:
             add(counters, charge)
         return counters
 
-    def book(self, groups, fence, *, force=False, off=None):
-        """An answer per group: (booked, already, refused, declined, refusal). `off` says why Redis decides nothing."""
+    def book(self, groups, fence, *, force=False, off=None, elsewhere=False):
+        """An answer per group: (booked, already, refused, declined, refusal). `off` says why Redis decides nothing;
+        `elsewhere` that PostgreSQL was asked first, by somebody who did not know that Redis keeps the show."""
         if off is not None:
             return [self._undecided(group, off) for group in groups]
+        if self.live and elsewhere:
+            return self._again(groups, [self._undecided(group, LATER) for group in groups], fence, force)
         if self.live:
             return self._book_live(groups, fence, force)
         return [self._book_in_tables(group, force) for group in groups]
@@ -95,14 +98,17 @@ class Model:
         counters = self.counters()
         decided = [self.decide(group, force, counters) for group in groups]
         answers = [self._insert(group, *each, fence) for group, each in zip(groups, decided, strict=True)]
-        older = [
-            msgspec.structs.replace(group, tokens=[token for token in group.tokens if told[3].get(token) is OLDER])
+        return self._again(groups, answers, fence, force)
+
+    def _again(self, groups, answers, fence, force):
+        """What was put off is decided now."""
+        left = [
+            msgspec.structs.replace(group, tokens=[token for token in group.tokens if told[3].get(token) is LATER])
             for group, told in zip(groups, answers, strict=True)
         ]
-        if any(group.tokens for group in older):
-            again = self._book_live(older, fence, force)
-            answers = [merged(*each) for each in zip(answers, again, strict=True)]
-        return answers
+        if not any(group.tokens for group in left):
+            return answers
+        return [merged(*each) for each in zip(answers, self._book_live(left, fence, force), strict=True)]
 
     def decide(self, group, force, counters):
         tokens = self.tokens
@@ -120,7 +126,7 @@ class Model:
                 continue
             match self._barred(group, token):
                 case None if token in self.ghosts and self.ghosts[token][1] < fence:
-                    declined[token] = OLDER
+                    declined[token] = LATER
                     del self.ghosts[token]
                 case None:
                     booked.append(token)
@@ -155,7 +161,7 @@ class Model:
 
 def merged(first, then):
     booked, already, refused, declined, refusal = then
-    left = {token: why for token, why in first[3].items() if why is not OLDER}
+    left = {token: why for token, why in first[3].items() if why is not LATER}
     return [*first[0], *booked], [*first[1], *already], [*refused, *first[2]], left | declined, refusal or first[4]
 
 

@@ -167,11 +167,16 @@ def check(groups: Sequence[Group]) -> None:
     spans = sorted(run for group in groups for run in runs(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
-    if spans and (spans[0][0] < 0 or spans[-1][1] >= TOKEN_END):
-        raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
+    check_tokens(spans)
     for (_, last), (first, _) in pairwise(spans):
         if first <= last:
             raise InvalidInput(f"Token {first} is twice in one batch: each attempt of a frame has a token of its own.")
+
+
+def check_tokens(spans: Sequence[tuple[int, int]]) -> None:
+    """Refuse runs of tokens, in order, that leave the range of tokens."""
+    if spans and (spans[0][0] < 0 or spans[-1][1] >= TOKEN_END):
+        raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
 
 
 def _check_charge(charge: Charge) -> None:

@@ -30,7 +30,7 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, Released, Why, check, runs
+from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, Released, Why, check, check_tokens, runs
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
@@ -215,4 +215,5 @@ def run_columns(groups: Sequence[Group]) -> Runs:
 def _bounds(tokens: Iterable[int]) -> tuple[list[int], list[int]]:
     """First and last of each run of the tokens, ascending."""
     spans = list(runs(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
+    check_tokens(spans)
     return [first for first, _ in spans], [last for _, last in spans]

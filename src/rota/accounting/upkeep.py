@@ -118,11 +118,9 @@ class Upkeep:
         """
         assert self.books.live is not None
         for show, found in (await self.lagging()).items():
-            if found.fence is None or await self._is_above(show, found.fence):
-                if await seeding.seed(self.books.live, show):
-                    self._seeded.set()
-            else:
-                await self.books.live.catch_up(show)
+            away = found.fence is None or await self._is_above(show, found.fence)
+            if (away or not await self.books.live.catch_up(show)) and await seeding.seed(self.books.live, show):
+                self._seeded.set()
 
     async def _is_above(self, show: ShowId, fence: int) -> bool:
         """Whether a fence found in Redis lies above that of PostgreSQL, read after it: then it came from elsewhere."""
@@ -160,12 +158,14 @@ class Upkeep:
 
     async def reseed_limits(self) -> None:
         assert self.books.live is not None
+        # Listed first: a show that is made in between must not be taken for one that was deleted.
+        in_redis = await self._known(self.books.live)
         shows = {show.id: show for show in await self.books.admin.shows()}
         for show in shows.values():
             if show.managed:
                 FENCE.labels(show.name).set(show.fence)
                 await self.books.live.catch_up(show.id)
-        for known in await self._known(self.books.live):
+        for known in in_redis:
             if known not in shows or not shows[known].managed:
                 fence = shows[known].fence if known in shows else GONE
                 await seeding.forget(self.books.live, known, fence)

@@ -44,10 +44,10 @@ end
 
 -- The show as Redis knows it. `fence` is nil unless the show was seeded on this very run of the server.
 local function read_show()
-  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges', 'limits')
+  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges', 'limits', 'recounter')
   if held.err then
     redis.call('DEL', show)
-    held = {false, false, false, false, false, false}
+    held = {false, false, false, false, false, false, false}
   end
   local here = held[2] and held[2] == run_id()
   return {
@@ -56,6 +56,7 @@ local function read_show()
     recount = pieces(held[4] or nil),
     charges = natural(held[5]),
     limits = natural(held[6]) or 0,
+    recounter = held[7] or '',
   }
 end
 

@@ -15,6 +15,7 @@ What may happen between the two, and who answers for it:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -40,7 +41,9 @@ NO_FENCE: Final = 0
 """No show has it: PostgreSQL inserts nothing under it, and tells what is there."""
 TEACHINGS: Final = 2
 RETRIES: Final = 2
-CATCHING_UP_MAX: Final = 3
+CATCHING_UP_MAX: Final = 5
+OTHERS_TURNS: Final = 20
+OTHERS_TURN_S: Final = 0.05
 _BEHIND: Final = frozenset({Why.STALE_FENCE})
 """Redis has an older fence than PostgreSQL."""
 _UNKNOWN: Final = {Level.FOLDER: Why.UNKNOWN_FOLDER, Level.POINT: Why.UNKNOWN_DEPT}
@@ -95,6 +98,7 @@ class LiveLedger:
         self.limits = Limits(database, client, keys)
         self.publisher = RedisPublisher(client, keys)
         self._unseeded = unseeded
+        self._catching_up: dict[ShowId, asyncio.Lock] = {}
 
     async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
         check(groups)
@@ -137,15 +141,30 @@ class LiveLedger:
             await self.catch_up(show)
 
     async def catch_up(self, show: ShowId) -> bool:
-        """Bring all limits, and the fence, to where PostgreSQL has them; False when the show must be seeded first."""
-        for _ in range(CATCHING_UP_MAX):
-            match await self.limits.reseed(show):
-                case Written() | Newer():
-                    return True
-                case Uncounted():
-                    await recount.recount(self, show, bury=False)
-                case Unseeded() | Missed():
-                    return False
+        """Bring all limits, and the fence, to where PostgreSQL has them; False when the show must be seeded first.
+
+        One at a time in this process, and beside a recount of another nobody begins one: each would end the other's.
+        """
+        async with self._catching_up.setdefault(show, asyncio.Lock()):
+            for _ in range(CATCHING_UP_MAX):
+                match await self.limits.reseed(show):
+                    case Written() | Newer():
+                        return True
+                    case Uncounted():
+                        if not await self._recounted_by_another(show):
+                            await recount.recount(self, show, bury=False)
+                    case Unseeded() | Missed():
+                        return False
+        return False
+
+    async def _recounted_by_another(self, show: ShowId) -> bool:
+        """Wait for a recount that is under way, unless it takes too long: then it died, or rests a lot."""
+        keys = self.keys.of_show(str(show))
+        for turn in range(OTHERS_TURNS):
+            [found] = await state.show_states(self.client, [keys])
+            if not found.recounting:
+                return turn > 0
+            await asyncio.sleep(OTHERS_TURN_S)
         return False
 
     async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> int | None:

@@ -9,6 +9,7 @@
 -- arg how       str     push: a change; teach: what a booking asked for; mark: a reseed begins; reseed: all limits,
 --                       under its mark; seed: of a seeding
 -- arg raised    int     of a push: the fence that this very change raised the show to; 0: it did not
+-- arg founded   int     Redis must have been seeded under this fence or a higher one; under a lower it may lack procs
 -- arg mark      str     names the reseed; another that begins takes it away
 -- arg last      bool    of a reseed: everything is written, the fence may rise
 -- arg entries   packed  {short name, version, fields and values or nothing: removed}, one per place
@@ -35,6 +36,7 @@ else
     redis.call('HSET', show, 'reseed', mark)
     return {'written', last_seq()}
   end
+  if held.fence < founded then return unseeded() end
   if held.fence > fence then return {'newer'} end
   -- Whatever raised the fence beyond what Redis has must come with it, and only its own push brings it.
   local own = how == 'push' and raised == fence and held.fence == fence - 1

@@ -80,6 +80,8 @@ class Read(msgspec.Struct, frozen=True):
     """Limits of a show as of one snapshot."""
 
     fence: int
+    founded: int
+    """Redis must have been seeded under this fence or a higher one to be told."""
     managed: bool
     entries: Sequence[Entry]
 
@@ -111,7 +113,7 @@ class Limits:
             for row in rows
             if row["level"]
         ]
-        return Read(head["fence"], head["managed"], entries)
+        return Read(head["fence"], head["founded"], head["managed"], entries)
 
     async def push(self, show: ShowId, change: Change | None = None, *, raised: int = 0) -> Reply:
         """Tell Redis of one change, after its commit; or of a fence that was `raised` with no change of limits."""
@@ -133,11 +135,15 @@ class Limits:
         if read is None or not read.managed:
             return set(), Unseeded()
         faults.at("limits.before_push")
-        return read.names, await self.write(show, read.fence, [*read.entries, *removed], how=how, raised=raised)
+        entries = [*read.entries, *removed]
+        return read.names, await self.write(show, read.fence, entries, how=how, raised=raised, founded=read.founded)
 
     async def reseed(self, show: ShowId) -> Reply:
-        """Write all limits, and take away those that are gone. What Redis has is listed before PostgreSQL is read, so a
-        thing made in between is not taken for gone."""
+        """Write all limits, and take away those that are gone.
+
+        What Redis has is listed before PostgreSQL is read, so a thing made in between is not taken for gone. Shares
+        that are gone go with the call that lifts the fence, so no push from before can bring them back in between.
+        """
         mark = secrets.token_hex(8)
         reply = await self.write(show, 0, [], how="mark", mark=mark)
         if not isinstance(reply, Written):
@@ -149,12 +155,14 @@ class Limits:
             return Unseeded()
         there = read.names
         gone: list[Entry] = [(name, REMOVED, []) for name in had if name not in there and state.is_name(name)]
-        for piece in state.pieces([*read.entries, *gone], 128):
-            reply = await self.write(show, read.fence, piece, how="reseed", mark=mark)
+        ended = [entry for entry in gone if entry[0].startswith(("job:", "layer:"))]
+        for piece in state.pieces([*read.entries, *ended], 128):
+            reply = await self.write(show, read.fence, piece, how="reseed", mark=mark, founded=read.founded)
             faults.at("limits.mid_reseed")
             if not isinstance(reply, Written):
                 return reply
-        return await self.write(show, read.fence, [], how="reseed", mark=mark, last=True)
+        shares = [entry for entry in gone if entry not in ended]
+        return await self.write(show, read.fence, shares, how="reseed", mark=mark, last=True, founded=read.founded)
 
     async def write(
         self,
@@ -164,6 +172,7 @@ class Limits:
         *,
         how: str,
         raised: int = 0,
+        founded: int = 0,
         mark: str = "",
         last: bool = False,
     ) -> Reply:
@@ -177,6 +186,7 @@ class Limits:
             fence=fence,
             how=how,
             raised=raised,
+            founded=founded,
             mark=mark,
             last=last,
             entries=entries,

@@ -18,6 +18,7 @@ mark is not where it left it, and stops. A seeding ends every recount: the fence
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -149,6 +150,7 @@ class _Recount:
         self.show = show
         self.keys = ledger.keys.of_show(str(show))
         self.rest = rest
+        self.name = secrets.token_hex(8)
         self.fence = 0
         self.buckets = 1
         """How many are taken at a time, by what was in the last ones."""
@@ -211,6 +213,7 @@ class _Recount:
                 shadow=self.keys.shadow,
                 places=[self.keys.tokens(number) for number in numbers],
                 fence=self.fence,
+                recounter=self.name,
                 mark=mark,
                 numbers=numbers,
             )
@@ -256,7 +259,7 @@ class _Recount:
         names = {name async for name, _ in state.fields_of(self.ledger.client, self.keys.limits) if state.is_name(name)}
         async for field, _ in state.fields_of(self.ledger.client, self.keys.shadow):
             name = field.rpartition(":")[0]
-            if not name.startswith(("job:", "layer:")):
+            if state.is_name(name) and not name.startswith(("job:", "layer:")):
                 names.add(name)
         faults.at("recount.before_swap")
         drifted: Counter[Level] = Counter()
@@ -278,6 +281,7 @@ class _Recount:
             places=[self.keys.counting(name) for name in names],
             show_id=str(self.show),
             fence=self.fence,
+            recounter=self.name,
             step=step,
             names=list(names),
         )

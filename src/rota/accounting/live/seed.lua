@@ -18,7 +18,7 @@ if step == 'doubt' then
 end
 if step == 'begin' then
   if (held.fence or 0) >= fence or (held.seeding or 0) > fence then return {'newer'} end
-  redis.call('HDEL', show, 'fence', 'recount', 'recounted', 'reseed', 'uncounted', 'limits')
+  redis.call('HDEL', show, 'fence', 'recount', 'recounter', 'recounted', 'reseed', 'uncounted', 'limits')
   redis.call('HSET', show, 'seeding', whole(fence), 'run', run_id())
   return {'done', next_seq()}
 end

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-RAISE_FENCE = query("rota.accounting", "show_raise_fence")
+FOUND = query(__package__, "show_found")
 SHOW = query("rota.accounting", "show_get")
 
 SEEDED = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
@@ -75,7 +75,7 @@ class Overtaken(Exception):
 async def seed(ledger: LiveLedger, show: ShowId) -> Seeded | None:
     """Bring the show's books to Redis, under a new fence; None when another does it, or the show is not managed."""
     began = time.monotonic()
-    fence = await ledger.database.value(RAISE_FENCE, show)
+    fence = await ledger.database.value(FOUND, show)
     if fence is None:
         return None
     faults.at("seeding.after_fence")

@@ -9,12 +9,15 @@ CREATE TABLE rota.show (
   str_name            text NOT NULL UNIQUE,
   b_scheduler_managed boolean NOT NULL DEFAULT false,
   int_fence           bigint NOT NULL DEFAULT 1 CHECK (int_fence > 0),
+  int_founded         bigint NOT NULL DEFAULT 1 CHECK (int_founded <= int_fence),
   int_version         bigint NOT NULL DEFAULT nextval('rota.limit_version'),
   ts_created          timestamptz NOT NULL DEFAULT now()
 );
 
 COMMENT ON COLUMN rota.show.b_scheduler_managed IS 'Whether Redis keeps the live books of this show.';
 COMMENT ON COLUMN rota.show.int_fence IS 'Rises when what Redis believed about the show may no longer be used.';
+COMMENT ON COLUMN rota.show.int_founded IS
+  'Fence at which Redis last had to be seeded; one that was seeded under a lower fence may lack procs.';
 
 CREATE TABLE rota.alloc (
   pk_alloc    uuid PRIMARY KEY,
@@ -122,7 +125,7 @@ CREATE TABLE rota.proc (
 );
 
 -- Tokens that had their row or will never have one: whoever repeats their booking late finds them here. A grave holds a
--- run of consecutive tokens. Graves of a show never overlap, since a token is buried by the transaction that deletes
+-- run of consecutive tokens. Graves of a show and fence never overlap, since a token is buried by the transaction that deletes
 -- its row, or under the exclusive lock: hence a token can only lie in the first grave that ends at it or behind it.
 -- No foreign key: every release would write to the row of its show.
 CREATE TABLE rota.proc_grave (
@@ -131,10 +134,10 @@ CREATE TABLE rota.proc_grave (
   token_last  bigint NOT NULL CHECK (token_last >= token_first),
   int_fence   bigint NOT NULL,
   ts_buried   timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (pk_show, token_last)
+  PRIMARY KEY (pk_show, int_fence, token_last)
 );
 
-COMMENT ON COLUMN rota.proc_grave.int_fence IS 'Fence of the show at burial; a higher one makes the grave needless.';
+COMMENT ON COLUMN rota.proc_grave.int_fence IS 'Fence of the show at burial; under a higher one the grave bars nobody, and may go.';
 
 -- A change of limits has a higher version than whatever was published before it.
 CREATE FUNCTION rota.limits_changed() RETURNS trigger
@@ -213,6 +216,16 @@ BEGIN
   RETURN risen;
 END $$;
 
+-- The same for a Redis that has to be seeded: what it knew under a lower fence is not enough any more.
+CREATE FUNCTION rota.show_found(of_show uuid) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  risen bigint := rota.show_raise_fence(of_show);
+BEGIN
+  UPDATE rota.show SET int_founded = int_fence WHERE pk_show = of_show;
+  RETURN risen;
+END $$;
+
 -- Triggers, so that what is changed by hand is as safe as what `rota` changes.
 CREATE FUNCTION rota.show_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -270,17 +283,18 @@ CREATE TYPE rota.ledger_barred AS (owner integer, token bigint, why text);
 CREATE FUNCTION rota.proc_buried(of_show uuid, runs rota.ledger_run[]) RETURNS TABLE (owner integer, token bigint)
 LANGUAGE sql STABLE AS $$
   SELECT run.owner, each.token
-  FROM unnest(runs) AS run
+  FROM (SELECT s.int_fence AS fence FROM rota.show s WHERE s.pk_show = of_show) AS present
+  CROSS JOIN unnest(runs) AS run
   CROSS JOIN LATERAL (SELECT g.token_first FROM rota.proc_grave g
-                      WHERE g.pk_show = of_show AND g.token_last >= run.first
+                      WHERE g.pk_show = of_show AND g.int_fence = present.fence AND g.token_last >= run.first
                       ORDER BY g.token_last LIMIT 1) AS nearest
   CROSS JOIN LATERAL generate_series(greatest(run.first, nearest.token_first), run.last) AS each (token)
   WHERE each.token >= (SELECT g.token_first FROM rota.proc_grave g
-                       WHERE g.pk_show = of_show AND g.token_last >= each.token
+                       WHERE g.pk_show = of_show AND g.int_fence = present.fence AND g.token_last >= each.token
                        ORDER BY g.token_last LIMIT 1)
 $$;
 
-COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave of the show.';
+COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave of the show under its present fence.';
 
 CREATE FUNCTION rota.proc_barred(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[])
 RETURNS SETOF rota.ledger_barred
@@ -372,8 +386,8 @@ LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO rota.proc_grave (pk_show, token_first, token_last, int_fence)
   SELECT of_show, run.first, run.last, fence FROM unnest(firsts, lasts) AS run (first, last)
-  ON CONFLICT (pk_show, token_last)
-    DO UPDATE SET token_first = least(proc_grave.token_first, excluded.token_first), int_fence = excluded.int_fence;
+  ON CONFLICT (pk_show, int_fence, token_last)
+    DO UPDATE SET token_first = least(proc_grave.token_first, excluded.token_first);
 END $$;
 
 CREATE FUNCTION rota.proc_bury(of_show uuid, tokens bigint[]) RETURNS SETOF bigint
@@ -775,7 +789,9 @@ DECLARE
   held rota.show := rota.show_exclusive(of_show);
 BEGIN
   IF held.b_scheduler_managed IS DISTINCT FROM managed THEN
-    UPDATE rota.show SET b_scheduler_managed = managed, int_fence = int_fence + 1 WHERE pk_show = of_show;
+    UPDATE rota.show
+    SET b_scheduler_managed = managed, int_fence = int_fence + 1, int_founded = int_fence + 1
+    WHERE pk_show = of_show;
     IF NOT managed THEN
       PERFORM rota.ledger_recompute(of_show);
     END IF;
