@@ -57,8 +57,8 @@ class Outcome:
     trace: str = ""
 
 
-def holds(name: str, flags: str = "", *, quick: bool = False) -> Run:
-    return Run(name, flags, quick=quick)
+def holds(name: str, flags: str = "", *, model: str = "books.pml", quick: bool = False) -> Run:
+    return Run(name, flags, model=model, quick=quick)
 
 
 def sampled(name: str, flags: str) -> Run:
@@ -71,56 +71,59 @@ def breaks(name: str, flags: str, *, model: str = "books.pml", quick: bool = Fal
 
 RAISED_AND_LOWERED = "-DCAP_RAISED_AND_LOWERED -DSUB_CAP=1"
 TWO_LOWERED = "-DTWO_CAPS_LOWERED -DJOB_CAP=2"
-TWINS = "-DTWINS -DBOOKERS=2"
+TWINS = "-DTWINS=1 -DBOOKERS=1 -DRAISES=1"
+TWINS_CAP = "-DTWINS=1 -DBOOKERS=2 -DCAP_LOWERED -DJOB_CAP=2"
+REMOVED = "-DREMOVED -DRECOUNTERS=0"
 
-RUNS = (
+BOOKS = (
     holds("plain", quick=True),
     holds("plain, subscription binds", "-DSUB_CAP=1 -DJOB_CAP=2"),
     holds("crash", "-DCRASH", quick=True),
     holds("retry, each call twice", "-DRETRY -DREPEAT", quick=True),
-    holds("late copies of calls", "-DLATE", quick=True),
+    holds("late copies of calls", "-DLATE"),
     holds("counters adrift", "-DDRIFT"),
     holds("flush, 2 bookers", "-DFLUSHES=1 -DBOOKERS=2", quick=True),
-    holds("flush", "-DFLUSHES=1"),
+    holds("flush", "-DFLUSHES=1 -DRELEASES=1"),
     holds("flush during bootstrap", "-DFLUSHES=2 -DBOOTSTRAPS=1 -DBOOKERS=2"),
-    holds("two bootstraps", "-DFLUSHES=1 -DBOOTSTRAPS=2 -DBOOKERS=2"),
+    holds("two bootstraps", "-DFLUSHES=1 -DBOOTSTRAPS=2 -DRELEASES=1 -DRECOUNTERS=0"),
+    holds("two bootstraps, recount", "-DFLUSHES=1 -DBOOTSTRAPS=2 -DBOOKERS=1 -DRELEASES=1"),
     holds("two flushes, two bootstraps", "-DFLUSHES=2 -DBOOTSTRAPS=2 -DBOOKERS=2 -DRECOUNTERS=0"),
     holds("cap lowered", "-DCAP_LOWERED"),
+    holds("cap lowered, tried again", "-DCAP_LOWERED -DRETRY -DREBOOK"),
     holds("cap raised and lowered", RAISED_AND_LOWERED),
-    holds("two caps lowered", TWO_LOWERED),
-    holds("cap lowered, flush", "-DCAP_LOWERED -DFLUSHES=1 -DBOOKERS=2"),
+    holds("two caps lowered", f"{TWO_LOWERED} -DRELEASES=1"),
+    holds("cap lowered, flush", "-DCAP_LOWERED -DFLUSHES=1 -DBOOKERS=2 -DRELEASES=1"),
     holds("two caps lowered, flush", f"{TWO_LOWERED} -DFLUSHES=1 -DBOOKERS=2 -DRECOUNTERS=0"),
-    holds("two recounters, 2 bookers", "-DRECOUNTERS=2 -DBOOKERS=2", quick=True),
-    holds("two recounters", "-DRECOUNTERS=2"),
+    holds("two recounters, 2 bookers", "-DRECOUNTERS=2 -DBOOKERS=2"),
+    holds("two recounters", "-DRECOUNTERS=2 -DRELEASES=1"),
     holds("two recounters, crash, retry", "-DRECOUNTERS=2 -DCRASH -DRETRY -DBOOKERS=2"),
-    holds("two recounters, flush", "-DRECOUNTERS=2 -DFLUSHES=1 -DBOOKERS=2 -DRELEASES=1"),
-    holds("crash, flush, retry, 2 bookers", "-DCRASH -DRETRY -DFLUSHES=1 -DBOOKERS=2"),
-    holds("crash, flush, retry", "-DCRASH -DRETRY -DFLUSHES=1 -DRELEASES=1"),
-    holds(
-        "faults, two bootstraps, cap",
-        "-DCRASH -DRETRY -DFLUSHES=1 -DBOOTSTRAPS=2 -DCAP_LOWERED -DBOOKERS=2 -DRECOUNTERS=0",
-    ),
-    holds("twins, with both rules", f"{TWINS} -DONCE -DFENCED_RELEASE"),
-    holds("twins, with both rules, cap", f"{TWINS} -DONCE -DFENCED_RELEASE -DCAP_LOWERED"),
-    holds("twins, with both rules, flush", f"{TWINS} -DONCE -DFENCED_RELEASE -DFLUSHES=1"),
-    holds("token booked again, fenced", "-DREBOOK -DFENCED_RELEASE -DLATE -DFLUSHES=1 -DBOOKERS=2 -DRECOUNTERS=0"),
+    holds("crash, flush, retry", "-DCRASH -DRETRY -DFLUSHES=1 -DBOOKERS=2"),
+    holds("faults, two bootstraps", "-DCRASH -DRETRY -DFLUSHES=1 -DBOOTSTRAPS=2 -DBOOKERS=2 -DRECOUNTERS=0"),
+    holds("faults, cap", "-DCRASH -DRETRY -DREBOOK -DCAP_LOWERED -DBOOKERS=2 -DJOB_CAP=2"),
+    holds("insert sent twice", "-DRESEND"),
+    holds("twins", TWINS, quick=True),
+    holds("three of one token", "-DTWINS=2 -DBOOKERS=1 -DRAISES=1"),
+    holds("twins, crash, insert sent twice", f"{TWINS} -DCRASH -DRESEND"),
+    holds("twins, token booked again", f"{TWINS} -DREBOOK -DLATE"),
+    holds("twins, cap", TWINS_CAP),
+    holds("twins, flush", "-DTWINS=1 -DBOOKERS=2 -DFLUSHES=1"),
+    holds("twins, flush, fence raised", f"{TWINS} -DFLUSHES=1"),
+    holds("twins, release asks for equality", f"{TWINS_CAP} -DEXACT_FENCE"),
+    holds("twins, release asks the token", f"{TWINS_CAP} -DSTAMPED"),
+    holds("twins, flush, it asks the token", "-DTWINS=1 -DBOOKERS=2 -DFLUSHES=1 -DRECOUNTERS=0 -DSTAMPED"),
     holds("older Redis, run id compared", "-DRESTORE -DRUN_ID -DBOOKERS=2 -DBOOTSTRAPS=1"),
-    sampled(
-        "all at once",
-        "-DCRASH -DRETRY -DFLUSHES=2 -DBOOTSTRAPS=2 -DRECOUNTERS=2 -DCAP_LOWERED",
-    ),
-    breaks("sequence number only", "", model="sequence.pml", quick=True),
-    breaks("no tombstone check", "-DBUG_NO_TOMBSTONE_CHECK", quick=True),
+    sampled("all at once", "-DCRASH -DRETRY -DTWINS=1 -DFLUSHES=2 -DBOOTSTRAPS=2 -DRECOUNTERS=2 -DCAP_LOWERED"),
+    breaks("no grave check", "-DBUG_NO_GRAVE_CHECK", quick=True),
     breaks("no fence check", "-DBUG_NO_FENCE_CHECK -DFLUSHES=1 -DBOOKERS=2", quick=True),
     breaks("insert without the lock", "-DBUG_INSERT_UNLOCKED"),
-    breaks("tombstone without the lock", "-DBUG_TOMBSTONE_UNLOCKED", quick=True),
-    breaks("suspects go without tombstone", "-DBUG_REMOVED_WITHOUT_TOMBSTONE", quick=True),
-    breaks("fence first in bootstrap", "-DBUG_FENCE_FIRST -DFLUSHES=1 -DBOOKERS=2", quick=True),
-    breaks("shadow not adjusted", "-DBUG_SHADOW_NOT_ADJUSTED", quick=True),
-    breaks("mark not honoured", "-DBUG_MARK_NOT_HONOURED", quick=True),
-    breaks("swapped before the last bucket", "-DBUG_SWAPPED_EARLY", quick=True),
-    breaks("cap lowered, fence not raised", "-DBUG_LOWERED_WITHOUT_FENCE -DCAP_LOWERED", quick=True),
-    breaks("push without version", f"-DBUG_PUSH_WITHOUT_VERSION {RAISED_AND_LOWERED}", quick=True),
+    breaks("grave without the lock", "-DBUG_GRAVE_UNLOCKED"),
+    breaks("suspects go without grave", "-DBUG_REMOVED_WITHOUT_GRAVE"),
+    breaks("fence first in bootstrap", "-DBUG_FENCE_FIRST -DFLUSHES=1 -DBOOKERS=2"),
+    breaks("shadow not adjusted", "-DBUG_SHADOW_NOT_ADJUSTED"),
+    breaks("mark not honoured", "-DBUG_MARK_NOT_HONOURED"),
+    breaks("swapped before the last bucket", "-DBUG_SWAPPED_EARLY"),
+    breaks("cap lowered, fence not raised", "-DBUG_LOWERED_WITHOUT_FENCE -DCAP_LOWERED"),
+    breaks("push without version", f"-DBUG_PUSH_WITHOUT_VERSION {RAISED_AND_LOWERED}"),
     breaks("one level checked", "-DBUG_ONE_LEVEL_CHECKED"),
     breaks("book not repeatable", "-DBUG_BOOK_NOT_REPEATABLE -DREPEAT"),
     breaks("release not repeatable", "-DBUG_RELEASE_NOT_REPEATABLE -DREPEAT"),
@@ -130,15 +133,72 @@ RUNS = (
     breaks("no seeding mark", "-DBUG_NO_SEEDING_MARK -DFLUSHES=2 -DBOOTSTRAPS=1 -DBOOKERS=2 -DRECOUNTERS=0"),
     breaks("push seeds an empty Redis", "-DBUG_PUSH_SEEDS -DCAP_LOWERED -DFLUSHES=1 -DBOOKERS=2 -DRECOUNTERS=0"),
     breaks("push skips a fence", f"-DBUG_PUSH_SKIPS {TWO_LOWERED}"),
-    breaks("insert sent twice", "-DBUG_REINSERT"),
     breaks("unknown taken for refused", "-DBUG_UNKNOWN_IS_REFUSED"),
-    breaks("twins, neither rule", f"{TWINS} -DRECOUNTERS=0"),
-    breaks("twins, a row there is refused", f"{TWINS} -DBUG_THERE_IS_REFUSED -DONCE -DFENCED_RELEASE -DCAP_LOWERED"),
-    breaks("twins, only once", f"{TWINS} -DONCE -DFLUSHES=1 -DRECOUNTERS=0"),
-    breaks("twins, only fenced release", f"{TWINS} -DFENCED_RELEASE -DRECOUNTERS=0"),
-    breaks("token booked again, not fenced", "-DREBOOK -DLATE -DFLUSHES=1 -DBOOKERS=2 -DRECOUNTERS=0"),
+    breaks("no grave on delete", f"-DBUG_NO_GRAVE {TWINS}", quick=True),
+    breaks("insert sent twice, no grave", "-DBUG_NO_GRAVE -DRESEND"),
+    breaks("grave pruned too soon", f"-DBUG_PRUNED_EARLY {TWINS}"),
+    breaks("grave of an old fence bars", f"-DBUG_OLD_GRAVE_BARS {TWINS}", quick=True),
+    breaks("release not fenced", f"-DBUG_RELEASE_NOT_FENCED {TWINS}", quick=True),
+    breaks("a row there is refused", f"-DBUG_THERE_IS_REFUSED {TWINS}"),
+    breaks("a token there is booked", "-DBUG_THERE_IS_BOOKED -DCAP_LOWERED -DREBOOK -DRECOUNTERS=0", quick=True),
     breaks("older Redis, nothing compared", "-DRESTORE -DBOOKERS=2 -DRECOUNTERS=0"),
 )
+LIMITS = (
+    holds("first cap of a job", "-DFIRST_CAP", model="limits.pml", quick=True),
+    holds("first cap, reseed", "-DFIRST_CAP -DRESEEDERS=1", model="limits.pml"),
+    holds("first cap, two recounters", "-DFIRST_CAP -DRESEEDERS=1 -DRECOUNTERS=2 -DRELEASES=0", model="limits.pml"),
+    holds("first cap, another lowered", "-DFIRST_CAP -DLOWERED -DRESEEDERS=1 -DRELEASES=0", model="limits.pml"),
+    holds("first cap and removal", "-DFIRST_CAP -DLOWERED -DREMOVED", model="limits.pml"),
+    holds("cap lowered, another taught", "-DLOWERED -DTEACHERS=1 -DTAUGHT=JOB -DRESEEDERS=1", model="limits.pml"),
+    holds("share removed, taught late", "-DREMOVED -DTEACHERS=1 -DRESEEDERS=1", model="limits.pml"),
+    holds("share removed, two reseeds", f"{REMOVED} -DTEACHERS=1 -DRESEEDERS=2", model="limits.pml"),
+    holds("two reseeds without names", f"{REMOVED} -DTEACHERS=1 -DRESEEDERS=2 -DNAMELESS", model="limits.pml"),
+    breaks("fence moves while uncounted", "-DBUG_FENCE_MOVES_UNCOUNTED -DFIRST_CAP", model="limits.pml", quick=True),
+    breaks(
+        "flag cleared by an older recount",
+        "-DBUG_FLAG_CLEARED_BLINDLY -DFIRST_CAP -DRESEEDERS=1",
+        model="limits.pml",
+    ),
+    breaks(
+        "a recount ends another's",
+        "-DBUG_RECOUNT_NOT_NAMED -DFIRST_CAP -DRESEEDERS=1 -DRECOUNTERS=2",
+        model="limits.pml",
+        quick=True,
+    ),
+    breaks(
+        "any push moves the fence",
+        "-DBUG_ANY_PUSH_MOVES_THE_FENCE -DLOWERED -DTEACHERS=1 -DTAUGHT=JOB",
+        model="limits.pml",
+        quick=True,
+    ),
+    breaks(
+        "removed before the fence",
+        f"-DBUG_REMOVED_BEFORE_THE_FENCE {REMOVED} -DTEACHERS=1 -DRESEEDERS=1",
+        model="limits.pml",
+    ),
+    breaks(
+        "removed before it, no names",
+        f"-DBUG_REMOVED_BEFORE_THE_FENCE {REMOVED} -DRESEEDERS=2 -DNAMELESS",
+        model="limits.pml",
+    ),
+)
+HANDS = (
+    holds("given back", "-DFLIPS=1", model="hands.pml", quick=True),
+    holds("given back and taken again", "-DFLIPS=2 -DRELEASES=0", model="hands.pml"),
+    holds("flips nobody looks after", "-DFLIPS=2 -DLOOKS=0", model="hands.pml"),
+    holds("flips and a flush", "-DFLIPS=2 -DFLUSHES=1 -DRELEASES=0 -DLOOKS=0", model="hands.pml"),
+    holds("two replicas, two flushes", "-DFLUSHES=2 -DLOOKS=2", model="hands.pml"),
+    holds("two replicas, cap, flush", "-DFLUSHES=1 -DLOOKS=2 -DRAISES=1 -DRELEASES=0", model="hands.pml"),
+    breaks("reseed lifts over a flip", "-DBUG_LIFTED_OVER_A_FOUNDING -DFLIPS=2", model="hands.pml", quick=True),
+    breaks(
+        "reseed lifts over a seeding",
+        "-DBUG_LIFTED_OVER_A_FOUNDING -DFLUSHES=2 -DLOOKS=2 -DRELEASES=0",
+        model="hands.pml",
+    ),
+    breaks("wiped without mark", "-DBUG_WIPED_WITHOUT_MARK -DFLIPS=2", model="hands.pml"),
+    breaks("flip without fence", "-DBUG_FLIP_WITHOUT_FENCE -DFLIPS=2", model="hands.pml"),
+)
+RUNS = (*BOOKS, *LIMITS, *HANDS, breaks("sequence number only", "", model="sequence.pml", quick=True))
 
 
 def small(run: Run) -> bool:
@@ -164,7 +224,7 @@ def build(run: Run, folder: Path, *, trace: bool) -> None:
     tool(["spin", "-a", *model(run, trace=trace)], folder)
     storage = "-DBITSTATE" if run.sampled else "-DBFS" if trace else "-DCOLLAPSE"
     # Optimising takes longer than a small search.
-    effort = "-O0" if small(run) else "-O2"
+    effort = "-O0" if small(run) else "-O1"
     tool(["cc", effort, "-w", "-DSAFETY", f"-DMEMLIM={MEMORY_MB}", storage, "-o", "pan", "pan.c"], folder)
 
 
