@@ -1,0 +1,467 @@
+-- Where frames wait and end: counts, and what one leader does to keep the storage small. See docs/adr/0013-the-queue.md.
+
+-- Counted from the rows themselves, by slot and lane. Slow; for the mode `scan`, for distrust and for rebuilding.
+CREATE FUNCTION rota.queue_scan()
+RETURNS TABLE (
+  lane_id integer, ready_slot integer, waiting bigint, running bigint, completed bigint, cancelled bigint,
+  failed bigint, deferred bigint, dead bigint
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+    WITH filled AS MATERIALIZED (
+      SELECT l.lane_id, c.cursor
+      FROM rota.queue_lanes l, LATERAL rota.queue_cursor(l.lane_id, rota.queue_generation()) AS c
+    ), found AS (
+      SELECT e.lane_id, e.ready_slot::integer, sum(greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor))) AS waiting,
+             0 AS running, 0 AS completed, 0 AS cancelled, 0 AS failed, 0 AS deferred, 0 AS dead
+      FROM rota.ready_entries e JOIN filled f ON f.lane_id = e.lane_id GROUP BY 1, 2
+      UNION ALL
+      SELECT t.lane_id, t.ready_slot, -sum(t.n) FILTER (WHERE t.first_seq >= f.cursor), 0, 0, sum(t.n), 0, 0, 0
+      FROM rota.ready_tombstones t JOIN filled f ON f.lane_id = t.lane_id GROUP BY 1, 2
+      UNION ALL
+      SELECT r.lane_id, r.ready_slot, sum(r.n), 0, 0, 0, 0, 0, 0 FROM rota.queue_returned r GROUP BY 1, 2
+      UNION ALL
+      SELECT c.lane_id, c.ready_slot, 0, sum(c.n), 0, 0, 0, 0, 0 FROM rota.queue_claims c GROUP BY 1, 2
+      UNION ALL
+      SELECT c.lane_id, c.ready_slot, 0, -sum(x.n), sum(x.n) FILTER (WHERE x.outcome = 1),
+             sum(x.n) FILTER (WHERE x.outcome = 3), 0, 0, 0
+      FROM rota.queue_closures x JOIN rota.queue_claims c ON c.ready_slot = x.ready_slot AND c.claim_id = x.claim_id
+      GROUP BY 1, 2
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, count(*), 0, 0 FROM rota.done_entries d GROUP BY 1
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, sum(d.n), 0 FROM rota.deferred_jobs d GROUP BY 1
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, 0, count(*) FROM rota.dlq_entries d WHERE d.lane_id IS NOT NULL GROUP BY 1
+    )
+    SELECT f.lane_id, f.ready_slot, coalesce(sum(f.waiting), 0)::bigint, coalesce(sum(f.running), 0)::bigint,
+           coalesce(sum(f.completed), 0)::bigint, coalesce(sum(f.cancelled), 0)::bigint,
+           coalesce(sum(f.failed), 0)::bigint, coalesce(sum(f.deferred), 0)::bigint, coalesce(sum(f.dead), 0)::bigint
+    FROM found f GROUP BY 1, 2;
+END $$;
+
+CREATE TYPE rota.queue_counted AS (
+  queue     text,
+  waiting   bigint,
+  running   bigint,
+  deferred  bigint,
+  completed bigint,
+  failed    bigint,
+  cancelled bigint,
+  dead      bigint
+);
+
+-- Pruned ends are counted in; queues of null are all of them. Volatile, so that the snapshot is taken after the locks:
+-- with an older one a fold that we waited for would be missing on one side.
+CREATE FUNCTION rota.queue_counts_exact(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  IF EXISTS (SELECT FROM rota.queue_storage s WHERE s.counter_mode = 'scan' OR NOT s.counters_trusted) THEN
+    RETURN QUERY SELECT * FROM rota.queue_counts_scan(queues);
+    RETURN;
+  END IF;
+  RETURN QUERY
+    SELECT l.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT q.queue, c.* FROM (
+        SELECT c.lane_id, c.waiting, c.running, c.completed, c.cancelled, c.failed, c.deferred, c.dead
+        FROM rota.queue_terminal_live_counts c
+        UNION ALL
+        SELECT d.lane_id, d.waiting, d.running, d.completed, d.cancelled, d.failed, d.deferred, d.dead
+        FROM rota.queue_terminal_count_deltas d
+      ) AS c JOIN rota.queue_lanes q ON q.lane_id = c.lane_id
+      WHERE queues IS NULL OR q.queue = ANY (queues)
+      UNION ALL
+      SELECT r.queue, NULL, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r WHERE queues IS NULL OR r.queue = ANY (queues)
+    ) AS c (queue, lane_id, waiting, running, completed, cancelled, failed, deferred, dead)
+    JOIN rota.queues l ON l.queue = c.queue
+    GROUP BY 1;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_counts_exact IS
+  'Exact counts from the folded counters, the pending deltas and the rollups, in one statement.';
+
+CREATE FUNCTION rota.queue_counts_scan(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  RETURN QUERY
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+      FROM rota.queue_scan() AS s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
+      UNION ALL
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
+END $$;
+
+-- Without what was not folded yet: late by a fold interval, and cheaper by the pending deltas.
+CREATE FUNCTION rota.queue_counts_fast(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+      FROM rota.queue_terminal_live_counts s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
+      UNION ALL
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
+END $$;
+
+-- Lanes in which something waits that may be claimed; `parked` is part of `waiting`.
+CREATE FUNCTION rota.queue_candidates(queues text[] DEFAULT NULL)
+RETURNS TABLE (lane_id integer, queue text, priority smallint, waiting bigint, parked bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+    SELECT l.lane_id, l.queue, l.priority, c.waiting, coalesce(p.parked, 0)
+    FROM (
+      SELECT u.lane_id, sum(u.waiting)::bigint AS waiting FROM (
+        SELECT c.lane_id, c.waiting FROM rota.queue_terminal_live_counts c
+        UNION ALL
+        SELECT d.lane_id, d.waiting FROM rota.queue_terminal_count_deltas d
+      ) AS u GROUP BY 1 HAVING sum(u.waiting) > 0
+    ) AS c
+    JOIN rota.queue_lanes l ON l.lane_id = c.lane_id
+    JOIN rota.queues q ON q.queue = l.queue AND NOT q.paused
+    LEFT JOIN (SELECT r.lane_id, sum(r.n)::bigint AS parked FROM rota.queue_returned r
+               WHERE r.parked_job IS NOT NULL GROUP BY 1) AS p ON p.lane_id = c.lane_id
+    WHERE (queues IS NULL OR q.queue = ANY (queues)) AND c.waiting > coalesce(p.parked, 0)
+    ORDER BY l.priority DESC, l.lane_id;
+END $$;
+
+-- Since when the turn that would be claimed next has been waiting, for each lane that has one.
+CREATE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  generation bigint := rota.queue_generation();
+  at record;
+  slots integer[];
+BEGIN
+  FOREACH lane_id IN ARRAY lanes LOOP
+    SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
+    WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
+    IF FOUND THEN
+      slots := ARRAY[at.slot];
+    ELSE
+      SELECT rota.queue_past_tombstones(queue_heads.lane_id, c.cursor) AS seq, c.age INTO at
+      FROM rota.queue_cursor(queue_heads.lane_id, generation) AS c;
+      slots := ARRAY(SELECT CASE WHEN age = 7 THEN 7 ELSE (generation - age) % 7 END
+                     FROM generate_series(at.age, 0, -1) AS age);
+    END IF;
+    FOR place IN 1 .. cardinality(slots) LOOP
+      EXECUTE format('SELECT e.enqueued_at FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq <= $2'
+                     ' AND e.lane_seq + e.n > $2 ORDER BY e.lane_seq DESC LIMIT 1', slots[place])
+        INTO enqueued_at USING queue_heads.lane_id, at.seq;
+      EXIT WHEN enqueued_at IS NOT NULL;
+    END LOOP;
+    IF enqueued_at IS NOT NULL THEN
+      RETURN NEXT;
+    END IF;
+  END LOOP;
+END $$;
+
+-- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both.
+CREATE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  LOCK TABLE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts, rota.queue_storage
+    IN ACCESS EXCLUSIVE MODE;
+  TRUNCATE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts;
+  INSERT INTO rota.queue_terminal_live_counts
+  SELECT s.lane_id, s.ready_slot, 0, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+  FROM rota.queue_scan() AS s WHERE coalesce(mode, '') <> 'scan';
+  UPDATE rota.queue_storage SET counters_trusted = coalesce(mode, counter_mode) <> 'scan',
+    counter_mode = coalesce(mode, counter_mode), counter_stripes = coalesce(stripes, counter_stripes);
+END $$;
+
+-- Deltas of turns that are no longer written to become part of the live counts, or, while a snapshot is so old that
+-- updates would only pile up dead rows, one delta per slot and lane. Returns what was done per turn that held any.
+CREATE FUNCTION rota.queue_fold(pinned boolean)
+RETURNS TABLE (turn integer, deltas bigint, done text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  current integer := nextval('rota.queue_delta_turn') % 4;
+  holds boolean;
+  truncated boolean;
+  moved text;
+BEGIN
+  FOR turn IN SELECT t FROM generate_series(0, 3) AS t WHERE t <> current LOOP
+    EXECUTE format('SELECT EXISTS (SELECT FROM rota.queue_terminal_count_deltas_%s)', turn) INTO holds;
+    CONTINUE WHEN NOT holds;
+    BEGIN
+      EXECUTE format('LOCK TABLE ONLY rota.queue_terminal_count_deltas_%s IN ACCESS EXCLUSIVE MODE NOWAIT', turn);
+      truncated := true;
+    EXCEPTION WHEN lock_not_available THEN
+      truncated := false;
+    END;
+    IF truncated THEN
+      moved := format('SELECT * FROM rota.queue_terminal_count_deltas_%s', turn);
+    ELSE
+      -- Somebody has been in its transaction since before the turn changed. Rows that are there can go all the same.
+      moved := format('DELETE FROM rota.queue_terminal_count_deltas_%s RETURNING *', turn);
+    END IF;
+    EXECUTE 'WITH moved AS (' || moved || ') ' || rota.queue_fold_into(pinned) || ' SELECT count(*) FROM moved'
+      INTO deltas USING current;
+    IF truncated THEN
+      EXECUTE format('TRUNCATE ONLY rota.queue_terminal_count_deltas_%s', turn);
+    END IF;
+    done := CASE WHEN pinned THEN 'compacted' WHEN truncated THEN 'folded' ELSE 'folded around a transaction' END;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+
+CREATE FUNCTION rota.queue_fold_into(pinned boolean) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT ', summed AS (
+    SELECT lane_id, ready_slot, sum(waiting) AS waiting, sum(running) AS running, sum(completed) AS completed,
+           sum(cancelled) AS cancelled, sum(failed) AS failed, sum(deferred) AS deferred, sum(dead) AS dead
+    FROM moved GROUP BY 1, 2 ORDER BY 1, 2
+  ), put AS (' || CASE WHEN pinned THEN '
+    INSERT INTO rota.queue_terminal_count_deltas
+    SELECT $1, ready_slot, lane_id, waiting, running, completed, cancelled, failed, deferred, dead FROM summed'
+  ELSE '
+    INSERT INTO rota.queue_terminal_live_counts AS c
+    SELECT lane_id, ready_slot, 0 * $1, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
+    ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
+      waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
+      completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
+      failed = c.failed + excluded.failed, deferred = c.deferred + excluded.deferred, dead = c.dead + excluded.dead'
+  END || ')'
+$$;
+
+-- Who keeps old row versions alive, for longer than `than`: one row per session, the oldest first.
+CREATE FUNCTION rota.queue_pins(than interval) RETURNS TABLE (pid integer, application text, age_s float8, state text)
+LANGUAGE sql AS $$
+  SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state
+  FROM pg_stat_activity a
+  WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+    AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL) AND a.xact_start < clock_timestamp() - than
+  ORDER BY a.xact_start
+$$;
+
+-- A new slot, when the one in use holds enough or is old and holds anything, and the next one is empty.
+CREATE FUNCTION rota.queue_rotate(bytes_max bigint, age_max interval) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  last rota.queue_ring_rotations;
+  held bigint;
+  empty boolean;
+BEGIN
+  SELECT * INTO last FROM rota.queue_ring_rotations ORDER BY generation DESC LIMIT 1;
+  held := pg_relation_size(format('rota.ready_entries_%s', last.generation % 7)::regclass)
+        + pg_relation_size(format('rota.queue_claims_%s', last.generation % 7)::regclass)
+        + pg_relation_size(format('rota.queue_closures_%s', last.generation % 7)::regclass);
+  IF held = 0 OR (held < bytes_max AND last.rotated_at > clock_timestamp() - age_max) THEN
+    RETURN 'not needed';
+  END IF;
+  EXECUTE format('SELECT NOT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
+                 ' AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s)', (last.generation + 1) % 7) INTO empty;
+  IF NOT empty THEN
+    RETURN 'full';
+  END IF;
+  INSERT INTO rota.queue_ring_rotations (generation) VALUES (last.generation + 1);
+  DELETE FROM rota.queue_ring_rotations r WHERE r.generation < last.generation - 7;
+  RETURN 'rotated';
+END $$;
+
+-- How many turns of a slot have not ended. `running` comes first, being the cheaper question.
+CREATE FUNCTION rota.queue_slot_live(slot integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  generation bigint := rota.queue_generation();
+  live bigint;
+BEGIN
+  EXECUTE format('SELECT coalesce((SELECT sum(n) FROM rota.queue_claims_%1$s), 0)'
+                 ' - coalesce((SELECT sum(n) FROM rota.queue_closures_%1$s), 0)'
+                 ' + coalesce((SELECT sum(n) FROM rota.queue_returned WHERE ready_slot = %1$s), 0)', slot) INTO live;
+  IF live > 0 THEN
+    RETURN live;
+  END IF;
+  EXECUTE format($q$
+    SELECT coalesce(sum(greatest(0, filled.next - greatest(filled.first, c.cursor)) - coalesce(
+             (SELECT sum(t.n) FROM rota.ready_tombstones t
+              WHERE t.lane_id = filled.lane_id AND t.ready_slot = %1$s AND t.first_seq >= c.cursor), 0)), 0)
+    FROM (SELECT lane_id, min(lane_seq) AS first, max(lane_seq + n) AS next
+          FROM rota.ready_entries_%1$s GROUP BY 1) AS filled,
+         LATERAL rota.queue_cursor(filled.lane_id, $1) AS c
+  $q$, slot) INTO live USING generation;
+  RETURN live;
+END $$;
+
+-- Forget a sealed slot in which everything has ended. Asked before the lock, so as not to stop anybody in vain, and
+-- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go.
+CREATE FUNCTION rota.queue_prune(slot integer, lock_ms integer) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  holds boolean;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  EXECUTE format('SELECT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
+                 ' OR EXISTS (SELECT FROM rota.queue_claims_%1$s)', slot) INTO holds;
+  IF NOT holds OR slot = rota.queue_generation() % 7 THEN
+    RETURN 'not needed';
+  END IF;
+  IF rota.queue_slot_live(slot) > 0 THEN
+    RETURN 'live';
+  END IF;
+  IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
+    RETURN 'blocked';
+  END IF;
+  IF rota.queue_slot_live(slot) > 0 THEN
+    RETURN 'live';
+  END IF;
+  PERFORM rota.queue_slot_roll_up(slot);
+  EXECUTE format($q$
+    INSERT INTO rota.queue_lane_bases AS b
+    SELECT lane_id, max(lane_seq + n), max(lane_seq + n) FROM rota.ready_entries_%s GROUP BY 1 ORDER BY 1
+    ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
+                                        cursor = greatest(b.cursor, excluded.cursor)
+  $q$, slot);
+  PERFORM rota.queue_slot_empty(slot);
+  RETURN 'pruned';
+END $$;
+
+-- Nobody has an open transaction in the slot from here on. False if somebody stays in one for longer than we wait.
+CREATE FUNCTION rota.queue_slot_lock(slot integer, lock_ms integer) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('lock_timeout', lock_ms::text, true);
+  EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%1$s, ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s'
+                 ' IN ACCESS EXCLUSIVE MODE', slot);
+  RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN false;
+END $$;
+
+CREATE FUNCTION rota.queue_slot_roll_up(slot integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format($q$
+    SELECT rota.queue_roll_up(s.queue, s.priority, completed => s.completed, cancelled => s.cancelled)
+    FROM (
+      SELECT l.queue, l.priority, sum(u.completed)::bigint AS completed, sum(u.cancelled)::bigint AS cancelled
+      FROM (
+        SELECT c.lane_id, sum(x.n) FILTER (WHERE x.outcome = 1) AS completed,
+               sum(x.n) FILTER (WHERE x.outcome = 3) AS cancelled
+        FROM rota.queue_closures_%1$s x JOIN rota.queue_claims_%1$s c ON c.claim_id = x.claim_id GROUP BY 1
+        UNION ALL
+        SELECT t.lane_id, 0, sum(t.n) FROM rota.ready_tombstones t WHERE t.ready_slot = %1$s GROUP BY 1
+      ) AS u JOIN rota.queue_lanes l ON l.lane_id = u.lane_id
+      GROUP BY 1, 2 ORDER BY 1, 2
+    ) AS s WHERE s.completed > 0 OR s.cancelled > 0
+  $q$, slot);
+END $$;
+
+-- Rows and counters of a slot that was rolled up, gone together. What the counters said beyond the rows goes too, so
+-- that a drift never outlives its slot.
+CREATE FUNCTION rota.queue_slot_empty(slot integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM rota.ready_tombstones t WHERE t.ready_slot = slot;
+  DELETE FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot;
+  INSERT INTO rota.queue_terminal_count_deltas
+  SELECT t.last_value % 4, slot, d.lane_id, -sum(d.waiting), -sum(d.running), -sum(d.completed), -sum(d.cancelled),
+         -sum(d.failed), -sum(d.deferred), -sum(d.dead)
+  FROM rota.queue_terminal_count_deltas d, rota.queue_delta_turn t WHERE d.ready_slot = slot
+  GROUP BY t.last_value, d.lane_id;
+  EXECUTE format('TRUNCATE ONLY rota.ready_entries_%1$s, ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s',
+                 slot);
+END $$;
+
+-- Deferred frames whose time has come, to the end of a lane of their queue. One whose lanes are all held stays.
+CREATE FUNCTION rota.queue_promote(most integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  due record;
+  gone record;
+  lane integer;
+  promoted integer := 0;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  FOR due IN
+    SELECT l.queue, l.priority, array_agg(d.deferred_id) AS ids
+    FROM (SELECT * FROM rota.deferred_jobs d WHERE d.run_at <= clock_timestamp()
+          ORDER BY d.run_at LIMIT most) AS d
+    JOIN rota.queue_lanes l ON l.lane_id = d.lane_id GROUP BY 1, 2 ORDER BY 1, 2
+  LOOP
+    lane := rota.queue_lane_to_fill(due.queue, due.priority, NULL, false);
+    CONTINUE WHEN lane IS NULL;
+    promoted := promoted + rota.queue_promote_to(lane, due.ids);
+    PERFORM pg_notify('rota_queue', due.queue);
+  END LOOP;
+  RETURN promoted;
+END $$;
+
+CREATE FUNCTION rota.queue_promote_to(lane integer, ids bigint[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  gone record;
+  slot integer := rota.queue_open_slot();
+  promoted integer := 0;
+BEGIN
+  FOR gone IN EXECUTE format($q$
+    WITH due AS (
+      DELETE FROM rota.deferred_jobs d WHERE d.deferred_id = ANY ($1) RETURNING d.*
+    ), put AS (
+      INSERT INTO rota.ready_entries_%1$s
+      SELECT %1$s, $2, $3 + sum(d.n) OVER (ORDER BY d.run_at, d.deferred_id ROWS UNBOUNDED PRECEDING) - d.n, d.n,
+             d.job_id, d.layer_id, d.frame, d.attempt, d.payload, now()
+      FROM due d
+    )
+    SELECT d.lane_id, sum(d.n)::integer AS n FROM due d GROUP BY 1 ORDER BY 1
+  $q$, slot) USING ids, lane, rota.queue_next_seq(lane)
+  LOOP
+    PERFORM rota.queue_count(-1, gone.lane_id, deferred => -gone.n);
+    promoted := promoted + gone.n;
+  END LOOP;
+  IF promoted > 0 THEN
+    PERFORM rota.queue_count(slot, lane, waiting => promoted);
+  END IF;
+  RETURN promoted;
+END $$;
+
+-- Owners whose lease ended are declared dead; the exclusive lock waits for a claim that is being made in their name.
+CREATE FUNCTION rota.queue_bury_owners() RETURNS SETOF bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  silent bigint;
+BEGIN
+  FOR silent IN
+    SELECT o.owner FROM rota.queue_owners o
+    WHERE NOT o.dead AND NOT EXISTS (
+      SELECT FROM rota.lease l
+      WHERE l.name = o.lease AND l.fence = o.owner AND l.expires_at > clock_timestamp()) ORDER BY 1
+  LOOP
+    PERFORM pg_advisory_xact_lock(1903519028, (silent & 2147483647)::integer);
+    UPDATE rota.queue_owners o SET dead = true WHERE o.owner = silent;
+  END LOOP;
+  RETURN QUERY SELECT o.owner FROM rota.queue_owners o WHERE o.dead ORDER BY 1;
+END $$;
+
+-- Open turns of claims that this owner made.
+CREATE FUNCTION rota.queue_open_claims(of_owner bigint) RETURNS TABLE (claim_id bigint, open varbit)
+LANGUAGE sql AS $$
+  SELECT c.claim_id, (rota.queue_mask(B'', c.n) | ~coalesce(bit_or(x.bits), rota.queue_mask(B'', c.n)))::varbit
+  FROM rota.queue_claims c
+  LEFT JOIN rota.queue_closures x ON x.ready_slot = c.ready_slot AND x.claim_id = c.claim_id
+  WHERE c.owner = of_owner AND c.n > 0
+  GROUP BY c.claim_id, c.n
+  HAVING c.n > coalesce(sum(x.n), 0)
+$$;
