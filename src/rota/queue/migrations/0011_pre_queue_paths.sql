@@ -18,6 +18,10 @@ END $$;
 CREATE FUNCTION rota.queue_generation() RETURNS bigint
 LANGUAGE sql STABLE AS $$ SELECT generation FROM rota.queue_ring_rotations ORDER BY generation DESC LIMIT 1 $$;
 
+-- Ages count back from the slot in use; what was carried out of the ring is older than all of it.
+CREATE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation - age) % 7)::integer END $$;
+
 -- One delta, in the mode that is set. Amounts are signed.
 CREATE FUNCTION rota.queue_count(
   of_slot integer, of_lane integer, waiting integer DEFAULT 0, running integer DEFAULT 0, completed integer DEFAULT 0,
@@ -112,13 +116,13 @@ BEGIN
       IF found_seq IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'RT021';
       END IF;
-      RETURN found_seq;
+      EXIT;
     EXCEPTION WHEN SQLSTATE 'RT021' THEN
       NULL;
     END;
   END LOOP;
-  SELECT b.next_seq INTO found_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane;
-  RETURN coalesce(found_seq, 0);
+  -- A slot between older ones may have been pruned, so the base may be ahead of what is left.
+  RETURN greatest(found_seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
 END $$;
 
 -- The slot to write to, held open until the transaction ends: it may be sealed meanwhile, but not pruned.
@@ -199,21 +203,18 @@ BEGIN
   END LOOP;
 END $$;
 
--- How far the lane was claimed, and the age of the slot that shows it (7: none does). Exact while the lane is ours.
+-- How far the lane was claimed, and the age of the oldest slot that what comes next may be in; 7 is slot 7.
+-- Exact while the lane is ours.
 CREATE FUNCTION rota.queue_cursor(of_lane integer, generation bigint, OUT cursor bigint, OUT age integer)
 LANGUAGE plpgsql AS $$
 BEGIN
-  FOR at IN 0..6 LOOP
+  FOR at IN 0..7 LOOP
     EXECUTE format('SELECT last_seq + 1 FROM rota.queue_claims_%s WHERE lane_id = $1 ORDER BY last_seq DESC LIMIT 1',
-                   (generation - at) % 7) INTO cursor USING of_lane;
-    IF cursor IS NOT NULL THEN
-      age := at;
-      RETURN;
-    END IF;
+                   rota.queue_slot(generation, at)) INTO cursor USING of_lane;
+    age := at;
+    EXIT WHEN cursor IS NOT NULL;
   END LOOP;
-  SELECT b.cursor INTO cursor FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane;
-  cursor := coalesce(cursor, 0);
-  age := 7;
+  cursor := greatest(cursor, (SELECT b.cursor FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
 END $$;
 
 CREATE TYPE rota.queue_pieces AS (
@@ -228,7 +229,8 @@ CREATE TYPE rota.queue_pieces AS (
 
 -- For each slot a function of its own that reads turns and one that ends them: their plans are kept and name the slot's
 -- tables, so that no other slot is locked. Statistics of tables that are truncated all the time are always wrong, hence
--- nothing but index lookups.
+-- nothing but index lookups. Turns are read from `first` on or not at all: if that one is elsewhere (its slot was pruned
+-- between two looks), those behind it must not be handed out in its place.
 DO $migration$
 DECLARE
   lookups_only constant text := 'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
@@ -249,9 +251,10 @@ BEGIN
                  e.job_id, e.layer_id, (e.frame + greatest(0, first - e.lane_seq))::integer AS frame,
                  e.attempt, e.payload
           FROM rota.ready_entries_%1$s e
-          WHERE e.lane_id = of_lane AND e.lane_seq + e.n > first AND e.lane_seq < first + most AND e.lane_seq >= coalesce(
-            (SELECT b.lane_seq FROM rota.ready_entries_%1$s b
-             WHERE b.lane_id = of_lane AND b.lane_seq <= first ORDER BY b.lane_seq DESC LIMIT 1), first)
+          WHERE e.lane_id = of_lane AND e.lane_seq < first + most AND e.lane_seq >= (
+            SELECT CASE WHEN b.lane_seq + b.n > first THEN b.lane_seq END
+            FROM (SELECT b.lane_seq, b.n FROM rota.ready_entries_%1$s b
+                  WHERE b.lane_id = of_lane AND b.lane_seq <= first ORDER BY b.lane_seq DESC LIMIT 1) AS b)
           ORDER BY e.lane_id, e.lane_seq
         ) AS p;
         RETURN pieces;
@@ -310,6 +313,9 @@ BEGIN
     first_seq := back.first_seq;
     n := least(most, back.n);
     EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+    IF pieces.n IS DISTINCT FROM n THEN
+      RETURN;  -- carried out of this slot a moment ago
+    END IF;
     DELETE FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.first_seq = back.first_seq;
     IF n < back.n THEN
       INSERT INTO rota.queue_returned VALUES (of_lane, first_seq + n, back.n - n, slot, NULL, back.returned_at);
@@ -318,7 +324,7 @@ BEGIN
     SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
     first_seq := rota.queue_past_tombstones(of_lane, at.cursor);
     FOR age IN REVERSE at.age .. 0 LOOP
-      slot := CASE WHEN age = 7 THEN 7 ELSE (generation - age) % 7 END;
+      slot := rota.queue_slot(generation, age);
       EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, most;
       EXIT WHEN pieces.n > 0;
     END LOOP;

@@ -59,7 +59,7 @@ BEGIN
   PERFORM pg_advisory_xact_lock(1903519026, of_lane);
   SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
   FOR age IN REVERSE at.age .. 0 LOOP
-    slot := CASE WHEN age = 7 THEN 7 ELSE (generation - age) % 7 END;
+    slot := rota.queue_slot(generation, age);
     LOOP
       at.cursor := rota.queue_past_tombstones(of_lane, at.cursor);
       EXECUTE format('SELECT job_id, lane_seq + n AS next FROM rota.ready_entries_%s WHERE lane_id = $1'

@@ -1,45 +1,60 @@
 -- Where frames wait and end: counts, and what one leader does to keep the storage small. See docs/adr/0013-the-queue.md.
 
+CREATE TYPE rota.queue_slot_counts AS (
+  lane_id    integer,
+  ready_slot integer,
+  waiting    bigint,
+  running    bigint,
+  completed  bigint,
+  cancelled  bigint,
+  failed     bigint,
+  deferred   bigint,
+  dead       bigint
+);
+
 -- Counted from the rows themselves, by slot and lane. Slow; for the mode `scan`, for distrust and for rebuilding.
-CREATE FUNCTION rota.queue_scan()
-RETURNS TABLE (
-  lane_id integer, ready_slot integer, waiting bigint, running bigint, completed bigint, cancelled bigint,
-  failed bigint, deferred bigint, dead bigint
-)
+-- One statement, so that everything is from one snapshot.
+CREATE FUNCTION rota.queue_scan(of_slot integer DEFAULT NULL) RETURNS SETOF rota.queue_slot_counts
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 BEGIN
-  RETURN QUERY
+  RETURN QUERY EXECUTE format($q$
     WITH filled AS MATERIALIZED (
-      SELECT l.lane_id, c.cursor
-      FROM rota.queue_lanes l, LATERAL rota.queue_cursor(l.lane_id, rota.queue_generation()) AS c
-    ), found AS (
-      SELECT e.lane_id, e.ready_slot::integer, sum(greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor))) AS waiting,
-             0 AS running, 0 AS completed, 0 AS cancelled, 0 AS failed, 0 AS deferred, 0 AS dead
-      FROM rota.ready_entries e JOIN filled f ON f.lane_id = e.lane_id GROUP BY 1, 2
+      SELECT l.lane_id, greatest(b.cursor, c.next, 0) AS cursor
+      FROM rota.queue_lanes l
+      LEFT JOIN rota.queue_lane_bases b ON b.lane_id = l.lane_id
+      LEFT JOIN (SELECT lane_id, max(last_seq) + 1 AS next FROM rota.queue_claims GROUP BY 1) AS c
+        ON c.lane_id = l.lane_id
+    ), found (lane_id, slot, waiting, running, completed, cancelled, failed, deferred, dead) AS (
+      SELECT e.lane_id, e.ready_slot::integer, sum(greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor))),
+             0, 0, 0, 0, 0, 0
+      FROM rota.ready_entries e JOIN filled f ON f.lane_id = e.lane_id WHERE e.ready_slot %1$s GROUP BY 1, 2
       UNION ALL
       SELECT t.lane_id, t.ready_slot, -sum(t.n) FILTER (WHERE t.first_seq >= f.cursor), 0, 0, sum(t.n), 0, 0, 0
-      FROM rota.ready_tombstones t JOIN filled f ON f.lane_id = t.lane_id GROUP BY 1, 2
+      FROM rota.ready_tombstones t JOIN filled f ON f.lane_id = t.lane_id WHERE t.ready_slot %1$s GROUP BY 1, 2
       UNION ALL
-      SELECT r.lane_id, r.ready_slot, sum(r.n), 0, 0, 0, 0, 0, 0 FROM rota.queue_returned r GROUP BY 1, 2
+      SELECT r.lane_id, r.ready_slot, sum(r.n), 0, 0, 0, 0, 0, 0
+      FROM rota.queue_returned r WHERE r.ready_slot %1$s GROUP BY 1, 2
       UNION ALL
-      SELECT c.lane_id, c.ready_slot, 0, sum(c.n), 0, 0, 0, 0, 0 FROM rota.queue_claims c GROUP BY 1, 2
+      SELECT c.lane_id, c.ready_slot, 0, sum(c.n), 0, 0, 0, 0, 0
+      FROM rota.queue_claims c WHERE c.ready_slot %1$s GROUP BY 1, 2
       UNION ALL
       SELECT c.lane_id, c.ready_slot, 0, -sum(x.n), sum(x.n) FILTER (WHERE x.outcome = 1),
              sum(x.n) FILTER (WHERE x.outcome = 3), 0, 0, 0
       FROM rota.queue_closures x JOIN rota.queue_claims c ON c.ready_slot = x.ready_slot AND c.claim_id = x.claim_id
-      GROUP BY 1, 2
+      WHERE x.ready_slot %1$s GROUP BY 1, 2
       UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, count(*), 0, 0 FROM rota.done_entries d GROUP BY 1
+      SELECT d.lane_id, -1, 0, 0, 0, 0, count(*), 0, 0 FROM rota.done_entries d WHERE -1 %1$s GROUP BY 1
       UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, sum(d.n), 0 FROM rota.deferred_jobs d GROUP BY 1
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, sum(d.n), 0 FROM rota.deferred_jobs d WHERE -1 %1$s GROUP BY 1
       UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, 0, count(*) FROM rota.dlq_entries d WHERE d.lane_id IS NOT NULL GROUP BY 1
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, 0, count(*) FROM rota.dlq_entries d
+      WHERE d.lane_id IS NOT NULL AND -1 %1$s GROUP BY 1
     )
-    SELECT f.lane_id, f.ready_slot, coalesce(sum(f.waiting), 0)::bigint, coalesce(sum(f.running), 0)::bigint,
+    SELECT f.lane_id, f.slot, coalesce(sum(f.waiting), 0)::bigint, coalesce(sum(f.running), 0)::bigint,
            coalesce(sum(f.completed), 0)::bigint, coalesce(sum(f.cancelled), 0)::bigint,
            coalesce(sum(f.failed), 0)::bigint, coalesce(sum(f.deferred), 0)::bigint, coalesce(sum(f.dead), 0)::bigint
-    FROM found f GROUP BY 1, 2;
+    FROM found f GROUP BY 1, 2
+  $q$, CASE WHEN of_slot IS NULL THEN 'IS NOT NULL' ELSE '= ' || of_slot END);
 END $$;
 
 CREATE TYPE rota.queue_counted AS (
@@ -160,8 +175,7 @@ BEGIN
     ELSE
       SELECT rota.queue_past_tombstones(queue_heads.lane_id, c.cursor) AS seq, c.age INTO at
       FROM rota.queue_cursor(queue_heads.lane_id, generation) AS c;
-      slots := ARRAY(SELECT CASE WHEN age = 7 THEN 7 ELSE (generation - age) % 7 END
-                     FROM generate_series(at.age, 0, -1) AS age);
+      slots := ARRAY(SELECT rota.queue_slot(generation, age) FROM generate_series(at.age, 0, -1) AS age);
     END IF;
     FOR place IN 1 .. cardinality(slots) LOOP
       EXECUTE format('SELECT e.enqueued_at FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq <= $2'
@@ -315,7 +329,7 @@ BEGIN
   PERFORM rota.queue_read_committed();
   EXECUTE format('SELECT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
                  ' OR EXISTS (SELECT FROM rota.queue_claims_%1$s)', slot) INTO holds;
-  IF NOT holds OR slot = rota.queue_generation() % 7 THEN
+  IF NOT holds OR slot = rota.queue_generation() % 7 OR slot > 6 THEN
     RETURN 'not needed';
   END IF;
   IF rota.queue_slot_live(slot) > 0 THEN
@@ -383,6 +397,106 @@ BEGIN
   GROUP BY t.last_value, d.lane_id;
   EXECUTE format('TRUNCATE ONLY rota.ready_entries_%1$s, ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s',
                  slot);
+END $$;
+
+-- Forget what has ended in a slot that goes on living: its claims, their closures, the tombstones that were passed, and
+-- entries nothing points to any more. It is rolled up and no longer counted in the slot.
+CREATE FUNCTION rota.queue_slot_shed(slot integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  ended record;
+  generation bigint := rota.queue_generation();
+BEGIN
+  FOR ended IN
+    WITH passed AS MATERIALIZED (
+      SELECT t.lane_id, t.first_seq FROM rota.ready_tombstones t, LATERAL rota.queue_cursor(t.lane_id, generation) AS c
+      WHERE t.ready_slot = slot AND t.first_seq < c.cursor
+    ), gone AS (
+      DELETE FROM rota.ready_tombstones t USING passed p
+      WHERE t.lane_id = p.lane_id AND t.first_seq = p.first_seq RETURNING t.lane_id, t.n
+    )
+    SELECT l.lane_id, l.queue, l.priority, sum(g.n)::integer AS n
+    FROM gone g JOIN rota.queue_lanes l ON l.lane_id = g.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
+  LOOP
+    PERFORM rota.queue_count(slot, ended.lane_id, cancelled => -ended.n);
+    PERFORM rota.queue_roll_up(ended.queue, ended.priority, cancelled => ended.n::bigint);
+  END LOOP;
+
+  FOR ended IN EXECUTE format($q$
+    WITH over AS MATERIALIZED (
+      SELECT c.claim_id FROM rota.queue_claims_%1$s c LEFT JOIN rota.queue_closures_%1$s x ON x.claim_id = c.claim_id
+      GROUP BY c.claim_id HAVING min(c.n) = coalesce(sum(x.n), 0)
+    ), claims AS (
+      DELETE FROM rota.queue_claims_%1$s c USING over o WHERE o.claim_id = c.claim_id
+      RETURNING c.claim_id, c.lane_id, c.last_seq
+    ), closures AS (
+      DELETE FROM rota.queue_closures_%1$s x USING over o WHERE o.claim_id = x.claim_id
+      RETURNING x.claim_id, x.outcome, x.n
+    )
+    SELECT l.lane_id, l.queue, l.priority, max(c.last_seq) + 1 AS next,
+           coalesce(sum(x.n) FILTER (WHERE x.outcome = 1), 0)::integer AS completed,
+           coalesce(sum(x.n) FILTER (WHERE x.outcome = 3), 0)::integer AS cancelled
+    FROM claims c LEFT JOIN closures x ON x.claim_id = c.claim_id
+    JOIN rota.queue_lanes l ON l.lane_id = c.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
+  $q$, slot)
+  LOOP
+    -- The claim that showed how far the lane had come may be among those that went.
+    INSERT INTO rota.queue_lane_bases AS b VALUES (ended.lane_id, ended.next, ended.next)
+    ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
+                                        cursor = greatest(b.cursor, excluded.cursor);
+    PERFORM rota.queue_count(slot, ended.lane_id, completed => -ended.completed, cancelled => -ended.cancelled);
+    PERFORM rota.queue_roll_up(ended.queue, ended.priority, completed => ended.completed::bigint,
+                               cancelled => ended.cancelled::bigint);
+  END LOOP;
+  EXECUTE format($q$
+    DELETE FROM rota.ready_entries_%1$s e
+    WHERE e.lane_seq + e.n <= (rota.queue_cursor(e.lane_id, $1)).cursor
+      AND NOT EXISTS (SELECT FROM rota.queue_returned r WHERE r.lane_id = e.lane_id
+                      AND r.first_seq < e.lane_seq + e.n AND r.first_seq + r.n > e.lane_seq)
+      AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s c WHERE c.lane_id = e.lane_id
+                      AND c.last_seq >= e.lane_seq AND c.last_seq - c.n < e.lane_seq + e.n - 1)
+  $q$, slot) USING generation;
+END $$;
+
+-- The next slot is needed and something in it lives on: move that to slot 7, where rows are deleted one by one as they
+-- end, and empty the slot. Once, however long it lives. Not if more than `most` entries would have to move.
+CREATE FUNCTION rota.queue_carry(lock_ms integer, most integer) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  slot integer := (rota.queue_generation() + 1) % 7;
+  number bigint;
+  carried rota.queue_slot_counts[];
+BEGIN
+  PERFORM rota.queue_read_committed();
+  IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
+    RETURN 'blocked';
+  END IF;
+  PERFORM rota.queue_slot_shed(slot);
+  EXECUTE format('SELECT count(*) FROM rota.ready_entries_%s', slot) INTO number;
+  IF number > most THEN
+    RETURN 'too much';
+  END IF;
+  carried := ARRAY(SELECT c FROM rota.queue_scan(slot) AS c);
+  EXECUTE format($q$
+    INSERT INTO rota.queue_lane_bases AS b
+    SELECT e.lane_id, max(e.lane_seq + e.n), max((rota.queue_cursor(e.lane_id, $1)).cursor)
+    FROM rota.ready_entries_%1$s e GROUP BY 1 ORDER BY 1
+    ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
+                                        cursor = greatest(b.cursor, excluded.cursor)
+  $q$, slot) USING rota.queue_generation();
+  EXECUTE format('INSERT INTO rota.ready_entries_7 SELECT 7, lane_id, lane_seq, n, job_id, layer_id, frame, attempt,'
+                 ' payload, enqueued_at FROM rota.ready_entries_%s', slot);
+  EXECUTE format('INSERT INTO rota.queue_claims_7 SELECT 7, claim_id, lane_id, last_seq, n, owner, claimed_at'
+                 ' FROM rota.queue_claims_%s', slot);
+  EXECUTE format('INSERT INTO rota.queue_closures_7 SELECT 7, claim_id, outcome, n, bits, finalized_at'
+                 ' FROM rota.queue_closures_%s', slot);
+  UPDATE rota.queue_returned SET ready_slot = 7 WHERE ready_slot = slot;
+  UPDATE rota.ready_tombstones SET ready_slot = 7 WHERE ready_slot = slot;
+  PERFORM rota.queue_slot_empty(slot);
+  PERFORM rota.queue_count(7, c.lane_id, waiting => c.waiting::integer, running => c.running::integer,
+                           completed => c.completed::integer, cancelled => c.cancelled::integer)
+  FROM unnest(carried) AS c;
+  RETURN 'carried';
 END $$;
 
 -- Deferred frames whose time has come, to the end of a lane of their queue. One whose lanes are all held stays.

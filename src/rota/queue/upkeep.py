@@ -1,0 +1,191 @@
+"""What one leader does so that the queue stays small: promote, fold, rotate, prune, carry, return orphans, expire.
+
+Each step is a transaction of its own that begins with the leader's fence, so a paused leader that wakes up writes
+nothing. Dying between two steps leaves the rest to the next leader, and repeating a step changes nothing. Nobody waits
+for upkeep (see `storage`). Whoever keeps a transaction open can hold up the reuse of slots, and is named in the log;
+enqueueing, claiming and ending go on meanwhile, and pending deltas are still made few.
+
+A dispatcher's claims belong to it until their frames are booked. When its lease has ended, its open frames are offered
+to `bury`, which returns those that will never be booked by it: these go back. The others are booked and belong to
+their worker's lease. The name is forgotten last, so that a leader that dies before that leaves it to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+import structlog
+
+from rota.infra import faults
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres import Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.queue import storage
+from rota.queue.room import Queue
+from rota.queue.tokens import BATCH_MAX, tokens_in
+
+BURY_OWNERS = query(__package__, "owners_bury")
+OPEN_CLAIMS = query(__package__, "owner_claims")
+FORGET_OWNER = query(__package__, "owner_forget")
+PENDING = query(__package__, "pending")
+
+log = structlog.get_logger(__name__)
+
+LEASE: Final = "queue:upkeep"
+WARN_EVERY_S: Final = 30.0
+PROMOTIONS_MAX: Final = 32
+
+FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues, as of the last fold.", labels=("state",))
+DELTAS = metrics.gauge("rota_queue_pending_deltas", "Count deltas that were not folded yet.")
+TRUSTED = metrics.gauge("rota_queue_counters_trusted", "1 while exact counts come from counters.")
+STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
+PINNED = metrics.gauge("rota_queue_pinned_seconds", "Age of the oldest transaction that keeps dead rows alive.")
+
+Bury = Callable[[Sequence[int]], Awaitable[set[int]]]
+"""Tokens of a dead dispatcher in, those out that will never be booked any more."""
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the steps are taken, and how much the ring holds."""
+
+    promote_s: float = 0.25
+    fold_s: float = 1.0
+    expire_s: float = 60.0
+    slot_bytes: int = storage.SLOT_BYTES
+    slot_age_s: float = storage.SLOT_AGE_S
+    failed_retention_s: float = 72 * 3600.0
+
+
+class Upkeep:
+    """`Service("queue_upkeep", upkeep.run)`: every replica may run it, one of them leads."""
+
+    def __init__(self, queue: Queue, leases: Leases, bury: Bury, pace: Pace | None = None) -> None:
+        self.queue = queue
+        self.leases = leases
+        self.pace = pace or Pace()
+        self._bury = bury
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="leader")
+        self._due = dict.fromkeys(("fold", "expire", "warn"), 0.0)
+
+    async def run(self, life: Lifecycle) -> None:
+        await self._leadership.start()
+        try:
+            life.ready()
+            await life.until_draining()
+        finally:
+            await self._leadership.stop()
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        while True:
+            await self.promote(lease)
+            if self._is_due("fold", self.pace.fold_s):
+                await self.return_orphans(lease)
+                await self.fold(lease)
+                await self.turn_ring(lease)
+                await self._measure()
+            if self._is_due("expire", self.pace.expire_s):
+                await self.expire(lease)
+            await self.leases.clock.sleep(self.pace.promote_s)
+
+    async def promote(self, lease: Lease) -> int:
+        """All that is due, in bounded steps."""
+        promoted = 0
+        for _ in range(PROMOTIONS_MAX):
+            async with self._guarded(lease) as tx:
+                number = await storage.promote(tx)
+                faults.at("queue.after_promote_before_commit")
+            promoted += number
+            if number < storage.PROMOTE_MAX:
+                break
+        return promoted
+
+    async def fold(self, lease: Lease) -> list[storage.Folded]:
+        held = await storage.pins(self.queue.database)
+        PINNED.set(held[0].age_s if held else 0)
+        async with self._guarded(lease) as tx:
+            folded = await storage.fold(tx, pinned=bool(held))
+            faults.at("queue.after_fold_before_commit")
+        for each in folded:
+            STEPS.labels("fold", each.done).inc()
+        return folded
+
+    async def turn_ring(self, lease: Lease) -> str:
+        """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
+        for slot in range(storage.RING):
+            async with self._guarded(lease) as tx:
+                pruned = await storage.prune(tx, slot)
+                faults.at("queue.after_prune_before_commit")
+            STEPS.labels("prune", pruned).inc()
+        async with self._guarded(lease) as tx:
+            await storage.shed_kept(tx)
+        async with self._guarded(lease) as tx:
+            rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
+            faults.at("queue.after_rotate_before_commit")
+        STEPS.labels("rotate", rotated).inc()
+        return await self._make_room(lease) if rotated == "full" else rotated
+
+    async def return_orphans(self, lease: Lease) -> int:
+        """Give back what dead dispatchers had claimed and will never book; returns how many frames."""
+        async with self._guarded(lease) as tx:
+            dead = [row["owner"] for row in await tx.rows(BURY_OWNERS)]
+        returned = 0
+        for owner in dead:
+            rows = await self.queue.database.rows(OPEN_CLAIMS, owner)
+            tokens = [token for row in rows for token in tokens_in(row["claim_id"], row["open"])]
+            for first in range(0, len(tokens), BATCH_MAX):
+                returned += await self._return(lease, tokens[first : first + BATCH_MAX])
+            faults.at("queue.after_orphans_before_forget")
+            async with self._guarded(lease) as tx:
+                await tx.run(FORGET_OWNER, owner)
+            log.warning("queue_owner_forgotten", owner=owner, open=len(tokens), returned=returned)
+        return returned
+
+    async def expire(self, lease: Lease) -> int:
+        """Forget failed frames past their retention."""
+        before = datetime.now(UTC) - timedelta(seconds=self.pace.failed_retention_s)
+        async with self._guarded(lease) as tx:
+            return len(await self.queue.failed.expire(before, on=tx))
+
+    async def _return(self, lease: Lease, tokens: Sequence[int]) -> int:
+        buried = await self._bury(tokens)
+        faults.at("queue.after_bury_before_return")
+        async with self._guarded(lease) as tx:
+            return (await self.queue.give_back(buried, on=tx)).accepted
+
+    async def _make_room(self, lease: Lease) -> str:
+        """The oldest slot is in the way of a new one: move what lives in it out of the ring."""
+        async with self._guarded(lease) as tx:
+            carried = await storage.carry(tx)
+            faults.at("queue.after_carry_before_commit")
+        STEPS.labels("carry", carried).inc()
+        if carried != "carried" and self._is_due("warn", WARN_EVERY_S):
+            held = await storage.pins(self.queue.database)
+            log.warning("queue_ring_full", outcome=carried, pins=[msgspec.structs.asdict(p) for p in held])
+        return carried
+
+    async def _measure(self) -> None:
+        row = await self.queue.database.row(PENDING)
+        assert row is not None
+        DELTAS.set(row["deltas"])
+        TRUSTED.set(row["trusted"])
+        for state in ("waiting", "running", "deferred", "dead"):
+            FRAMES.labels(state).set(row[state])
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.leases.clock.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    @asynccontextmanager
+    async def _guarded(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.queue.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            yield tx
