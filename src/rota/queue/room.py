@@ -92,6 +92,8 @@ class Queue:
         self.database = database
         self.failed = FailedFrames(database)
         self.dead_letters = DeadLetters(database)
+        self._made: set[tuple[str, int]] = set()
+        """Lanes that exist for good, so that no producer makes one inside a transaction that may last."""
 
     async def enqueue(
         self, entries: Sequence[Entry], *, on: Transaction | None = None, notify: bool = True
@@ -103,6 +105,7 @@ class Queue:
         if later and groups.entries and on is None:
             async with self.database.transaction() as tx:
                 return await self.enqueue(entries, on=tx, notify=notify)
+        await self._make_lanes({(entry.queue, entry.priority) for entry in entries})
         target = on or self.database
         if later:
             await target.rows(ENQUEUE_LATER, *later_arguments(later))
@@ -268,6 +271,11 @@ class Queue:
         if mode is not None and mode not in get_args(CounterMode):
             raise InvalidInput(f"{mode!r} is no counter mode: use ledger, upsert or scan.")
         await self.database.value(REBUILD, mode, stripes)
+
+    async def _make_lanes(self, wanted: set[tuple[str, int]]) -> None:
+        for queue, priority in sorted(wanted - self._made):
+            await self.database.run(MAKE, queue, [priority], None, None)
+            self._made.add((queue, priority))
 
     async def _again(
         self, outcome: str, tokens: Iterable[int], delay_s: float, on: Transaction | None, *, used: bool

@@ -363,13 +363,13 @@ BEGIN
   RETURN seq;
 END $$;
 
--- Which of `n` turns are tombstoned, the first one not being one of them; null if none is.
-CREATE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, n integer) RETURNS varbit
+-- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
+CREATE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, turns integer) RETURNS varbit
 LANGUAGE sql AS $$
   SELECT bit_or(rota.queue_mask(
-    repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, n))::varbit
+    repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, turns))::varbit
   FROM rota.ready_tombstones t
-  WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + n
+  WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns
 $$;
 
 -- Lanes are tried in the order given; one that somebody else is claiming from is passed by.
