@@ -27,7 +27,7 @@ EMPTY = "; ".join(
         "queues",
         "lease",
     )
-) + "; UPDATE rota.queue_storage SET counter_mode = 'ledger', counters_trusted = true, counter_stripes = 1"
+) + "; DELETE FROM rota.queue_ring_rotations; INSERT INTO rota.queue_ring_rotations VALUES (7); UPDATE rota.queue_storage SET counter_mode = 'ledger', counters_trusted = true, counter_stripes = 1"
 
 
 def sql(text):

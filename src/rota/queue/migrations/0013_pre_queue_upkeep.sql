@@ -370,7 +370,8 @@ BEGIN
   EXECUTE format($q$
     SELECT rota.queue_roll_up(s.queue, s.priority, completed => s.completed, cancelled => s.cancelled)
     FROM (
-      SELECT l.queue, l.priority, sum(u.completed)::bigint AS completed, sum(u.cancelled)::bigint AS cancelled
+      SELECT l.queue, l.priority, coalesce(sum(u.completed), 0)::bigint AS completed,
+             coalesce(sum(u.cancelled), 0)::bigint AS cancelled
       FROM (
         SELECT c.lane_id, sum(x.n) FILTER (WHERE x.outcome = 1) AS completed,
                sum(x.n) FILTER (WHERE x.outcome = 3) AS cancelled
