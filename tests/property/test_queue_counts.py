@@ -244,11 +244,7 @@ class Player:
 
     async def cancel_waiting(self, number, first, frames, *, keep):
         job, asked = UUID(int=1 + number), range(first, first + frames)
-        open_ = [
-            frame
-            for frame in self.world.those("waiting", "deferred")
-            if frame[0] == job and frame[1] in asked
-        ]
+        open_ = [frame for frame in self.world.those("waiting", "deferred") if frame[0] == job and frame[1] in asked]
         async with self.transaction(keep=keep) as tx:
             assert await self.queue.cancel_waiting(job, frames=asked, on=tx) == len(open_)
         if keep:
@@ -281,31 +277,29 @@ class Player:
     async def tidy(self, name, tx, *, keep):
         match name:
             case "promote":
-                promoted = await storage.promote(tx, 50)
-                deferred = self.world.those("deferred")
-                assert promoted <= len(deferred)
-                if keep:
-                    rows = await tx.rows(DEFERRED)
-                    still = {(row["job_id"], f) for row in rows for f in range(row["frame"], row["frame"] + row["n"])}
-                    self.world.state |= dict.fromkeys(set(deferred) - still, "waiting")
-            case "fold":
-                await storage.fold(tx, pinned=False)
-            case "fold_pinned":
-                await storage.fold(tx, pinned=True)
+                await self.promote(tx, keep=keep)
+            case "fold" | "fold_pinned":
+                await storage.fold(tx, pinned=name == "fold_pinned")
             case "rotate":
                 event(f"rotate: {await storage.rotate(tx, slot_bytes=1)}")
             case "prune":
-                for slot in range(7):
+                for slot in range(storage.RING):
                     event(f"prune: {await storage.prune(tx, slot)}")
             case "carry":
                 event(f"carry: {await storage.carry(tx)}")
             case "shed":
                 await storage.shed_kept(tx)
-            case "rebuild":
-                if self.held is None:
-                    await tx.run(POISON)
-                    await tx.run(DISTRUST)
-                    await tx.value(REBUILD)
+            case "rebuild" if self.held is None:
+                for statement in (POISON, DISTRUST, REBUILD):
+                    await tx.run(statement)
+
+    async def promote(self, tx, *, keep):
+        deferred = self.world.those("deferred")
+        assert await storage.promote(tx, 50) <= len(deferred)
+        rows = await tx.rows(DEFERRED)
+        still = {(row["job_id"], f) for row in rows for f in range(row["frame"], row["frame"] + row["n"])}
+        if keep:
+            self.world.state |= dict.fromkeys(set(deferred) - still, "waiting")
 
 
 PARKED = sql(

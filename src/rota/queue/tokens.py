@@ -69,7 +69,7 @@ def check(tokens: Iterable[int]) -> list[int] | range:
 def _stretches(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
     """First and last of consecutive tokens of one claim."""
     if isinstance(tokens, range):
-        for first in range(tokens.start - tokens.start % CLAIM_MAX, tokens.stop, CLAIM_MAX):
+        for first in range(tokens.start - tokens.start % CLAIM_MAX, tokens.stop if tokens else 0, CLAIM_MAX):
             yield max(first, tokens.start), min(first + CLAIM_MAX, tokens.stop) - 1
     else:
         for token in tokens:
