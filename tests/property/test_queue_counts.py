@@ -259,7 +259,7 @@ class Player:
             await self.queue.park([], job, rest_of=lanes, on=tx)
             parked = await tx.rows(PARKED, job)
         if keep:
-            frames = {(job, frame) for row in parked for frame in range(row["frame"], row["frame"] + row["n"])}
+            frames = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
             assert all(self.world.state[frame] == "waiting" for frame in frames)
             self.world.parked |= frames
 
@@ -303,9 +303,10 @@ class Player:
 
 
 PARKED = sql(
-    "SELECT e.job_id, (e.frame + r.first_seq - e.lane_seq)::int AS frame, r.n FROM rota.queue_returned r"
-    " JOIN LATERAL (SELECT * FROM rota.ready_entries e WHERE e.ready_slot = r.ready_slot AND e.lane_id = r.lane_id"
-    " AND e.lane_seq <= r.first_seq ORDER BY e.lane_seq DESC LIMIT 1) AS e ON true"
+    "SELECT e.job_id, (e.frame + greatest(r.first_seq, e.lane_seq) - e.lane_seq)::int AS frame,"
+    " (least(r.first_seq + r.n, e.lane_seq + e.n) - greatest(r.first_seq, e.lane_seq))::int AS n"
+    " FROM rota.queue_returned r JOIN rota.ready_entries e ON e.ready_slot = r.ready_slot AND e.lane_id = r.lane_id"
+    " AND e.lane_seq < r.first_seq + r.n AND e.lane_seq + e.n > r.first_seq"
     " WHERE r.parked_job IS NOT NULL AND r.parked_job = coalesce($1::uuid, r.parked_job)"
 )
 DEFERRED = sql("SELECT job_id, frame, n FROM rota.deferred_jobs")

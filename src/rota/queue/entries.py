@@ -19,7 +19,7 @@ FRAMES_MAX: Final = 10_000_000
 PAYLOAD_BYTES_MAX: Final = 65_536
 """What is larger belongs into a store, with a pointer to it here: each payload is read by every claim of it."""
 QUEUE_CHARS_MAX: Final = 200
-_FRAME_END: Final = 2**31
+_FRAME_END: Final = 2**31 - 1
 _ATTEMPT_END: Final = 2**15
 
 

@@ -66,7 +66,7 @@ CLOSED = metrics.histogram("rota_queue_completion_frames", "Frames per call that
 STALE_OWNER = "RT022"
 LANES_MAX: Final = 1000
 DELAY_MAX_S: Final = 10 * 366 * 86_400.0
-FRAME_LAST: Final = 2**31 - 1
+FRAME_LAST: Final = 2**31 - 2
 TEXT_MAX: Final = 10_000
 
 

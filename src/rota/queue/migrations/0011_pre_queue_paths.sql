@@ -89,7 +89,7 @@ BEGIN
       held := coalesce(held, lane);
     END LOOP;
   ELSE
-    held := rota.queue_lane(of_queue, of_priority, (hashtextextended(key, 0) & 2147483647) % shards);
+    held := rota.queue_lane(of_queue, of_priority, ((hashtextextended(key, 0) & 2147483647) % shards)::integer);
     may_wait := may_wait OR pg_try_advisory_xact_lock(1903519025, held);
   END IF;
   IF NOT may_wait THEN

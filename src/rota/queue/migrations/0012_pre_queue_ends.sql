@@ -256,8 +256,8 @@ BEGIN
     ), rest AS (
       INSERT INTO rota.deferred_jobs (run_at, lane_id, n, job_id, layer_id, frame, attempt, payload)
       SELECT g.run_at, g.lane_id, upper(run) - lower(run), g.job_id, g.layer_id, lower(run), g.attempt, g.payload
-      FROM gone g, unnest(int4multirange(int4range(g.frame, g.frame + g.n))
-                          - int4multirange(int4range(first_frame, last_frame, '[]'))) AS run
+      FROM gone g, unnest(int8multirange(int8range(g.frame, g.frame + g.n))
+                          - int8multirange(int8range(first_frame, last_frame, '[]'))) AS run
       RETURNING lane_id, n
     )
     SELECT l.lane_id, l.queue, l.priority,
