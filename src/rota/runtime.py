@@ -7,13 +7,16 @@ last. Every replica may run every service: what must be done once is decided by 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from redis.asyncio import Redis
 
+from rota.accounting.books import Books
+from rota.accounting.upkeep import Upkeep
 from rota.infra import redis as redis_infra
+from rota.infra.lease import Leases
 from rota.infra.nats import Bus, NatsTarget
 from rota.infra.outbox import Relay
 from rota.infra.postgres import Database, PostgresTarget, check_current
@@ -22,7 +25,7 @@ from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
 from rota.model.errors import InvalidSetting, RotaError
-from rota.model.settings import Settings, redis_for
+from rota.model.settings import RedisUser, Settings, redis_for
 
 SERVERS = ("postgres", "redis", "nats")
 
@@ -56,16 +59,23 @@ def named_urls(settings: Settings) -> dict[str, str]:
 class Replica:
     """Open connections and the services that use them."""
 
-    def __init__(self, settings: Settings, urls: Urls, database: Database, redis: Redis, bus: Bus) -> None:
+    def __init__(
+        self, settings: Settings, urls: Urls, database: Database, redis: Redis, bus: Bus, books: Books
+    ) -> None:
         self.settings = settings
         self.urls = urls
         self.database = database
         self.redis = redis
         self.bus = bus
+        self.books = books
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
         self._check_servers()
-        self.supervisor.add(self.listener.service, Service("outbox_relay", Relay(database, bus).run))
+        self.supervisor.add(
+            self.listener.service,
+            Service("outbox_relay", Relay(database, bus).run),
+            Service("books", Upkeep(books, Leases(database), settings.accounting).run),
+        )
 
     @classmethod
     @asynccontextmanager
@@ -77,9 +87,10 @@ class Replica:
             redis = redis_infra.connect(redis_target(settings, urls.redis))
             closing.push_async_callback(redis.aclose)
             await redis_infra.check_fit(redis)
+            books = await closing.enter_async_context(opened_books(settings, database, urls.redis))
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
-            yield cls(settings, urls, database, redis, bus)
+            yield cls(settings, urls, database, redis, bus, books)
 
     def _check_servers(self) -> None:
         checks = self.listener.checks
@@ -98,8 +109,12 @@ class Replica:
         return await run_until_signalled(self.supervisor)
 
 
-async def serve(settings: Settings, urls: Urls) -> int:
+async def serve(
+    settings: Settings, urls: Urls, faces: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
+) -> int:
+    """Run a replica with what else it shows to the outside, which lies above this module."""
     async with Replica.open(settings, urls) as replica:
+        replica.supervisor.add(*faces(replica))
         return await replica.run()
 
 
@@ -128,9 +143,23 @@ def nats_target(settings: Settings, url: str) -> NatsTarget:
     )
 
 
-def redis_target(settings: Settings, url: str) -> RedisTarget:
-    use = redis_for(settings, "scheduler", url)
+def redis_target(settings: Settings, url: str | None, user: RedisUser = "scheduler") -> RedisTarget:
+    use = redis_for(settings, user, url)
     return RedisTarget(**msgspec.structs.asdict(use), client_name=replica_name())
+
+
+@asynccontextmanager
+async def opened_books(settings: Settings, database: Database, redis_url: str | None) -> AsyncIterator[Books]:
+    """The books with a Redis connection of their own, which need not answer yet; without one where that is off."""
+    remember_s = settings.accounting.managed_shows_ttl
+    if not settings.accounting.redis.enabled:
+        yield Books(database, None, remember_s=remember_s)
+        return
+    client = redis_infra.connect(redis_target(settings, redis_url, "accounting"))
+    try:
+        yield Books(database, client, remember_s=remember_s)
+    finally:
+        await client.aclose()
 
 
 async def ask(settings: Settings, name: str, url: str) -> None:

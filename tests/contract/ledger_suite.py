@@ -17,7 +17,10 @@ from rota.model.quota import LEVELS, Level, Refusal, Resource, Usage
 from rota.model.units import CENTICORES_MAX
 
 # For the few rows of a test a tenth of the time of TRUNCATE, which makes new files.
-EMPTY = "DELETE FROM rota.proc; DELETE FROM rota.show; DELETE FROM rota.alloc; DELETE FROM rota.dept"
+EMPTY = (
+    "DELETE FROM rota.proc; DELETE FROM rota.proc_grave; DELETE FROM rota.show; DELETE FROM rota.alloc;"
+    " DELETE FROM rota.dept"
+)
 PLENTY = 1_000_000
 
 
@@ -290,7 +293,17 @@ class LedgerSuite:
         assert sorted(token for each in released for token in each.tokens) == [1, 3, 4]
         assert await books.agree() == 30
 
-    async def test_what_was_released_can_be_booked_again(self, books):
+    async def test_a_token_that_was_released_is_not_booked_again(self, books):
+        await books.book(range(4))
+        await books.ledger.release(books.show, [1, 2])
+        assert await books.book(range(6)) == outcome_of(
+            already=[0, 3], booked=[4, 5], declined={1: Why.TOMBSTONED, 2: Why.TOMBSTONED}
+        )
+        assert (await books.book([2], cores=30, force=True)).declined == {2: Why.TOMBSTONED}
+        assert await books.tokens() == [0, 3, 4, 5]
+        assert await books.counted() == everywhere(400)
+
+    async def test_what_was_released_is_there_for_other_frames(self, books):
         await books.limit(Level.FOLDER, cores=200)
         await books.book(range(2))
         await books.ledger.release(books.show, [0])

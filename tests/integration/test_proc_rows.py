@@ -164,9 +164,9 @@ async def test_overlapping_batches_at_once_insert_each_token_once(books):
 async def test_a_delete_tells_what_was_held_and_leaves_the_tables_of_a_managed_show_alone(books):
     await insert(books, [1, 2, 3], gpus=1)
     deleted = await procs.delete(books.database, books.show, [3, 1, 77])
-    assert deleted == procs.Deleted([Released(books.charge(gpus=1), [1, 3])], managed=True)
+    assert deleted == procs.Deleted([Released(books.charge(gpus=1), [1, 3])], managed=True, fence=1)
     assert await books.counted() == everywhere(0)
-    assert await procs.delete(books.database, books.show, [1, 3]) == procs.Deleted([], managed=False)
+    assert await procs.delete(books.database, books.show, [1, 3]) == procs.Deleted([], managed=False, fence=0)
 
 
 async def test_sums_and_pages_show_what_is_booked(books):
@@ -178,6 +178,31 @@ async def test_sums_and_pages_show_what_is_booked(books):
     assert (totals[other.show].usage, totals[other.show].dept) == (Usage(300, 6), other.dept)
     assert [proc.token for proc in await procs.page(books.database, books.show, 3, 150, most=4)] == [3, 4, 5, 6]
     assert [proc.token for proc in await procs.page(books.database, books.show, 8, 150)] == [8, 9]
+
+
+async def test_tokens_with_a_row_are_told_in_order_for_one_show_and_range(books):
+    other = await Books(books.database, books.ledger, managed=True).make()
+    await insert(books, [9, 3, 4, 5, 20])
+    await insert(other, [6, 7])
+    assert await procs.tokens(books.database, books.show, 4, 19) == [4, 5, 9]
+    assert await procs.tokens(books.database, books.show, 10, 19) == []
+
+
+async def test_rows_are_paged_by_charge_until_an_empty_page(books):
+    other = await Books(books.database, books.ledger, managed=True).make()
+    await insert(books, [1, 2, 5], cores=50)
+    await insert(books, [3, 4], gpus=1)
+    await insert(other, [0, 6])
+    pages, first = [], 0
+    while True:
+        groups, last = await procs.page_groups(books.database, books.show, first, most=4)
+        if last is None:
+            assert groups == []
+            break
+        pages.append((dict(groups), last))
+        first = last + 1
+    half, gpu = books.charge(cores=50), books.charge(gpus=1)
+    assert pages == [({half: [1, 2], gpu: [3, 4]}, 4), ({half: [5]}, 5)]
 
 
 async def test_a_backend_that_dies_in_the_middle_leaves_nothing(books):

@@ -258,4 +258,7 @@ async def test_a_wrong_type_in_redis_is_a_failed_script(redis):
 async def test_every_script_of_rota_compiles_on_this_server(redis):
     for file in sorted(Path(rota.__file__).parent.rglob("*.lua")):
         text = file.read_text()
-        await redis.script_load(lua(parse(text, str(file)), text))
+        if text.startswith("-- script:"):
+            header = parse(text, str(file))
+            libraries = [file.with_name(f"{name}.lua").read_text() for name in header.uses]
+            await redis.script_load(lua(header, text, libraries))

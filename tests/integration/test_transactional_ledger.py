@@ -12,8 +12,9 @@ from rota.accounting import procs
 from rota.accounting.ledger import Why
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra import faults
+from rota.infra.postgres import query
 from rota.model.errors import PostgresUnavailable
-from rota.model.quota import Level
+from rota.model.quota import Level, Usage
 from tests.contract.ledger_suite import EMPTY, Books, everywhere, outcome_of, sql
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
@@ -21,6 +22,8 @@ from tests.ground.waiting import until
 FLIP = sql("SELECT was, fence FROM rota.show_set_managed($1, $2)")
 HOLD = sql("SELECT 1 FROM rota.point WHERE pk_show = $1 FOR UPDATE")
 HOLD_SHOW = sql("SELECT rota.show_shared($1)")
+BOOK = query("rota.accounting", "ledger_book")
+ROWS = sql("SELECT (SELECT count(*) FROM rota.job_resource) + (SELECT count(*) FROM rota.layer_resource)")
 SPOIL = sql(
     "WITH a AS (UPDATE rota.subscription SET int_cores = 77777), b AS (UPDATE rota.layer_resource SET int_gpus = 5)"
     " UPDATE rota.point SET int_cores = 0"
@@ -106,6 +109,68 @@ async def test_recompute_sets_drained_keys_to_0_and_leaves_managed_shows_alone(b
     assert await books.counted() == everywhere(0)
     assert await other.ledger.recompute(other.show) == {}
     assert (await other.counted())[Level.SUBSCRIPTION].cores == 77777
+
+
+async def test_recompute_waits_for_a_booking_under_way_and_counts_it(books):
+    group = [books.group([1, 2])]
+    async with books.database.transaction() as tx:
+        await tx.rows(BOOK, books.show, False, *procs.group_columns(group), *procs.run_columns(group))
+        recomputing = asyncio.create_task(books.ledger.recompute(books.show))
+        await until(lambda: books.database.value(WAITING), what="the wait of the recompute")
+    assert await recomputing == {}
+    assert await books.agree() == 200
+
+
+async def test_recompute_removes_rows_of_jobs_and_layers_that_say_nothing(books):
+    held, capped, ranked, idle = (uuid4() for _ in range(4))
+    for token, job in enumerate((held, capped, ranked, idle)):
+        await books.book([token], job=job, layer=job)
+    await books.ledger.release(books.show, [1, 2, 3])
+    await books.database.run(sql("UPDATE rota.job_resource SET int_max_gpus = 4 WHERE pk_job = $1"), capped)
+    await books.database.run(sql("UPDATE rota.layer_resource SET int_max_cores = 400 WHERE pk_layer = $1"), capped)
+    await books.database.run(sql("UPDATE rota.job_resource SET int_priority = 7 WHERE pk_job = $1"), ranked)
+    assert await books.ledger.recompute(books.show) == {}
+    jobs = {row["pk_job"] for row in await books.database.rows(sql("SELECT pk_job FROM rota.job_resource"))}
+    layers = {row["pk_layer"] for row in await books.database.rows(sql("SELECT pk_layer FROM rota.layer_resource"))}
+    assert (jobs, layers) == ({held, capped, ranked}, {held, capped})
+    assert (await books.book([9], job=idle, layer=idle)).booked == [9]
+    assert await books.agree() == 200
+
+
+async def test_rewrite_shows_what_a_managed_show_uses_and_makes_no_rows(books):
+    await flip(books, True)
+    job, layer = uuid4(), uuid4()
+    await procs.insert(
+        books.database, books.show, 2, [books.group([1, 2], gpus=1), books.group([3], job=job, layer=layer)]
+    )
+    assert await books.ledger.rewrite(books.show) == dict.fromkeys(Level, 1)
+    counted = await books.counted()
+    assert (counted[Level.SUBSCRIPTION], counted[Level.JOB]) == (Usage(300, 2), Usage(200, 2))
+    assert await books.database.value(ROWS) == 2
+    assert await books.ledger.rewrite(books.show) == {}
+    await procs.delete(books.database, books.show, [1, 2, 3])
+    assert await books.ledger.rewrite(books.show) == dict.fromkeys(Level, 1)
+    assert await books.counted() == everywhere(0)
+
+
+async def test_rewrite_leaves_an_unmanaged_show_alone(books):
+    await books.book([1])
+    await books.database.run(SPOIL)
+    assert await books.ledger.rewrite(books.show) == {}
+    assert (await books.counted())[Level.SUBSCRIPTION].cores == 77777
+
+
+async def test_rewrite_spoils_nothing_when_the_show_is_given_back_under_it(books):
+    await flip(books, True)
+    await procs.insert(books.database, books.show, 2, [books.group([1])])
+    group = [books.group([2, 3])]
+    async with books.database.transaction() as tx:
+        await tx.row(FLIP, books.show, False)
+        rewriting = asyncio.create_task(books.ledger.rewrite(books.show))
+        await until(lambda: books.database.value(WAITING), what="the wait of the rewrite")
+        await tx.rows(BOOK, books.show, False, *procs.group_columns(group), *procs.run_columns(group))
+    assert await rewriting == {}
+    assert await books.agree() == 300
 
 
 async def test_recompute_under_load_loses_nothing(books):

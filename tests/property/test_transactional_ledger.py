@@ -46,6 +46,7 @@ class Model:
         self.pools = (books.pool, pool)
         self.limits = {(Level.SUBSCRIPTION, key): Limit(800, -1) for key in self.pools}
         self.booked = {}
+        self.released = set()
 
     def counters(self):
         counters = {}
@@ -58,7 +59,8 @@ class Model:
     def book(self, group, *, force):
         """(booked, already, refused, declined, refusal) of one group."""
         there = {token: self.booked[token] == group.charge for token in group.tokens if token in self.booked}
-        wanted = [token for token in group.tokens if token not in there]
+        buried = [token for token in group.tokens if token in self.released]
+        wanted = [token for token in group.tokens if token not in there and token not in self.released]
         counters = self.counters()
         keys = {level: (level, group.charge.key(level)) for level in LEVELS}
         held = {
@@ -71,7 +73,7 @@ class Model:
             wanted[:count],
             [token for token, same in there.items() if same],
             wanted[count:],
-            {token: "duplicate" for token, same in there.items() if not same},
+            {token: "duplicate" for token, same in there.items() if not same} | dict.fromkeys(buried, "tombstoned"),
             None if force else fit.refusal,
         )
 
@@ -103,6 +105,7 @@ async def apply(step, books, model):
             released = await books.ledger.release(books.show, tokens)
             told = {token: each.charge for each in released for token in each.tokens}
             assert told == {token: model.booked.pop(token) for token in set(tokens) & set(model.booked)}
+            model.released |= set(told)
         case ("repeat",):
             groups = [Group(charge, books.host, [token]) for token, charge in model.booked.items()]
             await book(books, model, groups, force=False)

@@ -31,6 +31,10 @@ class Absent(msgspec.Struct, frozen=True):
     pass
 
 
+class Done(msgspec.Struct, frozen=True):
+    n: int
+
+
 class Fruit(StrEnum):
     APPLE = "apple"
 
@@ -222,9 +226,22 @@ def test_structs_that_drift_from_the_header_are_refused_at_import(line, replies,
 
 def test_every_script_of_rota_has_a_header_and_uses_declared_keys():
     files = sorted(Path(rota.__file__).parent.rglob("*.lua"))
-    assert files
-    for file in files:
+    scripts = [file for file in files if file.read_text().startswith("-- script:")]
+    used = set()
+    for file in scripts:
         found = parse(file.read_text(), str(file))
         assert found.script == file.stem
-        undeclared = [key.pattern for key in found.keys if key.pattern not in PATTERNS]
+        patterns = [pattern for key in found.keys for pattern in key.pattern.split("|")]
+        undeclared = [pattern for pattern in patterns if pattern not in PATTERNS]
         assert not undeclared, f"{file}: declare {undeclared} in infra/redis/keys.py"
+        used |= {file.with_name(f"{name}.lua") for name in found.uses}
+    assert used == set(files) - set(scripts), "a file without a header is used by a script beside it"
+
+
+def test_what_a_script_uses_runs_before_it_and_moves_no_line():
+    library = "-- Why it is there.\nlocal function twice(x)\n  -- Of the script: wanted.\n  return x * wanted\nend\n"
+    text = "-- script: sample\n-- use doubling\n-- arg wanted int\n-- reply done n:int\n\nreturn {'done', twice(2)}\n"
+    sample = Script(text, "sample.lua", replies=Done, library={"doubling": library}.__getitem__)
+    first, *rest = sample.text.split("\n")
+    assert first == "local wanted=tonumber(ARGV[1]) local function twice(x) return x * wanted end"
+    assert rest == text.split("\n")[1:]

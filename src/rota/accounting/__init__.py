@@ -13,11 +13,13 @@ A4 Nothing is booked from an unseeded Redis: the script wants a fence there, `ro
 A5 Repeating a call changes nothing: tokens name attempts, and every store looks them up first.
 A6 Units are exact: hundredths of a core in PostgreSQL and in the scripts (`rota.model.units`), -1 stays -1.
 
-The lock of a show (`rota.show_shared`, `rota.show_exclusive`) makes "look at flag, fence and tombstones, then write"
+The lock of a show (`rota.show_shared`, `rota.show_exclusive`) makes "look at flag, fence and graves, then write"
 one step. It is an advisory lock, taken before any row; limits and flags changed by hand take it by trigger.
 """
 
+from rota.accounting.books import Books
 from rota.accounting.ledger import Charge, Group, Ledger, Outcome, Released, Why
+from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.transactional import TransactionalLedger
 
-__all__ = ["Charge", "Group", "Ledger", "Outcome", "Released", "TransactionalLedger", "Why"]
+__all__ = ["Books", "Charge", "Group", "Ledger", "LiveLedger", "Outcome", "Released", "TransactionalLedger", "Why"]

@@ -91,6 +91,10 @@ CHANGE: Final[dict[Kind, Query]] = {
     "job": query(__package__, "job_change"),
     "layer": query(__package__, "layer_change"),
 }
+ENSURE: Final[dict[Kind, Query]] = {
+    "job": query(__package__, "job_ensure"),
+    "layer": query(__package__, "layer_ensure"),
+}
 GET: Final[dict[Kind, Query]] = {"job": query(__package__, "job_get"), "layer": query(__package__, "layer_get")}
 
 
@@ -275,6 +279,8 @@ class Admin:
         columns = (limit(max_cores), gpus(max_gpus, lowest=-1))
         async with self.database.transaction() as tx:
             held = await _locked(tx, show)
+            # Made without caps first, so that setting one is a change, which raises the fence.
+            await tx.run(ENSURE[kind], held.id, key)
             before = await _item_of(tx, kind, held, key)
             return await _limited(tx, actor, kind, "change", held, before, key, columns)
 

@@ -3,15 +3,16 @@
 - All or nothing per frame: a frame is booked at all five levels and has a `proc` row, or neither.
 - No level passes its limit (`rota.model.quota` says what a limit means), unless `force` is given.
 - Batches: groups are served in the order given; within a group the first tokens are booked and the rest refused.
-- Repeating is free: a token that is booked is told as `already` and counted once; one that is released is gone, and
-  releasing it again changes nothing. A reply that was lost is had again by calling again.
+- Repeating is free: a token that is booked is told as `already` and counted once; one that is released is gone:
+  releasing it again changes nothing, and booking it again is declined as `tombstoned`, at least while the fence of its
+  show stands. A reply that was lost is had again by calling again.
 - A refusal is data, not an error. Errors mean that nothing is known to have happened (`Unavailable`) or that the
   call made no sense (`InvalidInput`), and then nothing happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final, Protocol
@@ -46,6 +47,8 @@ class Why(StrEnum):
     DUPLICATE = "duplicate"
     TOMBSTONED = "tombstoned"
     STALE_FENCE = "stale_fence"
+    UNSEEDED = "unseeded"
+    REDIS_OFF = "redis_off"
     NOT_MANAGED = "not_managed"
     MANAGED = "managed"
     UNKNOWN_SHOW = "unknown_show"
@@ -92,6 +95,9 @@ class Group(msgspec.Struct, frozen=True):
     charge: Charge
     host: UUID
     tokens: Sequence[int]
+    capped: bool = True
+    """False when neither job nor layer had caps when the caller read them, which spares the live ledger a look: a cap
+    that is set later raises the fence, and what was booked without it is refused."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -176,6 +182,28 @@ def _check_charge(charge: Charge) -> None:
         )
     if charge.cores == 0 and charge.gpus == 0:
         raise InvalidInput("A frame must ask for cores or GPUs: give it at least a hundredth of a core.")
+
+
+def still_declined(groups: Sequence[Group], outcomes: Sequence[Outcome], why: Collection[Why]) -> dict[int, Group]:
+    """What was declined for one of these reasons, by the place of its group, to be tried again."""
+    left: dict[int, Group] = {}
+    for at, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
+        tokens = [token for token, reason in outcome.declined.items() if reason in why]
+        if tokens:
+            left[at] = msgspec.structs.replace(group, tokens=tokens)
+    return left
+
+
+def merged(first: Outcome, then: Outcome, why: Collection[Why]) -> Outcome:
+    """The outcome of a group of which what was declined for these reasons was tried again."""
+    declined = {token: reason for token, reason in first.declined.items() if reason not in why}
+    return Outcome(
+        booked=[*first.booked, *then.booked],
+        already=[*first.already, *then.already],
+        refused=[*then.refused, *first.refused],
+        declined=declined | dict(then.declined),
+        refusal=then.refusal or first.refusal,
+    )
 
 
 def count(ledger: str, outcomes: Iterable[Outcome]) -> None:

@@ -1,11 +1,15 @@
 """Rows of `proc`, which are what is booked: everything else about bookings is a sum over them.
 
 Who keeps what:
-- `rota.proc_insert` and `rota.proc_delete` hold the show's lock shared from the look at flag, fence and tombstones
-  until the end of the transaction; who raises the fence, flips the show or buries a token holds it exclusive. So
-  nobody inserts under a fence that has risen, or a token that is buried, in commit order;
-- a token has one row at most: the primary key. It is inserted plainly; the rare repeat takes the slow path in a
-  subtransaction, is compared with what is there and told as `already`, even if the fence has risen since;
+- `rota.proc_insert` and `rota.proc_delete` hold the show's lock shared from the look at flag and fence until the end of
+  the transaction; who raises the fence, flips the show or buries tokens without a row holds it exclusive. So nobody
+  inserts under a fence that has risen, in commit order;
+- a token has one row in its life. Two at a time: the primary key. One after the other: the transaction that deletes a
+  row buries its token, and an insert looks at the graves once its rows are in, since it may have waited for just that
+  deletion. A grave holds a run of consecutive tokens, so a batch of frames costs one. It is needed while a release of
+  its time may still be on its way to Redis; those are refused under a higher fence, and then it is pruned;
+- rows are inserted plainly; the rare repeat takes the slow path in a subtransaction, is compared with what is there and
+  told as `already`, even if the fence has risen since, or as tombstoned if it lies in a grave;
 - what a row holds is given back to the keys it was charged to, wherever its job or host belongs now.
 
 A transaction that inserts or deletes for several shows does it in the order of their ids, since each call keeps the
@@ -21,6 +25,7 @@ cost every insert 20 % and more, all day. Recounts and adoption read ranges of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -35,8 +40,12 @@ from rota.model.units import Centicores
 INSERT = query(__package__, "proc_insert")
 DELETE = query(__package__, "proc_delete")
 BURY = query(__package__, "proc_bury")
-PRUNE = query(__package__, "proc_tombstones_prune")
+BURIED = query(__package__, "proc_buried")
+GRAVES = query(__package__, "proc_graves")
+PRUNE = query(__package__, "proc_graves_prune")
 PAGE = query(__package__, "proc_page")
+PAGE_GROUPS = query(__package__, "proc_page_groups")
+TOKENS = query(__package__, "proc_tokens")
 SUMS = query(__package__, "proc_sums")
 
 Columns = tuple[list[UUID], list[UUID], list[UUID], list[UUID], list[UUID], list[UUID], list[int], list[int]]
@@ -56,6 +65,8 @@ class Deleted(msgspec.Struct, frozen=True):
     released: Sequence[Released]
     managed: bool
     """Whether Redis counts these, too, and must be told once the transaction is committed."""
+    fence: int
+    """Of the show when they were deleted, 0 if nothing was: Redis takes the release under this one only."""
 
 
 class Proc(msgspec.Struct, frozen=True):
@@ -63,6 +74,12 @@ class Proc(msgspec.Struct, frozen=True):
     charge: Charge
     host: UUID
     fence: int
+
+
+class Page(NamedTuple):
+    groups: list[tuple[Charge, list[int]]]
+    last: int | None
+    """The last token of the page, None when it is empty: behind it the next one starts."""
 
 
 class Sum(msgspec.Struct, frozen=True):
@@ -92,24 +109,34 @@ async def insert(on: Database | Transaction, show: ShowId, fence: int, groups: S
 
 
 async def delete(on: Database | Transaction, show: ShowId, tokens: Iterable[int]) -> Deleted:
-    """Delete rows; those of an unmanaged show are given back in the five tables in the same transaction."""
-    spans = list(runs(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
+    """Delete rows and bury their tokens; an unmanaged show's are given back in the five tables by the same step."""
     faults.at("procs.before_delete")
-    rows = await on.rows(DELETE, show, [first for first, _ in spans], [last for _, last in spans])
+    rows = await on.rows(DELETE, show, *_bounds(tokens))
     faults.reply("procs.delete")
-    return Deleted([Released(charge_of(row), row["tokens"]) for row in rows], any(row["managed"] for row in rows))
+    released = [Released(charge_of(row), row["tokens"]) for row in rows]
+    return Deleted(released, rows[0]["managed"], rows[0]["fence"]) if rows else Deleted([], managed=False, fence=0)
 
 
 async def bury(on: Database | Transaction, show: ShowId, tokens: Sequence[int]) -> set[int]:
-    """Tombstone what has no row; returns the tokens that never will have one. Waits for inserts under way."""
+    """Bury what has no row; returns the tokens that never will have one. Waits for inserts under way."""
     faults.at("procs.before_bury")
     buried = {row["token"] for row in await on.rows(BURY, show, tokens)}
     faults.reply("procs.bury")
     return buried
 
 
+async def buried(on: Database | Transaction, show: ShowId, tokens: Iterable[int]) -> set[int]:
+    """Those of the tokens that lie in a grave: they were released, or will never have a row."""
+    return set(await on.value(BURIED, show, *_bounds(tokens)))
+
+
+async def graves(on: Database | Transaction) -> dict[ShowId, int]:
+    """How many graves each show has that only a higher fence would make needless."""
+    return {ShowId(row["pk_show"]): row["graves"] for row in await on.rows(GRAVES)}
+
+
 async def prune_tombstones(on: Database | Transaction, most: int = 1000) -> int:
-    """Forget tombstones that a higher fence has made needless; returns how many."""
+    """Remove graves that a higher fence has made needless; returns how many."""
     return await on.run(PRUNE, most)
 
 
@@ -119,6 +146,19 @@ async def page(
     """Rows of a show from one token to another, both included. A shorter answer than `most` is the end."""
     rows = await on.rows(PAGE, show, first, last, most)
     return [Proc(row["token"], charge_of(row), row["pk_host"], row["fence"]) for row in rows]
+
+
+async def page_groups(on: Database | Transaction, show: ShowId, first: int = 0, most: int = BATCH_MAX) -> Page:
+    """The next rows of a show from a token on, by charge, each with its tokens in order."""
+    rows = await on.rows(PAGE_GROUPS, show, first, most)
+    groups = [(charge_of(row), row["tokens"]) for row in rows]
+    return Page(groups, max((held[-1] for _, held in groups), default=None))
+
+
+async def tokens(on: Database | Transaction, show: ShowId, first: int, last: int) -> list[int]:
+    """Tokens that have a row, from one to another, both included, in order."""
+    found: list[int] = await on.value(TOKENS, show, first, last)
+    return found
 
 
 async def sums(on: Database | Transaction, shows: Sequence[ShowId]) -> list[Sum]:
@@ -170,3 +210,9 @@ def run_columns(groups: Sequence[Group]) -> Runs:
     """The number of the group (from 1), first and last token of each run."""
     spans = [(number, *run) for number, group in enumerate(groups, 1) for run in runs(group.tokens)]
     return [owner for owner, _, _ in spans], [first for _, first, _ in spans], [last for _, _, last in spans]
+
+
+def _bounds(tokens: Iterable[int]) -> tuple[list[int], list[int]]:
+    """First and last of each run of the tokens, ascending."""
+    spans = list(runs(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
+    return [first for first, _ in spans], [last for _, last in spans]

@@ -5,7 +5,7 @@ Counters of the five tables and `proc` rows change in one transaction, which is 
   batches wait for each other and never in a circle; limits and counters are read under these locks, so no level
   passes its limit and nothing that fits is refused for another's sake (A1);
 - `rota.proc_delete` gives back at the same five levels (A3: the tables are `SUM(proc)` in every snapshot);
-- both look the token up first, so a repeat changes nothing (A5).
+- both look the token up first, so a repeat changes nothing (A5), and a token that was released is not booked again.
 
 A managed show is declined here, read under the lock, so there is no moment at which both ledgers book it. If we die or
 the reply is lost, the call happened or it did not; calling again tells.
@@ -28,6 +28,7 @@ from rota.model.quota import LEVELS, RESOURCES, Level, Refusal, Resource, Usage
 BOOK = query(__package__, "ledger_book")
 COUNTERS = query(__package__, "ledger_counters")
 RECOMPUTE = query(__package__, "ledger_recompute")
+REWRITE = query(__package__, "ledger_rewrite")
 UNMANAGED = query(__package__, "shows_unmanaged")
 
 TRIES: Final = 3
@@ -57,16 +58,23 @@ class TransactionalLedger:
     async def recompute(self, show: ShowId) -> dict[Level, int]:
         """Write the five tables anew from `proc`; how many keys of each level were wrong. Bookings wait meanwhile.
 
-        Nothing in Rota makes them wrong: this heals what hands and restored backups did. A managed show is left alone.
+        Nothing in Rota makes them wrong: this heals what hands and restored backups did. Rows of jobs and layers that
+        hold nothing and have no caps are removed. A managed show is left alone.
         """
-        rows = await self.database.rows(RECOMPUTE, show)
-        return {LEVELS[row["level"] - 1]: row["changed"] for row in rows if row["changed"]}
+        return _changed(await self.database.rows(RECOMPUTE, show))
 
     async def recompute_all(self) -> dict[ShowId, dict[Level, int]]:
         """`recompute` for every unmanaged show, one transaction each; only shows with a wrong key are told."""
         shows = [row["pk_show"] for row in await self.database.rows(UNMANAGED)]
         wrong = {show: await self.recompute(show) for show in shows}
         return {show: levels for show, levels in wrong.items() if levels}
+
+    async def rewrite(self, show: ShowId) -> dict[Level, int]:
+        """Write into the tables what a managed show uses, as of one read of `proc`; how many keys changed by level.
+
+        They only show it, so nobody waits, and jobs and layers without a row get none. An unmanaged show is left alone.
+        """
+        return _changed(await self.database.rows(REWRITE, show))
 
     async def _book(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Record]:
         arguments = (*procs.group_columns(groups), *procs.run_columns(groups))
@@ -75,10 +83,15 @@ class TransactionalLedger:
                 faults.at("ledger.before_book")
                 return await self.database.rows(BOOK, show, force, *arguments)
             except asyncpg.UniqueViolationError:
-                # Somebody booked one of these tokens on other keys at the same moment, and has committed by now.
+                # Somebody booked one of these tokens on other keys at the same moment, and has committed by now; the
+                # row may even have been released again.
                 if not left:
                     raise
         raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _changed(rows: Sequence[Record]) -> dict[Level, int]:
+    return {LEVELS[row["level"] - 1]: row["changed"] for row in rows if row["changed"]}
 
 
 def _outcomes(groups: Sequence[Group], rows: Sequence[Record]) -> list[Outcome]:

@@ -7,15 +7,13 @@ import io
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rota.cli import output
+from rota.cli import books_app, books_caps_app, ledger_app, output
+from rota.cli.options import Json, load
 from rota.model.errors import RotaError
-
-if TYPE_CHECKING:
-    from rota.infra.settings_file import LoadedSettings
 
 # Plain help: rich's panels triple the time until the first line.
 app = typer.Typer(
@@ -31,15 +29,20 @@ audit_app = typer.Typer(help="The hash-chained audit log.", no_args_is_help=True
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
 app.add_typer(audit_app, name="audit")
+app.add_typer(books_app.show_app, name="show")
+app.add_typer(books_app.pool_app, name="pool")
+app.add_typer(books_app.sub_app, name="sub")
+app.add_typer(books_caps_app.folder_app, name="folder")
+app.add_typer(books_caps_app.dept_app, name="dept")
+app.add_typer(books_caps_app.job_app, name="job")
+app.add_typer(books_caps_app.layer_app, name="layer")
+app.add_typer(ledger_app.ledger_app, name="ledger")
 
 
 class Phase(StrEnum):
     PRE = "pre"
     POST = "post"
     ALL = "all"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def main() -> None:
@@ -67,15 +70,6 @@ def _settings_file(
     context.obj = config
 
 
-def _load(context: typer.Context) -> LoadedSettings:
-    from rota.infra import settings_file
-    from rota.infra.telemetry import logs
-
-    loaded = settings_file.load(context.obj)
-    logs.configure(loaded.settings.log.format, loaded.settings.log.level)
-    return loaded
-
-
 @app.command()
 def up(
     context: typer.Context,
@@ -86,7 +80,7 @@ def up(
     """Start everything on this machine and stay up until Ctrl-C."""
     from rota.cli import local
 
-    settings = _load(context).settings
+    settings = load(context).settings
     sys.exit(local.up_detached(settings, context.obj) if detach else asyncio.run(local.up(settings)))
 
 
@@ -95,7 +89,7 @@ def down(context: typer.Context) -> None:
     """Stop what `rota up` started in this data directory."""
     from rota.cli import local
 
-    output.say(local.down(_load(context).settings))
+    output.say(local.down(load(context).settings))
 
 
 @app.command()
@@ -107,7 +101,7 @@ def status(
     """Whether Rota is up here, and how each server answers. Exit status 1 when something does not."""
     from rota.cli import local
 
-    found = asyncio.run(local.status(_load(context).settings, with_secrets=secrets))
+    found = asyncio.run(local.status(load(context).settings, with_secrets=secrets))
     output.as_json(found) if json else local.print_status(found)
     sys.exit(0 if found.ok else 1)
 
@@ -126,9 +120,10 @@ def demo() -> None:
 def server(context: typer.Context) -> None:
     """Run one replica against PostgreSQL, Redis and NATS by URL."""
     from rota import runtime
+    from rota.server import services
 
-    settings = _load(context).settings
-    sys.exit(asyncio.run(runtime.serve(settings, runtime.Urls.of(settings))))
+    settings = load(context).settings
+    sys.exit(asyncio.run(runtime.serve(settings, runtime.Urls.of(settings), services)))
 
 
 @config_app.command("show")
@@ -136,7 +131,7 @@ def config_show(context: typer.Context, json: Json = False) -> None:
     """Every setting, its value and where the value came from. Secrets are masked."""
     from rota.cli import config
 
-    config.show(_load(context), as_json=json)
+    config.show(load(context), as_json=json)
 
 
 @db_app.command("migrate")
@@ -151,7 +146,7 @@ def db_migrate(
     """Bring the schema to this version of Rota."""
     from rota.cli import db
 
-    asyncio.run(db.migrate(_load(context).settings, phase=phase.value, dry_run=dry_run, as_json=json))
+    asyncio.run(db.migrate(load(context).settings, phase=phase.value, dry_run=dry_run, as_json=json))
 
 
 @db_app.command("status")
@@ -159,7 +154,7 @@ def db_status(context: typer.Context, json: Json = False) -> None:
     """Which migrations are applied. Exit status 1 when some are missing."""
     from rota.cli import db
 
-    sys.exit(asyncio.run(db.status(_load(context).settings, as_json=json)))
+    sys.exit(asyncio.run(db.status(load(context).settings, as_json=json)))
 
 
 @audit_app.command("verify")
@@ -173,4 +168,4 @@ def audit_verify(
     """Recompute the chain. Exit status 1 when an entry was changed, removed or added by hand."""
     from rota.cli import db
 
-    sys.exit(asyncio.run(db.verify_audit(_load(context).settings, expect=expect, as_json=json)))
+    sys.exit(asyncio.run(db.verify_audit(load(context).settings, expect=expect, as_json=json)))

@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rota.cli.demo_books import quotas_fill_and_refuse
+from rota.cli.demo_tour import Tour, bars
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.breaker import Breaker
@@ -29,7 +30,7 @@ from rota.infra.redis import Keys, RedisTarget, connect
 from rota.infra.service import Service, Supervisor
 from rota.local import LocalStack, StackOptions
 from rota.model.breaker import Consecutive, ProbesByCount, Rules
-from rota.model.errors import BreakerOpen, NatsUnavailable, PostgresUnavailable, RotaError, StaleFence
+from rota.model.errors import BreakerOpen, NatsUnavailable, PostgresUnavailable, StaleFence
 
 MESSAGES = 20_000
 BATCH = 250
@@ -37,21 +38,6 @@ QUIET_S = 60.0
 DEMO = StreamSpec(name="DEMO", subjects=("demo.>",))
 READER = ConsumerSpec(stream="DEMO", durable="reader", ack_wait_s=5.0)
 SAFETY = Rules(counting=Consecutive(3), open_ms=30_000, probing=ProbesByCount(3, 2))
-
-
-class Tour:
-    """The open stack, and somewhere to write."""
-
-    def __init__(self, console: Console, stack: LocalStack, database: Database, bus: Bus) -> None:
-        self.console = console
-        self.stack = stack
-        self.database = database
-        self.bus = bus
-
-    def shown(self, kept: bool, text: str) -> None:
-        if not kept:
-            raise RotaError(f"The demo found a promise broken: {text}; please report it.")
-        self.console.print(f"  [green]✓[/] {text}")
 
 
 async def run() -> int:
@@ -65,6 +51,7 @@ async def run() -> int:
             await _messages_survive_killed_servers(tour)
             await _a_stale_holder_cannot_write(tour)
             await _a_breaker_opens_for_everybody(tour)
+            await quotas_fill_and_refuse(tour)
             await _the_audit_log_is_whole(tour)
     console.print(f"[bold green]All kept[/], {time.monotonic() - began:.1f} s from nothing to stopped.")
     return 0
@@ -98,13 +85,13 @@ async def _messages_survive_killed_servers(tour: Tour) -> None:
     pids = _pids(tour.stack)
     began = time.monotonic()
     async with supervisor.running():
-        with _bars(tour.console) as bars:
-            committed_bar = bars.add_task("committed", total=MESSAGES)
-            received_bar = bars.add_task("received", total=MESSAGES)
+        with bars(tour.console) as drawn:
+            committed_bar = drawn.add_task("committed", total=MESSAGES)
+            received_bar = drawn.add_task("received", total=MESSAGES)
             async with asyncio.timeout(QUIET_S), asyncio.TaskGroup() as tasks:
-                tasks.create_task(_commit_all(tour, lambda n: bars.update(committed_bar, completed=n)))
+                tasks.create_task(_commit_all(tour, lambda n: drawn.update(committed_bar, completed=n)))
                 repeated = tasks.create_task(
-                    _receive_all(tour, received, lambda: bars.update(received_bar, completed=len(received)))
+                    _receive_all(tour, received, lambda: drawn.update(received_bar, completed=len(received)))
                 )
     took_s = time.monotonic() - began
     killed = [name for name, pid in _pids(tour.stack).items() if pid != pids[name]]
@@ -117,12 +104,6 @@ async def _messages_survive_killed_servers(tour: Tour) -> None:
 
 def _pids(stack: LocalStack) -> dict[str, int]:
     return {name: server.process.pid for name, server in stack.servers.items() if server.process}
-
-
-def _bars(console: Console) -> Progress:
-    return Progress(
-        TextColumn("  {task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
 
 
 async def _commit_all(tour: Tour, tell: Callable[[int], None]) -> None:

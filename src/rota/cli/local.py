@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rota import runtime
+from rota.accounting.books import Books
 from rota.cli import output
 from rota.infra.postgres import migrate
 from rota.infra.service import Lifecycle, Service
@@ -27,10 +28,13 @@ from rota.local.identity import RootMode
 from rota.model.errors import DataDirInUse, ServerFailed
 from rota.model.settings import Settings
 from rota.model.settings.masking import masked_url
+from rota.server import services
 
 STOP_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 90.0
 POLL_S = 0.05
+FIRST = "default"
+FIRST_POOL = "local"
 
 
 class Up(msgspec.Struct):
@@ -88,10 +92,24 @@ async def up(settings: Settings) -> int:
         urls = runtime.Urls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
-            replica.supervisor.add(_announcement(settings, stack, replica, began), stack.service)
+            await first_show(replica.books)
+            replica.supervisor.add(*services(replica), _announcement(settings, stack, replica, began), stack.service)
             return await replica.run()
     finally:
         await stack.stop()
+
+
+async def first_show(books: Books) -> None:
+    """Where nobody has made a show yet: one that may use this machine, kept by Redis where that is on."""
+    if await books.admin.shows() or await books.admin.pools() or await books.admin.depts():
+        return
+    cores, actor = os.cpu_count() or 1, "rota up"
+    await books.change(lambda admin: admin.create_pool(FIRST_POOL, actor=actor))
+    await books.change(lambda admin: admin.create_dept(FIRST, actor=actor))
+    await books.change(lambda admin: admin.create_show(FIRST, actor=actor, managed=books.live is not None))
+    await books.change(lambda admin: admin.create_subscription(FIRST, FIRST_POOL, actor=actor, size=cores, burst=cores))
+    await books.change(lambda admin: admin.create_folder(FIRST, FIRST, actor=actor))
+    await books.change(lambda admin: admin.create_point(FIRST, FIRST, actor=actor))
 
 
 def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replica, began: float) -> Service:

@@ -17,6 +17,7 @@ from rota.model.errors import InvalidInput, RotaError, SetupFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 BAD_INPUT, FAILED = 2, 1
 # A pipe has no width: nothing that reads it should find a path broken over two lines.
@@ -41,14 +42,18 @@ def as_json(answer: object) -> None:
 
 
 def as_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with readers_may_leave():
+        console().print(table(columns, rows), soft_wrap=False)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    drawn = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    with readers_may_leave():
-        console().print(table, soft_wrap=False)
+        drawn.add_row(*(Text(printable(str(cell))) for cell in row))
+    return drawn
 
 
 def say(text: str, style: str = "") -> None:

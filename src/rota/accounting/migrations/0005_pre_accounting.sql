@@ -121,15 +121,20 @@ CREATE TABLE rota.proc (
   ts_booked          timestamptz NOT NULL DEFAULT now()
 );
 
-CREATE TABLE rota.proc_tombstone (
-  token     bigint PRIMARY KEY,
-  pk_show   uuid NOT NULL REFERENCES rota.show ON DELETE CASCADE,
-  int_fence bigint NOT NULL,
-  ts_buried timestamptz NOT NULL DEFAULT now()
+-- Tokens that had their row or will never have one: whoever repeats their booking late finds them here. A grave holds a
+-- run of consecutive tokens. Graves of a show never overlap, since a token is buried by the transaction that deletes
+-- its row, or under the exclusive lock: hence a token can only lie in the first grave that ends at it or behind it.
+-- No foreign key: every release would write to the row of its show.
+CREATE TABLE rota.proc_grave (
+  pk_show     uuid NOT NULL,
+  token_first bigint NOT NULL CHECK (token_first >= 0),
+  token_last  bigint NOT NULL CHECK (token_last >= token_first),
+  int_fence   bigint NOT NULL,
+  ts_buried   timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (pk_show, token_last)
 );
 
-COMMENT ON TABLE rota.proc_tombstone IS 'Tokens that will never have a proc row.';
-COMMENT ON COLUMN rota.proc_tombstone.int_fence IS 'Fence of the show at burial; a higher one replaces the stone.';
+COMMENT ON COLUMN rota.proc_grave.int_fence IS 'Fence of the show at burial; a higher one makes the grave needless.';
 
 -- A change of limits has a higher version than whatever was published before it.
 CREATE FUNCTION rota.limits_changed() RETURNS trigger
@@ -258,8 +263,27 @@ CREATE TYPE rota.ledger_group AS (
 );
 CREATE TYPE rota.ledger_run AS (owner integer, first bigint, last bigint);
 
+-- A token that got no row from a call, and why.
+CREATE TYPE rota.ledger_barred AS (owner integer, token bigint, why text);
+
+-- A run that touches no grave costs one look at the key.
+CREATE FUNCTION rota.proc_buried(of_show uuid, runs rota.ledger_run[]) RETURNS TABLE (owner integer, token bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT run.owner, each.token
+  FROM unnest(runs) AS run
+  CROSS JOIN LATERAL (SELECT g.token_first FROM rota.proc_grave g
+                      WHERE g.pk_show = of_show AND g.token_last >= run.first
+                      ORDER BY g.token_last LIMIT 1) AS nearest
+  CROSS JOIN LATERAL generate_series(greatest(run.first, nearest.token_first), run.last) AS each (token)
+  WHERE each.token >= (SELECT g.token_first FROM rota.proc_grave g
+                       WHERE g.pk_show = of_show AND g.token_last >= each.token
+                       ORDER BY g.token_last LIMIT 1)
+$$;
+
+COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave of the show.';
+
 CREATE FUNCTION rota.proc_barred(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[])
-RETURNS TABLE (owner integer, token bigint, why text)
+RETURNS SETOF rota.ledger_barred
 LANGUAGE sql STABLE AS $$
   -- OFFSET 0 keeps the planner from reading the whole table for many short runs: one range of the key per run.
   SELECT run.owner, p.token,
@@ -272,18 +296,17 @@ LANGUAGE sql STABLE AS $$
   CROSS JOIN LATERAL (SELECT * FROM rota.proc WHERE token BETWEEN run.first AND run.last OFFSET 0) AS p
   CROSS JOIN LATERAL (SELECT (groups[run.owner]).*) AS asked
   UNION ALL
-  SELECT run.owner, t.token, 'tombstoned'
-  FROM unnest(runs) AS run
-  CROSS JOIN LATERAL (SELECT token FROM rota.proc_tombstone WHERE token BETWEEN run.first AND run.last OFFSET 0) AS t
+  SELECT b.owner, b.token, 'tombstoned' FROM rota.proc_buried(of_show, runs) AS b
+  WHERE NOT EXISTS (SELECT FROM rota.proc p WHERE p.token = b.token)
 $$;
 
 COMMENT ON FUNCTION rota.proc_barred IS
-  'Tokens that cannot be inserted: there with the same charge (already) or another one (duplicate), or tombstoned.';
+  'Tokens that cannot be inserted: there with the same charge (already) or another one (duplicate), or buried.';
 
 -- An answer for every token when the whole batch is refused. Rows that are there stay there and are told as such: if
 -- they were called refused, the caller would give back in Redis what is still booked here.
 CREATE FUNCTION rota.proc_refused(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], reason text)
-RETURNS TABLE (owner integer, token bigint, why text)
+RETURNS SETOF rota.ledger_barred
 LANGUAGE sql STABLE AS $$
   SELECT run.owner, each.token, coalesce(barred.why, reason)
   FROM unnest(runs) AS run
@@ -292,12 +315,12 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 CREATE FUNCTION rota.proc_insert(of_show uuid, fence bigint, groups rota.ledger_group[], runs rota.ledger_run[])
-RETURNS TABLE (owner integer, token bigint, why text)
+RETURNS SETOF rota.ledger_barred
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 DECLARE
   held rota.show := rota.show_shared(of_show);
-  barred bigint[] := '{}';
+  barred rota.ledger_barred[] := '{}';
+  left_out bigint[] := '{}';
   tries integer := 0;
 BEGIN
   IF held.b_scheduler_managed IS NOT TRUE OR held.int_fence <> fence THEN
@@ -307,9 +330,6 @@ BEGIN
     RETURN;
   END IF;
 
-  SELECT coalesce(array_agg(t.token), '{}') INTO barred
-  FROM unnest(runs) AS run
-  CROSS JOIN LATERAL (SELECT token FROM rota.proc_tombstone WHERE token BETWEEN run.first AND run.last OFFSET 0) AS t;
   LOOP
     BEGIN
       INSERT INTO rota.proc
@@ -318,38 +338,57 @@ BEGIN
       FROM unnest(runs) AS run
       JOIN unnest(groups) WITH ORDINALITY AS asked ON asked.ordinality = run.owner
       CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
-      WHERE cardinality(barred) = 0 OR each.token <> ALL (barred);
-      EXIT;
+      WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out);
+      -- Looked at last: the insert waits for whoever is just deleting such a row, and then finds the place free.
+      EXIT WHEN NOT EXISTS (SELECT FROM rota.proc_buried(of_show, runs) AS b WHERE b.token <> ALL (left_out));
+      RAISE unique_violation;
     EXCEPTION WHEN unique_violation THEN
-      -- A batch that was sent before: look what is there. Whoever inserted it has committed by now.
+      -- A batch that was sent before: look what became of it. Whoever inserted or deleted it has committed by now.
       tries := tries + 1;
       IF tries > 8 THEN
         RAISE;
       END IF;
-      SELECT coalesce(array_agg(b.token), '{}') INTO barred FROM rota.proc_barred(of_show, groups, runs) AS b;
+      SELECT coalesce(array_agg(b), '{}'), coalesce(array_agg(b.token), '{}') INTO barred, left_out
+      FROM rota.proc_barred(of_show, groups, runs) AS b;
     END;
   END LOOP;
-
-  IF cardinality(barred) > 0 THEN
-    RETURN QUERY
-      SELECT b.owner, b.token, b.why FROM rota.proc_barred(of_show, groups, runs) AS b WHERE b.token = ANY (barred);
-  END IF;
+  RETURN QUERY SELECT * FROM unnest(barred);
 END $$;
 
 COMMENT ON FUNCTION rota.proc_insert IS
   'Insert what was booked in Redis under `fence`. A row for each token that was not inserted now, and why.';
 
+-- Runs of consecutive tokens; one that is given twice is there once.
+CREATE FUNCTION rota.proc_runs(tokens bigint[]) RETURNS TABLE (first bigint, last bigint)
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT min(given.token), max(given.token)
+  FROM (SELECT t.token, t.token - dense_rank() OVER (ORDER BY t.token) AS run FROM unnest(tokens) AS t (token)) AS given
+  GROUP BY given.run
+$$;
+
+-- The conflict is a row made by hand for a buried token: it must not keep anything from being released.
+CREATE FUNCTION rota.proc_dig(of_show uuid, fence bigint, firsts bigint[], lasts bigint[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO rota.proc_grave (pk_show, token_first, token_last, int_fence)
+  SELECT of_show, run.first, run.last, fence FROM unnest(firsts, lasts) AS run (first, last)
+  ON CONFLICT (pk_show, token_last)
+    DO UPDATE SET token_first = least(proc_grave.token_first, excluded.token_first), int_fence = excluded.int_fence;
+END $$;
+
 CREATE FUNCTION rota.proc_bury(of_show uuid, tokens bigint[]) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   held rota.show := rota.show_exclusive(of_show);
+  runs rota.ledger_run[] := ARRAY(SELECT ROW(0, r.first, r.last)::rota.ledger_run FROM rota.proc_runs(tokens) AS r);
 BEGIN
-  INSERT INTO rota.proc_tombstone (token, pk_show, int_fence)
-  SELECT DISTINCT given.token, of_show, held.int_fence
-  FROM unnest(tokens) AS given (token)
-  WHERE held.pk_show IS NOT NULL AND NOT EXISTS (SELECT FROM rota.proc p WHERE p.token = given.token)
-  ON CONFLICT DO NOTHING;
-  RETURN QUERY SELECT t.token FROM rota.proc_tombstone t WHERE t.token = ANY (tokens);
+  IF held.pk_show IS NOT NULL THEN
+    PERFORM rota.proc_dig(of_show, held.int_fence, array_agg(r.first), array_agg(r.last))
+    FROM rota.proc_runs(ARRAY(SELECT unnest(tokens)
+                              EXCEPT SELECT p.token FROM rota.proc p WHERE p.token = ANY (tokens)
+                              EXCEPT SELECT b.token FROM rota.proc_buried(of_show, runs) AS b)) AS r;
+  END IF;
+  RETURN QUERY SELECT b.token FROM rota.proc_buried(of_show, runs) AS b;
 END $$;
 
 COMMENT ON FUNCTION rota.proc_bury IS
@@ -482,12 +521,14 @@ CREATE FUNCTION rota.ledger_book(of_show uuid, groups rota.ledger_group[], runs 
 RETURNS TABLE (
   owner integer, token bigint, why text, fit bigint, level integer, resource integer, current bigint, cap bigint
 )
-LANGUAGE plpgsql AS $$
+-- Small batches would be planned anew each time, for nearly as long as booking them takes.
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
   held rota.show := rota.show_shared(of_show);
   keys rota.ledger_key[];
-  barred bigint[];
+  barred rota.ledger_barred[];
+  left_out bigint[];
   caps bigint[];
   used bigint[];
   fits bigint[] := '{}';
@@ -508,11 +549,10 @@ BEGIN
   FROM unnest(keys) WITH ORDINALITY AS k
   CROSS JOIN LATERAL (VALUES (1, k.max_cores, k.cores), (2, k.max_gpus, k.gpus)) AS each (r, cap, used);
   -- Read after the rows are held: a repeat of this batch by somebody else has ended, one way or the other.
-  SELECT coalesce(array_agg(b.token), '{}') INTO barred FROM rota.proc_barred(of_show, groups, runs) AS b;
+  SELECT coalesce(array_agg(b), '{}'), coalesce(array_agg(b.token), '{}') INTO barred, left_out
+  FROM rota.proc_barred(of_show, groups, runs) AS b;
   IF cardinality(barred) > 0 THEN
-    RETURN QUERY
-      SELECT b.owner, b.token, b.why, 0::bigint, 0, 0, 0::bigint, 0::bigint
-      FROM rota.proc_barred(of_show, groups, runs) AS b;
+    RETURN QUERY SELECT b.owner, b.token, b.why, 0::bigint, 0, 0, 0::bigint, 0::bigint FROM unnest(barred) AS b;
   END IF;
 
   FOR asked IN
@@ -522,7 +562,7 @@ BEGIN
     FROM unnest(groups) WITH ORDINALITY AS g
     LEFT JOIN (SELECT run.owner, count(*) AS number FROM unnest(runs) AS run
                CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
-               WHERE cardinality(barred) = 0 OR each.token <> ALL (barred) GROUP BY 1) AS frames
+               WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out) GROUP BY 1) AS frames
       ON frames.owner = g.ordinality
     LEFT JOIN unnest(keys) WITH ORDINALITY AS k1 ON k1.level = 1 AND k1.id = g.pk_alloc
     LEFT JOIN unnest(keys) WITH ORDINALITY AS k2 ON k2.level = 2 AND k2.id = g.pk_folder
@@ -575,23 +615,28 @@ BEGIN
                  row_number() OVER (PARTITION BY run.owner ORDER BY run.ordinality, each.token) AS nth
           FROM unnest(runs) WITH ORDINALITY AS run
           CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
-          WHERE cardinality(barred) = 0 OR each.token <> ALL (barred)) AS frame
+          WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out)) AS frame
     JOIN unnest(groups) WITH ORDINALITY AS g ON g.ordinality = frame.owner
     WHERE frame.nth <= fits[frame.owner];
+    IF EXISTS (SELECT FROM rota.proc_buried(of_show, runs) AS b WHERE b.token <> ALL (left_out)) THEN
+      RAISE unique_violation USING MESSAGE = 'a token was booked on other keys and released in the meantime';
+    END IF;
   END IF;
 END $$;
 
 COMMENT ON FUNCTION rota.ledger_book IS
   'Book on the five tables: a row per group with how many of it fit and what refused the next; a row per barred token.';
 
--- Rows are looked up by token, in the order of `firsts` (ascending), so that two releases of the same tokens wait for
--- each other and never in a circle: hence nothing but lookups. Locking in order first would cost twice as much.
+-- Rows are deleted run by run along the key, in the order of `firsts` (ascending), so that two releases of the same
+-- tokens wait for each other and never in a circle: hence no other way through the table. Locking in order first would
+-- cost twice as much.
 CREATE FUNCTION rota.proc_delete(of_show uuid, firsts bigint[], lasts bigint[])
 RETURNS TABLE (
-  managed boolean, pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid, cores bigint, gpus bigint,
-  tokens bigint[]
+  managed boolean, fence bigint, pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid,
+  cores bigint, gpus bigint, tokens bigint[]
 )
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
@@ -599,13 +644,16 @@ DECLARE
   held rota.show := rota.show_shared(of_show);
   freed record;
   given_back rota.ledger_group[] := '{}';
+  gone bigint[] := '{}';
+  asked bigint;
 BEGIN
-  managed := held.b_scheduler_managed;
+  managed := held.b_scheduler_managed IS TRUE;
+  fence := coalesce(held.int_fence, 0);
   FOR freed IN
     WITH deleted AS (
       DELETE FROM rota.proc p
-      USING unnest(firsts, lasts) AS run (first, last), LATERAL generate_series(run.first, run.last) AS each (token)
-      WHERE p.token = each.token AND p.pk_show = of_show
+      USING unnest(firsts, lasts) AS run (first, last)
+      WHERE p.token BETWEEN run.first AND run.last AND p.pk_show = of_show
       RETURNING p.*
     )
     SELECT d.pk_alloc, d.pk_folder, d.pk_job, d.pk_layer, d.pk_dept, d.int_cores_reserved AS cores,
@@ -621,10 +669,21 @@ BEGIN
     gpus := freed.gpus;
     tokens := freed.tokens;
     RETURN NEXT;
-    given_back := given_back || ROW(pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, NULL,
-                                    -cores * cardinality(tokens), -gpus * cardinality(tokens))::rota.ledger_group;
+    gone := gone || tokens;
+    IF NOT managed THEN
+      given_back := given_back || ROW(pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, NULL,
+                                      -cores * cardinality(tokens), -gpus * cardinality(tokens))::rota.ledger_group;
+    END IF;
   END LOOP;
 
+  IF cardinality(gone) > 0 THEN
+    -- Where all were there, which is the rule, the runs asked for are the graves.
+    SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
+    IF cardinality(gone) < asked THEN
+      SELECT array_agg(r.first), array_agg(r.last) INTO firsts, lasts FROM rota.proc_runs(gone) AS r;
+    END IF;
+    PERFORM rota.proc_dig(of_show, fence, firsts, lasts);
+  END IF;
   IF held.b_scheduler_managed IS FALSE AND cardinality(given_back) > 0 THEN
     PERFORM rota.ledger_keys(of_show, given_back);
     PERFORM rota.ledger_add(of_show, given_back);
@@ -632,68 +691,78 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.proc_delete IS
-  'Delete procs of a show; counters of an unmanaged show are given back. A row per charge with the tokens that had it.';
+  'Delete and bury procs of a show; what an unmanaged one held is given back. A row per charge with its tokens.';
 
--- Writes the five tables of a show anew from its procs, drained keys as 0, all from one read. Exact under the exclusive
--- lock of the show; without it (a managed show, whose tables only mirror) as exact as that read.
-CREATE FUNCTION rota.ledger_rewrite(of_show uuid) RETURNS TABLE (level integer, changed bigint)
-LANGUAGE plpgsql AS $$
-DECLARE
-  sums rota.ledger_group[];
-BEGIN
+CREATE FUNCTION rota.ledger_sums(of_show uuid) RETURNS rota.ledger_group[]
+LANGUAGE sql STABLE AS $$
   SELECT coalesce(array_agg(
     ROW(s.pk_alloc, s.pk_folder, s.pk_job, s.pk_layer, s.pk_dept, NULL, s.cores, s.gpus)::rota.ledger_group), '{}')
-  INTO sums
   FROM (SELECT p.pk_alloc, p.pk_folder, p.pk_job, p.pk_layer, p.pk_dept,
                sum(p.int_cores_reserved)::bigint AS cores, sum(p.int_gpus_reserved)::bigint AS gpus
-        FROM rota.proc p WHERE p.pk_show = of_show GROUP BY 1, 2, 3, 4, 5) AS s;
-  PERFORM rota.ledger_keys(of_show, sums);
+        FROM rota.proc p WHERE p.pk_show = of_show GROUP BY 1, 2, 3, 4, 5) AS s
+$$;
 
-  UPDATE rota.subscription k SET int_cores = d.cores, int_gpus = d.gpus
-  FROM (SELECT t.pk_alloc, coalesce(sum(g.int_cores), 0)::bigint AS cores, coalesce(sum(g.int_gpus), 0)::bigint AS gpus
-        FROM rota.subscription t LEFT JOIN unnest(sums) AS g ON g.pk_alloc = t.pk_alloc
-        WHERE t.pk_show = of_show GROUP BY 1) AS d
-  WHERE k.pk_show = of_show AND k.pk_alloc = d.pk_alloc AND (k.int_cores, k.int_gpus) <> (d.cores, d.gpus);
-  level := 1; GET DIAGNOSTICS changed = ROW_COUNT; RETURN NEXT;
-
-  UPDATE rota.folder_resource k SET int_cores = d.cores, int_gpus = d.gpus
-  FROM (SELECT t.pk_folder, coalesce(sum(g.int_cores), 0)::bigint AS cores, coalesce(sum(g.int_gpus), 0)::bigint AS gpus
-        FROM rota.folder_resource t LEFT JOIN unnest(sums) AS g ON g.pk_folder = t.pk_folder
-        WHERE t.pk_show = of_show GROUP BY 1) AS d
-  WHERE k.pk_folder = d.pk_folder AND (k.int_cores, k.int_gpus) <> (d.cores, d.gpus);
-  level := 2; GET DIAGNOSTICS changed = ROW_COUNT; RETURN NEXT;
-
-  UPDATE rota.job_resource k SET int_cores = d.cores, int_gpus = d.gpus
-  FROM (SELECT t.pk_job, coalesce(sum(g.int_cores), 0)::bigint AS cores, coalesce(sum(g.int_gpus), 0)::bigint AS gpus
-        FROM rota.job_resource t LEFT JOIN unnest(sums) AS g ON g.pk_job = t.pk_job
-        WHERE t.pk_show = of_show GROUP BY 1) AS d
-  WHERE k.pk_job = d.pk_job AND (k.int_cores, k.int_gpus) <> (d.cores, d.gpus);
-  level := 3; GET DIAGNOSTICS changed = ROW_COUNT; RETURN NEXT;
-
-  UPDATE rota.layer_resource k SET int_cores = d.cores, int_gpus = d.gpus
-  FROM (SELECT t.pk_layer, coalesce(sum(g.int_cores), 0)::bigint AS cores, coalesce(sum(g.int_gpus), 0)::bigint AS gpus
-        FROM rota.layer_resource t LEFT JOIN unnest(sums) AS g ON g.pk_layer = t.pk_layer
-        WHERE t.pk_show = of_show GROUP BY 1) AS d
-  WHERE k.pk_layer = d.pk_layer AND (k.int_cores, k.int_gpus) <> (d.cores, d.gpus);
-  level := 4; GET DIAGNOSTICS changed = ROW_COUNT; RETURN NEXT;
-
-  UPDATE rota.point k SET int_cores = d.cores, int_gpus = d.gpus
-  FROM (SELECT t.pk_dept, coalesce(sum(g.int_cores), 0)::bigint AS cores, coalesce(sum(g.int_gpus), 0)::bigint AS gpus
-        FROM rota.point t LEFT JOIN unnest(sums) AS g ON g.pk_dept = t.pk_dept
-        WHERE t.pk_show = of_show GROUP BY 1) AS d
-  WHERE k.pk_show = of_show AND k.pk_dept = d.pk_dept AND (k.int_cores, k.int_gpus) <> (d.cores, d.gpus);
-  level := 5; GET DIAGNOSTICS changed = ROW_COUNT; RETURN NEXT;
+-- Sets each counter of the show that has a row to what `sums` say, drained ones to 0, in the order of ledger_keys.
+CREATE FUNCTION rota.ledger_rewrite(of_show uuid, sums rota.ledger_group[])
+RETURNS TABLE (level integer, changed bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+  counting record;
+BEGIN
+  FOR counting IN
+    SELECT * FROM unnest(ARRAY['subscription', 'folder_resource', 'job_resource', 'layer_resource', 'point'],
+                         ARRAY['pk_alloc', 'pk_folder', 'pk_job', 'pk_layer', 'pk_dept'])
+      WITH ORDINALITY AS t (name, key, level)
+  LOOP
+    EXECUTE format($sql$
+      WITH wrong AS (
+        SELECT k.%2$I AS id, coalesce(d.cores, 0) AS cores, coalesce(d.gpus, 0) AS gpus
+        FROM rota.%1$I k
+        LEFT JOIN (SELECT g.%2$I AS id, sum(g.int_cores)::bigint AS cores, sum(g.int_gpus)::bigint AS gpus
+                   FROM unnest($2) AS g GROUP BY 1) AS d ON d.id = k.%2$I
+        WHERE k.pk_show = $1 AND (k.int_cores, k.int_gpus) <> (coalesce(d.cores, 0), coalesce(d.gpus, 0))
+        ORDER BY k.%2$I FOR NO KEY UPDATE OF k
+      )
+      UPDATE rota.%1$I k SET int_cores = w.cores, int_gpus = w.gpus
+      FROM wrong w WHERE k.pk_show = $1 AND k.%2$I = w.id
+    $sql$, counting.name, counting.key) USING of_show, sums;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    level := counting.level;
+    RETURN NEXT;
+  END LOOP;
 END $$;
 
--- The same for a show that Redis does not keep. The exclusive lock waits until every booking and release under way has
--- ended, so their counts and their rows are both there or both not.
+-- For a show that Redis does not keep. The exclusive lock waits until every booking and release under way has ended, so
+-- their counts and their rows are both there or both not. Rows that say nothing are removed, lest every job there ever
+-- was keeps one; booking makes them again.
 CREATE FUNCTION rota.ledger_recompute(of_show uuid) RETURNS TABLE (level integer, changed bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
   held rota.show := rota.show_exclusive(of_show);
+  sums rota.ledger_group[] := rota.ledger_sums(of_show);
 BEGIN
   IF held.b_scheduler_managed IS FALSE THEN
-    RETURN QUERY SELECT * FROM rota.ledger_rewrite(of_show);
+    PERFORM rota.ledger_keys(of_show, sums);
+    RETURN QUERY SELECT * FROM rota.ledger_rewrite(of_show, sums);
+    DELETE FROM rota.job_resource k
+    WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
+      AND (k.int_priority, k.int_cores, k.int_gpus) = (1, 0, 0);
+    DELETE FROM rota.layer_resource k
+    WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
+      AND (k.int_cores, k.int_gpus) = (0, 0);
+  END IF;
+END $$;
+
+-- For a show that Redis keeps: its tables only show what it uses, as of one read of the procs. Nothing is made for the
+-- many jobs without a row. The lock is for the flag: were the show given back meanwhile, this would spoil its books.
+CREATE FUNCTION rota.ledger_mirror(of_show uuid) RETURNS TABLE (level integer, changed bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+  sums rota.ledger_group[] := rota.ledger_sums(of_show);
+  held rota.show := rota.show_shared(of_show);
+BEGIN
+  IF held.b_scheduler_managed IS TRUE THEN
+    RETURN QUERY SELECT * FROM rota.ledger_rewrite(of_show, sums);
   END IF;
 END $$;
 
@@ -708,7 +777,7 @@ BEGIN
   IF held.b_scheduler_managed IS DISTINCT FROM managed THEN
     UPDATE rota.show SET b_scheduler_managed = managed, int_fence = int_fence + 1 WHERE pk_show = of_show;
     IF NOT managed THEN
-      PERFORM rota.ledger_rewrite(of_show);
+      PERFORM rota.ledger_recompute(of_show);
     END IF;
   END IF;
   RETURN QUERY SELECT held.b_scheduler_managed, s.int_fence, s.int_version FROM rota.show s WHERE s.pk_show = of_show;

@@ -2,7 +2,7 @@
 
 from rota.infra.redis.client import check_fit, connect, health
 from rota.infra.redis.failures import guard
-from rota.infra.redis.keys import Keys
+from rota.infra.redis.keys import Keys, ShowKeys
 from rota.infra.redis.script import Script, script
 from rota.infra.redis.server_time import ServerTime
 from rota.infra.redis.target import RedisTarget
@@ -12,6 +12,7 @@ __all__ = [
     "RedisTarget",
     "Script",
     "ServerTime",
+    "ShowKeys",
     "check_fit",
     "connect",
     "guard",

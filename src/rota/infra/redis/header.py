@@ -1,14 +1,19 @@
 """The contract at the head of a Lua file, and the Lua that follows from it.
 
     -- script: release
+    -- use books
     -- key sub      hash  acct:sub:{show}:{alloc}   int_cores, int_gpus (cores, two decimals at most)
     -- key tokens   hash  acct:tokens:{show}        token -> what it holds
     -- arg token    str
     -- reply released seq:int | absent              absent: released before, nothing changed
 
 The header is the comment block at the top of the file; it ends at the first line that is no comment. Each line begins
-with one of the four words, or is prose, indented by two spaces or more. After a key's pattern, an argument's type and,
+with one of the five words, or is prose, indented by two spaces or more. After a key's pattern, an argument's type and,
 set off by two spaces, a reply's last field, the rest of the line is for people. Several `reply` lines add up.
+
+`-- use books` gives the script what `books.lua` beside it defines; that file holds functions and constants, may name
+the script's keys and arguments, and has comments on lines of their own only. A key's pattern may list alternatives,
+separated by `|`.
 
 A star after the name (`-- key sub* hash …`, `-- arg token* str`) makes the last key or the last argument a list. There
 is at most one of each, since KEYS and ARGV have no other boundary; further lists travel in one `packed` argument.
@@ -29,7 +34,7 @@ declared on line 1, in place of the script's name. A wrong header is a `SyntaxEr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 import msgspec
@@ -74,6 +79,7 @@ class Header(msgspec.Struct, frozen=True):
     keys: tuple[Key, ...]
     args: tuple[Arg, ...]
     replies: tuple[Reply, ...]
+    uses: tuple[str, ...] = ()
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -96,8 +102,11 @@ def parse(text: str, source: str) -> Header:
     keys: list[Key] = []
     args: list[Arg] = []
     replies: list[Reply] = []
+    uses: list[str] = []
     for line, word, rest in _declarations(text, source):
         match word:
+            case "use":
+                uses.append(_name(line, rest)[0])
             case "key":
                 keys.append(_key(line, rest))
             case "arg":
@@ -105,18 +114,23 @@ def parse(text: str, source: str) -> Header:
             case "reply":
                 replies.extend(_replies(line, rest))
             case _:
-                line.wrong(f"'{word}' is no word of a header: key, arg or reply; indent prose by two spaces")
+                line.wrong(f"'{word}' is no word of a header: use, key, arg or reply; indent prose by two spaces")
         _check_lists(line, keys, args)
         _check_names(line, [*(key.name for key in keys), *(arg.name for arg in args)])
         _check_names(line, [reply.tag for reply in replies])
     if not replies:
         first.wrong("the header names no reply")
-    return Header(script, tuple(keys), tuple(args), tuple(replies))
+    return Header(script, tuple(keys), tuple(args), tuple(replies), tuple(uses))
 
 
-def lua(header: Header, text: str) -> str:
-    """What Redis is given: the file with its locals in place of line 1."""
-    return _locals(header) + text[text.index("\n") :]
+def lua(header: Header, text: str, libraries: Sequence[str] = ()) -> str:
+    """What Redis is given: the file with its locals, and what it uses, in place of line 1."""
+    return " ".join([_locals(header), *map(_in_one_line, libraries)]) + text[text.index("\n") :]
+
+
+def _in_one_line(library: str) -> str:
+    lines = [line.strip() for line in library.split("\n")]
+    return " ".join(line for line in lines if line and not line.startswith("--"))
 
 
 def _declarations(text: str, source: str) -> Iterator[tuple[Line, str, str]]:

@@ -17,9 +17,39 @@ from rota.model.errors import InvalidSetting
 BREAKER_FAILURES: Final = "rota:cb:{name}:failures"
 BREAKER_STATE: Final = "rota:cb:{name}:state"
 
-PATTERNS: Final = (BREAKER_FAILURES, BREAKER_STATE)
+ACCT_SEQ: Final = "acct:seq"
+ACCT_SUB: Final = "acct:sub:{show}:{alloc}"
+ACCT_FOLDER: Final = "acct:folder:{folder}"
+ACCT_JOB: Final = "acct:job:{job}"
+ACCT_LAYER: Final = "acct:layer:{layer}"
+ACCT_POINT: Final = "acct:point:{dept}:{show}"
+ACCT_SHOW: Final = "acct:show:{show}"
+ACCT_LIMITS: Final = "acct:limits:{show}"
+ACCT_TOKENS: Final = "acct:tokens:{show}:{bucket}"
+ACCT_BUCKETS: Final = "acct:buckets:{show}"
+ACCT_CHARGES: Final = "acct:charges:{show}"
+ACCT_SHADOW: Final = "acct:shadow:{show}"
+
+PATTERNS: Final = (
+    BREAKER_FAILURES,
+    BREAKER_STATE,
+    ACCT_SEQ,
+    ACCT_SUB,
+    ACCT_FOLDER,
+    ACCT_JOB,
+    ACCT_LAYER,
+    ACCT_POINT,
+    ACCT_SHOW,
+    ACCT_LIMITS,
+    ACCT_TOKENS,
+    ACCT_BUCKETS,
+    ACCT_CHARGES,
+    ACCT_SHADOW,
+)
 
 _WORD = re.compile(r"[^{}\s]+")
+_VARYING = re.compile(r"\{\w+\}")
+_HERE: Final = "\0"
 
 
 class Keys:
@@ -33,25 +63,48 @@ class Keys:
                 )
         self.prefix = prefix
         self._tag = f"{{{hash_tag}}}" if hash_tag else ""
+        self._shows: dict[str, ShowKeys] = {}
         self._owned = [self._matcher(pattern) for pattern in PATTERNS]
 
     def breaker_failures(self, name: str) -> str:
-        return self._key(BREAKER_FAILURES, name=name)
+        return self.key(BREAKER_FAILURES, name=name)
 
     def breaker_state(self, name: str) -> str:
-        return self._key(BREAKER_STATE, name=name)
+        return self.key(BREAKER_STATE, name=name)
+
+    def of_show(self, show: str) -> ShowKeys:
+        """Keys of the books of one show."""
+        if show not in self._shows:
+            self._shows[show] = ShowKeys(self, show)
+        return self._shows[show]
 
     def owns(self, key: bytes) -> bool:
         """Whether `key` is one of the names declared here, under this prefix and hash tag."""
         text = key.decode("utf-8", "replace")
         return any(matcher.fullmatch(text) for matcher in self._owned)
 
+    def halves(self, pattern: str, word: str, **others: str) -> tuple[str, str]:
+        """What comes before and after `word` in a key, for those that are made by the thousand."""
+        before, after = self.key(pattern, **others, **{word: _HERE}).split(_HERE)
+        return before, after
+
+    def words(self, pattern: str, key: str) -> dict[str, str]:
+        """What varies in a key of `pattern`; nothing when it is another one."""
+        named = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^:{}\\s]+)", re.escape(pattern))
+        found = re.fullmatch(re.escape(self.prefix) + named + re.escape(self._tag), key)
+        return found.groupdict() if found else {}
+
+    def matching(self, pattern: str) -> str:
+        """For SCAN: every key of a pattern, and strangers that look alike; `owns` tells them apart."""
+        return f"{self.prefix}{re.sub(_VARYING, '*', pattern)}{self._tag}"
+
     @staticmethod
     def owned(key: bytes) -> bool:
         """Whether `key` is declared here, with neither prefix nor hash tag."""
         return _PLAIN.owns(key)
 
-    def _key(self, pattern: str, **words: str) -> str:
+    def key(self, pattern: str, **words: str) -> str:
+        """The key of a declared pattern."""
         for word, value in words.items():
             # A brace would open another hash tag before ours and scatter the keys over slots.
             assert _WORD.fullmatch(value), f"{word} of {pattern} is {value!r}"
@@ -60,6 +113,47 @@ class Keys:
     def _matcher(self, pattern: str) -> re.Pattern[str]:
         varying = re.sub(r"\\\{\w+\\\}", lambda _: _WORD.pattern, re.escape(pattern))
         return re.compile(re.escape(self.prefix) + varying + re.escape(self._tag))
+
+
+class ShowKeys:
+    """The books of one show. Things with counters also have a short name, `sub:…` to `point:…`, used inside them."""
+
+    def __init__(self, keys: Keys, show: str) -> None:
+        self.seq = keys.key(ACCT_SEQ)
+        self.show = keys.key(ACCT_SHOW, show=show)
+        self.limits = keys.key(ACCT_LIMITS, show=show)
+        self.buckets = keys.key(ACCT_BUCKETS, show=show)
+        self.charges = keys.key(ACCT_CHARGES, show=show)
+        self.shadow = keys.key(ACCT_SHADOW, show=show)
+        self._counting = {
+            "sub": keys.halves(ACCT_SUB, "alloc", show=show),
+            "folder": keys.halves(ACCT_FOLDER, "folder"),
+            "job": keys.halves(ACCT_JOB, "job"),
+            "layer": keys.halves(ACCT_LAYER, "layer"),
+            "point": keys.halves(ACCT_POINT, "dept", show=show),
+        }
+        self._tokens = keys.halves(ACCT_TOKENS, "bucket", show=show)
+
+    def tokens(self, bucket: int) -> str:
+        before, after = self._tokens
+        return f"{before}{bucket}{after}"
+
+    def counting(self, name: str) -> str:
+        """The key of what has the short name `name`."""
+        level, _, thing = name.partition(":")
+        before, after = self._counting[level]
+        return f"{before}{thing}{after}"
+
+    def shared_of(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
+        """`counting_of`, with nothing for job and layer."""
+        (a, b), (c, d), _, _, (i, j) = self._counting.values()
+        return f"{a}{charged[0]}{b}", f"{c}{charged[1]}{d}", "", "", f"{i}{charged[4]}{j}"
+
+    def counting_of(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
+        """The five keys of pool, folder, job, layer and department, without a short name made on the way."""
+        alloc, folder, job, layer, dept = charged
+        (a, b), (c, d), (e, f), (g, h), (i, j) = self._counting.values()
+        return f"{a}{alloc}{b}", f"{c}{folder}{d}", f"{e}{job}{f}", f"{g}{layer}{h}", f"{i}{dept}{j}"
 
 
 _PLAIN: Final = Keys()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -56,10 +57,13 @@ _CODE = re.compile(r"([A-Z][A-Z0-9_]+) (.*)", re.DOTALL)
 class Script(Generic[R]):
     """One Lua script; `R` is what it answers. Holds no connection, so one object serves every client."""
 
-    def __init__(self, text: str, source: str, replies: TypeForm[R]) -> None:
+    def __init__(
+        self, text: str, source: str, replies: TypeForm[R], library: Callable[[str], str] | None = None
+    ) -> None:
         self.header = parse(text, source)
         self.name = self.header.script
-        self.text = lua(self.header, text)
+        assert library or not self.header.uses, f"{source} uses a library, and nobody knows where it is"
+        self.text = lua(self.header, text, [library(name) for name in self.header.uses] if library else ())
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._call = Call(self.header)
         self._replies = Replies(self.header, replies)
@@ -146,8 +150,11 @@ async def _send(client: redis.asyncio.Redis, command: str, text: str, words: lis
 
 def script(package: str, name: str, replies: TypeForm[R]) -> Script[R]:
     """The script in `name`.lua of `package`. Reads and checks it; meant for module-level constants."""
-    file = resources.files(package).joinpath(f"{name}.lua")
-    loaded = Script(file.read_text(encoding="utf-8"), f"{package}/{name}.lua", replies)
+
+    def read(name: str) -> str:
+        return resources.files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+    loaded = Script(read(name), f"{package}/{name}.lua", replies, library=read)
     if loaded.name != name:
         raise SyntaxError(
             f"the script is called {loaded.name}, its file {name}.lua", (f"{package}/{name}.lua", 1, 1, "")

@@ -14,7 +14,7 @@ Reading the file and the environment is `rota.infra.settings_file`.
 
 from rota.model.settings.leaves import Leaf, leaves, value_at
 from rota.model.settings.listing import Row, rows
-from rota.model.settings.redis_use import RedisUse, redis_for
+from rota.model.settings.redis_use import RedisUse, RedisUser, redis_for
 from rota.model.settings.resolve import Entry, LoadedSettings, Odd, Origin, resolve
 from rota.model.settings.tree import Settings
 
@@ -25,6 +25,7 @@ __all__ = [
     "Odd",
     "Origin",
     "RedisUse",
+    "RedisUser",
     "Row",
     "Settings",
     "leaves",

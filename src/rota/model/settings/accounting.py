@@ -40,5 +40,5 @@ class Accounting(Section, frozen=True):
     ] = 7200.0
     managed_shows_ttl: Annotated[float, Duration("How long it is remembered who keeps a show's books.")] = 30.0
     cas_max_retries: Annotated[
-        int, Whole("Further tries of a guarded rewrite that met a concurrent booking.", most=1000)
+        int, Whole("Further tries of a recount that another one, or a seeding, has overtaken.", most=1000)
     ] = 3

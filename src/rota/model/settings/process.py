@@ -10,6 +10,8 @@ from rota.model.settings.section import Section
 LogFormat = Literal["json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
+_PATH = r"[^\x00-\x1f]+"
+
 
 class Listen(Section, frozen=True):
     """Health, readiness and metrics."""
@@ -37,8 +39,17 @@ class Service(Section, frozen=True):
 
 
 class Grpc(Section, frozen=True):
-    """Calls between processes of Rota."""
+    """Calls to this process by other programs; nothing is served without a shared secret."""
 
+    host: Annotated[
+        str,
+        Text(
+            "Address to listen on; other than loopback needs TLS.",
+            pattern=r"[\w.:%-]{1,253}",
+            described="a host name or address",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7683
     shared_secret: Annotated[
         str | None,
         Secret(
@@ -47,3 +58,7 @@ class Grpc(Section, frozen=True):
             described="16 to 512 printable characters without spaces",
         ),
     ] = None
+    tls_cert: Annotated[
+        str | None, Text("File with the server's certificate chain, PEM.", pattern=_PATH, described="a path")
+    ] = None
+    tls_key: Annotated[str | None, Text("File with its private key, PEM.", pattern=_PATH, described="a path")] = None

@@ -23,6 +23,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     yield from _agents(settings)
     yield from _safety(settings)
     yield from _accounting_redis(settings)
+    yield from _grpc(settings)
 
 
 def _out_of_order(settings: Settings) -> Iterator[Conflict]:
@@ -82,3 +83,26 @@ def _accounting_redis(settings: Settings) -> Iterator[Conflict]:
                 ("accounting.redis_url", f"accounting.redis.{part}"),
                 f"accounting.redis_url and accounting.redis.{part} name different servers; keep one of them.",
             )
+
+
+def _grpc(settings: Settings) -> Iterator[Conflict]:
+    grpc = settings.grpc
+    if bool(grpc.tls_cert) != bool(grpc.tls_key):
+        yield Conflict(
+            ("grpc.tls_cert", "grpc.tls_key"), "grpc.tls_cert and grpc.tls_key belong together; set both or none."
+        )
+    elif grpc.shared_secret and not grpc.tls_cert and not _is_loopback(grpc.host):
+        yield Conflict(
+            ("grpc.host", "grpc.tls_cert"),
+            f"grpc.host {grpc.host} is reached from other machines, where grpc.shared_secret would travel in the clear;"
+            " set grpc.tls_cert and grpc.tls_key, or keep to 127.0.0.1.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

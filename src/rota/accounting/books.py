@@ -1,0 +1,161 @@
+"""The books of all shows: which ledger keeps which show, and who is told of a change.
+
+Which ledger to ask is remembered for a while (`accounting.managed_shows_ttl`), and a change made here is known here at
+once. What is remembered may be old: the ledgers look at the flag under the show's lock, decline a show that is not
+theirs, and then the other one is asked. So an old memory costs a round trip, and nothing else.
+
+Releases need no memory: the deletion of rows tells who keeps the show.
+
+A process without Redis (`accounting.redis.enabled=false`) books unmanaged shows, declines managed ones, and releases
+both; of what it releases of managed shows Redis hears only at the next recount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+from redis.asyncio import Redis
+
+from rota.accounting import procs
+from rota.accounting.admin import Admin
+from rota.accounting.items import Change, Show
+from rota.accounting.ledger import Group, Outcome, Released, Why, merged, still_declined
+from rota.accounting.live.ledger import LiveLedger, undecided
+from rota.accounting.live.publisher import MISCONFIGURED, Publisher, SilentPublisher
+from rota.accounting.live.seeding import forget, seed
+from rota.accounting.transactional import TransactionalLedger
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, query
+from rota.infra.redis import Keys
+from rota.model.errors import RedisUnavailable
+from rota.model.ids import ShowId
+
+log = structlog.get_logger(__name__)
+
+MANAGED = query(__package__, "shows_managed")
+GONE: Final = 2**52
+"""A fence above all others, for shows that were deleted."""
+_ELSEWHERE = frozenset({Why.MANAGED, Why.NOT_MANAGED})
+
+
+class Books:
+    def __init__(
+        self,
+        database: Database,
+        client: Redis | None,
+        keys: Keys | None = None,
+        *,
+        remember_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.admin = Admin(database, clock)
+        self.transactional = TransactionalLedger(database)
+        self.live = LiveLedger(database, client, keys or Keys(), self._seed_soon) if client else None
+        self.publisher: Publisher = self.live.publisher if self.live else SilentPublisher()
+        self.unseeded = asyncio.Event()
+        """Set when a booking met a show that Redis must be seeded for."""
+        self._clock = clock or SystemClock()
+        self._remember_s = remember_s
+        self._managed: dict[ShowId, bool] = {}
+        self._read_at_s = float("-inf")
+
+    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+        outcomes = await self._book(show, groups, force=force, managed=await self.is_managed(show))
+        elsewhere = still_declined(groups, outcomes, _ELSEWHERE)
+        if elsewhere:
+            await self._read_flags()
+            managed = self._managed.get(show, False)
+            again = await self._book(show, list(elsewhere.values()), force=force, managed=managed)
+            for at, outcome in zip(elsewhere, again, strict=True):
+                outcomes[at] = merged(outcomes[at], outcome, _ELSEWHERE)
+        return outcomes
+
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
+        """In a transaction of its own; who deletes rows in another one tells `publisher` after its commit."""
+        deleted = await procs.delete(self.database, show, tokens)
+        await self.publisher.released(show, deleted)
+        return list(deleted.released)
+
+    async def is_managed(self, show: ShowId) -> bool:
+        if self._clock.monotonic() - self._read_at_s > self._remember_s:
+            await self._read_flags()
+        return self._managed.get(show, False)
+
+    async def managed(self) -> dict[ShowId, int]:
+        """Managed shows and their fences, as PostgreSQL has them now."""
+        return {ShowId(row["pk_show"]): row["int_fence"] for row in await self.database.rows(MANAGED)}
+
+    async def change(self, work: Callable[[Admin], Awaitable[Change]]) -> Change:
+        """Run a change of limits, and tell Redis once it is committed; a show that becomes managed is seeded here.
+
+        When Redis is away the change stands, and whoever keeps the books tells Redis as soon as it is back.
+        """
+        change = await work(self.admin)
+        self._note(change)
+        try:
+            await self._tell(change)
+        except RedisUnavailable as away:
+            log.warning("change_not_told", kind=change.kind, why=away.sentence, remedy="it is told when Redis is back")
+        return change
+
+    async def raise_fence(self, show: ShowId) -> None:
+        """Refuse every booking that is under way; who books again is taken."""
+        await self.admin.raise_fence(show)
+        if self.live:
+            await self.live.tell(show)
+
+    async def check_publishing(self) -> bool:
+        """Whether releases of managed shows reach Redis from here; warns loudly when they do not."""
+        shows = len(await self.managed()) if self.live is None else 0
+        MISCONFIGURED.set(1 if shows else 0)
+        if shows:
+            log.warning(
+                "redis_publish_misconfigured",
+                managed_shows=shows,
+                told="Managed shows exist, but this process does not tell Redis of releases; it counts too much.",
+                remedy="set accounting.redis.enabled=true",
+            )
+        return not shows
+
+    async def _book(self, show: ShowId, groups: Sequence[Group], *, force: bool, managed: bool) -> list[Outcome]:
+        if not managed:
+            return await self.transactional.book(show, groups, force=force)
+        if self.live is None:
+            return await undecided(self.database, show, groups, Why.REDIS_OFF)
+        return await self.live.book(show, groups, force=force)
+
+    async def _read_flags(self) -> None:
+        self._managed = dict.fromkeys(await self.managed(), True)
+        self._read_at_s = self._clock.monotonic()
+
+    def _note(self, change: Change) -> None:
+        if change.kind == "show" and isinstance(change.after, Show):
+            self._managed[change.after.id] = change.after.managed
+
+    async def _tell(self, change: Change) -> None:
+        if self.live is None:
+            return
+        show = change.after if isinstance(change.after, Show) else change.before
+        if not isinstance(show, Show):
+            if change.show and change.show.managed:
+                await self.live.tell(change.show.id, change)
+        elif change.after is None:
+            await forget(self.live, show.id, GONE)
+        elif not show.managed:
+            await forget(self.live, show.id, show.fence)
+        elif change.action in ("create", "set_managed"):
+            await self._seed(show)
+
+    async def _seed(self, show: Show) -> None:
+        """Unless it is seeded under the fence it has: then the change changed nothing."""
+        assert self.live is not None
+        if not await self.live.is_seeded(show.id, show.fence):
+            await seed(self.live, show.id)
+
+    def _seed_soon(self, show: ShowId) -> None:
+        del show
+        self.unseeded.set()

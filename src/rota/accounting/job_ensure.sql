@@ -1,0 +1,4 @@
+-- Make the row of job $2 of show $1, without caps, if frames of it run and it has none.
+INSERT INTO rota.job_resource (pk_job, pk_show)
+SELECT pk_job, pk_show FROM rota.proc WHERE pk_show = $1::uuid AND pk_job = $2::uuid LIMIT 1
+ON CONFLICT DO NOTHING

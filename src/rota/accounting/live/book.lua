@@ -1,0 +1,208 @@
+-- script: book
+-- use keeping
+-- key seq       string  acct:seq
+-- key show      hash    acct:show:{show}      fence, run, seeding, recount, charges
+-- key index     hash    acct:limits:{show}    short names of what has limits in Redis
+-- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, and the charge
+-- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key shadow    hash    acct:shadow:{show}
+-- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
+-- arg show_id   str
+-- arg ask       str     limits: as many as fit; force: all, at keys that are known; all: all, whatever is known
+-- arg skip      bool    pass over groups at keys Redis knows nothing of; otherwise nothing is booked if there are any
+-- arg seeding   int     the fence of the seeding this belongs to; 0: a booking under the fence that stands
+-- arg asked     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, must_know, runs}, buckets
+-- reply booked fence:int seq:int groups:packed
+-- reply unseeded
+-- reply damaged where:str
+--   Place 0 for job and layer: the caller believes that they have no limits. must_know: 1 the job has limits, 2 the
+--   layer, 3 both: nothing is booked before Redis knows these.
+--   Groups come back in order as {fit, level, resource, current, cap, already, otherwise}: how many of the tokens that
+--   were not there are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource 0 where
+--   the level is not known to Redis; tokens that were there, with the same charge and with another one.
+--   Nothing is written when nothing is booked.
+
+local groups, numbers = asked[1], asked[2]
+local held = read_show()
+local fence = held.fence
+if seeding > 0 then
+  if held.seeding ~= seeding then return {'unseeded'} end
+  fence = seeding
+elseif not fence then
+  return {'unseeded'}
+end
+
+local first_bucket = #places - #numbers
+local fields, parts = spread(groups, numbers)
+local live, numbered = {}, {}
+for at = 1, #numbers do
+  local found = redis.pcall('HMGET', places[first_bucket + at], unpack(fields[at]))
+  if found.err then return damaged(places[first_bucket + at]) end
+  for nth = 1, #fields[at] do
+    if found[nth] then numbered[#numbered + 1] = found[nth] end
+  end
+  live[at] = found
+end
+
+local charge_of = {}
+if #numbered > 0 then
+  local found = redis.pcall('HMGET', charges, unpack(numbered))
+  if found.err then return damaged(charges) end
+  for nth, number in ipairs(numbered) do
+    local _, charge = read_charge(found[nth] or '')
+    if not charge then return damaged(charges) end
+    charge_of[number] = charge
+  end
+end
+
+local limited = limited_of(groups)
+if not limited then return damaged(index) end
+
+local standings = {}
+local function levels_of(group)
+  local levels = {}
+  for at = 1, 5 do
+    local place = group[at]
+    if place > 0 then
+      if not standings[place] then
+        standings[place] = standing(places[place], at)
+        if not standings[place] then return nil, places[place] end
+      end
+      levels[at] = standings[place]
+    end
+  end
+  return levels
+end
+
+local function unknown_level(group, levels)
+  for at = 1, 5 do
+    local each = levels[at]
+    if at ~= 3 and at ~= 4 then
+      if not each.known then return at end
+    elseif not each then
+      if limited[name_in(group[8], at)] then return at end
+    elseif not each.known and math.floor(group[9] / (at - 2)) % 2 == 1 then
+      return at
+    end
+  end
+end
+
+-- How many of `wanted` fit, by one division per limit; cores at all levels before GPUs, the first that says no is named.
+local function fit_of(group, levels, wanted)
+  local fit, level, resource = wanted, 0, 0
+  for r = 1, 2 do
+    local ask_each = group[5 + r]
+    if ask_each > 0 then
+      for at = 1, 5 do
+        local cap = levels[at] and levels[at].caps[r]
+        if cap then
+          local room = math.max(0, math.floor((cap - levels[at].used[r]) / ask_each))
+          if room < fit then fit, level, resource = room, at, r end
+        end
+      end
+    end
+  end
+  return fit, level, resource
+end
+
+-- How many tokens of a group are not there; and those that are, with its charge or another one.
+local function sorted_out(group, own)
+  local absent, already, otherwise = 0, {}, {}
+  for part = 1, #own, 3 do
+    local at = own[part]
+    if #numbered == 0 then
+      absent = absent + own[part + 2] - own[part + 1] + 1
+    else
+      for nth = own[part + 1], own[part + 2] do
+        local number = live[at][nth]
+        if not number then
+          absent = absent + 1
+        else
+          local there = charge_of[number] == group[8] and already or otherwise
+          there[#there + 1] = numbers[at] * SPAN + fields[at][nth]
+        end
+      end
+    end
+  end
+  return absent, already, otherwise
+end
+
+local added, lengths = {}, {}
+-- Gives the first `fit` absent tokens of a group their number; how many of them a recount has passed.
+local function put(own, fit, number)
+  local shadowed = 0
+  for part = 1, #own, 3 do
+    local at = own[part]
+    local words, length = added[at] or {}, lengths[at] or 0
+    local before = length
+    for nth = own[part + 1], own[part + 2] do
+      if fit == 0 then break end
+      if not live[at][nth] then
+        words[length + 1], words[length + 2] = fields[at][nth], number
+        length = length + 2
+        fit = fit - 1
+      end
+    end
+    if length > 0 then added[at], lengths[at] = words, length end
+    if held.recount and numbers[at] <= held.recount then shadowed = shadowed + (length - before) / 2 end
+  end
+  return shadowed
+end
+
+local answers, texts, cast_by = {}, {}, {}
+local booked, unknown_met = 0, false
+local last = held.charges
+for place, group in ipairs(groups) do
+  local levels, where = levels_of(group)
+  if not levels then return damaged(where) end
+  local absent, already, otherwise = sorted_out(group, parts[place])
+  local fit, level, resource = absent, 0, 0
+  local unknown = ask ~= 'all' and fit > 0 and unknown_level(group, levels)
+  if unknown then
+    fit, level, unknown_met = 0, unknown, true
+  elseif ask == 'limits' then
+    fit, level, resource = fit_of(group, levels, fit)
+  end
+  if fit > 0 then
+    booked = booked + fit
+    last = last + 1
+    local number = whole(last)
+    texts[#texts + 1] = number
+    texts[#texts + 1] = fit .. ' ' .. group[8]
+    for at = 1, 5 do
+      local each = levels[at]
+      if each and each.counted then
+        each.used = {each.used[1] + fit * group[6], each.used[2] + fit * group[7]}
+        each.changed = true
+      end
+    end
+    local shadowed = put(parts[place], fit, number)
+    if shadowed > 0 then cast_by[#cast_by + 1] = {group[8], shadowed} end
+  end
+  local current, cap = 0, 0
+  if resource > 0 then
+    current, cap = levels[level].used[resource], levels[level].caps[resource]
+  end
+  answers[#answers + 1] = {fit, level, resource, current, cap, already, otherwise}
+end
+
+if booked == 0 or (unknown_met and not skip) then
+  return {'booked', fence, last_seq(), cmsgpack.pack(answers)}
+end
+
+for kind, key in pairs({hash = charges, zset = buckets}) do
+  if not is_a(kind, key) then return damaged(key) end
+end
+redis.call('HSET', show, 'charges', whole(last))
+for from = 1, #texts, 4000 do
+  redis.call('HSET', charges, unpack(texts, from, math.min(from + 3999, #texts)))
+end
+for at, words in pairs(added) do
+  redis.call('HSET', places[first_bucket + at], unpack(words))
+  redis.call('ZADD', buckets, numbers[at], whole(numbers[at]))
+end
+for _, each in pairs(standings) do
+  if each.changed then write_standing(each) end
+end
+if #cast_by > 0 then cast_shadow(cast_by) end
+return {'booked', fence, next_seq(), cmsgpack.pack(answers)}

@@ -1,0 +1,281 @@
+"""The live ledger: a `Ledger` for managed shows. Counters and tokens in Redis first, rows of `proc` second.
+
+What may happen between the two, and who answers for it:
+- we die, or a reply is lost, after the script: a token without a row. Calling again with the token goes on where it was
+  left; if nobody does, the recount buries it;
+- the insert is refused, because the fence rose or the token is buried: the token is released again, under the fence it
+  was booked under, and what was refused for the fence is tried once more when Redis has the new one;
+- the reply of the insert is lost: it is not sent again from here, and not taken for refused either. The caller calls
+  again with the same tokens, and PostgreSQL tells which of them have rows;
+- Redis is empty, damaged or older than it was: the script says so and writes nothing. PostgreSQL still tells which
+  tokens have rows, so that a caller who lost a reply is not told a lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from rota.accounting import procs
+from rota.accounting.items import Change
+from rota.accounting.ledger import Group, Key, Outcome, Released, Why, check, count, merged, still_declined
+from rota.accounting.live import recount, state, wire
+from rota.accounting.live.limits import Limits, Missed, Newer, Uncounted, Unseeded, Written
+from rota.accounting.live.publisher import RedisPublisher
+from rota.infra import faults
+from rota.infra.postgres import Database
+from rota.infra.redis import Keys, script
+from rota.model.ids import ShowId
+from rota.model.quota import LEVELS, RESOURCES, Level, Refusal, Resource, Usage
+
+log = structlog.get_logger(__name__)
+
+NO_FENCE: Final = 0
+"""No show has it: PostgreSQL inserts nothing under it, and tells what is there."""
+TEACHINGS: Final = 2
+RETRIES: Final = 2
+CATCHING_UP_MAX: Final = 3
+_BEHIND: Final = frozenset({Why.STALE_FENCE})
+"""Redis has an older fence than PostgreSQL."""
+_UNKNOWN: Final = {Level.FOLDER: Why.UNKNOWN_FOLDER, Level.POINT: Why.UNKNOWN_DEPT}
+_MUST_KNOW: Final = {Level.JOB: 1, Level.LAYER: 2}
+
+
+class Booked(msgspec.Struct, frozen=True):
+    fence: int
+    seq: int
+    groups: tuple[Told, ...]
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """What Redis said of one group: how many of its absent tokens are booked now, what refuses the next, and so on."""
+
+    fit: int
+    level: int
+    resource: int
+    current: int
+    cap: int
+    already: list[int]
+    otherwise: list[int]
+
+    @property
+    def unknown(self) -> Level | None:
+        """The level Redis knows nothing of."""
+        return LEVELS[self.level - 1] if self.level and not self.resource else None
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    where: str
+
+
+BOOK = script(__package__, "book", replies=Booked | Unseeded | Damaged)
+
+
+class LiveLedger:
+    """`unseeded` is called with a show that Redis must be seeded for, by whoever sees to that."""
+
+    def __init__(
+        self, database: Database, client: Redis, keys: Keys, unseeded: Callable[[ShowId], None] | None = None
+    ) -> None:
+        self.database = database
+        self.client = client
+        self.keys = keys
+        self.limits = Limits(database, client, keys)
+        self.publisher = RedisPublisher(client, keys)
+        self._unseeded = unseeded
+
+    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+        check(groups)
+        outcomes = await self._attempt(show, groups, force=force)
+        for _ in range(RETRIES):
+            behind = still_declined(groups, outcomes, _BEHIND)
+            if not behind:
+                break
+            await self.catch_up(show)
+            again = await self._attempt(show, list(behind.values()), force=force)
+            for at, outcome in zip(behind, again, strict=True):
+                outcomes[at] = merged(outcomes[at], outcome, _BEHIND)
+        count("live", outcomes)
+        return outcomes
+
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
+        deleted = await procs.delete(self.database, show, tokens)
+        await self.publisher.released(show, deleted)
+        return list(deleted.released)
+
+    async def counters(self, show: ShowId) -> dict[Key, Usage]:
+        """As the hashes have it; jobs and layers without one, because they have no limits, by their tokens."""
+        keys = self.keys.of_show(str(show))
+        by_tokens = await state.held(self.client, keys)
+        found = await state.counted(self.client, keys, await state.names_in_use(self.client, keys))
+        counted = {name: each.usage for name, each in found.items() if each.usage is not None and each.fields}
+        return {wire.named(name): usage for name, usage in (by_tokens | counted).items()}
+
+    async def is_seeded(self, show: ShowId, fence: int) -> bool:
+        """Whether Redis books the show under this fence."""
+        [found] = await state.show_states(self.client, [self.keys.of_show(str(show))])
+        return found.fence == fence
+
+    async def tell(self, show: ShowId, change: Change | None = None) -> None:
+        """Bring a change of limits, or a fence that rose by one, to Redis, after its commit."""
+        if isinstance(await self.limits.push(show, change), Missed | Uncounted):
+            await self.catch_up(show)
+
+    async def catch_up(self, show: ShowId) -> bool:
+        """Bring all limits, and the fence, to where PostgreSQL has them; False when the show must be seeded first."""
+        for _ in range(CATCHING_UP_MAX):
+            match await self.limits.reseed(show):
+                case Written() | Newer():
+                    return True
+                case Uncounted():
+                    await recount.recount(self, show, bury=False)
+                case Unseeded() | Missed():
+                    return False
+        return False
+
+    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> bool:
+        """Count what has rows already, whatever the limits say; False when Redis does not take it now."""
+        reply = await self._ask(show, groups, [0] * len(groups), ask="all", seeding=seeding)
+        return isinstance(reply, Booked)
+
+    async def _attempt(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Outcome]:
+        booked = await self._book(show, groups, "force" if force else "limits")
+        if booked is None:
+            return await undecided(self.database, show, groups, Why.UNSEEDED)
+        held = [_held(group, told) for group, told in zip(groups, booked.groups, strict=True)]
+        rows = [Group(group.charge, group.host, tokens) for group, tokens in zip(groups, held, strict=True) if tokens]
+        faults.at("live.after_script")
+        inserted = await procs.insert(self.database, show, booked.fence, rows) if rows else procs.Inserted()
+        if inserted.refused:
+            await self._give_back(show, booked.fence, rows, inserted.refused)
+        return [_outcome(*each, inserted) for each in zip(groups, booked.groups, held, strict=True)]
+
+    async def _book(self, show: ShowId, groups: Sequence[Group], ask: str) -> Booked | None:
+        """What the script decided, once it knows every limit there is; None when the show is not seeded."""
+        must_know = [3 if group.capped else None for group in groups]
+        for left in reversed(range(TEACHINGS + 1)):
+            reply = await self._ask(show, groups, must_know, ask=ask, skip=not left)
+            faults.reply("live.book")
+            if not isinstance(reply, Booked):
+                return None
+            unknown = [at for at, told in enumerate(reply.groups) if told.unknown]
+            if not unknown or not left:
+                return reply
+            there, told = await self.limits.teach(show, {name for at in unknown for name in _names(groups[at])})
+            if isinstance(told, Missed | Uncounted):
+                await self.catch_up(show)
+            for at in unknown:
+                must_know[at] = _must_know(groups[at], there)
+        raise AssertionError("unreachable: the last round returns")
+
+    async def _ask(
+        self,
+        show: ShowId,
+        groups: Sequence[Group],
+        must_know: Sequence[int | None],
+        *,
+        ask: str,
+        skip: bool = True,
+        seeding: int = 0,
+    ) -> Booked | Unseeded | Damaged:
+        keys = self.keys.of_show(str(show))
+        wired = wire.wired(keys, groups, must_know)
+        reply = await BOOK(
+            self.client,
+            seq=keys.seq,
+            show=keys.show,
+            index=keys.limits,
+            charges=keys.charges,
+            buckets=keys.buckets,
+            shadow=keys.shadow,
+            places=wired.places,
+            show_id=str(show),
+            ask=ask,
+            skip=skip,
+            seeding=seeding,
+            asked=wired.packed,
+        )
+        if isinstance(reply, Damaged):
+            log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
+        if not isinstance(reply, Booked) and not seeding and self._unseeded:
+            self._unseeded(show)
+        return reply
+
+    async def _give_back(self, show: ShowId, fence: int, rows: Sequence[Group], refused: Mapping[int, Why]) -> None:
+        """What PostgreSQL refused is not booked. A duplicate stays: its token may stand for the other's row."""
+        groups = [
+            Group(group.charge, group.host, tokens)
+            for group in rows
+            if (tokens := [token for token in group.tokens if refused.get(token, Why.DUPLICATE) is not Why.DUPLICATE])
+        ]
+        faults.at("live.before_give_back")
+        if groups:
+            await self.publisher.give_back(show, fence, groups)
+
+
+async def undecided(database: Database, show: ShowId, groups: Sequence[Group], why: Why) -> list[Outcome]:
+    """Redis decides nothing now, because of `why`; PostgreSQL tells which tokens have rows from an earlier call."""
+    check(groups)
+    found = await procs.insert(database, show, NO_FENCE, groups)
+    refused = {token: why if each is Why.STALE_FENCE else each for token, each in found.refused.items()}
+    already = set(found.already)
+    outcomes = [
+        Outcome(
+            already=[token for token in group.tokens if token in already],
+            declined={token: refused[token] for token in group.tokens if token in refused},
+        )
+        for group in groups
+    ]
+    count("live", outcomes)
+    return outcomes
+
+
+def _names(group: Group) -> list[str]:
+    return [wire.name(level, group.charge.key(level)) for level in LEVELS]
+
+
+def _must_know(group: Group, there: set[str]) -> int:
+    """Which of job and layer have limits in PostgreSQL, so that Redis must have them before it books."""
+    return sum(bit for level, bit in _MUST_KNOW.items() if wire.name(level, group.charge.key(level)) in there)
+
+
+def _held(group: Group, told: Told) -> Sequence[int]:
+    """Tokens that Redis holds now, in the order given."""
+    if not told.already and not told.otherwise:
+        return group.tokens[: told.fit]
+    there = {*told.already, *told.otherwise}
+    absent = [token for token in group.tokens if token not in there]
+    held = {*absent[: told.fit], *told.already}
+    return [token for token in group.tokens if token in held]
+
+
+def _outcome(group: Group, told: Told, held: Sequence[int], inserted: procs.Inserted) -> Outcome:
+    if len(held) == len(group.tokens) and not inserted.already and not inserted.refused:
+        return Outcome(booked=held)
+    mine = set(held)
+    already = [token for token in inserted.already if token in mine]
+    declined = {token: why for token, why in inserted.refused.items() if token in mine}
+    declined |= dict.fromkeys(told.otherwise, Why.DUPLICATE)
+    barred = {*already, *declined}
+    booked = [token for token in held if token not in barred] if barred else held
+    rest = [token for token in group.tokens if token not in mine and token not in declined]
+    if not rest:
+        return Outcome(booked, already, (), declined)
+    if told.unknown in _UNKNOWN:
+        return Outcome(booked, already, (), declined | dict.fromkeys(rest, _UNKNOWN[told.unknown]))
+    if told.unknown in _MUST_KNOW:
+        return Outcome(booked, already, (), declined | dict.fromkeys(rest, Why.STALE_FENCE))
+    return Outcome(booked, already, rest, declined, _refusal(group, told))
+
+
+def _refusal(group: Group, told: Told) -> Refusal:
+    ask = group.charge.ask
+    if told.unknown is Level.SUBSCRIPTION:
+        resource = Resource.CORES if ask.cores else Resource.GPUS
+        return Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource))
+    resource = RESOURCES[told.resource - 1]
+    return Refusal(LEVELS[told.level - 1], resource, told.current, told.cap, ask.of(resource))

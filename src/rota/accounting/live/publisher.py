@@ -1,0 +1,127 @@
+"""Telling Redis what was released, once the deletion of its rows is committed.
+
+A release that is not told, because Redis was away or we died, leaves tokens without rows: Redis counts too much, never
+too little, until the next recount finds them in their graves. So nothing here fails the caller. A release is told with
+the show's fence at the deletion, and is void under a higher one: by then the token may be somebody else's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from rota.accounting.ledger import Group
+from rota.accounting.live import wire
+from rota.accounting.procs import Deleted
+from rota.infra import faults
+from rota.infra.redis import Keys, script
+from rota.infra.telemetry import metrics
+from rota.model.errors import RedisUnavailable, ScriptFailed
+from rota.model.ids import ShowId
+
+log = structlog.get_logger(__name__)
+
+FAILED = metrics.counter("rota_accounting_publish_failures", "Releases that Redis was not told of; a recount mends it.")
+MISCONFIGURED = metrics.gauge(
+    "rota_redis_publish_misconfigured",
+    "1 while managed shows exist and this process does not tell Redis of releases (accounting.redis.enabled=false).",
+)
+
+NOWHERE = UUID(int=0)
+"""Host of groups that are released: nobody asks."""
+
+
+class Released(msgspec.Struct, frozen=True):
+    tokens: int
+    seq: int
+
+
+class Limited(msgspec.Struct, frozen=True):
+    pass
+
+
+class Stale(msgspec.Struct, frozen=True):
+    pass
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    where: str
+
+
+Reply = Released | Limited | Stale | Damaged
+RELEASE = script(__package__, "release", replies=Released | Limited | Stale | Damaged)
+
+
+class Publisher(Protocol):
+    async def released(self, show: ShowId, deleted: Deleted) -> None:
+        """After the commit. Never raises for Redis's sake."""
+        ...
+
+
+class RedisPublisher:
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self.client = client
+        self.keys = keys
+
+    async def released(self, show: ShowId, deleted: Deleted) -> None:
+        if not deleted.managed or not deleted.released:
+            return
+        groups = [Group(each.charge, NOWHERE, each.tokens) for each in deleted.released]
+        faults.at("publisher.before_release")
+        try:
+            await self.release(show, deleted.fence, groups)
+        except (RedisUnavailable, ScriptFailed) as error:
+            FAILED.inc(sum(len(each.tokens) for each in deleted.released))
+            log.warning("release_not_published", show=str(show), code=error.code, remedy="the next recount mends it")
+
+    async def give_back(self, show: ShowId, fence: int, groups: Sequence[Group]) -> None:
+        """Take out what was booked under `fence` and got no row."""
+        try:
+            await self.release(show, fence, groups)
+        except (RedisUnavailable, ScriptFailed) as error:
+            FAILED.inc(sum(len(group.tokens) for group in groups))
+            log.warning("booking_not_given_back", show=str(show), code=error.code, remedy="the next recount mends it")
+
+    async def release(self, show: ShowId, fence: int, groups: Sequence[Group]) -> Reply:
+        """Take tokens out of Redis, unless the show has a higher fence there. Raises what Redis fails with.
+
+        Jobs of one frame have no limits most of the time, so their places are sent only when Redis asks for them.
+        """
+        reply = await self._send(show, fence, groups, [0 if len(group.tokens) > 1 else None for group in groups])
+        if isinstance(reply, Limited):
+            reply = await self._send(show, fence, groups, [0] * len(groups))
+        faults.reply("publisher.release")
+        if isinstance(reply, Damaged):
+            log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
+        return reply
+
+    async def _send(self, show: ShowId, fence: int, groups: Sequence[Group], must_know: Sequence[int | None]) -> Reply:
+        keys = self.keys.of_show(str(show))
+        wired = wire.wired(keys, groups, must_know)
+        return await RELEASE(
+            self.client,
+            seq=keys.seq,
+            show=keys.show,
+            index=keys.limits,
+            charges=keys.charges,
+            buckets=keys.buckets,
+            shadow=keys.shadow,
+            places=wired.places,
+            show_id=str(show),
+            fence=fence,
+            freed=wired.packed,
+        )
+
+
+class SilentPublisher:
+    """For processes without Redis: they release in PostgreSQL alone."""
+
+    async def released(self, show: ShowId, deleted: Deleted) -> None:
+        del show
+        if deleted.managed and deleted.released:
+            MISCONFIGURED.set(1)

@@ -1,0 +1,128 @@
+-- script: release
+-- use keeping
+-- key seq       string  acct:seq
+-- key show      hash    acct:show:{show}      fence, run, seeding, recount
+-- key index     hash    acct:limits:{show}    short names of what has limits in Redis
+-- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, and the charge
+-- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key shadow    hash    acct:shadow:{show}
+-- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
+-- arg show_id   str
+-- arg fence     int     of the show when the rows were deleted or the tokens booked; under a higher one nothing is done
+-- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets
+-- reply released tokens:int seq:int            tokens that were there with this charge, and no longer are
+-- reply limited                                a job or layer given with place 0 has limits: its place is needed
+-- reply stale                                  the show was seeded or fenced anew; the recount mends it
+-- reply damaged where:str
+
+local groups, numbers = freed[1], freed[2]
+local held = read_show()
+local standing_fence = held.fence or held.seeding
+if not standing_fence or standing_fence > fence then return {'stale'} end
+
+local first_bucket = #places - #numbers
+local fields, parts = spread(groups, numbers)
+local found, numbered, seen = {}, {}, {}
+for at = 1, #numbers do
+  found[at] = redis.pcall('HMGET', places[first_bucket + at], unpack(fields[at]))
+  if found[at].err then return damaged(places[first_bucket + at]) end
+  for nth = 1, #fields[at] do
+    local number = found[at][nth]
+    if number and not seen[number] then
+      seen[number] = true
+      numbered[#numbered + 1] = number
+    end
+  end
+end
+if #numbered == 0 then return {'released', 0, last_seq()} end
+
+local holds = {}
+local texts = redis.pcall('HMGET', charges, unpack(numbered))
+if texts.err then return damaged(charges) end
+for nth, number in ipairs(numbered) do
+  local tokens, charge = read_charge(texts[nth] or '')
+  if not tokens then return damaged(charges) end
+  holds[number] = {tokens, charge}
+end
+
+local limited = limited_of(groups)
+if not limited then return damaged(index) end
+
+local gone, shadowed, removed, released = {}, {}, {}, 0
+for place, group in ipairs(groups) do
+  local own = parts[place]
+  for part = 1, #own, 3 do
+    local at = own[part]
+    local drop, before = removed[at] or {}, released
+    local length = #drop
+    for nth = own[part + 1], own[part + 2] do
+      local hold = found[at][nth] and holds[found[at][nth]]
+      if hold and hold[2] == group[8] then
+        length = length + 1
+        drop[length] = fields[at][nth]
+        hold[1] = hold[1] - 1
+        hold.changed = true
+        released = released + 1
+      end
+    end
+    removed[at] = drop
+    if released > before then
+      gone[place] = (gone[place] or 0) + released - before
+      if held.recount and numbers[at] <= held.recount then
+        shadowed[place] = (shadowed[place] or 0) + released - before
+      end
+    end
+  end
+end
+if released == 0 then return {'released', 0, last_seq()} end
+
+-- Everything is read before anything is written: what is damaged leaves nothing half done.
+local standings = {}
+for place, times in pairs(gone) do
+  local group = groups[place]
+  for level = 1, 5 do
+    local at = group[level]
+    if at > 0 then
+      local each = standings[at] or standing(places[at], level)
+      if not each then return damaged(places[at]) end
+      standings[at] = each
+      if each.counted then
+        -- A counter that was changed by hand stops at 0; the recount finds it.
+        each.used[1] = math.max(0, each.used[1] - times * group[6])
+        each.used[2] = math.max(0, each.used[2] - times * group[7])
+        each.changed = true
+      end
+    elseif limited[name_in(group[8], level)] then
+      return {'limited'}
+    end
+  end
+end
+if not is_a('zset', buckets) then return damaged(buckets) end
+
+for at, drop in pairs(removed) do
+  if #drop > 0 then
+    local key = places[first_bucket + at]
+    redis.call('HDEL', key, unpack(drop))
+    if redis.call('EXISTS', key) == 0 then redis.call('ZREM', buckets, whole(numbers[at])) end
+  end
+end
+local ended, kept = {}, {}
+for number, hold in pairs(holds) do
+  if hold.changed and hold[1] > 0 then
+    kept[#kept + 1] = number
+    kept[#kept + 1] = hold[1] .. ' ' .. hold[2]
+  elseif hold.changed then
+    ended[#ended + 1] = number
+  end
+end
+for from = 1, #kept, 4000 do
+  redis.call('HSET', charges, unpack(kept, from, math.min(from + 3999, #kept)))
+end
+if #ended > 0 then redis.call('HDEL', charges, unpack(ended)) end
+for _, each in pairs(standings) do
+  if each.changed then write_standing(each) end
+end
+local cast_by = {}
+for place, times in pairs(shadowed) do cast_by[#cast_by + 1] = {groups[place][8], 0 - times} end
+if #cast_by > 0 then cast_shadow(cast_by) end
+return {'released', released, next_seq()}

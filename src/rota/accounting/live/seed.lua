@@ -1,0 +1,28 @@
+-- script: seed
+-- use keeping
+-- key seq       string  acct:seq
+-- key show      hash    acct:show:{show}      fence, run, seeding
+-- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}|acct:limits:{show}|acct:charges:{show}|acct:buckets:{show}|acct:shadow:{show}
+-- arg fence     int     to which the show was raised in PostgreSQL for this seeding
+-- arg step      str     begin: refuse bookings and mark the seeding; wipe: remove these places; finish: let them book;
+--                       drop: Redis no longer keeps the show, forget it
+-- reply done seq:int
+-- reply newer                                  seeded, or being seeded, under this fence or a higher one; or emptied since
+
+local held = read_show()
+if step == 'begin' then
+  if (held.fence or 0) >= fence or (held.seeding or 0) > fence then return {'newer'} end
+  redis.call('HDEL', show, 'fence', 'recount', 'recounted', 'reseed', 'uncounted')
+  redis.call('HSET', show, 'seeding', whole(fence), 'run', run_id())
+  return {'done', next_seq()}
+end
+if held.seeding ~= fence then return {'newer'} end
+if step == 'wipe' then
+  for _, place in ipairs(places) do redis.call('UNLINK', place) end
+elseif step == 'drop' then
+  redis.call('UNLINK', show)
+else
+  redis.call('HSET', show, 'fence', whole(fence))
+  redis.call('HDEL', show, 'seeding')
+end
+return {'done', next_seq()}

@@ -1,0 +1,163 @@
+"""Filling Redis with the books of a show: when it was found empty, older or damaged, and when it takes a show over.
+
+The order makes it safe, and each step may be the last one we make:
+1. the fence rises in PostgreSQL: whatever was booked on the Redis of before is never inserted (A1, A4);
+2. the show is marked in Redis as being seeded under this fence, and has no fence: nothing is booked. Every further call
+   asks for that very mark, on this very run of the server, so a flush, a restart or a second seeding in between ends
+   this one instead of leaving half of it behind;
+3. what is left of before is removed, limits are written, all rows are counted;
+4. the fence is written, and bookings are taken again.
+
+Rows that are deleted meanwhile may be counted all the same; the recount that follows finds them in their graves. If we
+die, the mark stays without a fence: the next who looks begins anew, with a higher fence. Every call handles a bounded
+number of keys and tokens, so Redis is never held up for long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from rota.accounting import procs
+from rota.accounting.ledger import TOKEN_END, Charge, Group
+from rota.accounting.live import state
+from rota.accounting.live.limits import Written
+from rota.accounting.live.publisher import NOWHERE
+from rota.infra import faults
+from rota.infra.postgres import query
+from rota.infra.redis import script
+from rota.infra.telemetry import metrics
+from rota.model.ids import ShowId
+
+if TYPE_CHECKING:
+    from rota.accounting.live.ledger import LiveLedger
+
+log = structlog.get_logger(__name__)
+
+RAISE_FENCE = query("rota.accounting", "show_raise_fence")
+
+SEEDED = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
+SEED_S = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
+
+PAGE: Final = 4096
+TOKENS_PER_CALL: Final = 1024
+GROUPS_PER_CALL: Final = 128
+
+
+class Done(msgspec.Struct, frozen=True):
+    seq: int
+
+
+class Newer(msgspec.Struct, frozen=True):
+    pass
+
+
+SEED = script(__package__, "seed", replies=Done | Newer)
+
+
+class Seeded(msgspec.Struct, frozen=True):
+    fence: int
+    limits: int
+    procs: int
+    took_s: float
+
+
+class Overtaken(Exception):
+    """Another seeding, a flush or a restart came between."""
+
+
+async def seed(ledger: LiveLedger, show: ShowId) -> Seeded | None:
+    """Bring the show's books to Redis, under a new fence; None when another does it, or the show is not managed."""
+    began = time.monotonic()
+    fence = await ledger.database.value(RAISE_FENCE, show)
+    if fence is None:
+        return None
+    faults.at("seeding.after_fence")
+    try:
+        done = await _seed(ledger, show, int(fence), began)
+    except Overtaken:
+        log.info("seeding_overtaken", show=str(show), fence=fence)
+        return None
+    if done:
+        SEEDED.inc()
+        SEED_S.observe(done.took_s)
+        log.info("show_seeded", show=str(show), fence=fence, procs=done.procs, limits=done.limits, s=done.took_s)
+    return done
+
+
+async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> Seeded | None:
+    await _step(ledger, show, fence, "begin")
+    faults.at("seeding.after_mark")
+    await _wipe(ledger, show, fence)
+    read = await ledger.limits.read(show)
+    if read is None or not read.managed:
+        return None
+    for piece in state.pieces(read.entries, GROUPS_PER_CALL):
+        if not isinstance(await ledger.limits.write(show, fence, piece, how="seed"), Written):
+            raise Overtaken
+    faults.at("seeding.after_limits")
+    counted = await _count_rows(ledger, show, fence)
+    await _step(ledger, show, fence, "finish")
+    return Seeded(fence, len(read.entries), counted, round(time.monotonic() - began, 3))
+
+
+async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
+    """Remove what is left of the show. Its indexes go last: they tell where the rest is, should we die on the way."""
+    keys = ledger.keys.of_show(str(show))
+    places = [keys.counting(name) for name in await state.names_in_use(ledger.client, keys)]
+    places += [keys.tokens(bucket) for bucket in await state.buckets(ledger.client, keys)]
+    for piece in state.pieces(places):
+        await _step(ledger, show, fence, "wipe", piece)
+    faults.at("seeding.mid_wipe")
+    await _step(ledger, show, fence, "wipe", [keys.limits, keys.charges, keys.buckets, keys.shadow])
+
+
+async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int) -> int:
+    counted, first = 0, 0
+    while first < TOKEN_END:
+        page, last = await procs.page_groups(ledger.database, show, first, PAGE)
+        for groups in _calls(page):
+            if not await ledger.adopt(show, groups, seeding=fence):
+                raise Overtaken
+            counted += sum(len(group.tokens) for group in groups)
+            faults.at("seeding.mid_rows")
+        if last is None:
+            return counted
+        first = last + 1
+    return counted
+
+
+def _calls(page: Sequence[tuple[Charge, Sequence[int]]]) -> Iterator[list[Group]]:
+    """Groups of a page, in portions that one script call handles in a few milliseconds."""
+    call: list[Group] = []
+    tokens = 0
+    for charge, held in page:
+        for piece in state.pieces(held, TOKENS_PER_CALL):
+            if call and (tokens + len(piece) > TOKENS_PER_CALL or len(call) == GROUPS_PER_CALL):
+                yield call
+                call, tokens = [], 0
+            call.append(Group(charge, NOWHERE, piece))
+            tokens += len(piece)
+    if call:
+        yield call
+
+
+async def _step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places: Sequence[str] = ()) -> None:
+    keys = ledger.keys.of_show(str(show))
+    given = {"seq": keys.seq, "show": keys.show, "places": list(places)}
+    if isinstance(await SEED(ledger.client, **given, fence=fence, step=step), Newer):
+        raise Overtaken
+
+
+async def forget(ledger: LiveLedger, show: ShowId, fence: int) -> None:
+    """Remove the books of a show that Redis no longer keeps since `fence`, unless it was seeded again."""
+    try:
+        await _step(ledger, show, fence, "begin")
+        await _wipe(ledger, show, fence)
+        await _step(ledger, show, fence, "drop")
+    except Overtaken:
+        log.info("show_taken_back", show=str(show), fence=fence)

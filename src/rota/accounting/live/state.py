@@ -1,0 +1,188 @@
+"""What Redis knows of a show: read in bounded pieces, changing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from rota.accounting.live import wire
+from rota.infra.redis import Keys, ShowKeys, guard
+from rota.model.errors import InvalidInput
+from rota.model.quota import Usage
+from rota.model.units import Centicores, parse_cores
+
+PIECE: Final = 512
+"""Keys or fields asked for in one call."""
+
+T = TypeVar("T")
+
+
+class ShowState(msgspec.Struct, frozen=True):
+    """The fields of `acct:show:{show}`; `fence` is None unless it was written on the present run of the server."""
+
+    fence: int | None = None
+    seeding: int | None = None
+    recounting: bool = False
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The counters of one hash; None when they cannot be read."""
+
+    usage: Usage | None
+    fields: dict[str, str] = {}
+
+
+def pieces(of: Sequence[T], size: int = PIECE) -> Iterator[Sequence[T]]:
+    for first in range(0, len(of), size):
+        yield of[first : first + size]
+
+
+async def run_id(client: Redis) -> str:
+    with guard(client):
+        return str((await client.info("server"))["run_id"])
+
+
+async def show_states(client: Redis, shows: Sequence[ShowKeys]) -> list[ShowState]:
+    """One state per show, in order; a key of the wrong type is no state."""
+    if not shows:
+        return []
+    run = (await run_id(client)).encode()
+    with guard(client):
+        pipe = client.pipeline(transaction=False)
+        for keys in shows:
+            pipe.hmget(keys.show, "fence", "run", "seeding", "recount")
+        found = await pipe.execute(raise_on_error=False)
+    return [_show_state(each, run) for each in found]
+
+
+def _show_state(found: object, run: bytes) -> ShowState:
+    if isinstance(found, ResponseError):
+        return ShowState()
+    if isinstance(found, Exception):
+        raise found
+    assert isinstance(found, list)
+    fence, at, seeding, recount = found
+    here = at == run
+    return ShowState(_whole(fence) if here else None, _whole(seeding) if here else None, recount is not None)
+
+
+def _whole(text: bytes | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+async def fields_of(client: Redis, key: str) -> AsyncIterator[tuple[str, str]]:
+    """Fields and values of a hash of any size; nothing if it is none."""
+    cursor = 0
+    while True:
+        with guard(client):
+            try:
+                cursor, found = await client.hscan(key, cursor, count=PIECE)
+            except ResponseError:
+                return
+        assert isinstance(found, dict)
+        for field, value in found.items():
+            yield _text(field), _text(value)
+        if cursor == 0:
+            return
+
+
+def _text(found: bytes | str) -> str:
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+
+
+async def names_in_use(client: Redis, keys: ShowKeys) -> set[str]:
+    """Short names of everything that has limits, or holds tokens, in Redis."""
+    names = {name async for name, _ in fields_of(client, keys.limits)}
+    async for _, text in fields_of(client, keys.charges):
+        _, _, charge = text.partition(" ")
+        if charge.count(" ") == 6:
+            names.update(wire.names_of(charge))
+    return {name for name in names if is_name(name)}
+
+
+async def held(client: Redis, keys: ShowKeys) -> dict[str, Usage]:
+    """What tokens hold, by short name: what every counter should say."""
+    sums: dict[str, Usage] = {}
+    async for _, text in fields_of(client, keys.charges):
+        tokens, _, charge = text.partition(" ")
+        if charge.count(" ") == 6 and tokens.isdigit():
+            ask = wire.charge_of(charge).ask
+            for name in wire.names_of(charge):
+                sums[name] = sums.get(name, Usage()).plus(ask, int(tokens))
+    return sums
+
+
+def is_name(text: str) -> bool:
+    try:
+        wire.named(text)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+async def buckets(client: Redis, keys: ShowKeys, after: int = -1, most: int | None = None) -> list[int]:
+    """Buckets of tokens beyond `after`, in order."""
+    start = None if most is None else 0
+    with guard(client):
+        try:
+            found = await client.zrangebyscore(keys.buckets, f"({after}", "+inf", start=start, num=most)
+        except ResponseError:
+            return []
+    return [int(each) for each in found if isinstance(each, bytes) and each.isdigit()]
+
+
+async def keys_like(client: Redis, keys: Keys, pattern: str) -> list[str]:
+    """Every key of one declared pattern; walks all keys of the server in bounded steps."""
+    with guard(client):
+        found = [_text(key) async for key in client.scan_iter(match=keys.matching(pattern), count=PIECE)]
+    return [key for key in found if keys.words(pattern, key)]
+
+
+async def unlink(client: Redis, places: Sequence[str]) -> None:
+    for piece in pieces(places):
+        with guard(client):
+            await client.unlink(*piece)
+
+
+def is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def counted(client: Redis, keys: ShowKeys, names: Iterable[str]) -> dict[str, Counted]:
+    """The hashes of these short names as they stand."""
+    found: dict[str, Counted] = {}
+    for piece in pieces(sorted(names)):
+        with guard(client):
+            pipe = client.pipeline(transaction=False)
+            for name in piece:
+                pipe.hgetall(keys.counting(name))
+            answers = await pipe.execute(raise_on_error=False)
+        found |= {name: _counted(answer) for name, answer in zip(piece, answers, strict=True)}
+    return found
+
+
+def _counted(answer: object) -> Counted:
+    if isinstance(answer, ResponseError):
+        return Counted(None)
+    if isinstance(answer, Exception):
+        raise answer
+    assert isinstance(answer, dict)
+    fields = {_text(name): _text(value) for name, value in answer.items()}
+    return Counted(usage_of(fields.get("int_cores", "0"), fields.get("int_gpus", "0")), fields)
+
+
+def usage_of(cores: str, gpus: str) -> Usage | None:
+    """Counters as written by the scripts; None for what they would not write."""
+    try:
+        return Usage(Centicores(parse_cores(cores)), int(gpus))
+    except (InvalidInput, ValueError):
+        return None

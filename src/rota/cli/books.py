@@ -1,0 +1,167 @@
+"""`rota show`, `pool`, `dept`, `folder`, `sub`, `job` and `layer`: the books as an operator handles them.
+
+Each command opens the books at the URL that is set, or of the local stack that is up here, makes one call, prints a
+page and closes. A change is committed with its audit entry before anything is printed. Whoever dies, or loses the
+reply, before that may give the same command again: a limit that is set stays set, and a name that is taken is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from uuid import UUID
+
+from rota import runtime
+from rota.accounting.admin import Admin
+from rota.accounting.books import Books
+from rota.accounting.items import Caps, Change, Cores
+from rota.cli import output
+from rota.cli.books_told import change_page
+from rota.cli.books_view import UNLIMITED_WORD, Page, Table
+from rota.cli.local import local_url
+from rota.infra.postgres import Database, check_current
+from rota.model.errors import InvalidInput, InvalidSetting
+from rota.model.ids import JobId, LayerId
+from rota.model.settings import Settings
+from rota.model.units import parse_cores
+
+_PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,4})?) ?%", re.ASCII)
+_WHOLE = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Books]:
+    """Redis must be named, since whatever is changed is told to it; it need not be up."""
+    url = settings.postgres.url or local_url(settings, "postgres")
+    if not url:
+        raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
+    database = await Database.open(runtime.postgres_target(settings, url))
+    try:
+        await check_current(database)
+        async with runtime.opened_books(settings, database, local_url(settings, "redis")) as books:
+            yield books
+    finally:
+        await database.close()
+
+
+def read(settings: Settings, page: Callable[[Books], Awaitable[Page]], *, as_json: bool) -> None:
+    async def found() -> Page:
+        async with opened(settings) as books:
+            return await page(books)
+
+    print_page(asyncio.run(found()), as_json=as_json)
+
+
+def change(settings: Settings, work: Callable[[Admin, str], Awaitable[Change]], *, as_json: bool) -> None:
+    """Run `work` in the name of who called us."""
+
+    async def done() -> Change:
+        async with opened(settings) as books:
+            return await books.change(lambda admin: work(admin, actor()))
+
+    print_page(change_page(asyncio.run(done())), as_json=as_json)
+
+
+def actor() -> str:
+    """Who is written to the audit trail: the user of this process, whatever the environment says."""
+    try:
+        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:
+        return f"cli:uid-{os.getuid()}"
+
+
+def print_page(page: Page, *, as_json: bool) -> None:
+    if as_json:
+        output.as_json(page.data)
+        return
+    for part in page.parts:
+        if isinstance(part, Table):
+            output.as_table(part.columns, part.rows)
+        else:
+            output.say(part)
+
+
+async def create_share(
+    admin: Admin, actor: str, show: str, pool: str, size: str, burst: str, gpu_burst: str | None
+) -> Change:
+    cores, gpus = in_cores(burst, size), gpu_count(gpu_burst or UNLIMITED_WORD)
+    return await admin.create_subscription(show, pool, actor=actor, size=size, burst=cores, gpu_burst=gpus)
+
+
+async def change_share(
+    admin: Admin, actor: str, show: str, pool: str, size: str | None, burst: str | None, gpu_burst: str | None
+) -> Change:
+    """A burst in percent is taken of the size that is given, or else of the one that is there."""
+    whole: Cores | None = size
+    if size is None and burst is not None and _PERCENT.fullmatch(burst):
+        sizes = {share.name: share.limits["int_size"] for share in await admin.subscriptions(show)}
+        whole = Decimal(sizes.get(pool, 0)).scaleb(-2)
+    cores = None if burst is None else in_cores(burst, whole)
+    gpus = None if gpu_burst is None else gpu_count(gpu_burst)
+    return await admin.change_subscription(show, pool, actor=actor, size=size, burst=cores, gpu_burst=gpus)
+
+
+async def change_job(
+    admin: Admin, actor: str, show: str, job: str, max_cores: str | None, max_gpus: str | None
+) -> Change:
+    given = caps(max_cores=max_cores, max_gpus=max_gpus)
+    found = JobId(_id_of("job", job))
+    return await admin.change_job(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
+
+
+async def change_layer(
+    admin: Admin, actor: str, show: str, layer: str, max_cores: str | None, max_gpus: str | None
+) -> Change:
+    given = caps(max_cores=max_cores, max_gpus=max_gpus)
+    found = LayerId(_id_of("layer", layer))
+    return await admin.change_layer(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
+
+
+def _id_of(kind: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidInput(f"{text[:64]!r} is no id of a {kind}: write it as it was told when it was made.") from None
+
+
+def in_cores(burst: str, size: Cores | None) -> Cores:
+    """The burst as Admin takes it: `150%` is that share of `size`, anything else is cores."""
+    found = _PERCENT.fullmatch(burst)
+    if found is None or size is None:
+        return burst
+    share = Decimal(parse_cores(size)) * Decimal(found[1]).scaleb(-4)
+    return f"{share.normalize():f}"
+
+
+def caps(
+    *,
+    min_cores: str | None = None,
+    max_cores: str | None = None,
+    min_gpus: str | None = None,
+    max_gpus: str | None = None,
+) -> Caps:
+    """What the options say; `unlimited` may be typed as it is shown."""
+    return Caps(
+        min_cores=min_cores,
+        max_cores="-1" if max_cores == UNLIMITED_WORD else max_cores,
+        min_gpus=None if min_gpus is None else gpu_count(min_gpus),
+        max_gpus=None if max_gpus is None else gpu_count(max_gpus),
+    )
+
+
+def gpu_count(text: str) -> int:
+    if text == UNLIMITED_WORD:
+        return -1
+    if not _WHOLE.fullmatch(text):
+        raise InvalidInput(f"{text[:40]!r} is no number of GPUs: write a whole number such as 4.")
+    return int(text)
+
+
+def some_given(*options: str | None) -> None:
+    if all(option is None for option in options):
+        raise InvalidInput("Nothing to change was given: name at least one limit, see --help.")

@@ -1,0 +1,170 @@
+"""`rota show`, `rota pool` and `rota sub`: shows, pools, and each show's share of a pool."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from rota.cli.books_options import (
+    Burst,
+    FreshName,
+    GpuBurst,
+    Name,
+    NewBurst,
+    NewSize,
+    NextName,
+    PoolName,
+    ShowName,
+    Size,
+    change,
+    group,
+    read,
+)
+from rota.cli.options import Json
+
+show_app = group(
+    "Projects that share the pools, each with books of its own.\n\n"
+    "A show may run frames once it has a share of a pool: `rota sub create`."
+)
+pool_app = group("Named groups of workers, which shows share through subscriptions.")
+sub_app = group(
+    "Subscriptions: a show's share of a pool, in cores.\n\n"
+    "The size is what the show is promised: whoever is furthest below theirs is served first. The burst is what it "
+    "never passes; 0 lets nothing run."
+)
+
+
+class TrueFalse(StrEnum):
+    TRUE = "true"
+    FALSE = "false"
+
+
+@show_app.command("list")
+def show_list(context: typer.Context, json: Json = False) -> None:
+    """Every show: who keeps its books, and what it uses of its subscriptions together."""
+    from rota.cli import books_read
+
+    read(context, json, books_read.shows)
+
+
+@show_app.command("info")
+def show_info(context: typer.Context, name: Name, json: Json = False) -> None:
+    """All limits of a show, and what is used of each."""
+    from rota.cli import books_read
+
+    read(context, json, lambda books: books_read.show_info(books, name))
+
+
+@show_app.command("create")
+def show_create(
+    context: typer.Context,
+    name: FreshName,
+    managed: Annotated[bool, typer.Option("--managed", help="Let Redis keep its books from the beginning.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a show. PostgreSQL keeps its books unless --managed is given."""
+    change(context, json, lambda admin, actor: admin.create_show(name, managed=managed, actor=actor))
+
+
+@show_app.command("rename")
+def show_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+    """Give a show another name; everything it has stays."""
+    change(context, json, lambda admin, actor: admin.rename_show(name, new, actor=actor))
+
+
+@show_app.command("delete")
+def show_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+    """Remove a show with all its limits. Refused while frames of it run."""
+    change(context, json, lambda admin, actor: admin.delete_show(name, actor=actor))
+
+
+@show_app.command("set-managed")
+def show_set_managed(
+    context: typer.Context,
+    name: Name,
+    managed: Annotated[
+        TrueFalse,
+        typer.Argument(metavar="true|false", help="true: Redis; false: PostgreSQL alone.", case_sensitive=False),
+    ],
+    json: Json = False,
+) -> None:
+    """Say who keeps a show's books. Redis books faster; either way no limit is ever passed.
+
+    Frames may run meanwhile. Setting what is set changes nothing.
+    """
+    change(context, json, lambda admin, actor: admin.set_managed(name, managed is TrueFalse.TRUE, actor=actor))
+
+
+@pool_app.command("list")
+def pool_list(context: typer.Context, json: Json = False) -> None:
+    """Every pool, what is promised of it, and to which shows."""
+    from rota.cli import books_read
+
+    read(context, json, books_read.pools)
+
+
+@pool_app.command("create")
+def pool_create(context: typer.Context, name: FreshName, json: Json = False) -> None:
+    """Make a pool; `rota sub create` gives shows a share of it."""
+    change(context, json, lambda admin, actor: admin.create_pool(name, actor=actor))
+
+
+@pool_app.command("rename")
+def pool_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+    """Give a pool another name."""
+    change(context, json, lambda admin, actor: admin.rename_pool(name, new, actor=actor))
+
+
+@pool_app.command("delete")
+def pool_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+    """Remove a pool. Refused while a show has a subscription to it."""
+    change(context, json, lambda admin, actor: admin.delete_pool(name, actor=actor))
+
+
+@sub_app.command("list")
+def sub_list(context: typer.Context, show: ShowName, json: Json = False) -> None:
+    """A show's shares and what is used of them. The mark in a bar is where the size ends, its end the burst."""
+    from rota.cli import books_read
+
+    read(context, json, lambda books: books_read.shares(books, show))
+
+
+@sub_app.command("create")
+def sub_create(
+    context: typer.Context,
+    show: ShowName,
+    pool: PoolName,
+    size: Size,
+    burst: Burst,
+    gpu_burst: GpuBurst = None,
+    json: Json = False,
+) -> None:
+    """Give a show a share of a pool, such as `rota sub create duck main --size 100 --burst 150%`."""
+    from rota.cli import books
+
+    change(context, json, lambda admin, actor: books.create_share(admin, actor, show, pool, size, burst, gpu_burst))
+
+
+@sub_app.command("set")
+def sub_set(
+    context: typer.Context,
+    show: ShowName,
+    pool: PoolName,
+    size: NewSize = None,
+    burst: NewBurst = None,
+    gpu_burst: GpuBurst = None,
+    json: Json = False,
+) -> None:
+    """Change a share; what is not given stays. What runs goes on, even where less is allowed now."""
+    from rota.cli import books
+
+    books.some_given(size, burst, gpu_burst)
+    change(context, json, lambda admin, actor: books.change_share(admin, actor, show, pool, size, burst, gpu_burst))
+
+
+@sub_app.command("delete")
+def sub_delete(context: typer.Context, show: ShowName, pool: PoolName, json: Json = False) -> None:
+    """Take a show's share of a pool away. Refused while frames run on it."""
+    change(context, json, lambda admin, actor: admin.delete_subscription(show, pool, actor=actor))

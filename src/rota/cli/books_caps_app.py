@@ -1,0 +1,201 @@
+"""`rota folder`, `rota dept`, `rota job` and `rota layer`: caps inside a show."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rota.cli.books_options import (
+    DeptName,
+    FolderName,
+    FreshName,
+    JobId,
+    LayerId,
+    MaxCores,
+    MaxGpus,
+    MinCores,
+    MinGpus,
+    Name,
+    NextName,
+    ShowName,
+    change,
+    group,
+    read,
+)
+from rota.cli.options import Json
+
+folder_app = group(
+    "Groups of jobs inside a show, with caps of their own.\n\n"
+    "A maximum is never passed. Whoever is below their minimum is served first."
+)
+dept_app = group(
+    "Departments, and what each may use in a show.\n\n"
+    "`create` makes a department; `add` takes it into a show, `set` changes its caps there, `remove` takes it out."
+)
+job_app = group("Caps of single jobs.")
+layer_app = group("Caps of single layers.")
+
+
+@folder_app.command("list")
+def folder_list(context: typer.Context, show: ShowName, json: Json = False) -> None:
+    """A show's folders and what is used of their caps."""
+    from rota.cli import books_read
+
+    read(context, json, lambda books: books_read.folders(books, show))
+
+
+@folder_app.command("create")
+def folder_create(
+    context: typer.Context,
+    show: ShowName,
+    name: FreshName,
+    min_cores: MinCores = None,
+    max_cores: MaxCores = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Make a folder, such as `rota folder create duck shots --max-cores 64`. What is not given is unlimited."""
+    from rota.cli import books
+
+    caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
+    change(context, json, lambda admin, actor: admin.create_folder(show, name, caps=caps, actor=actor))
+
+
+@folder_app.command("set")
+def folder_set(
+    context: typer.Context,
+    show: ShowName,
+    name: FolderName,
+    min_cores: MinCores = None,
+    max_cores: MaxCores = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Change a folder's caps; what is not given stays. What runs goes on, even where less is allowed now."""
+    from rota.cli import books
+
+    books.some_given(min_cores, max_cores, min_gpus, max_gpus)
+    caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
+    change(context, json, lambda admin, actor: admin.change_folder(show, name, caps, actor=actor))
+
+
+@folder_app.command("rename")
+def folder_rename(context: typer.Context, show: ShowName, name: FolderName, new: NextName, json: Json = False) -> None:
+    """Give a folder another name."""
+    change(context, json, lambda admin, actor: admin.rename_folder(show, name, new, actor=actor))
+
+
+@folder_app.command("delete")
+def folder_delete(context: typer.Context, show: ShowName, name: FolderName, json: Json = False) -> None:
+    """Remove a folder. Refused while frames of it run."""
+    change(context, json, lambda admin, actor: admin.delete_folder(show, name, actor=actor))
+
+
+@dept_app.command("list")
+def dept_list(
+    context: typer.Context,
+    show: Annotated[
+        str | None, typer.Argument(metavar="[SHOW]", help="Only those of this show, with caps and use.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Every department and the shows it works on; with a show, its caps there and what is used of them."""
+    from rota.cli import books_read
+
+    read(context, json, lambda books: books_read.depts(books, show))
+
+
+@dept_app.command("create")
+def dept_create(context: typer.Context, name: FreshName, json: Json = False) -> None:
+    """Make a department; `rota dept add` takes it into a show."""
+    change(context, json, lambda admin, actor: admin.create_dept(name, actor=actor))
+
+
+@dept_app.command("rename")
+def dept_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+    """Give a department another name."""
+    change(context, json, lambda admin, actor: admin.rename_dept(name, new, actor=actor))
+
+
+@dept_app.command("delete")
+def dept_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+    """Remove a department. Refused while it is part of a show."""
+    change(context, json, lambda admin, actor: admin.delete_dept(name, actor=actor))
+
+
+@dept_app.command("add")
+def dept_add(
+    context: typer.Context,
+    show: ShowName,
+    dept: DeptName,
+    min_cores: MinCores = None,
+    max_cores: MaxCores = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Take a department into a show, with caps if it needs any."""
+    from rota.cli import books
+
+    caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
+    change(context, json, lambda admin, actor: admin.create_point(show, dept, caps=caps, actor=actor))
+
+
+@dept_app.command("set")
+def dept_set(
+    context: typer.Context,
+    show: ShowName,
+    dept: DeptName,
+    min_cores: MinCores = None,
+    max_cores: MaxCores = None,
+    min_gpus: MinGpus = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Change a department's caps in a show; what is not given stays."""
+    from rota.cli import books
+
+    books.some_given(min_cores, max_cores, min_gpus, max_gpus)
+    caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
+    change(context, json, lambda admin, actor: admin.change_point(show, dept, caps, actor=actor))
+
+
+@dept_app.command("remove")
+def dept_remove(context: typer.Context, show: ShowName, dept: DeptName, json: Json = False) -> None:
+    """Take a department out of a show. Refused while frames of it run there."""
+    change(context, json, lambda admin, actor: admin.delete_point(show, dept, actor=actor))
+
+
+@job_app.command("set")
+def job_set(
+    context: typer.Context,
+    show: ShowName,
+    job: JobId,
+    max_cores: MaxCores = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Change how much one job may use at once; what is not given stays."""
+    from rota.cli import books
+
+    books.some_given(max_cores, max_gpus)
+    change(context, json, lambda admin, actor: books.change_job(admin, actor, show, job, max_cores, max_gpus))
+
+
+@layer_app.command("set")
+def layer_set(
+    context: typer.Context,
+    show: ShowName,
+    layer: LayerId,
+    max_cores: MaxCores = None,
+    max_gpus: MaxGpus = None,
+    json: Json = False,
+) -> None:
+    """Change how much one layer may use at once; what is not given stays."""
+    from rota.cli import books
+
+    books.some_given(max_cores, max_gpus)
+    change(context, json, lambda admin, actor: books.change_layer(admin, actor, show, layer, max_cores, max_gpus))

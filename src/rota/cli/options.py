@@ -1,0 +1,26 @@
+"""What commands share: options, and how the settings are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rota.infra.settings_file import LoadedSettings
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def load(context: typer.Context, *, quietly: bool = False) -> LoadedSettings:
+    """The settings, from the file that `--config` names if it does; logs are written as they say from here on.
+
+    A command that answers and leaves has no news of its own: `quietly` keeps the level `info` for those that stay.
+    """
+    from rota.infra import settings_file
+    from rota.infra.telemetry import logs
+
+    loaded = settings_file.load(context.obj)
+    level = loaded.settings.log.level
+    logs.configure(loaded.settings.log.format, "warning" if quietly and level == "info" else level)
+    return loaded

@@ -1,0 +1,173 @@
+"""The gRPC server of a replica: where it listens, whom it lets in, and how errors are told.
+
+- On loopback unless told otherwise, and outside of it with TLS only, since the secret travels with every call: other
+  settings are refused when they are read (`rota.model.settings.rules`).
+- `RequireSecret` looks at every call before its method is even searched for.
+- A port that somebody has is refused, never shared: half of the calls would go to a stranger.
+- An error of ours is told by a status and its sentence. Any other is a defect: the log has it, and the caller learns
+  only that it happened.
+
+If we die in a call, what it has committed stands and the caller sees UNAVAILABLE; calls may be repeated. When the
+process is to end, new calls are refused and those under way finished.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, Never, Protocol
+from urllib.parse import unquote
+
+import grpc  # type: ignore[import-untyped]  # ships no types
+import msgspec
+import structlog
+
+from rota.infra.rpc.auth import RequireSecret
+from rota.infra.service import Lifecycle, Service
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, InvalidSetting, PortTaken, Refused, RotaError, SetupFailed, Unavailable
+from rota.model.settings.process import Grpc
+from rota.server.protobuf import Message, MessageT, decode, encode
+
+log = structlog.get_logger(__name__)
+CALLS = metrics.counter("rota_rpc_calls", "gRPC calls answered.", labels=("method", "status"))
+
+CALLS_AT_ONCE: Final = 64
+REQUEST_BYTES_MAX: Final = 64 * 1024
+OPTIONS: Final = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", REQUEST_BYTES_MAX))
+DRAIN_S: Final = 10.0
+DEFECT: Final = "This should not happen; the log of the server says more: please report it."
+
+
+class Call(msgspec.Struct, Generic[MessageT], frozen=True):
+    """One method: what it takes, and what it does for whom. The caller is named as the audit trail will name it."""
+
+    request: type[MessageT]
+    answer: Callable[[MessageT, str], Awaitable[Message]]
+
+
+class CallService(Protocol):
+    """What is served under one name of a `.proto` file."""
+
+    name: str
+
+    def calls(self) -> Mapping[str, Call[Any]]: ...
+
+
+class CallServer:
+    """Serves `services` as `settings` say, with a secret, which must be set; `port` is known once it is ready."""
+
+    def __init__(self, settings: Grpc, services: Sequence[CallService]) -> None:
+        self.port = settings.port
+        self.service = Service("grpc", self._run)
+        self._settings = settings
+        self._handlers = [_handler(service) for service in services]
+
+    async def _run(self, life: Lifecycle) -> None:
+        secret = self._settings.shared_secret
+        guard = RequireSecret([secret] if secret else [])
+        server = grpc.aio.server(interceptors=[guard], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
+        server.add_generic_rpc_handlers(self._handlers)
+        # A restart comes back on the number that clients know.
+        self.port = self._bound(server)
+        try:
+            await server.start()
+            log.info("grpc_serving", host=self._settings.host, port=self.port, tls=bool(self._settings.tls_cert))
+            life.ready()
+            await life.until_draining()
+            await server.stop(DRAIN_S)
+        finally:
+            await server.stop(None)
+
+    def _bound(self, server: Any) -> int:
+        host = self._settings.host
+        _check_free(host, self.port)
+        address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        try:
+            if self._settings.tls_cert:
+                return int(server.add_secure_port(address, self._credentials()))
+            return int(server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise SetupFailed(
+                f"gRPC cannot be served on {address}: check grpc.host, grpc.port, and that grpc.tls_cert and "
+                "grpc.tls_key belong together."
+            ) from error
+
+    def _credentials(self) -> Any:
+        key, cert = (_file(f"grpc.{name}", getattr(self._settings, name)) for name in ("tls_key", "tls_cert"))
+        return grpc.ssl_server_credentials([(key, cert)])
+
+
+def _check_free(host: str, port: int) -> None:
+    """gRPC says that a port cannot be had, not why."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"Port {port} on {host} is taken; stop what uses it, or set grpc.port (0 takes any free one).",
+                host=host,
+                port=port,
+            ) from error
+        raise SetupFailed(
+            f"Cannot serve gRPC on {host} port {port}: {error.strerror or error}. Set grpc.host to an address of this "
+            "machine and grpc.port to a port you may use."
+        ) from error
+
+
+def _file(setting: str, path: str | None) -> bytes:
+    try:
+        return Path(path or "").read_bytes()
+    except OSError as error:
+        raise InvalidSetting(f"{setting} cannot be read: {error.strerror or error}; name a PEM file.") from error
+
+
+def _handler(service: CallService) -> Any:
+    methods = {
+        method: grpc.unary_unary_rpc_method_handler(_answering(method, call))
+        for method, call in service.calls().items()
+    }
+    return grpc.method_handlers_generic_handler(service.name, methods)
+
+
+def _answering(method: str, call: Call[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def answer(data: bytes, context: Any) -> bytes:
+        try:
+            reply = encode(await call.answer(decode(data, call.request), caller(context.peer())))
+        except RotaError as error:
+            await _refuse(method, context, status_of(error), error.sentence)
+        except Exception:
+            log.exception("rpc_defect", method=method)
+            # gRPC would tell the caller what the error says.
+            await _refuse(method, context, grpc.StatusCode.INTERNAL, DEFECT)
+        CALLS.labels(method, "OK").inc()
+        return reply
+
+    return answer
+
+
+async def _refuse(method: str, context: Any, status: Any, sentence: str) -> Never:
+    CALLS.labels(method, status.name).inc()
+    await context.abort(status, sentence)
+    raise AssertionError("abort always raises")
+
+
+def caller(peer: str) -> str:
+    """`ipv4:127.0.0.1:50312` without what means nothing tomorrow. All callers have the same secret: it names nobody."""
+    return "grpc:" + unquote(peer).partition(":")[2].rpartition(":")[0]
+
+
+def status_of(error: RotaError) -> Any:
+    match error:
+        case InvalidInput() if "nearest" in error.facts:
+            return grpc.StatusCode.NOT_FOUND
+        case InvalidInput():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Refused():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case Unavailable():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INTERNAL

@@ -1,0 +1,30 @@
+"""The ledger contract over Redis and PostgreSQL."""
+
+import pytest
+
+from rota.accounting.live.ledger import LiveLedger
+from rota.accounting.live.seeding import seed
+from rota.infra.redis import Keys
+from tests.contract.ledger_suite import EMPTY, Books, LedgerSuite
+from tests.ground.databases import cleaned_by, one_database
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+
+@pytest.fixture
+def ledger(database, redis):
+    return LiveLedger(database, redis, Keys())
+
+
+@pytest.fixture
+async def books(database, ledger):
+    async def tell(show):
+        if not await ledger.catch_up(show):
+            assert await seed(ledger, show)
+
+    return await Books(database, ledger, managed=True, tell=tell).make()
+
+
+class TestLiveLedger(LedgerSuite):
+    pass
