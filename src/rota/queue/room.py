@@ -301,12 +301,9 @@ class Queue:
 
     async def _counts(self, how: Query, queues: Sequence[str] | None) -> dict[str, Counts]:
         counted = {row["queue"]: Counts.of(row) for row in await self.database.rows(how, queues)}
-        missing = set(queues or ()).difference(counted)
-        if missing:
-            known = {info.queue for info in await self.queues(list(missing))}
-            if unknown := sorted(missing - known):
-                raise no_such_queue(unknown[0])
-        return counted | {queue: Counts() for queue in missing}
+        if unknown := sorted(set(queues or ()).difference(counted)):
+            raise no_such_queue(unknown[0])
+        return counted
 
     async def _pause(self, queue: str, *, paused: bool) -> None:
         if not await self.database.run(PAUSE, queue, paused):

@@ -222,6 +222,7 @@ END $$;
 
 -- Its last value mod 4 is the turn that is written to. A sequence, since changing it leaves no dead row behind.
 CREATE SEQUENCE rota.queue_delta_turn MINVALUE 0;
+SELECT setval('rota.queue_delta_turn', 0);
 
 CREATE TABLE rota.queue_terminal_live_counts (
   lane_id    integer NOT NULL,

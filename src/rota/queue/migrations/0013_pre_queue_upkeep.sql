@@ -68,34 +68,39 @@ CREATE TYPE rota.queue_counted AS (
   dead      bigint
 );
 
--- Pruned ends are counted in; queues of null are all of them. Volatile, so that the snapshot is taken after the locks:
--- with an older one a fold that we waited for would be missing on one side.
+-- Whether counters may be believed; otherwise the rows are counted.
+CREATE FUNCTION rota.queue_counters_hold() RETURNS boolean
+LANGUAGE sql AS $$ SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s $$;
+
+-- Pruned ends are counted in; `queues` of null are all of them, and each has a row. Volatile, so that the snapshot is
+-- taken after the locks: with an older one a fold that we waited for would be missing on both sides.
 CREATE FUNCTION rota.queue_counts_exact(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.queue_read_committed();
-  IF EXISTS (SELECT FROM rota.queue_storage s WHERE s.counter_mode = 'scan' OR NOT s.counters_trusted) THEN
+  IF NOT rota.queue_counters_hold() THEN
     RETURN QUERY SELECT * FROM rota.queue_counts_scan(queues);
     RETURN;
   END IF;
   RETURN QUERY
-    SELECT l.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
            sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
     FROM (
-      SELECT q.queue, c.* FROM (
+      SELECT l.queue, u.waiting, u.running, u.completed, u.cancelled, u.failed, u.deferred, u.dead
+      FROM (
         SELECT c.lane_id, c.waiting, c.running, c.completed, c.cancelled, c.failed, c.deferred, c.dead
         FROM rota.queue_terminal_live_counts c
         UNION ALL
         SELECT d.lane_id, d.waiting, d.running, d.completed, d.cancelled, d.failed, d.deferred, d.dead
         FROM rota.queue_terminal_count_deltas d
-      ) AS c JOIN rota.queue_lanes q ON q.lane_id = c.lane_id
-      WHERE queues IS NULL OR q.queue = ANY (queues)
+      ) AS u JOIN rota.queue_lanes l ON l.lane_id = u.lane_id
       UNION ALL
-      SELECT r.queue, NULL, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
-      FROM rota.queue_terminal_rollups r WHERE queues IS NULL OR r.queue = ANY (queues)
-    ) AS c (queue, lane_id, waiting, running, completed, cancelled, failed, deferred, dead)
-    JOIN rota.queues l ON l.queue = c.queue
-    GROUP BY 1;
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
 END $$;
 
 COMMENT ON FUNCTION rota.queue_counts_exact IS
@@ -114,6 +119,8 @@ BEGIN
       UNION ALL
       SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
       FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
     ) AS c
     WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
 END $$;
@@ -131,6 +138,8 @@ BEGIN
       UNION ALL
       SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
       FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
     ) AS c
     WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
 END $$;
@@ -140,14 +149,21 @@ CREATE FUNCTION rota.queue_candidates(queues text[] DEFAULT NULL)
 RETURNS TABLE (lane_id integer, queue text, priority smallint, waiting bigint, parked bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+  counted rota.queue_slot_counts[];
 BEGIN
+  IF NOT rota.queue_counters_hold() THEN
+    counted := ARRAY(SELECT s FROM rota.queue_scan() AS s);
+  END IF;
   RETURN QUERY
     SELECT l.lane_id, l.queue, l.priority, c.waiting, coalesce(p.parked, 0)
     FROM (
       SELECT u.lane_id, sum(u.waiting)::bigint AS waiting FROM (
-        SELECT c.lane_id, c.waiting FROM rota.queue_terminal_live_counts c
+        SELECT c.lane_id, c.waiting FROM rota.queue_terminal_live_counts c WHERE counted IS NULL
         UNION ALL
-        SELECT d.lane_id, d.waiting FROM rota.queue_terminal_count_deltas d
+        SELECT d.lane_id, d.waiting FROM rota.queue_terminal_count_deltas d WHERE counted IS NULL
+        UNION ALL
+        SELECT s.lane_id, s.waiting FROM unnest(counted) AS s
       ) AS u GROUP BY 1 HAVING sum(u.waiting) > 0
     ) AS c
     JOIN rota.queue_lanes l ON l.lane_id = c.lane_id
