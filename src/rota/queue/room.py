@@ -258,19 +258,21 @@ class Queue:
             given.check_count("shards", shards, 64)
         await self.database.run(MAKE, queue, list(priorities), shards, dlq_on_fail)
 
-    async def pause(self, queue: str) -> None:
+    async def pause(self, queue: str, *, on: Transaction | None = None) -> None:
         """Nothing more is claimed from it; what runs goes on."""
-        await self._pause(queue, paused=True)
+        await self._pause(queue, on, paused=True)
 
-    async def resume(self, queue: str) -> None:
-        await self._pause(queue, paused=False)
-        await self.database.value(WAKE, queue)
+    async def resume(self, queue: str, *, on: Transaction | None = None) -> None:
+        await self._pause(queue, on, paused=False)
+        await (on or self.database).value(WAKE, queue)
 
-    async def rebuild_counts(self, mode: CounterMode | None = None, stripes: int | None = None) -> None:
+    async def rebuild_counts(
+        self, mode: CounterMode | None = None, stripes: int | None = None, *, on: Transaction | None = None
+    ) -> None:
         """Count everything anew from the rows and trust it; also how the counter mode is changed. Waits for writers."""
         if mode is not None and mode not in get_args(CounterMode):
             raise InvalidInput(f"{mode!r} is no counter mode: use ledger, upsert or scan.")
-        await self.database.value(REBUILD, mode, stripes)
+        await (on or self.database).value(REBUILD, mode, stripes)
 
     async def _make_lanes(self, wanted: set[tuple[str, int]]) -> None:
         for queue, priority in sorted(wanted - self._made):
@@ -305,8 +307,8 @@ class Queue:
             raise no_such_queue(unknown[0])
         return counted
 
-    async def _pause(self, queue: str, *, paused: bool) -> None:
-        if not await self.database.run(PAUSE, queue, paused):
+    async def _pause(self, queue: str, on: Transaction | None, *, paused: bool) -> None:
+        if not await (on or self.database).run(PAUSE, queue, paused):
             raise no_such_queue(queue)
 
 

@@ -12,6 +12,7 @@ their worker's lease. The name is forgotten last, so that a leader that dies bef
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -25,26 +26,21 @@ from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.postgres import Transaction, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.queue import storage
+from rota.queue import measures, report, storage
+from rota.queue.report import LEASE
 from rota.queue.room import Queue
 from rota.queue.tokens import BATCH_MAX, tokens_in
 
 BURY_OWNERS = query(__package__, "owners_bury")
 OPEN_CLAIMS = query(__package__, "owner_claims")
 FORGET_OWNER = query(__package__, "owner_forget")
-PENDING = query(__package__, "pending")
 
 log = structlog.get_logger(__name__)
 
-LEASE: Final = "queue:upkeep"
 WARN_EVERY_S: Final = 30.0
 PROMOTIONS_MAX: Final = 32
 
-FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues, as of the last fold.", labels=("state",))
-DELTAS = metrics.gauge("rota_queue_pending_deltas", "Count deltas that were not folded yet.")
-TRUSTED = metrics.gauge("rota_queue_counters_trusted", "1 while exact counts come from counters.")
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
-PINNED = metrics.gauge("rota_queue_pinned_seconds", "Age of the oldest transaction that keeps dead rows alive.")
 
 Bury = Callable[[Sequence[int]], Awaitable[set[int]]]
 """Tokens of a dead dispatcher in, those out that will never be booked any more."""
@@ -55,6 +51,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     promote_s: float = 0.25
     fold_s: float = 1.0
+    measure_s: float = 5.0
     expire_s: float = 60.0
     slot_bytes: int = storage.SLOT_BYTES
     slot_age_s: float = storage.SLOT_AGE_S
@@ -70,28 +67,35 @@ class Upkeep:
         self.pace = pace or Pace()
         self._bury = bury
         self._leadership = Leadership(leases, LEASE, self.lead, kind="leader")
-        self._due = dict.fromkeys(("fold", "expire", "warn"), 0.0)
+        self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
 
     async def run(self, life: Lifecycle) -> None:
-        await self._leadership.start()
-        try:
+        """A step that fails for a reason of its own ends the service, and whoever supervises it starts it again."""
+        async with asyncio.TaskGroup() as tasks:
+            leading = tasks.create_task(self._leadership.run())
             life.ready()
             await life.until_draining()
-        finally:
-            await self._leadership.stop()
+            leading.cancel()
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""
-        while True:
-            await self.promote(lease)
-            if self._is_due("fold", self.pace.fold_s):
-                await self.return_orphans(lease)
-                await self.fold(lease)
-                await self.turn_ring(lease)
-                await self._measure()
-            if self._is_due("expire", self.pace.expire_s):
-                await self.expire(lease)
-            await self.leases.clock.sleep(self.pace.promote_s)
+        try:
+            while True:
+                await self._round(lease)
+                await self.leases.clock.sleep(self.pace.promote_s)
+        finally:
+            measures.forget()
+
+    async def _round(self, lease: Lease) -> None:
+        await self.promote(lease)
+        if self._is_due("fold", self.pace.fold_s):
+            await self.return_orphans(lease)
+            await self.fold(lease)
+            await self.turn_ring(lease)
+        if self._is_due("measure", self.pace.measure_s):
+            await measures.measure(self.queue)
+        if self._is_due("expire", self.pace.expire_s):
+            await self.expire(lease)
 
     async def promote(self, lease: Lease) -> int:
         """All that is due, in bounded steps."""
@@ -107,12 +111,13 @@ class Upkeep:
 
     async def fold(self, lease: Lease) -> list[storage.Folded]:
         held = await storage.pins(self.queue.database)
-        PINNED.set(held[0].age_s if held else 0)
         async with self._guarded(lease) as tx:
             folded = await storage.fold(tx, pinned=bool(held))
             faults.at("queue.after_fold_before_commit")
         for each in folded:
             STEPS.labels("fold", each.done).inc()
+        if not held:
+            measures.FOLDED.set_to_current_time()
         return folded
 
     async def turn_ring(self, lease: Lease) -> str:
@@ -165,17 +170,9 @@ class Upkeep:
             faults.at("queue.after_carry_before_commit")
         STEPS.labels("carry", carried).inc()
         if carried != "carried" and self._is_due("warn", WARN_EVERY_S):
-            held = await storage.pins(self.queue.database)
-            log.warning("queue_ring_full", outcome=carried, pins=[msgspec.structs.asdict(p) for p in held])
+            held = await report.sessions(self.queue.database)
+            log.warning("queue_ring_full", outcome=carried, sessions=[msgspec.structs.asdict(each) for each in held])
         return carried
-
-    async def _measure(self) -> None:
-        row = await self.queue.database.row(PENDING)
-        assert row is not None
-        DELTAS.set(row["deltas"])
-        TRUSTED.set(row["trusted"])
-        for state in ("waiting", "running", "deferred", "dead"):
-            FRAMES.labels(state).set(row[state])
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = self.leases.clock.monotonic()
