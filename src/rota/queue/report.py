@@ -17,6 +17,7 @@ from rota.queue.counts import CounterMode
 from rota.queue.storage import PINNED_S
 
 STATE = query(__package__, "report_state")
+SLOTS = query(__package__, "report_slots")
 SESSIONS = query(__package__, "report_sessions")
 TABLES = query(__package__, "report_tables")
 
@@ -47,6 +48,19 @@ class State(msgspec.Struct, frozen=True):
     """By the clock of PostgreSQL."""
 
 
+class SlotState(msgspec.Struct, frozen=True):
+    """`number` 7 is beside the ring: it keeps what outlived its slot."""
+
+    number: int
+    generation: int | None
+    is_open: bool
+    bytes: int
+    waiting: int
+    running: int
+    holds: bool
+    """Whether it has rows, be it that all of them have ended; a slot that was emptied has none."""
+
+
 class Session(msgspec.Struct, frozen=True):
     """Somebody who has been in a transaction for long."""
 
@@ -71,6 +85,10 @@ async def state(on: Database) -> State:
     row = await on.row(STATE, LEASE)
     assert row is not None, "the migration made the row"
     return State(*row.values())
+
+
+async def slots(on: Database) -> list[SlotState]:
+    return [SlotState(*row.values()) for row in await on.rows(SLOTS)]
 
 
 async def sessions(on: Database, older_than_s: float = PINNED_S) -> list[Session]:
