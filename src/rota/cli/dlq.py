@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Final, Literal
 
 import msgspec
-import typer
 
 from rota.accounting.items import unknown
 from rota.cli import dlq_view as view
@@ -154,7 +153,9 @@ def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         words = question[0].lower() + question[1:-1]
         raise InvalidInput(f"Nobody is there to be asked whether to {words}: say --yes, or --dry-run to only see that.")
-    return typer.confirm(question, err=True)
+    sys.stderr.write(f"{question} [y/N] ")  # not on standard output, which is the answer's
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 async def _count(settings: Settings, asked: Asked) -> Counted:
