@@ -11,7 +11,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.queue import Failure, Pace, Queue, Upkeep, storage
 from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, GENERATION, Dispatcher, agreed, entry, sql
+from tests.ground.queues import EMPTY, GENERATION, Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
 
 shared_database_url = one_database()
@@ -30,10 +30,6 @@ async def none_buried(tokens):
     return set()
 
 
-async def all_buried(tokens):
-    return set(tokens)
-
-
 @pytest.fixture
 def queue(database):
     return Queue(database)
@@ -45,20 +41,8 @@ async def dispatcher(database):
 
 
 @pytest.fixture
-async def leader(database, queue):
-    """An upkeep with its lease, whose steps are taken one by one."""
-    leases = Leases(database)
-    upkeep = Upkeep(queue, leases, all_buried, Pace(slot_bytes=1, failed_retention_s=0.0))
-    [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
-    return Leader(upkeep, lease)
-
-
-class Leader:
-    def __init__(self, upkeep, lease):
-        self.upkeep, self.lease = upkeep, lease
-
-    def __getattr__(self, step):
-        return lambda: getattr(self.upkeep, step)(self.lease)
+async def leader(queue):
+    return await Leader.of(queue, Pace(slot_bytes=1, failed_retention_s=0.0))
 
 
 async def completed(queue, dispatcher, frames, **more):

@@ -1,0 +1,88 @@
+"""A process that takes every way through the queue once, as a producer, dispatcher, worker and leader in one.
+
+Started with a fault armed, it dies there or loses a reply and then asks again, as its callers would. It prints `done`.
+"""
+
+import asyncio
+import os
+from uuid import UUID
+
+from rota.infra.faults import LostReply
+from rota.infra.lease import Leases
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.queue import DeadLetter, DeadLetterFilter, Entry, FailedFilter, Failure, Pace, Queue, Upkeep
+
+FRAMES = 100
+QUEUES = ("film", "slow")
+
+
+def entry(queue, number, frames=FRAMES):
+    return Entry(queue=queue, job=UUID(int=number), layer=UUID(int=number), frames=frames, payload=b"p")
+
+
+async def again(call):
+    """What is safe to repeat after a lost reply is repeated."""
+    try:
+        return await call()
+    except LostReply:
+        return await call()
+
+
+async def claimed(queue, owner, lanes, want):
+    """A claim whose reply was lost stays with its owner; the next one gets what is left."""
+    claims = await again(lambda: queue.claim(lanes, want, owner))
+    return [token for claim in claims for token in claim.tokens]
+
+
+async def work(queue, owner):
+    try:
+        await queue.enqueue([entry("film", 1), entry("slow", 2, 10)])
+    except LostReply:
+        assert (await queue.counts_exact(["film"]))["film"].waiting == FRAMES, "nothing tells but the rows"
+    lanes = {candidate.queue: candidate.lane for candidate in await queue.candidates()}
+    await claimed(queue, owner, [lanes["slow"]], 3)
+    tokens = await claimed(queue, owner, [lanes["film"]], 60)
+    await again(lambda: queue.complete(tokens[:10]))
+    await again(lambda: queue.give_back(tokens[10:15]))
+    await again(lambda: queue.retry(tokens[15:20], 0.0))
+    await again(lambda: queue.fail([Failure(token, "broke") for token in tokens[20:30]]))
+    await queue.cancel_running(tokens[30:32])
+    await again(lambda: queue.cancel_waiting(UUID(int=1), frames=range(95, 98)))
+    await queue.park(tokens[32:40], UUID(int=1), rest_of=[lanes["film"]])
+    await queue.unpark(UUID(int=1), 10_000)
+    await again(lambda: queue.failed.retry(FailedFilter(queue="film"), most=2))
+    await again(lambda: queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=4))
+    await queue.dead_letters.add([DeadLetter(kind="message", reason="poison", cause="m1")])
+    await again(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
+
+
+async def keep_house(database, queue, lease, leases):
+    async def bury(tokens):
+        return set(tokens)
+
+    upkeep = Upkeep(queue, leases, bury, Pace(slot_bytes=1))
+    for number in range(8):
+        await upkeep.promote(lease)
+        await upkeep.fold(lease)
+        await queue.enqueue([entry("film", 10 + number, 1)])
+        await upkeep.turn_ring(lease)
+        await upkeep.return_orphans(lease)
+
+
+async def main():
+    database = await Database.open(PostgresTarget(url=os.environ["URL"]))
+    queue, leases = Queue(database), Leases(database)
+    granted = (await leases.acquire(["dispatcher:client", "queue:upkeep"], kind="test", ttl_s=60.0)).granted
+    by_name = {lease.name: lease for lease in granted}
+    owner = await queue.enlist(by_name["dispatcher:client"])
+    await work(queue, owner)
+    await leases.release([by_name["dispatcher:client"]])
+    await keep_house(database, queue, by_name["queue:upkeep"], leases)
+    print("done", flush=True)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main())
