@@ -27,10 +27,9 @@ from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.queue import storage
 from rota.queue.room import Queue
-from rota.queue.tokens import BATCH_MAX, tokens_in
+from rota.queue.tokens import BATCH_MAX
 
 BURY_OWNERS = query(__package__, "owners_bury")
-OPEN_CLAIMS = query(__package__, "owner_claims")
 FORGET_OWNER = query(__package__, "owner_forget")
 PENDING = query(__package__, "pending")
 
@@ -136,8 +135,7 @@ class Upkeep:
             dead = [row["owner"] for row in await tx.rows(BURY_OWNERS)]
         returned = 0
         for owner in dead:
-            rows = await self.queue.database.rows(OPEN_CLAIMS, owner)
-            tokens = [token for row in rows for token in tokens_in(row["claim_id"], row["open"])]
+            tokens = await self.queue.open_tokens(owner)
             for first in range(0, len(tokens), BATCH_MAX):
                 returned += await self._return(lease, tokens[first : first + BATCH_MAX])
             faults.at("queue.after_orphans_before_forget")

@@ -205,12 +205,13 @@ BEGIN
   END LOOP;
 END $$;
 
--- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both.
+-- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both. The
+-- tables are locked in the order in which `queue_count` uses them.
 CREATE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.queue_read_committed();
-  LOCK TABLE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts, rota.queue_storage
+  LOCK TABLE rota.queue_storage, rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts
     IN ACCESS EXCLUSIVE MODE;
   TRUNCATE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts;
   INSERT INTO rota.queue_terminal_live_counts
@@ -311,6 +312,14 @@ BEGIN
   RETURN 'rotated';
 END $$;
 
+-- Whether the counters, as far as they are folded, say that a slot still has something to do. Asked first, since it
+-- costs nothing; only the rows decide that a slot is done.
+CREATE FUNCTION rota.queue_slot_busy(slot integer) RETURNS boolean
+LANGUAGE sql AS $$
+  SELECT rota.queue_counters_hold() AND coalesce(sum(c.waiting) + sum(c.running), 0) > 0
+  FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot
+$$;
+
 -- How many turns of a slot have not ended. `running` comes first, being the cheaper question.
 CREATE FUNCTION rota.queue_slot_live(slot integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -348,7 +357,7 @@ BEGIN
   IF NOT holds OR slot = rota.queue_generation() % 7 OR slot > 6 THEN
     RETURN 'not needed';
   END IF;
-  IF rota.queue_slot_live(slot) > 0 THEN
+  IF rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) > 0 THEN
     RETURN 'live';
   END IF;
   IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
