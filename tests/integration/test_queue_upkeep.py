@@ -321,6 +321,25 @@ async def test_the_service_promotes_folds_and_turns_by_itself(database, queue, d
     assert (await agreed(database))["film"]["completed"] == 6
 
 
+async def test_a_step_that_finds_somebody_in_its_way_is_taken_again(database, queue, dispatcher, monkeypatch):
+    promote, failed = storage.promote, []
+
+    async def busy_once(tx):
+        if not failed:
+            failed.append(True)
+            raise asyncpg.LockNotAvailableError("somebody holds it")
+        return await promote(tx)
+
+    monkeypatch.setattr(storage, "promote", busy_once)
+    upkeep = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01))
+    supervisor = Supervisor()
+    supervisor.add(Service("queue_upkeep", upkeep.run))
+    async with supervisor.running():
+        await queue.enqueue([entry(run_at=datetime.now(UTC))])
+        assert await until(dispatcher.tokens, what="promotion")
+    assert failed
+
+
 async def test_counting_waits_for_a_fold_and_then_sees_both_of_its_sides(queue, dispatcher, database):
     """A snapshot from before the fold would miss its deltas, which are truncated, and its sums, which are younger."""
     await completed(queue, dispatcher, 10)

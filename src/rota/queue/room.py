@@ -280,7 +280,8 @@ class Queue:
 
     async def _make_lanes(self, wanted: set[tuple[str, int]]) -> None:
         for queue, priority in sorted(wanted - self._made):
-            await self.database.run(MAKE, queue, [priority], None, None)
+            # Not from the pool: the caller may hold its last connection.
+            await self.database.rows(MAKE, queue, [priority], None, None, urgent=True)
             self._made.add((queue, priority))
 
     async def _again(

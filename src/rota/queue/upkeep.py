@@ -12,11 +12,13 @@ their worker's lease. The name is forgotten last, so that a leader that dies bef
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import asyncpg
 import msgspec
 import structlog
 
@@ -45,6 +47,14 @@ TRUSTED = metrics.gauge("rota_queue_counters_trusted", "1 while exact counts com
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
 PINNED = metrics.gauge("rota_queue_pinned_seconds", "Age of the oldest transaction that keeps dead rows alive.")
 
+BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""What a PostgreSQL says that has no time or room now."""
+
 Bury = Callable[[Sequence[int]], Awaitable[set[int]]]
 """Tokens of a dead dispatcher in, those out that will never be booked any more."""
 
@@ -72,25 +82,37 @@ class Upkeep:
         self._due = dict.fromkeys(("fold", "expire", "warn"), 0.0)
 
     async def run(self, life: Lifecycle) -> None:
-        await self._leadership.start()
+        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
+        life.ready()
+        leading = asyncio.create_task(self._leadership.run(), name="queue.upkeep")
+        draining = asyncio.create_task(life.until_draining(), name="queue.upkeep_draining")
         try:
-            life.ready()
-            await life.until_draining()
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self._leadership.stop()
+            leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""
         while True:
-            await self.promote(lease)
+            await self._try(self.promote, lease)
             if self._is_due("fold", self.pace.fold_s):
-                await self.return_orphans(lease)
-                await self.fold(lease)
-                await self.turn_ring(lease)
-                await self._measure()
+                for step in (self.return_orphans, self.fold, self.turn_ring, self._measure):
+                    await self._try(step, lease)
             if self._is_due("expire", self.pace.expire_s):
-                await self.expire(lease)
+                await self._try(self.expire, lease)
             await self.leases.clock.sleep(self.pace.promote_s)
+
+    async def _try(self, step: Callable[[Lease], Awaitable[object]], lease: Lease) -> None:
+        """A step that finds somebody in its way had no effect, and is taken again next time."""
+        try:
+            await step(lease)
+        except BUSY as error:
+            STEPS.labels(step.__name__.strip("_"), "busy").inc()
+            log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
         """All that is due, in bounded steps."""
@@ -116,7 +138,7 @@ class Upkeep:
 
     async def turn_ring(self, lease: Lease) -> str:
         """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
-        for slot in range(storage.RING):
+        for slot in await storage.prunable(self.queue.database):
             async with self._guarded(lease) as tx:
                 pruned = await storage.prune(tx, slot)
                 faults.at("queue.after_prune_before_commit")
@@ -167,7 +189,7 @@ class Upkeep:
             log.warning("queue_ring_full", outcome=carried, pins=[msgspec.structs.asdict(p) for p in held])
         return carried
 
-    async def _measure(self) -> None:
+    async def _measure(self, _lease: Lease) -> None:
         row = await self.queue.database.row(PENDING)
         assert row is not None
         DELTAS.set(row["deltas"])

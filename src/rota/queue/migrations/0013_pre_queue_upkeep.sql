@@ -344,6 +344,23 @@ BEGIN
   RETURN live;
 END $$;
 
+-- Sealed slots that hold anything and may be done.
+CREATE FUNCTION rota.queue_prunable() RETURNS SETOF integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  current integer := rota.queue_generation() % 7;
+  holds boolean;
+BEGIN
+  FOR slot IN 0..6 LOOP
+    CONTINUE WHEN slot = current;
+    EXECUTE format('SELECT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
+                   ' OR EXISTS (SELECT FROM rota.queue_claims_%1$s)', slot) INTO holds;
+    IF holds AND NOT rota.queue_slot_busy(slot) THEN
+      RETURN NEXT slot;
+    END IF;
+  END LOOP;
+END $$;
+
 -- Forget a sealed slot in which everything has ended. Asked before the lock, so as not to stop anybody in vain, and
 -- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go.
 CREATE FUNCTION rota.queue_prune(slot integer, lock_ms integer) RETURNS text
