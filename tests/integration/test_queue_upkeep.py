@@ -130,6 +130,33 @@ async def test_lanes_go_on_counting_turns_after_their_slots_are_gone(queue, disp
     assert (await agreed(database))["film"]["completed"] == 60
 
 
+async def test_a_lane_goes_on_where_it_was_when_a_slot_between_older_ones_is_gone(queue, dispatcher, leader, database):
+    await queue.enqueue([entry(frames=5)])
+    running = await dispatcher.tokens()
+    await leader.turn_ring()
+    await completed(queue, dispatcher, 5)
+    await leader.turn_ring()
+    await leader.fold()
+    await leader.turn_ring()
+    assert await database.value(SLOT_OF_ALL) == [0]
+    [placed] = await queue.enqueue([entry(frames=2, payload=b"next")])
+    assert placed.first_seq == 10
+    assert [piece.payload for piece in await dispatcher.pieces()] == [b"next"]
+    assert (await queue.complete(running)).accepted == 5
+
+
+async def test_a_producer_that_stays_in_its_transaction_blocks_no_slot_it_has_nothing_in(
+    queue, dispatcher, leader, database
+):
+    await completed(queue, dispatcher, 5)
+    await leader.turn_ring()
+    async with database.transaction() as tx:
+        await queue.enqueue([entry("short")], on=tx)
+        await leader.fold()
+        async with database.transaction() as upkeep:
+            assert await storage.prune(upkeep, 0) == "pruned"
+
+
 async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(queue, dispatcher, leader, database):
     await completed(queue, dispatcher, 10)
     await leader.fold()
