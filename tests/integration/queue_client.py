@@ -61,15 +61,20 @@ async def work(queue, owner):
     await again(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
 
 
-async def keep_house(database, queue, lease, leases):
+async def keep_house(queue, owner, lease, leases):
+    """What waits in the paused queue outlives the ring; everything else ends, and its slots are pruned."""
+
     async def bury(tokens):
         return set(tokens)
 
     upkeep = Upkeep(queue, leases, bury, Pace(slot_bytes=1))
+    await queue.pause("slow")
     for number in range(8):
         await upkeep.promote(lease)
-        await upkeep.fold(lease)
         await queue.enqueue([entry("film", 10 + number, 1)])
+        lanes = [candidate.lane for candidate in await queue.candidates()]
+        await queue.complete(await claimed(queue, owner, lanes, 4000))
+        await upkeep.fold(lease)
         await upkeep.turn_ring(lease)
         await upkeep.return_orphans(lease)
 
@@ -77,12 +82,12 @@ async def keep_house(database, queue, lease, leases):
 async def main():
     database = await Database.open(PostgresTarget(url=os.environ["URL"]))
     queue, leases = Queue(database), Leases(database)
-    granted = (await leases.acquire(["dispatcher:client", "queue:upkeep"], kind="test", ttl_s=60.0)).granted
-    by_name = {lease.name: lease for lease in granted}
-    owner = await queue.enlist(by_name["dispatcher:client"])
-    await work(queue, owner)
-    await leases.release([by_name["dispatcher:client"]])
-    await keep_house(database, queue, by_name["queue:upkeep"], leases)
+    names = ["dispatcher:first", "dispatcher:second", "queue:upkeep"]
+    granted = {lease.name: lease for lease in (await leases.acquire(names, kind="test", ttl_s=60.0)).granted}
+    first, second = [await queue.enlist(granted[name]) for name in names[:2]]
+    await work(queue, first)
+    await leases.release([granted["dispatcher:first"]])
+    await keep_house(queue, second, granted["queue:upkeep"], leases)
     print("done", flush=True)
     await database.close()
 

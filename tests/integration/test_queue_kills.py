@@ -3,7 +3,7 @@
 import pytest
 
 from rota.infra import faults
-from rota.queue import Pace, Queue, storage
+from rota.queue import Pace, Queue
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import EMPTY, Dispatcher, Leader, agreed, sql
 
@@ -15,6 +15,7 @@ PLACES = [(kind, name) for kind, name in faults.places() if name.startswith(ROOM
 ENQUEUED = 110 + 8
 ALL_EXPIRED = sql("UPDATE rota.lease SET expires_at = clock_timestamp()")
 UNPARK = sql("UPDATE rota.queue_returned SET parked_job = NULL")
+RESUME = sql("UPDATE rota.queues SET paused = false")
 
 
 @pytest.mark.parametrize(("kind", "place"), PLACES, ids=[name for _, name in PLACES])
@@ -27,8 +28,8 @@ async def test_dying_or_losing_a_reply_anywhere_loses_and_doubles_nothing(spawn,
     total = sum(sum(counts.values()) for counts in before.values())
     assert total == ENQUEUED if kind == "reply" else total <= ENQUEUED
 
-    await database.run(ALL_EXPIRED)
-    await database.run(UNPARK)
+    for statement in (ALL_EXPIRED, UNPARK, RESUME):
+        await database.run(statement)
     await finish_everything(database)
     after = await agreed(database)
     assert sum(sum(counts.values()) for counts in after.values()) == total
@@ -41,7 +42,7 @@ async def finish_everything(database):
     leader = await Leader.of(queue, Pace(slot_bytes=1))
     await leader.return_orphans()
     dispatcher = await Dispatcher(database).enlisted()
-    for _ in range(storage.RING + 2):
+    for _ in range(3):
         await leader.promote()
         await queue.complete(await dispatcher.tokens(4000))
         await leader.fold()

@@ -39,9 +39,13 @@ log = structlog.get_logger(__name__)
 
 LEASE: Final = "queue:upkeep"
 WARN_EVERY_S: Final = 30.0
+AGE_EVERY_S: Final = 5.0
+LANES_ASKED: Final = 200
+"""Lanes whose head is looked at, those of the lowest priority, which wait longest."""
 PROMOTIONS_MAX: Final = 32
 
 FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues, as of the last fold.", labels=("state",))
+OLDEST = metrics.gauge("rota_queue_oldest_age_seconds", "For how long the oldest frame has been waiting.")
 DELTAS = metrics.gauge("rota_queue_pending_deltas", "Count deltas that were not folded yet.")
 TRUSTED = metrics.gauge("rota_queue_counters_trusted", "1 while exact counts come from counters.")
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
@@ -79,7 +83,7 @@ class Upkeep:
         self.pace = pace or Pace()
         self._bury = bury
         self._leadership = Leadership(leases, LEASE, self.lead, kind="leader")
-        self._due = dict.fromkeys(("fold", "expire", "warn"), 0.0)
+        self._due = dict.fromkeys(("fold", "age", "expire", "warn"), 0.0)
 
     async def run(self, life: Lifecycle) -> None:
         """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
@@ -102,6 +106,8 @@ class Upkeep:
             if self._is_due("fold", self.pace.fold_s):
                 for step in (self.return_orphans, self.fold, self.turn_ring, self._measure):
                     await self._try(step, lease)
+            if self._is_due("age", AGE_EVERY_S):
+                await self._try(self._measure_age, lease)
             if self._is_due("expire", self.pace.expire_s):
                 await self._try(self.expire, lease)
             await self.leases.clock.sleep(self.pace.promote_s)
@@ -196,6 +202,11 @@ class Upkeep:
         TRUSTED.set(row["trusted"])
         for state in ("waiting", "running", "deferred", "dead"):
             FRAMES.labels(state).set(row[state])
+
+    async def _measure_age(self, _lease: Lease) -> None:
+        lanes = [candidate.lane for candidate in await self.queue.candidates()]
+        ages_s = await self.queue.ages_s(lanes[-LANES_ASKED:])
+        OLDEST.set(max(ages_s.values(), default=0.0))
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = self.leases.clock.monotonic()
