@@ -262,7 +262,7 @@ async def test_what_outlives_the_ring_is_carried_once_and_keeps_its_tokens_and_o
     [next_up] = await queue.enqueue([entry("slow")])
     assert next_up.first_seq == 601
     await queue.complete([token for piece in pieces for token in piece.tokens])
-    await leader.turn_ring()
+    await leader.shed()
     assert 7 not in await database.value(SLOT_OF_ALL)
     assert (await agreed(database))["slow"]["completed"] == 501
 

@@ -58,7 +58,6 @@ class World:
     """What the frames should be doing, and the handles to do something with them."""
 
     def __init__(self):
-        self.jobs = []
         self.state = {}
         """(job, frame) -> waiting, running, deferred, completed, failed, cancelled, dead or gone"""
         self.parked = set()
@@ -67,7 +66,6 @@ class World:
         self.running = {}
         """frame -> its token"""
         self.failed = {}
-        self.pruned_failed = Counter()
 
     def add(self, number, frames):
         """Frames of job `number`; its queue is part of its number."""

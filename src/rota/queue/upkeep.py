@@ -102,23 +102,23 @@ class Upkeep:
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""
         while True:
-            await self._try(self.promote, lease)
+            await self._try(lease, self.promote)
             if self._is_due("fold", self.pace.fold_s):
-                for step in (self.return_orphans, self.fold, self.turn_ring, self._measure):
-                    await self._try(step, lease)
+                await self._try(lease, self.return_orphans, self.fold, self.turn_ring, self._measure)
             if self._is_due("age", AGE_EVERY_S):
-                await self._try(self._measure_age, lease)
+                await self._try(lease, self._measure_age)
             if self._is_due("expire", self.pace.expire_s):
-                await self._try(self.expire, lease)
+                await self._try(lease, self.expire, self.shed)
             await self.leases.clock.sleep(self.pace.promote_s)
 
-    async def _try(self, step: Callable[[Lease], Awaitable[object]], lease: Lease) -> None:
+    async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
         """A step that finds somebody in its way had no effect, and is taken again next time."""
-        try:
-            await step(lease)
-        except BUSY as error:
-            STEPS.labels(step.__name__.strip("_"), "busy").inc()
-            log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
+        for step in steps:
+            try:
+                await step(lease)
+            except BUSY as error:
+                STEPS.labels(step.__name__.strip("_"), "busy").inc()
+                log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
         """All that is due, in bounded steps."""
@@ -150,8 +150,6 @@ class Upkeep:
                 faults.at("queue.after_prune_before_commit")
             STEPS.labels("prune", pruned).inc()
         async with self._guarded(lease) as tx:
-            await storage.shed_kept(tx)
-        async with self._guarded(lease) as tx:
             rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
             faults.at("queue.after_rotate_before_commit")
         STEPS.labels("rotate", rotated).inc()
@@ -177,6 +175,11 @@ class Upkeep:
         before = datetime.now(UTC) - timedelta(seconds=self.pace.failed_retention_s)
         async with self._guarded(lease) as tx:
             return len(await self.queue.failed.expire(before, on=tx))
+
+    async def shed(self, lease: Lease) -> None:
+        """Forget what has ended of what was carried out of the ring."""
+        async with self._guarded(lease) as tx:
+            await storage.shed_kept(tx)
 
     async def _return(self, lease: Lease, tokens: Sequence[int]) -> int:
         buried = await self._bury(tokens)

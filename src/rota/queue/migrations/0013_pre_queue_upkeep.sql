@@ -269,7 +269,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT $1, ready_slot, lane_id, waiting, running, completed, cancelled, failed, deferred, dead FROM summed'
   ELSE '
     INSERT INTO rota.queue_terminal_live_counts AS c
-    SELECT lane_id, ready_slot, 0 * $1, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
+    SELECT lane_id, ready_slot, 0, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
     ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
       waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
       completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
@@ -451,12 +451,12 @@ DECLARE
   generation bigint := rota.queue_generation();
 BEGIN
   FOR ended IN
-    WITH passed AS MATERIALIZED (
-      SELECT t.lane_id, t.first_seq FROM rota.ready_tombstones t, LATERAL rota.queue_cursor(t.lane_id, generation) AS c
-      WHERE t.ready_slot = slot AND t.first_seq < c.cursor
+    WITH lanes AS MATERIALIZED (
+      SELECT t.lane_id, (rota.queue_cursor(t.lane_id, generation)).cursor
+      FROM (SELECT DISTINCT t.lane_id FROM rota.ready_tombstones t WHERE t.ready_slot = slot) AS t
     ), gone AS (
-      DELETE FROM rota.ready_tombstones t USING passed p
-      WHERE t.lane_id = p.lane_id AND t.first_seq = p.first_seq RETURNING t.lane_id, t.n
+      DELETE FROM rota.ready_tombstones t USING lanes l
+      WHERE t.ready_slot = slot AND t.lane_id = l.lane_id AND t.first_seq < l.cursor RETURNING t.lane_id, t.n
     )
     SELECT l.lane_id, l.queue, l.priority, sum(g.n)::integer AS n
     FROM gone g JOIN rota.queue_lanes l ON l.lane_id = g.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
@@ -491,13 +491,21 @@ BEGIN
     PERFORM rota.queue_roll_up(ended.queue, ended.priority, completed => ended.completed::bigint,
                                cancelled => ended.cancelled::bigint);
   END LOOP;
+  -- Returned ranges do not overlap, and a claim is 512 turns at most: so few are looked at for each entry.
   EXECUTE format($q$
-    DELETE FROM rota.ready_entries_%1$s e
-    WHERE e.lane_seq + e.n <= (rota.queue_cursor(e.lane_id, $1)).cursor
-      AND NOT EXISTS (SELECT FROM rota.queue_returned r WHERE r.lane_id = e.lane_id
-                      AND r.first_seq < e.lane_seq + e.n AND r.first_seq + r.n > e.lane_seq)
-      AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s c WHERE c.lane_id = e.lane_id
-                      AND c.last_seq >= e.lane_seq AND c.last_seq - c.n < e.lane_seq + e.n - 1)
+    WITH lanes AS MATERIALIZED (
+      SELECT e.lane_id, (rota.queue_cursor(e.lane_id, $1)).cursor
+      FROM (SELECT DISTINCT e.lane_id FROM rota.ready_entries_%1$s e) AS e
+    )
+    DELETE FROM rota.ready_entries_%1$s e USING lanes l
+    WHERE l.lane_id = e.lane_id AND e.lane_seq + e.n <= l.cursor
+      AND e.lane_seq >= coalesce((
+        SELECT r.first_seq + r.n FROM rota.queue_returned r
+        WHERE r.lane_id = e.lane_id AND r.first_seq < e.lane_seq + e.n ORDER BY r.first_seq DESC LIMIT 1), 0)
+      AND NOT EXISTS (
+        SELECT FROM rota.queue_claims_%1$s c
+        WHERE c.lane_id = e.lane_id AND c.last_seq BETWEEN e.lane_seq AND e.lane_seq + e.n + 510
+          AND c.last_seq - c.n < e.lane_seq + e.n - 1)
   $q$, slot) USING generation;
 END $$;
 
@@ -522,8 +530,8 @@ BEGIN
   carried := ARRAY(SELECT c FROM rota.queue_scan(slot) AS c);
   EXECUTE format($q$
     INSERT INTO rota.queue_lane_bases AS b
-    SELECT e.lane_id, max(e.lane_seq + e.n), max((rota.queue_cursor(e.lane_id, $1)).cursor)
-    FROM rota.ready_entries_%1$s e GROUP BY 1 ORDER BY 1
+    SELECT e.lane_id, e.next, (rota.queue_cursor(e.lane_id, $1)).cursor
+    FROM (SELECT e.lane_id, max(e.lane_seq + e.n) AS next FROM rota.ready_entries_%1$s e GROUP BY 1) AS e ORDER BY 1
     ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
                                         cursor = greatest(b.cursor, excluded.cursor)
   $q$, slot) USING rota.queue_generation();
@@ -547,7 +555,6 @@ CREATE FUNCTION rota.queue_promote(most integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
   due record;
-  gone record;
   lane integer;
   promoted integer := 0;
 BEGIN
