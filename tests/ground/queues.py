@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 from rota.infra.lease import Leases
 from rota.infra.postgres.sql import parse_query
-from rota.queue import Entry, Queue
+from rota.queue import Entry, Queue, Upkeep
 
 # For the few rows of a test a tenth of the time of TRUNCATE, which makes new files.
 TABLES = (
@@ -60,6 +60,25 @@ class Dispatcher:
 
     async def tokens(self, want=256):
         return [token for claim in await self.claim(want) for token in claim.tokens]
+
+
+class Leader:
+    """Upkeep whose steps are taken one by one, under a lease: `await leader.fold()`."""
+
+    def __init__(self, upkeep, lease):
+        self.upkeep, self.lease = upkeep, lease
+
+    @classmethod
+    async def of(cls, queue, pace):
+        async def bury(tokens):
+            return set(tokens)
+
+        leases = Leases(queue.database)
+        [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
+        return cls(Upkeep(queue, leases, bury, pace), lease)
+
+    def __getattr__(self, step):
+        return lambda: getattr(self.upkeep, step)(self.lease)
 
 
 async def counted(database, query=EXACT):

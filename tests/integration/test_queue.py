@@ -309,6 +309,16 @@ async def test_a_dispatcher_whose_lease_has_ended_claims_nothing(queue, dispatch
     assert await counts(database) == {"waiting": 1}
 
 
+async def test_an_owner_finds_the_claim_whose_reply_it_lost(queue, dispatcher, database):
+    await queue.enqueue([entry(frames=600)])
+    heard = await dispatcher.tokens(100)
+    unheard = await dispatcher.tokens(500)
+    await queue.complete([*heard[50:], *unheard[10:]])
+    assert await queue.open_tokens(dispatcher.owner) == [*heard[:50], *unheard[:10]]
+    await queue.give_back(set(await queue.open_tokens(dispatcher.owner)) - set(heard))
+    assert await counts(database) == {"waiting": 10, "running": 50, "completed": 540}
+
+
 async def test_ages_tell_for_how_long_the_next_frame_has_been_waiting(queue, dispatcher, database):
     [placed] = await queue.enqueue([entry(frames=2)])
     await database.run(sql("UPDATE rota.ready_entries SET enqueued_at = enqueued_at - interval '90 s'"))

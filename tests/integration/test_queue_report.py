@@ -60,7 +60,7 @@ async def test_depth_age_and_trust_are_measured(queue, dispatcher, database):
     assert told("rota_queue_frames")['{state="waiting"}'] == 4
     assert told("rota_queue_frames")['{state="running"}'] == 4
     assert told("rota_queue_depth") == {'{queue="film"}': 2, '{queue="short"}': 2}
-    ages = told("rota_queue_oldest_seconds")
+    ages = told("rota_queue_oldest_age_seconds")
     assert 60 <= ages['{queue="film"}'] < 120
     assert ages['{queue="short"}'] < 30
     assert told("rota_queue_counters_trusted") == {"": 1}

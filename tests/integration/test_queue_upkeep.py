@@ -11,7 +11,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.queue import Failure, Pace, Queue, Upkeep, storage
 from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, GENERATION, Dispatcher, agreed, entry, sql
+from tests.ground.queues import EMPTY, GENERATION, Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
 
 shared_database_url = one_database()
@@ -30,10 +30,6 @@ async def none_buried(tokens):
     return set()
 
 
-async def all_buried(tokens):
-    return set(tokens)
-
-
 @pytest.fixture
 def queue(database):
     return Queue(database)
@@ -45,20 +41,8 @@ async def dispatcher(database):
 
 
 @pytest.fixture
-async def leader(database, queue):
-    """An upkeep with its lease, whose steps are taken one by one."""
-    leases = Leases(database)
-    upkeep = Upkeep(queue, leases, all_buried, Pace(slot_bytes=1, failed_retention_s=0.0))
-    [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
-    return Leader(upkeep, lease)
-
-
-class Leader:
-    def __init__(self, upkeep, lease):
-        self.upkeep, self.lease = upkeep, lease
-
-    def __getattr__(self, step):
-        return lambda: getattr(self.upkeep, step)(self.lease)
+async def leader(queue):
+    return await Leader.of(queue, Pace(slot_bytes=1, failed_retention_s=0.0))
 
 
 async def completed(queue, dispatcher, frames, **more):
@@ -144,6 +128,33 @@ async def test_lanes_go_on_counting_turns_after_their_slots_are_gone(queue, disp
     [placed] = await queue.enqueue([entry()])
     assert placed.first_seq == 60
     assert (await agreed(database))["film"]["completed"] == 60
+
+
+async def test_a_lane_goes_on_where_it_was_when_a_slot_between_older_ones_is_gone(queue, dispatcher, leader, database):
+    await queue.enqueue([entry(frames=5)])
+    running = await dispatcher.tokens()
+    await leader.turn_ring()
+    await completed(queue, dispatcher, 5)
+    await leader.turn_ring()
+    await leader.fold()
+    await leader.turn_ring()
+    assert await database.value(SLOT_OF_ALL) == [0]
+    [placed] = await queue.enqueue([entry(frames=2, payload=b"next")])
+    assert placed.first_seq == 10
+    assert [piece.payload for piece in await dispatcher.pieces()] == [b"next"]
+    assert (await queue.complete(running)).accepted == 5
+
+
+async def test_a_producer_that_stays_in_its_transaction_blocks_no_slot_it_has_nothing_in(
+    queue, dispatcher, leader, database
+):
+    await completed(queue, dispatcher, 5)
+    await leader.turn_ring()
+    async with database.transaction() as tx:
+        await queue.enqueue([entry("short")], on=tx)
+        await leader.fold()
+        async with database.transaction() as upkeep:
+            assert await storage.prune(upkeep, 0) == "pruned"
 
 
 async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(queue, dispatcher, leader, database):
@@ -251,7 +262,7 @@ async def test_what_outlives_the_ring_is_carried_once_and_keeps_its_tokens_and_o
     [next_up] = await queue.enqueue([entry("slow")])
     assert next_up.first_seq == 601
     await queue.complete([token for piece in pieces for token in piece.tokens])
-    await leader.turn_ring()
+    await leader.shed()
     assert 7 not in await database.value(SLOT_OF_ALL)
     assert (await agreed(database))["slow"]["completed"] == 501
 
@@ -335,6 +346,25 @@ async def test_the_service_promotes_folds_and_turns_by_itself(database, queue, d
 
         await until(is_pruned, what="pruning")
     assert (await agreed(database))["film"]["completed"] == 6
+
+
+async def test_a_step_that_finds_somebody_in_its_way_is_taken_again(database, queue, dispatcher, monkeypatch):
+    promote, failed = storage.promote, []
+
+    async def busy_once(tx):
+        if not failed:
+            failed.append(True)
+            raise asyncpg.LockNotAvailableError("somebody holds it")
+        return await promote(tx)
+
+    monkeypatch.setattr(storage, "promote", busy_once)
+    upkeep = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01))
+    supervisor = Supervisor()
+    supervisor.add(Service("queue_upkeep", upkeep.run))
+    async with supervisor.running():
+        await queue.enqueue([entry(run_at=datetime.now(UTC))])
+        assert await until(dispatcher.tokens, what="promotion")
+    assert failed
 
 
 async def test_counting_waits_for_a_fold_and_then_sees_both_of_its_sides(queue, dispatcher, database):

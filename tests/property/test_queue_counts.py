@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from rota.infra.postgres import Database, PostgresTarget
@@ -58,7 +58,6 @@ class World:
     """What the frames should be doing, and the handles to do something with them."""
 
     def __init__(self):
-        self.jobs = []
         self.state = {}
         """(job, frame) -> waiting, running, deferred, completed, failed, cancelled, dead or gone"""
         self.parked = set()
@@ -67,7 +66,6 @@ class World:
         self.running = {}
         """frame -> its token"""
         self.failed = {}
-        self.pruned_failed = Counter()
 
     def add(self, number, frames):
         """Frames of job `number`; its queue is part of its number."""
@@ -314,7 +312,13 @@ SET_GENERATION = sql("UPDATE rota.queue_ring_rotations SET generation = $1")
 REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+# Not shrunk: that takes minutes, and the steps of a failure tell enough.
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 @given(generation=st.integers(7, 13), steps=STEPS)
 async def test_exact_counts_are_those_of_the_rows_and_of_the_model(database, generation, steps):
     others = await Database.open(PostgresTarget(url=database.target.url))

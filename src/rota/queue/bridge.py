@@ -18,8 +18,6 @@ from rota.queue.room import ENQUEUE, ENQUEUE_LATER, later_arguments
 
 _NUMBERED: Final = re.compile(r"\$\d+")
 
-Statement = tuple[str, tuple[object, ...]]
-
 
 async def enqueue_on(connection: Any, entries: Sequence[Entry], *, notify: bool = True) -> list[Placed]:
     """On a connection of asyncpg or psycopg (async), or an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""

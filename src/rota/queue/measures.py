@@ -18,10 +18,12 @@ from rota.queue.room import Queue
 
 QUEUES_MAX: Final = 100
 REST: Final = "(other)"
+LANES_ASKED: Final = 200
+"""Lanes whose next frame is looked at; those of the lowest priority, which wait longest."""
 
 FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues.", labels=("state",))
 DEPTH = metrics.gauge("rota_queue_depth", "Frames that wait, by queue.", labels=("queue",))
-OLDEST = metrics.gauge("rota_queue_oldest_seconds", "For how long the next frame has waited.", labels=("queue",))
+OLDEST = metrics.gauge("rota_queue_oldest_age_seconds", "For how long the next frame has waited.", labels=("queue",))
 BLOCKED = metrics.gauge(
     "rota_queue_prune_blocked_seconds", "Age of a transaction in a sealed slot, by who has it.", labels=("application",)
 )
@@ -37,7 +39,7 @@ _PLAIN: Final = (PINNED, DELTAS, TRUSTED)
 
 async def measure(queue: Queue) -> None:
     counts = await queue.counts_exact()
-    ages_s = await oldest_s(queue)
+    ages_s = await oldest_s(queue, LANES_ASKED)
     state = await report.state(queue.database)
     held = await report.sessions(queue.database)
     for name in STATES:
@@ -58,9 +60,10 @@ def forget() -> None:
         gauge.set(float("nan"))
 
 
-async def oldest_s(queue: Queue) -> dict[str, float]:
-    """For how long the next frame of each queue has waited, where one may be claimed."""
-    queues = {candidate.lane: candidate.queue for candidate in await queue.candidates()}
+async def oldest_s(queue: Queue, lanes: int | None = None) -> dict[str, float]:
+    """For how long the next frame of each queue has waited, where one may be claimed; of the last `lanes` or all."""
+    candidates = await queue.candidates()
+    queues = {candidate.lane: candidate.queue for candidate in candidates[-(lanes or len(candidates)) :]}
     found: dict[str, float] = {}
     for lane, age_s in (await queue.ages_s(list(queues))).items():
         found[queues[lane]] = max(age_s, found.get(queues[lane], 0.0))

@@ -4,7 +4,7 @@ Every method is one statement that takes effect or does not. After a lost reply 
 unknown):
 - ending frames again refuses what was ended the first time, so asking again is safe and the counts stay right;
 - enqueueing again would queue twice: enqueue inside the transaction that records why, and look there;
-- a claim nobody heard of belongs to its owner; it comes back when the owner gives it back or its lease ends.
+- a claim nobody heard of belongs to its owner until its lease ends: ask for `open_tokens` and give back the unknown.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ MAKE = query(__package__, "queue_make")
 PAUSE = query(__package__, "queue_pause")
 WAKE = query(__package__, "wake")
 OWNER_ADD = query(__package__, "owner_add")
+OPEN_CLAIMS = query(__package__, "owner_claims")
 REBUILD = query(__package__, "rebuild")
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -140,6 +141,11 @@ class Queue:
         if claims:
             CLAIMED.observe(sum(claim.frames for claim in claims))
         return claims
+
+    async def open_tokens(self, owner: int) -> list[int]:
+        """What was claimed in this name and has not ended. Reads all claims: for owners that are dead or in doubt."""
+        rows = await self.database.rows(OPEN_CLAIMS, owner)
+        return sorted(token for row in rows for token in marks.tokens_in(row["claim_id"], row["open"]))
 
     async def complete(self, tokens: Iterable[int], *, on: Transaction | None = None) -> Ended:
         faults.at("queue.before_complete")
@@ -276,7 +282,8 @@ class Queue:
 
     async def _make_lanes(self, wanted: set[tuple[str, int]]) -> None:
         for queue, priority in sorted(wanted - self._made):
-            await self.database.run(MAKE, queue, [priority], None, None)
+            # Not from the pool: the caller may hold its last connection.
+            await self.database.rows(MAKE, queue, [priority], None, None, urgent=True)
             self._made.add((queue, priority))
 
     async def _again(

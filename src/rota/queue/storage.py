@@ -15,6 +15,7 @@ from rota.infra.postgres import Database, Transaction, query
 FOLD = query(__package__, "fold")
 PINS = query(__package__, "pins")
 ROTATE = query(__package__, "rotate")
+PRUNABLE = query(__package__, "prunable")
 PRUNE = query(__package__, "prune")
 CARRY = query(__package__, "carry")
 SHED_KEPT = query(__package__, "kept_shed")
@@ -72,6 +73,11 @@ async def rotate(on: Transaction, slot_bytes: int = SLOT_BYTES, slot_age_s: floa
     """Open the next slot when the open one is large or old enough. `full`: the next one still holds something."""
     answer: Rotated = await on.value(ROTATE, slot_bytes, slot_age_s)
     return answer
+
+
+async def prunable(on: Database | Transaction) -> list[int]:
+    """Slots for which `prune` is worth a try."""
+    return [row["slot"] for row in await on.rows(PRUNABLE)]
 
 
 async def prune(on: Transaction, slot: int) -> Pruned:

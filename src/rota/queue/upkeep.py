@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import asyncpg
 import msgspec
 import structlog
 
@@ -29,10 +30,9 @@ from rota.infra.telemetry import metrics
 from rota.queue import measures, report, storage
 from rota.queue.report import LEASE
 from rota.queue.room import Queue
-from rota.queue.tokens import BATCH_MAX, tokens_in
+from rota.queue.tokens import BATCH_MAX
 
 BURY_OWNERS = query(__package__, "owners_bury")
-OPEN_CLAIMS = query(__package__, "owner_claims")
 FORGET_OWNER = query(__package__, "owner_forget")
 
 log = structlog.get_logger(__name__)
@@ -41,6 +41,14 @@ WARN_EVERY_S: Final = 30.0
 PROMOTIONS_MAX: Final = 32
 
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
+
+BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""What a PostgreSQL says that has no time or room now."""
 
 Bury = Callable[[Sequence[int]], Awaitable[set[int]]]
 """Tokens of a dead dispatcher in, those out that will never be booked any more."""
@@ -70,12 +78,18 @@ class Upkeep:
         self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
 
     async def run(self, life: Lifecycle) -> None:
-        """A step that fails for a reason of its own ends the service, and whoever supervises it starts it again."""
-        async with asyncio.TaskGroup() as tasks:
-            leading = tasks.create_task(self._leadership.run())
-            life.ready()
-            await life.until_draining()
+        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
+        life.ready()
+        leading = asyncio.create_task(self._leadership.run(), name="queue.upkeep")
+        draining = asyncio.create_task(life.until_draining(), name="queue.upkeep_draining")
+        try:
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""
@@ -87,15 +101,22 @@ class Upkeep:
             measures.forget()
 
     async def _round(self, lease: Lease) -> None:
-        await self.promote(lease)
+        await self._try(lease, self.promote)
         if self._is_due("fold", self.pace.fold_s):
-            await self.return_orphans(lease)
-            await self.fold(lease)
-            await self.turn_ring(lease)
+            await self._try(lease, self.return_orphans, self.fold, self.turn_ring)
         if self._is_due("measure", self.pace.measure_s):
-            await measures.measure(self.queue)
+            await self._try(lease, self._measure)
         if self._is_due("expire", self.pace.expire_s):
-            await self.expire(lease)
+            await self._try(lease, self.expire, self.shed)
+
+    async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
+        """A step that finds somebody in its way had no effect, and is taken again next time."""
+        for step in steps:
+            try:
+                await step(lease)
+            except BUSY as error:
+                STEPS.labels(step.__name__.strip("_"), "busy").inc()
+                log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
         """All that is due, in bounded steps."""
@@ -122,13 +143,11 @@ class Upkeep:
 
     async def turn_ring(self, lease: Lease) -> str:
         """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
-        for slot in range(storage.RING):
+        for slot in await storage.prunable(self.queue.database):
             async with self._guarded(lease) as tx:
                 pruned = await storage.prune(tx, slot)
                 faults.at("queue.after_prune_before_commit")
             STEPS.labels("prune", pruned).inc()
-        async with self._guarded(lease) as tx:
-            await storage.shed_kept(tx)
         async with self._guarded(lease) as tx:
             rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
             faults.at("queue.after_rotate_before_commit")
@@ -141,8 +160,7 @@ class Upkeep:
             dead = [row["owner"] for row in await tx.rows(BURY_OWNERS)]
         returned = 0
         for owner in dead:
-            rows = await self.queue.database.rows(OPEN_CLAIMS, owner)
-            tokens = [token for row in rows for token in tokens_in(row["claim_id"], row["open"])]
+            tokens = await self.queue.open_tokens(owner)
             for first in range(0, len(tokens), BATCH_MAX):
                 returned += await self._return(lease, tokens[first : first + BATCH_MAX])
             faults.at("queue.after_orphans_before_forget")
@@ -156,6 +174,11 @@ class Upkeep:
         before = datetime.now(UTC) - timedelta(seconds=self.pace.failed_retention_s)
         async with self._guarded(lease) as tx:
             return len(await self.queue.failed.expire(before, on=tx))
+
+    async def shed(self, lease: Lease) -> None:
+        """Forget what has ended of what was carried out of the ring."""
+        async with self._guarded(lease) as tx:
+            await storage.shed_kept(tx)
 
     async def _return(self, lease: Lease, tokens: Sequence[int]) -> int:
         buried = await self._bury(tokens)
@@ -173,6 +196,9 @@ class Upkeep:
             held = await report.sessions(self.queue.database)
             log.warning("queue_ring_full", outcome=carried, sessions=[msgspec.structs.asdict(each) for each in held])
         return carried
+
+    async def _measure(self, _lease: Lease) -> None:
+        await measures.measure(self.queue)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = self.leases.clock.monotonic()

@@ -15,8 +15,12 @@ BEGIN
   END IF;
 END $$;
 
+-- Functions that every batch calls are in PL/pgSQL, which keeps their plans.
 CREATE FUNCTION rota.queue_generation() RETURNS bigint
-LANGUAGE sql STABLE AS $$ SELECT generation FROM rota.queue_ring_rotations ORDER BY generation DESC LIMIT 1 $$;
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT r.generation FROM rota.queue_ring_rotations r ORDER BY r.generation DESC LIMIT 1);
+END $$;
 
 -- Ages count back from the slot in use; what was carried out of the ring is older than all of it.
 CREATE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
@@ -365,12 +369,14 @@ END $$;
 
 -- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
 CREATE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, turns integer) RETURNS varbit
-LANGUAGE sql AS $$
-  SELECT bit_or(rota.queue_mask(
-    repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, turns))::varbit
-  FROM rota.ready_tombstones t
-  WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns
-$$;
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (
+    SELECT bit_or(rota.queue_mask(
+      repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, turns))
+    FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
+END $$;
 
 -- Lanes are tried in the order given; one that somebody else is claiming from is passed by.
 CREATE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
@@ -467,7 +473,7 @@ END $$;
 -- What was asked and did not happen: the turn had ended before, or its claim is not known any more.
 CREATE FUNCTION rota.queue_refused(ids bigint[], masks varbit[], ended rota.queue_closed[])
 RETURNS TABLE (claim_id bigint, refused varbit)
-LANGUAGE sql AS $$
+LANGUAGE sql IMMUTABLE AS $$
   SELECT u.id, CASE WHEN e.claim_id IS NULL THEN u.mask
                     ELSE u.mask & ~rota.queue_mask(e.closed, length(u.mask)) END
   FROM unnest(ids, masks) AS u (id, mask) LEFT JOIN unnest(ended) AS e ON e.claim_id = u.id

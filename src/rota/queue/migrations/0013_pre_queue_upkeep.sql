@@ -205,12 +205,13 @@ BEGIN
   END LOOP;
 END $$;
 
--- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both.
+-- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both. The
+-- tables are locked in the order in which `queue_count` uses them.
 CREATE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.queue_read_committed();
-  LOCK TABLE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts, rota.queue_storage
+  LOCK TABLE rota.queue_storage, rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts
     IN ACCESS EXCLUSIVE MODE;
   TRUNCATE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts;
   INSERT INTO rota.queue_terminal_live_counts
@@ -268,7 +269,7 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT $1, ready_slot, lane_id, waiting, running, completed, cancelled, failed, deferred, dead FROM summed'
   ELSE '
     INSERT INTO rota.queue_terminal_live_counts AS c
-    SELECT lane_id, ready_slot, 0 * $1, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
+    SELECT lane_id, ready_slot, 0, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
     ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
       waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
       completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
@@ -311,6 +312,14 @@ BEGIN
   RETURN 'rotated';
 END $$;
 
+-- Whether the counters, as far as they are folded, say that a slot still has something to do. Asked first, since it
+-- costs nothing; only the rows decide that a slot is done.
+CREATE FUNCTION rota.queue_slot_busy(slot integer) RETURNS boolean
+LANGUAGE sql AS $$
+  SELECT rota.queue_counters_hold() AND coalesce(sum(c.waiting) + sum(c.running), 0) > 0
+  FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot
+$$;
+
 -- How many turns of a slot have not ended. `running` comes first, being the cheaper question.
 CREATE FUNCTION rota.queue_slot_live(slot integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -335,6 +344,23 @@ BEGIN
   RETURN live;
 END $$;
 
+-- Sealed slots that hold anything and may be done.
+CREATE FUNCTION rota.queue_prunable() RETURNS SETOF integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  current integer := rota.queue_generation() % 7;
+  holds boolean;
+BEGIN
+  FOR slot IN 0..6 LOOP
+    CONTINUE WHEN slot = current;
+    EXECUTE format('SELECT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
+                   ' OR EXISTS (SELECT FROM rota.queue_claims_%1$s)', slot) INTO holds;
+    IF holds AND NOT rota.queue_slot_busy(slot) THEN
+      RETURN NEXT slot;
+    END IF;
+  END LOOP;
+END $$;
+
 -- Forget a sealed slot in which everything has ended. Asked before the lock, so as not to stop anybody in vain, and
 -- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go.
 CREATE FUNCTION rota.queue_prune(slot integer, lock_ms integer) RETURNS text
@@ -348,7 +374,7 @@ BEGIN
   IF NOT holds OR slot = rota.queue_generation() % 7 OR slot > 6 THEN
     RETURN 'not needed';
   END IF;
-  IF rota.queue_slot_live(slot) > 0 THEN
+  IF rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) > 0 THEN
     RETURN 'live';
   END IF;
   IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
@@ -425,12 +451,12 @@ DECLARE
   generation bigint := rota.queue_generation();
 BEGIN
   FOR ended IN
-    WITH passed AS MATERIALIZED (
-      SELECT t.lane_id, t.first_seq FROM rota.ready_tombstones t, LATERAL rota.queue_cursor(t.lane_id, generation) AS c
-      WHERE t.ready_slot = slot AND t.first_seq < c.cursor
+    WITH lanes AS MATERIALIZED (
+      SELECT t.lane_id, (rota.queue_cursor(t.lane_id, generation)).cursor
+      FROM (SELECT DISTINCT t.lane_id FROM rota.ready_tombstones t WHERE t.ready_slot = slot) AS t
     ), gone AS (
-      DELETE FROM rota.ready_tombstones t USING passed p
-      WHERE t.lane_id = p.lane_id AND t.first_seq = p.first_seq RETURNING t.lane_id, t.n
+      DELETE FROM rota.ready_tombstones t USING lanes l
+      WHERE t.ready_slot = slot AND t.lane_id = l.lane_id AND t.first_seq < l.cursor RETURNING t.lane_id, t.n
     )
     SELECT l.lane_id, l.queue, l.priority, sum(g.n)::integer AS n
     FROM gone g JOIN rota.queue_lanes l ON l.lane_id = g.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
@@ -465,13 +491,21 @@ BEGIN
     PERFORM rota.queue_roll_up(ended.queue, ended.priority, completed => ended.completed::bigint,
                                cancelled => ended.cancelled::bigint);
   END LOOP;
+  -- Returned ranges do not overlap, and a claim is 512 turns at most: so few are looked at for each entry.
   EXECUTE format($q$
-    DELETE FROM rota.ready_entries_%1$s e
-    WHERE e.lane_seq + e.n <= (rota.queue_cursor(e.lane_id, $1)).cursor
-      AND NOT EXISTS (SELECT FROM rota.queue_returned r WHERE r.lane_id = e.lane_id
-                      AND r.first_seq < e.lane_seq + e.n AND r.first_seq + r.n > e.lane_seq)
-      AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s c WHERE c.lane_id = e.lane_id
-                      AND c.last_seq >= e.lane_seq AND c.last_seq - c.n < e.lane_seq + e.n - 1)
+    WITH lanes AS MATERIALIZED (
+      SELECT e.lane_id, (rota.queue_cursor(e.lane_id, $1)).cursor
+      FROM (SELECT DISTINCT e.lane_id FROM rota.ready_entries_%1$s e) AS e
+    )
+    DELETE FROM rota.ready_entries_%1$s e USING lanes l
+    WHERE l.lane_id = e.lane_id AND e.lane_seq + e.n <= l.cursor
+      AND e.lane_seq >= coalesce((
+        SELECT r.first_seq + r.n FROM rota.queue_returned r
+        WHERE r.lane_id = e.lane_id AND r.first_seq < e.lane_seq + e.n ORDER BY r.first_seq DESC LIMIT 1), 0)
+      AND NOT EXISTS (
+        SELECT FROM rota.queue_claims_%1$s c
+        WHERE c.lane_id = e.lane_id AND c.last_seq BETWEEN e.lane_seq AND e.lane_seq + e.n + 510
+          AND c.last_seq - c.n < e.lane_seq + e.n - 1)
   $q$, slot) USING generation;
 END $$;
 
@@ -496,8 +530,8 @@ BEGIN
   carried := ARRAY(SELECT c FROM rota.queue_scan(slot) AS c);
   EXECUTE format($q$
     INSERT INTO rota.queue_lane_bases AS b
-    SELECT e.lane_id, max(e.lane_seq + e.n), max((rota.queue_cursor(e.lane_id, $1)).cursor)
-    FROM rota.ready_entries_%1$s e GROUP BY 1 ORDER BY 1
+    SELECT e.lane_id, e.next, (rota.queue_cursor(e.lane_id, $1)).cursor
+    FROM (SELECT e.lane_id, max(e.lane_seq + e.n) AS next FROM rota.ready_entries_%1$s e GROUP BY 1) AS e ORDER BY 1
     ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
                                         cursor = greatest(b.cursor, excluded.cursor)
   $q$, slot) USING rota.queue_generation();
@@ -521,7 +555,6 @@ CREATE FUNCTION rota.queue_promote(most integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
   due record;
-  gone record;
   lane integer;
   promoted integer := 0;
 BEGIN
