@@ -413,17 +413,19 @@ async def _record(
     show: Show | None = None,
 ) -> Change:
     """The audit entry comes last, because all who audit wait for each other; what is as it was needs none."""
+    raised = 0
     if isinstance(after or before, Show):
         show = after if isinstance(after, Show) else None
-    elif show is not None:
-        show = await _get_show(tx, show.id)
+    elif show is not None and (now := await _get_show(tx, show.id)):
+        raised = now.fence if now.fence > show.fence else 0
+        show = now
     version = after.version if after is not None else int(await tx.value(VERSION))
     if shown(before) != shown(after):
         name = (after or before).name  # type: ignore[union-attr]
         place = f"{show.name}/{name}" if show is not None and kind != "show" else name
         detail = {"before": shown(before), "after": shown(after)}
         await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{place}", detail)])
-    return Change(kind=kind, action=action, show=show, before=before, after=after, version=version)
+    return Change(kind=kind, action=action, show=show, before=before, after=after, version=version, raised=raised)
 
 
 def _show(row: Record) -> Show:

@@ -1,8 +1,12 @@
 """The audit of the books: what Redis counts, what the five tables say and what procs hold, key by key; and its repair.
 
 Nothing is stopped for it, so while bookings go on a counter may be ahead of the procs for a moment. A difference is
-reported when it stands still over several looks, or when Redis counts *less* than procs hold in all of them. The tables
-of a managed show follow with the recompute: they are shown, and wrong only for unmanaged shows.
+reported when it stands still over several looks, or when Redis counts *less* than procs hold in all of them. Redis says
+twice what is booked, by counters and by tokens: both are held against the procs, and the keys tokens lie in against
+each other. The tables of a managed show follow with the recompute: they are shown, and wrong only for unmanaged shows.
+
+The repair does what bookings can go on beside: limits and a recount. Where that cannot be enough, the show is seeded
+anew, which takes everything from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ import msgspec
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.items import Item, Show
-from rota.accounting.live import recount, seeding, state, wire
+from rota.accounting.live import recount, seeding, soundness, state, wire
 from rota.accounting.live.ledger import LiveLedger
+from rota.accounting.live.soundness import Flaw
 from rota.infra.redis.keys import ACCT_JOB, ACCT_LAYER
 from rota.model.ids import ShowId
 from rota.model.quota import LEVELS, RESOURCES, Level, Usage
@@ -43,7 +48,7 @@ class Problem(StrEnum):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One key. `redis` is None where Redis keeps no counter, or none that can be read."""
+    """One key. `redis` is its counter, or what its tokens hold where it has none; None if that cannot be read."""
 
     level: Level
     id: UUID
@@ -59,10 +64,12 @@ class Audited(msgspec.Struct, frozen=True):
     seeded: bool | None
     """Whether Redis books the show under its fence; None for an unmanaged show."""
     lines: Sequence[Line]
+    damaged: Sequence[str] = ()
+    """Keys of the show that no script leaves as they are."""
 
     @property
     def ok(self) -> bool:
-        return self.seeded is not False and not any(line.problem for line in self.lines)
+        return self.seeded is not False and not self.damaged and not any(line.problem for line in self.lines)
 
 
 async def audit(books: Books, show: Show) -> Audited:
@@ -76,13 +83,14 @@ async def audit(books: Books, show: Show) -> Audited:
         lines = [_table_line(key, names, held, tables) for key in sorted({*held, *tables})]
         return Audited(show, None, lines)
     looks = [await _look(books, books.live, show.id)]
-    while len(looks) < LOOKS and any(look.differs for look in looks[-1].values()):
+    while len(looks) < LOOKS and looks[-1].differs:
         await asyncio.sleep(BETWEEN_LOOKS_S)
         looks.append(await _look(books, books.live, show.id))
     seeded = await books.live.is_seeded(show.id, (await books.managed()).get(show.id, 0))
     wrong = await _wrong_limits(books.live, show.id) if seeded else set()
-    keys = sorted({key for look in looks for key in look} | wrong)
-    return Audited(show, seeded, [_line(key, names, tables, looks, wrong) for key in keys])
+    keys = sorted({key for look in looks for key in look.keys} | wrong)
+    damaged = {key for key, _, _ in set.intersection(*(look.flaws for look in looks))} if seeded else set()
+    return Audited(show, seeded, [_line(key, names, tables, looks, wrong) for key in keys], sorted(damaged))
 
 
 async def repair(books: Books, show: Show) -> None:
@@ -90,11 +98,11 @@ async def repair(books: Books, show: Show) -> None:
     if not show.managed or books.live is None:
         await books.transactional.recompute(show.id)
         return
-    found = await audit(books, show)
-    unreadable = any(line.problem is Problem.UNREADABLE for line in found.lines)
-    if not found.seeded or unreadable or not await books.live.catch_up(show.id):
+    if await books.live.catch_up(show.id):
+        await recount.recount(books.live, show.id)
+    if not (await audit(books, show)).ok:
         await seeding.seed(books.live, show.id)
-    await recount.recount(books.live, show.id)
+        await recount.recount(books.live, show.id)
     await books.transactional.rewrite(show.id)
 
 
@@ -111,24 +119,30 @@ async def strangers(live: LiveLedger, shows: Sequence[ShowId]) -> list[str]:
     return sorted(key for key in found if key not in known)
 
 
-class _Look(msgspec.Struct, frozen=True):
-    """One key at one time: what procs held before and after the look at Redis."""
+class _Seen(msgspec.Struct, frozen=True):
+    """One key at one look: what procs held before and after it, what its tokens held, and what its counter said."""
 
-    before: Usage
-    after: Usage
-    redis: Usage | None
+    before: Usage = Usage()
+    after: Usage = Usage()
+    tokens: Usage = Usage()
+    counter: Usage | None = None
     readable: bool = True
 
     @property
+    def told(self) -> list[Usage]:
+        """Redis's words for it."""
+        return [self.tokens] if self.counter is None else [self.counter, self.tokens]
+
+    @property
     def low(self) -> bool:
-        return self.redis is not None and any(
-            self.redis.of(each) < min(self.before.of(each), self.after.of(each)) for each in RESOURCES
+        return any(
+            told.of(each) < min(self.before.of(each), self.after.of(each)) for told in self.told for each in RESOURCES
         )
 
     @property
     def high(self) -> bool:
-        return self.redis is not None and any(
-            self.redis.of(each) > max(self.before.of(each), self.after.of(each)) for each in RESOURCES
+        return any(
+            told.of(each) > max(self.before.of(each), self.after.of(each)) for told in self.told for each in RESOURCES
         )
 
     @property
@@ -137,23 +151,35 @@ class _Look(msgspec.Struct, frozen=True):
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        return tuple(self.redis.of(each) - self.after.of(each) for each in RESOURCES) if self.redis else ()
+        return tuple(told.of(each) - self.after.of(each) for told in self.told for each in RESOURCES)
 
 
-async def _look(books: Books, live: LiveLedger, show: ShowId) -> dict[str, _Look]:
+class _Look(msgspec.Struct, frozen=True):
+    keys: Mapping[str, _Seen]
+    flaws: set[Flaw]
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.flaws) or any(seen.differs for seen in self.keys.values())
+
+
+async def _look(books: Books, live: LiveLedger, show: ShowId) -> _Look:
     keys = live.keys.of_show(str(show))
     before = await _held(books, show)
+    tokens = await state.held(live.client, keys)
     counted = await state.counted(live.client, keys, {*before, *await state.names_in_use(live.client, keys)})
     after = await _held(books, show)
-    return {
-        name: _Look(
+    seen = {
+        name: _Seen(
             before.get(name, Usage()),
             after.get(name, Usage()),
+            tokens.get(name, Usage()),
             each.usage if each.fields else None,
             readable=each.usage is not None,
         )
         for name, each in counted.items()
     }
+    return _Look(seen, await soundness.flaws(live.client, keys))
 
 
 async def _held(books: Books, show: ShowId) -> dict[str, Usage]:
@@ -197,11 +223,11 @@ def _line(
     key: str,
     names: Mapping[UUID, str],
     tables: Mapping[str, Usage],
-    looks: Sequence[Mapping[str, _Look]],
+    looks: Sequence[_Look],
     wrong_limits: set[str],
 ) -> Line:
     level, thing = wire.named(key)
-    seen = [look.get(key, _Look(Usage(), Usage(), None)) for look in looks]
+    seen = [look.keys.get(key, _Seen()) for look in looks]
     last = seen[-1]
     return Line(
         level,
@@ -209,12 +235,12 @@ def _line(
         names.get(thing, str(thing)),
         last.after,
         tables.get(key, Usage()),
-        last.redis,
+        last.told[0] if last.readable else None,
         _problem(seen) or (Problem.LIMITS if key in wrong_limits else None),
     )
 
 
-def _problem(seen: Sequence[_Look]) -> Problem | None:
+def _problem(seen: Sequence[_Seen]) -> Problem | None:
     if not all(look.readable for look in seen):
         return Problem.UNREADABLE
     if all(look.low for look in seen):

@@ -104,9 +104,9 @@ class Books:
 
     async def raise_fence(self, show: ShowId) -> None:
         """Refuse every booking that is under way; who books again is taken."""
-        await self.admin.raise_fence(show)
+        fence = await self.admin.raise_fence(show)
         if self.live:
-            await self.live.tell(show)
+            await self.live.tell(show, raised=fence)
 
     async def check_publishing(self) -> bool:
         """Whether releases of managed shows reach Redis from here; warns loudly when they do not."""

@@ -50,7 +50,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What was changed, for whoever tells Redis once it is committed.
 
     `show` is the show after the change, with the fence that holds now; `before` and `after` are None where the thing
-    was not there. `version` is above every version published before, also when the thing was removed.
+    was not there. `version` is above every version published before, also when the thing was removed. `raised` is the
+    fence that this very change raised the show to, 0 if it did not: its push alone may move the fence of Redis there.
     """
 
     kind: Kind
@@ -59,6 +60,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before: Show | Item | None
     after: Show | Item | None
     version: int
+    raised: int = 0
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):

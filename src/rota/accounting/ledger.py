@@ -185,10 +185,10 @@ def _check_charge(charge: Charge) -> None:
 
 
 def still_declined(groups: Sequence[Group], outcomes: Sequence[Outcome], why: Collection[Why]) -> dict[int, Group]:
-    """What was declined for one of these reasons, by the place of its group, to be tried again."""
+    """What was declined for one of these reasons, by the place of its group, to be tried again in the order given."""
     left: dict[int, Group] = {}
     for at, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
-        tokens = [token for token, reason in outcome.declined.items() if reason in why]
+        tokens = [token for token in group.tokens if outcome.declined.get(token) in why] if outcome.declined else []
         if tokens:
             left[at] = msgspec.structs.replace(group, tokens=tokens)
     return left

@@ -2,8 +2,9 @@
 
 - *look*, every second, or when a booking met an unseeded show: managed shows that Redis does not have are seeded; where
   the fence lags, all limits are sent;
-- *recompute*, `accounting.recompute_interval_seconds`: tokens against rows, counters against tokens; the five tables of
-  managed shows from `SUM(proc)`; and, as often, graves that are needless go;
+- *recompute*, `accounting.recompute_interval_seconds`, and after a seeding, since rows may have gone while they were
+  counted: tokens against rows, counters against tokens; the five tables of managed shows from `SUM(proc)`; and, as
+  often, graves that are needless go;
 - *limits*, `accounting.limit_reseed_interval_seconds`: all limits to Redis; shows that are no longer managed go there;
 - *recalculate*, `accounting.recalculate_subs_interval`: the five tables of unmanaged shows from `SUM(proc)`.
 
@@ -62,6 +63,8 @@ class Upkeep:
         self.grace_s = grace_s
         self.rest = rest
         self.leadership = Leadership(leases, "accounting", self._lead, kind="accounting")
+        self._seeded = asyncio.Event()
+        """Set when a show was seeded and not recounted since."""
 
     async def run(self, life: Lifecycle) -> None:
         """Ready once every managed show can be booked, whoever saw to it."""
@@ -95,7 +98,9 @@ class Upkeep:
             tasks.create_task(_every(wanted.recompute_interval_seconds, "graves", self.tend_graves))
             if self.books.live:
                 tasks.create_task(self._look_on())
-                tasks.create_task(_every(wanted.recompute_interval_seconds, "recompute", self.recompute))
+                tasks.create_task(
+                    _every(wanted.recompute_interval_seconds, "recompute", self.recompute, soon=self._seeded)
+                )
                 tasks.create_task(_every(wanted.limit_reseed_interval_seconds, "limits", self.reseed_limits))
 
     async def _look_on(self) -> None:
@@ -107,14 +112,21 @@ class Upkeep:
                     await self.books.unseeded.wait()
 
     async def look(self) -> None:
-        """Seed what Redis does not have, and send limits to where the fence lags."""
+        """Seed what Redis does not have, and send limits to where the fence lags.
+
+        The recount after a seeding is left to the next round of `recompute`: in its grace all other shows would wait.
+        """
         assert self.books.live is not None
         for show, found in (await self.lagging()).items():
-            if found.fence is None:
+            if found.fence is None or await self._is_above(show, found.fence):
                 if await seeding.seed(self.books.live, show):
-                    await recount.recount(self.books.live, show, grace_s=self.grace_s)
+                    self._seeded.set()
             else:
                 await self.books.live.catch_up(show)
+
+    async def _is_above(self, show: ShowId, fence: int) -> bool:
+        """Whether a fence found in Redis lies above that of PostgreSQL, read after it: then it came from elsewhere."""
+        return fence > (await self.books.managed()).get(show, fence)
 
     async def recompute(self) -> None:
         """Redis and the five tables of every managed show, from rows. Shows are scanned one after the other."""
@@ -169,10 +181,16 @@ class Upkeep:
             log.warning("tables_mended", show=str(show), **{str(level): number for level, number in levels.items()})
 
 
-async def _every(interval_s: float, loop: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Rounds of work, the first after one interval: a seeding has just done the same."""
+async def _every(
+    interval_s: float, loop: str, work: Callable[[], Awaitable[None]], soon: asyncio.Event | None = None
+) -> None:
+    """Rounds of work, the first after one interval, since the leader before has just done the same, or `soon`."""
+    soon = soon or asyncio.Event()
     while True:
-        await asyncio.sleep(interval_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await soon.wait()
+        soon.clear()
         await _round(loop, work)
 
 

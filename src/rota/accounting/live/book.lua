@@ -1,9 +1,9 @@
 -- script: book
 -- use keeping
 -- key seq       string  acct:seq
--- key show      hash    acct:show:{show}      fence, run, seeding, recount, charges
+-- key show      hash    acct:show:{show}      fence, run, seeding, recount, charges, limits
 -- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, and the charge
+-- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
 -- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
@@ -17,9 +17,10 @@
 -- reply damaged where:str
 --   Place 0 for job and layer: the caller believes that they have no limits. must_know: 1 the job has limits, 2 the
 --   layer, 3 both: nothing is booked before Redis knows these.
---   Groups come back in order as {fit, level, resource, current, cap, already, otherwise}: how many of the tokens that
---   were not there are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource 0 where
---   the level is not known to Redis; tokens that were there, with the same charge and with another one.
+--   Groups come back in order as {fit, level, resource, current, cap, already, otherwise, before}: how many of the
+--   tokens that were not there are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource
+--   0 where the level is not known to Redis; tokens that were there, with the same charge and with another one; and
+--   those that were booked so under an earlier fence, each followed by it: the limits of now were not asked for them.
 --   Nothing is written when nothing is booked.
 
 local groups, numbers = asked[1], asked[2]
@@ -32,10 +33,17 @@ elseif not fence then
   return {'unseeded'}
 end
 
+-- Their numbers would begin anew, and be those of other charges.
+if not held.charges and redis.call('EXISTS', charges) == 1 then return damaged(show) end
+
 local first_bucket = #places - #numbers
 local fields, parts = spread(groups, numbers)
 local live, numbered = {}, {}
 for at = 1, #numbers do
+  -- What the wipe of this seeding did not find, because no bucket was named there, is of no use any more.
+  if seeding > 0 and not redis.call('ZSCORE', buckets, whole(numbers[at])) then
+    redis.call('UNLINK', places[first_bucket + at])
+  end
   local found = redis.pcall('HMGET', places[first_bucket + at], unpack(fields[at]))
   if found.err then return damaged(places[first_bucket + at]) end
   for nth = 1, #fields[at] do
@@ -49,13 +57,13 @@ if #numbered > 0 then
   local found = redis.pcall('HMGET', charges, unpack(numbered))
   if found.err then return damaged(charges) end
   for nth, number in ipairs(numbered) do
-    local _, charge = read_charge(found[nth] or '')
+    local _, since, charge = read_charge(found[nth] or '')
     if not charge then return damaged(charges) end
-    charge_of[number] = charge
+    charge_of[number] = {since, charge}
   end
 end
 
-local limited = limited_of(groups)
+local limited = ask == 'all' and {} or limited_of(groups, held)
 if not limited then return damaged(index) end
 
 local standings = {}
@@ -105,9 +113,9 @@ local function fit_of(group, levels, wanted)
   return fit, level, resource
 end
 
--- How many tokens of a group are not there; and those that are, with its charge or another one.
+-- How many tokens of a group are not there; and those that are, with its charge, with another one, or since before.
 local function sorted_out(group, own)
-  local absent, already, otherwise = 0, {}, {}
+  local absent, already, otherwise, before = 0, {}, {}, {}
   for part = 1, #own, 3 do
     local at = own[part]
     if #numbered == 0 then
@@ -118,13 +126,15 @@ local function sorted_out(group, own)
         if not number then
           absent = absent + 1
         else
-          local there = charge_of[number] == group[8] and already or otherwise
+          local since, charge = unpack(charge_of[number])
+          local there = charge ~= group[8] and otherwise or since == fence and already or before
           there[#there + 1] = numbers[at] * SPAN + fields[at][nth]
+          if there == before then before[#before + 1] = since end
         end
       end
     end
   end
-  return absent, already, otherwise
+  return absent, already, otherwise, before
 end
 
 local added, lengths = {}, {}
@@ -144,18 +154,18 @@ local function put(own, fit, number)
       end
     end
     if length > 0 then added[at], lengths[at] = words, length end
-    if held.recount and numbers[at] <= held.recount then shadowed = shadowed + (length - before) / 2 end
+    if held.recount and numbers[at] >= held.recount then shadowed = shadowed + (length - before) / 2 end
   end
   return shadowed
 end
 
 local answers, texts, cast_by = {}, {}, {}
 local booked, unknown_met = 0, false
-local last = held.charges
+local last = held.charges or 0
 for place, group in ipairs(groups) do
   local levels, where = levels_of(group)
   if not levels then return damaged(where) end
-  local absent, already, otherwise = sorted_out(group, parts[place])
+  local absent, already, otherwise, before = sorted_out(group, parts[place])
   local fit, level, resource = absent, 0, 0
   local unknown = ask ~= 'all' and fit > 0 and unknown_level(group, levels)
   if unknown then
@@ -168,7 +178,7 @@ for place, group in ipairs(groups) do
     last = last + 1
     local number = whole(last)
     texts[#texts + 1] = number
-    texts[#texts + 1] = fit .. ' ' .. group[8]
+    texts[#texts + 1] = fit .. ' ' .. whole(fence) .. ' ' .. group[8]
     for at = 1, 5 do
       local each = levels[at]
       if each and each.counted then
@@ -183,7 +193,7 @@ for place, group in ipairs(groups) do
   if resource > 0 then
     current, cap = levels[level].used[resource], levels[level].caps[resource]
   end
-  answers[#answers + 1] = {fit, level, resource, current, cap, already, otherwise}
+  answers[#answers + 1] = {fit, level, resource, current, cap, already, otherwise, before}
 end
 
 if booked == 0 or (unknown_met and not skip) then

@@ -3,7 +3,10 @@
 
 -- Tokens of one bucket; SPAN in wire.py.
 local SPAN = 128
-local BEGUN, ENDED = -1, 9007199254740992
+-- Where the mark of a recount stands when every bucket there could be is in the shadow.
+local ENDED = 0
+-- Whole numbers below this are exact in Lua.
+local EXACT = 9007199254740992
 local LEVELS = {'sub', 'folder', 'job', 'layer', 'point'}
 
 -- A whole number as text; Lua would write 1e+15 for large ones.
@@ -14,7 +17,19 @@ end
 local function hundredths(text)
   local number = tonumber(text)
   if not number or number ~= number or number > 9e13 or number < -9e13 then return nil end
-  return math.floor(number * 100 + 0.5)
+  local rounded = math.floor(number * 100 + 0.5)
+  if math.abs(number * 100 - rounded) > 0.001 then return nil end
+  return rounded
+end
+
+local function pieces(text)
+  local number = tonumber(text)
+  return number and number % 1 == 0 and math.abs(number) <= EXACT and number or nil
+end
+
+-- What counts things or names a fence; anything else is as good as missing.
+local function natural(text)
+  return text and string.find(text, '^%d+$') and pieces(text) or nil
 end
 
 local function in_cores(number)
@@ -29,17 +44,18 @@ end
 
 -- The show as Redis knows it. `fence` is nil unless the show was seeded on this very run of the server.
 local function read_show()
-  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges')
+  local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges', 'limits')
   if held.err then
     redis.call('DEL', show)
-    held = {false, false, false, false, false}
+    held = {false, false, false, false, false, false}
   end
   local here = held[2] and held[2] == run_id()
   return {
-    fence = here and tonumber(held[1] or nil) or nil,
-    seeding = here and tonumber(held[3] or nil) or nil,
-    recount = tonumber(held[4] or nil),
-    charges = tonumber(held[5] or nil) or 0,
+    fence = here and natural(held[1]) or nil,
+    seeding = here and natural(held[3]) or nil,
+    recount = pieces(held[4] or nil),
+    charges = natural(held[5]),
+    limits = natural(held[6]) or 0,
   }
 end
 
@@ -50,7 +66,9 @@ local function damaged(where)
 end
 
 -- One of the five hashes: counters, caps (nil where there is none), and whether its limits were ever written. Jobs and
--- layers are counted only then: without a cap nothing could refuse, and their frames are told from the charges.
+-- layers are counted only then: without a cap nothing could refuse, and their frames are told from the charges. Limits
+-- are never written without counters, nor one of them alone: a hash that lacks any of them is damaged, as is one that
+-- counts below 0.
 local function standing(key, level)
   local held
   if level == 1 then
@@ -62,11 +80,14 @@ local function standing(key, level)
   end
   if held.err then return nil end
   local cores = hundredths(held[1] or '0')
-  local gpus = tonumber(held[2] or '0')
-  local cap = held[3] and hundredths(held[3])
-  local gpu_cap = held[4] and tonumber(held[4])
-  if not cores or not gpus or (held[3] and not cap) or (held[4] and not gpu_cap) then return nil end
+  local gpus = pieces(held[2] or '0')
+  if not cores or not gpus or cores < 0 or gpus < 0 then return nil end
   local limited = held[3] and true or false
+  local cap, gpu_cap
+  if limited then
+    cap, gpu_cap = hundredths(held[3]), held[4] and pieces(held[4])
+    if not cap or not gpu_cap or not held[1] or not held[2] then return nil end
+  end
   local known = limited
   if level == 1 then
     if gpu_cap and gpu_cap < 0 then gpu_cap = nil end
@@ -100,10 +121,16 @@ local function name_in(charge, level)
   return LEVELS[level] .. ':' .. string.sub(charge, 37 * level - 36, 37 * level - 1)
 end
 
--- A charge in `acct:charges` is how many tokens hold it, a blank, and what it is.
+-- What one token of a charge holds, in hundredths and GPUs; nil if it is no charge.
+local function amounts_in(charge)
+  local _, _, cores, gpus = string.find(charge, '^(%d+) (%d+)$', 186)
+  return tonumber(cores), tonumber(gpus)
+end
+
+-- A charge in `acct:charges` is how many tokens hold it, the fence they were booked under, and what it is.
 local function read_charge(text)
-  local tokens, charge = string.match(text, '^(%d+) (.+)$')
-  return tonumber(tokens), charge
+  local tokens, fence, charge = string.match(text, '^(%d+) (%d+) (.+)$')
+  return tonumber(tokens), tonumber(fence), charge
 end
 
 -- The tokens of all groups by bucket, as fields of its hash, and for each group where they lie there: bucket, first,
@@ -137,14 +164,14 @@ local function spread(groups, numbers)
   return fields, parts
 end
 
--- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
-local function limited_of(groups)
-  local names, limited = {}, {}
-  for _, group in ipairs(groups) do
-    for level = 3, 4 do
-      if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
-    end
-  end
+-- Whether what has limits is all there: the show knows how many there are.
+local function is_whole(held)
+  return redis.pcall('HLEN', index) == held.limits
+end
+
+-- Those of the names that have limits in Redis; nil if that cannot be read.
+local function limited_among(names)
+  local limited = {}
   for from = 1, #names, 4000 do
     local till = math.min(from + 3999, #names)
     local found = redis.pcall('HMGET', index, unpack(names, from, till))
@@ -156,25 +183,58 @@ local function limited_of(groups)
   return limited
 end
 
+-- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
+local function limited_of(groups, held)
+  local names = {}
+  for _, group in ipairs(groups) do
+    for level = 3, 4 do
+      if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
+    end
+  end
+  if #names > 0 and not is_whole(held) then return nil end
+  return limited_among(names)
+end
+
 local function is_a(kind, key)
   local found = redis.call('TYPE', key).ok
   return found == kind or found == 'none'
 end
 
--- Adds {charge, tokens} to the counters of the recount under way.
+local function add_to_shadow(field, sum)
+  return sum == 0 or type(redis.pcall('HINCRBY', shadow, field, whole(sum))) == 'number'
+end
+
+-- Adds {charge, tokens} to the counters of the recount under way, which ends here if it fails. Jobs and layers have one
+-- if they have limits by now; those whose limits come later are for the next recount (`uncounted` of the show).
 local function cast_shadow(cast_by)
-  local sums = {}
+  local cores_of, gpus_of, own, count = {}, {}, {}, 0
   for _, each in ipairs(cast_by) do
     local charge, tokens = each[1], each[2]
-    local cores, gpus = string.match(charge, '(%d+) (%d+)$')
+    local cores, gpus = amounts_in(charge)
     for level = 1, 5 do
       local name = name_in(charge, level)
-      local of_cores, of_gpus = name .. ':cores', name .. ':gpus'
-      if cores ~= '0' then sums[of_cores] = (sums[of_cores] or 0) + cores * tokens end
-      if gpus ~= '0' then sums[of_gpus] = (sums[of_gpus] or 0) + gpus * tokens end
+      if not cores_of[name] then
+        cores_of[name], gpus_of[name] = 0, 0
+        if level == 3 or level == 4 then
+          count = count + 1
+          own[count] = name
+        end
+      end
+      cores_of[name] = cores_of[name] + cores * tokens
+      gpus_of[name] = gpus_of[name] + gpus * tokens
     end
   end
-  for field, sum in pairs(sums) do redis.call('HINCRBY', shadow, field, whole(sum)) end
+  local limited = limited_among(own) or {}
+  for _, name in ipairs(own) do
+    if not limited[name] then cores_of[name] = nil end
+  end
+  for name, cores in pairs(cores_of) do
+    if not (add_to_shadow(name .. ':cores', cores) and add_to_shadow(name .. ':gpus', gpus_of[name])) then
+      redis.call('HDEL', show, 'recount')
+      return false
+    end
+  end
+  return true
 end
 
 -- Moves with every change. Nothing depends on its value, so one that is no number starts anew.

@@ -3,8 +3,10 @@
 What may happen between the two, and who answers for it:
 - we die, or a reply is lost, after the script: a token without a row. Calling again with the token goes on where it was
   left; if nobody does, the recount buries it;
-- the insert is refused, because the fence rose or the token is buried: the token is released again, under the fence it
-  was booked under, and what was refused for the fence is tried once more when Redis has the new one;
+- the insert is refused, because the fence rose or the token is buried: the token is released again, if it is still
+  the one booked under that fence, and what was refused for the fence is tried once more when Redis has the new one;
+- a token is found that was booked under an earlier fence: limits may have been lowered since, so it is not inserted
+  under the new one. PostgreSQL tells whether it has a row; if not it is given back and decided anew (A1);
 - the reply of the insert is lost: it is not sent again from here, and not taken for refused either. The caller calls
   again with the same tokens, and PostgreSQL tells which of them have rows;
 - Redis is empty, damaged or older than it was: the script says so and writes nothing. PostgreSQL still tells which
@@ -61,6 +63,12 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     cap: int
     already: list[int]
     otherwise: list[int]
+    before: list[int]
+    """Tokens that were booked under an earlier fence, each followed by it."""
+
+    @property
+    def older(self) -> dict[int, int]:
+        return dict(zip(self.before[::2], self.before[1::2], strict=True))
 
     @property
     def unknown(self) -> Level | None:
@@ -120,9 +128,12 @@ class LiveLedger:
         [found] = await state.show_states(self.client, [self.keys.of_show(str(show))])
         return found.fence == fence
 
-    async def tell(self, show: ShowId, change: Change | None = None) -> None:
-        """Bring a change of limits, or a fence that rose by one, to Redis, after its commit."""
-        if isinstance(await self.limits.push(show, change), Missed | Uncounted):
+    async def tell(self, show: ShowId, change: Change | None = None, *, raised: int = 0) -> None:
+        """Bring a change of limits, or a fence that was `raised` without one, to Redis, after its commit."""
+        reply = await self.limits.push(show, change, raised=raised)
+        if isinstance(reply, Uncounted):
+            await recount.recount(self, show, bury=False)
+        if isinstance(reply, Missed | Uncounted):
             await self.catch_up(show)
 
     async def catch_up(self, show: ShowId) -> bool:
@@ -137,10 +148,16 @@ class LiveLedger:
                     return False
         return False
 
-    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> bool:
-        """Count what has rows already, whatever the limits say; False when Redis does not take it now."""
-        reply = await self._ask(show, groups, [0] * len(groups), ask="all", seeding=seeding)
-        return isinstance(reply, Booked)
+    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> int | None:
+        """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
+        not take them now.
+
+        A group that is not `capped` is counted at the three shared levels: neither its job nor its layer may have
+        limits in Redis.
+        """
+        must_know = [0 if group.capped else None for group in groups]
+        reply = await self._ask(show, groups, must_know, ask="all", seeding=seeding)
+        return sum(told.fit for told in reply.groups) if isinstance(reply, Booked) else None
 
     async def _attempt(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Outcome]:
         booked = await self._book(show, groups, "force" if force else "limits")
@@ -152,7 +169,26 @@ class LiveLedger:
         inserted = await procs.insert(self.database, show, booked.fence, rows) if rows else procs.Inserted()
         if inserted.refused:
             await self._give_back(show, booked.fence, rows, inserted.refused)
+        if any(told.before for told in booked.groups):
+            older = await self._look_up(show, groups, booked.groups)
+            held = [[*tokens, *told.older] for tokens, told in zip(held, booked.groups, strict=True)]
+            inserted = procs.Inserted([*inserted.already, *older.already], inserted.refused | older.refused)
         return [_outcome(*each, inserted) for each in zip(groups, booked.groups, held, strict=True)]
+
+    async def _look_up(self, show: ShowId, groups: Sequence[Group], told: Sequence[Told]) -> procs.Inserted:
+        """What became of tokens that Redis holds since an earlier fence: they have a row, or never get one by that
+        booking. Limits may have been lowered since, so those without a row are given back, to be decided anew."""
+        older = {token: fence for each in told for token, fence in each.older.items()}
+        rows = [
+            Group(group.charge, group.host, list(each.older))
+            for group, each in zip(groups, told, strict=True)
+            if each.before
+        ]
+        found = await procs.insert(self.database, show, NO_FENCE, rows)
+        for fence in set(older.values()):
+            refused = {token: why for token, why in found.refused.items() if older[token] == fence}
+            await self._give_back(show, fence, rows, refused)
+        return found
 
     async def _book(self, show: ShowId, groups: Sequence[Group], ask: str) -> Booked | None:
         """What the script decided, once it knows every limit there is; None when the show is not seeded."""
@@ -244,10 +280,10 @@ def _must_know(group: Group, there: set[str]) -> int:
 
 
 def _held(group: Group, told: Told) -> Sequence[int]:
-    """Tokens that Redis holds now, in the order given."""
-    if not told.already and not told.otherwise:
+    """Tokens that Redis holds under its fence, in the order given."""
+    if not told.already and not told.otherwise and not told.before:
         return group.tokens[: told.fit]
-    there = {*told.already, *told.otherwise}
+    there = {*told.already, *told.otherwise, *told.older}
     absent = [token for token in group.tokens if token not in there]
     held = {*absent[: told.fit], *told.already}
     return [token for token in group.tokens if token in held]

@@ -1,12 +1,14 @@
 -- script: limits
 -- use keeping
 -- key seq       string  acct:seq
--- key show      hash    acct:show:{show}      fence, run, seeding, reseed, uncounted
--- key index     hash    acct:limits:{show}    short name -> version of the limits that are written
+-- key show      hash    acct:show:{show}      fence, run, seeding, reseed, uncounted, limits
+-- key index     hash    acct:limits:{show}    short name -> version of the limits that are written, with a minus
+--                                             behind it where a push removed them
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}
 -- arg fence     int     of the show in the read of PostgreSQL that these limits come from
--- arg how       str     push: a change, of one fence up at most; mark: a reseed begins; reseed: all limits, under its
---                       mark; seed: of a seeding
+-- arg how       str     push: a change; teach: what a booking asked for; mark: a reseed begins; reseed: all limits,
+--                       under its mark; seed: of a seeding
+-- arg raised    int     of a push: the fence that this very change raised the show to; 0: it did not
 -- arg mark      str     names the reseed; another that begins takes it away
 -- arg last      bool    of a reseed: everything is written, the fence may rise
 -- arg entries   packed  {short name, version, fields and values or nothing: removed}, one per place
@@ -14,8 +16,15 @@
 -- reply unseeded                               a booking would be refused, too: the show must be seeded
 -- reply newer                                  what Redis has is newer
 -- reply missed                                 an earlier change was not told: all limits must be sent
--- reply uncounted                              a job or layer has a limit for the first time, and its frames were not
---                                              counted before: the fence rises after a recount
+-- reply uncounted                              a job or layer has limits for the first time, and its frames were not
+--                                              counted before: a recount is needed, and the fence rises after it. What
+--                                              is taught has no frames yet, so that can wait for a fence to rise
+
+-- What is damaged is seeded anew.
+local function unseeded()
+  redis.call('HDEL', show, 'fence', 'seeding')
+  return {'unseeded'}
+end
 
 local held = read_show()
 if how == 'seed' then
@@ -27,43 +36,59 @@ else
     return {'written', last_seq()}
   end
   if held.fence > fence then return {'newer'} end
-  if how == 'push' and held.fence < fence - 1 then return {'missed'} end
+  -- Whatever raised the fence beyond what Redis has must come with it, and only its own push brings it.
+  local own = how == 'push' and raised == fence and held.fence == fence - 1
+  if (how == 'push' or how == 'teach') and held.fence < fence and not own then return {'missed'} end
   if how == 'reseed' and redis.call('HGET', show, 'reseed') ~= mark then return {'newer'} end
 end
 
-if redis.call('TYPE', index).ok ~= 'hash' then redis.call('DEL', index) end
+if how ~= 'seed' and not is_whole(held) then return unseeded() end
+
+local first_limits = false
 for place, entry in ipairs(entries) do
   local name, version, fields = entry[1], entry[2], entry[3]
-  local written = tonumber(redis.call('HGET', index, name) or nil)
+  local key, level = places[place], string.match(name, '^%a+')
+  -- Behind the version of what was removed stands a minus.
+  local had = redis.call('HGET', index, name) or ''
+  local written, removed = natural(string.match(had, '^%d+')), string.match(had, '-$')
+  local apart = level == 'job' or level == 'layer'
+  if how == 'seed' then
+    redis.call('DEL', key)
+  elseif not is_a('hash', key) then
+    return unseeded()
+  end
   if not written or version >= written then
-    local key, level = places[place], string.match(name, '^%a+')
-    if redis.call('TYPE', key).ok ~= 'hash' then redis.call('DEL', key) end
     if #fields > 0 then
-      -- Its frames were not counted before, and there may be some.
-      if how ~= 'seed' and not written and (level == 'job' or level == 'layer') then
-        redis.call('HINCRBY', show, 'uncounted', 1)
+      if not written or removed then
+        -- Its frames were not counted before, and there may be some.
+        if apart and how ~= 'seed' then
+          redis.call('HSET', show, 'uncounted', whole((natural(redis.call('HGET', show, 'uncounted')) or 0) + 1))
+          first_limits = true
+        end
+        redis.call('HSETNX', key, 'int_cores', '0')
+        redis.call('HSETNX', key, 'int_gpus', '0')
       end
       redis.call('HSET', index, name, whole(version))
       redis.call('HSET', key, unpack(fields))
-      redis.call('HSETNX', key, 'int_cores', '0')
-      redis.call('HSETNX', key, 'int_gpus', '0')
     else
       local own = level == 'sub' and {'size', 'burst', 'gpu_burst'}
         or {'int_min_cores', 'int_max_cores', 'int_min_gpus', 'int_max_gpus', 'int_priority', 'show_id'}
       redis.call('HDEL', key, unpack(own))
       local used = redis.call('HMGET', key, 'int_cores', 'int_gpus')
-      if (used[1] or '0') == '0' and (used[2] or '0') == '0' then redis.call('DEL', key) end
+      -- Jobs and layers without limits are not counted, so nobody would ever take what is left for 0.
+      if apart or ((used[1] or '0') == '0' and (used[2] or '0') == '0') then redis.call('DEL', key) end
       -- The version of a push stays behind, so that an older push does not bring it back.
-      if how == 'push' then
-        redis.call('HSET', index, name, whole(version))
+      if how ~= 'reseed' then
+        redis.call('HSET', index, name, whole(version) .. '-')
       else
         redis.call('HDEL', index, name)
       end
     end
   end
 end
-if how == 'push' or (how == 'reseed' and last) then
-  if fence > held.fence and redis.call('HEXISTS', show, 'uncounted') == 1 then
+redis.call('HSET', show, 'limits', redis.call('HLEN', index))
+if how == 'push' or how == 'teach' or (how == 'reseed' and last) then
+  if first_limits and how == 'push' or fence > held.fence and redis.call('HEXISTS', show, 'uncounted') == 1 then
     next_seq()
     return {'uncounted'}
   end

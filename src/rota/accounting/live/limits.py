@@ -3,7 +3,8 @@
 Who sees to what:
 - limits and fence are read in one statement, so they belong together;
 - the fence in Redis moves only together with limits: by one, with the change that raised it (`push`), or to whatever it
-  is, with all of them (`reseed`). So under a fence Redis never has a limit that was lowered before that fence (A1);
+  is, with all of them (`reseed`). So under a fence Redis never has a limit that was lowered before that fence (A1).
+  A push of anything else that finds the fence behind leaves it there: the change that raised it may not be told yet;
 - among pushes of one fence the higher version wins, so limits never go back;
 - what Redis does not know is asked for (`teach`), so a new folder or a job with caps is usable at once, and nobody
   takes a limit that was never told for none.
@@ -112,10 +113,10 @@ class Limits:
         ]
         return Read(head["fence"], head["managed"], entries)
 
-    async def push(self, show: ShowId, change: Change | None = None) -> Reply:
-        """Tell Redis of one change, after its commit; or of a fence that rose by one, with no change of limits."""
+    async def push(self, show: ShowId, change: Change | None = None, *, raised: int = 0) -> Reply:
+        """Tell Redis of one change, after its commit; or of a fence that was `raised` with no change of limits."""
         ids, removed = _changed(change) if change else ([], [])
-        return (await self._push(show, ids, removed))[1]
+        return (await self._push(show, ids, removed, how="push", raised=change.raised if change else raised))[1]
 
     async def teach(self, show: ShowId, names: Iterable[str]) -> tuple[set[str], Reply]:
         """Look up what Redis does not know and tell it; names of what there is."""
@@ -123,14 +124,16 @@ class Limits:
         depts = [thing for level, thing in things if level is Level.POINT]
         if depts:
             await self.database.run(ENSURE_POINTS, show, depts)
-        return await self._push(show, [thing for _, thing in things], [])
+        return await self._push(show, [thing for _, thing in things], [], how="teach")
 
-    async def _push(self, show: ShowId, ids: Sequence[UUID], removed: Sequence[Entry]) -> tuple[set[str], Reply]:
+    async def _push(
+        self, show: ShowId, ids: Sequence[UUID], removed: Sequence[Entry], *, how: str, raised: int = 0
+    ) -> tuple[set[str], Reply]:
         read = await self.read(show, ids)
         if read is None or not read.managed:
             return set(), Unseeded()
         faults.at("limits.before_push")
-        return read.names, await self.write(show, read.fence, [*read.entries, *removed], how="push")
+        return read.names, await self.write(show, read.fence, [*read.entries, *removed], how=how, raised=raised)
 
     async def reseed(self, show: ShowId) -> Reply:
         """Write all limits, and take away those that are gone. What Redis has is listed before PostgreSQL is read, so a
@@ -154,7 +157,15 @@ class Limits:
         return await self.write(show, read.fence, [], how="reseed", mark=mark, last=True)
 
     async def write(
-        self, show: ShowId, fence: int, entries: Sequence[Entry], *, how: str, mark: str = "", last: bool = False
+        self,
+        show: ShowId,
+        fence: int,
+        entries: Sequence[Entry],
+        *,
+        how: str,
+        raised: int = 0,
+        mark: str = "",
+        last: bool = False,
     ) -> Reply:
         keys = self.keys.of_show(str(show))
         return await WRITE(
@@ -165,6 +176,7 @@ class Limits:
             places=[keys.counting(name) for name, _, _ in entries],
             fence=fence,
             how=how,
+            raised=raised,
             mark=mark,
             last=last,
             entries=entries,

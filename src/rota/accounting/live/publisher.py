@@ -80,27 +80,32 @@ class RedisPublisher:
             log.warning("release_not_published", show=str(show), code=error.code, remedy="the next recount mends it")
 
     async def give_back(self, show: ShowId, fence: int, groups: Sequence[Group]) -> None:
-        """Take out what was booked under `fence` and got no row."""
+        """Take out what was booked under `fence` and got no row. A higher fence by now is no hindrance: whoever booked
+        the same token since did so under that one, and keeps it."""
         try:
-            await self.release(show, fence, groups)
+            await self.release(show, fence, groups, booked=fence)
         except (RedisUnavailable, ScriptFailed) as error:
             FAILED.inc(sum(len(group.tokens) for group in groups))
             log.warning("booking_not_given_back", show=str(show), code=error.code, remedy="the next recount mends it")
 
-    async def release(self, show: ShowId, fence: int, groups: Sequence[Group]) -> Reply:
+    async def release(self, show: ShowId, fence: int, groups: Sequence[Group], *, booked: int = 0) -> Reply:
         """Take tokens out of Redis, unless the show has a higher fence there. Raises what Redis fails with.
 
-        Jobs of one frame have no limits most of the time, so their places are sent only when Redis asks for them.
+        With `booked` only those that were booked under that fence go, and the show may have a higher one. Jobs of one
+        frame have no limits most of the time, so their places are sent only when Redis asks for them.
         """
-        reply = await self._send(show, fence, groups, [0 if len(group.tokens) > 1 else None for group in groups])
+        few = [0 if len(group.tokens) > 1 else None for group in groups]
+        reply = await self._send(show, fence, groups, few, booked)
         if isinstance(reply, Limited):
-            reply = await self._send(show, fence, groups, [0] * len(groups))
+            reply = await self._send(show, fence, groups, [0] * len(groups), booked)
         faults.reply("publisher.release")
         if isinstance(reply, Damaged):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
         return reply
 
-    async def _send(self, show: ShowId, fence: int, groups: Sequence[Group], must_know: Sequence[int | None]) -> Reply:
+    async def _send(
+        self, show: ShowId, fence: int, groups: Sequence[Group], must_know: Sequence[int | None], booked: int
+    ) -> Reply:
         keys = self.keys.of_show(str(show))
         wired = wire.wired(keys, groups, must_know)
         return await RELEASE(
@@ -114,6 +119,7 @@ class RedisPublisher:
             places=wired.places,
             show_id=str(show),
             fence=fence,
+            booked=booked,
             freed=wired.packed,
         )
 

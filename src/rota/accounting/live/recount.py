@@ -1,8 +1,9 @@
 """The recount: tokens in Redis against rows of `proc`, and counters against tokens, while bookings go on.
 
-Bucket after bucket joins a shadow, and while the mark stands, bookings and releases in buckets behind it change the
-shadow too; so at the end the shadow is what tokens hold, at every instant, and every counter takes its value from it.
-No quiet moment is needed, and no call handles more than a few buckets.
+Bucket after bucket joins a shadow, from the highest down, and while the mark stands, bookings and releases in buckets
+from it on change the shadow too; so at the end the shadow is what tokens hold, at every instant, and every counter
+takes its value from it. No quiet moment is needed, and no call handles more than a few buckets. New tokens are higher
+than all before, so they are in the shadow from the beginning, and no load outruns the scan.
 
 Beside it the rows of the same tokens are read, after the tokens:
 - a row without a token is counted now. Should it be deleted at this very moment, its grave tells the next recount;
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
 from rota.accounting import procs
 from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, runs
@@ -46,12 +48,16 @@ HEALED = metrics.counter("rota_accounting_tokens_healed", "Tokens that did not a
 LIVE = metrics.gauge("rota_accounting_tokens_live", "Tokens in Redis at the last recount, all managed shows.")
 CHUNKS = metrics.counter("rota_accounting_recount_chunks", "Script calls that counted buckets.")
 
-BEGUN: Final = -1
-ENDED: Final = 2**53
+ENDED: Final = 0
+"""Where the mark stands when every bucket is in the shadow."""
 BUCKETS_PER_CALL: Final = 8
+CHARGES_PER_CALL: Final = 256
+"""Fewer buckets are taken where more charges than this are in them: a call takes a few microseconds for each."""
 TURNS_MAX: Final = 1000
 """Tries to take a portion of buckets that change under our hands."""
 NAMES_PER_CALL: Final = 256
+GROUPS_PER_CALL: Final = 128
+ROWS_PER_READ: Final = 1024
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -67,6 +73,11 @@ class Lost(msgspec.Struct, frozen=True):
     pass
 
 
+class Begun(msgspec.Struct, frozen=True):
+    mark: int
+    seq: int
+
+
 class Settled(msgspec.Struct, frozen=True):
     drifted: int
     seq: int
@@ -77,7 +88,7 @@ class Damaged(msgspec.Struct, frozen=True):
 
 
 COUNT = script(__package__, "recount", replies=Counted | Moved | Lost | Damaged)
-SETTLE = script(__package__, "settle", replies=Settled | Lost | Damaged)
+SETTLE = script(__package__, "settle", replies=Begun | Settled | Lost | Damaged)
 
 
 class Recounted(msgspec.Struct, frozen=True):
@@ -136,6 +147,8 @@ class _Recount:
         self.keys = ledger.keys.of_show(str(show))
         self.rest = rest
         self.fence = 0
+        self.buckets = 1
+        """How many are taken at a time, by what was in the last ones."""
         self.tokens = self.adopted = self.chunks = 0
         self.suspects: dict[int, str] = {}
         """Tokens that had no row, and the number of what they hold."""
@@ -151,9 +164,9 @@ class _Recount:
         if found.fence is None:
             raise Overtaken("seeding")
         self.fence = found.fence
-        await self._settle("begin")
+        mark = await self._settle("begin")
         faults.at("recount.after_begin")
-        mark = BEGUN
+        await self._adopt(await self._rows(mark << wire.SPAN_BITS, TOKEN_END))
         while mark != ENDED:
             mark = await self._portion(mark)
         drifted = await self._swap()
@@ -161,7 +174,7 @@ class _Recount:
         return drifted
 
     async def _portion(self, mark: int) -> int:
-        """Count the next buckets and compare them with rows; the new mark."""
+        """Count the next buckets below the mark and compare them with rows; the new mark."""
         began = time.monotonic()
         counted = await self._count(mark)
         faults.at("recount.after_count")
@@ -170,21 +183,26 @@ class _Recount:
             for bucket, held in counted.tokens
             for field, number in zip(held[::2], held[1::2], strict=True)
         }
-        first, last = (mark + 1) << wire.SPAN_BITS, min(((counted.mark + 1) << wire.SPAN_BITS) - 1, TOKEN_END - 1)
-        rows = set(await procs.tokens(self.ledger.database, self.show, first, last))
+        rows = set(await self._rows(counted.mark << wire.SPAN_BITS, mark << wire.SPAN_BITS))
+        self.buckets = _buckets_next(self.buckets, len(set(seen.values())))
         self.tokens += len(seen)
         self.suspects |= {token: number for token, number in seen.items() if token not in rows}
         await self._adopt(sorted(rows - seen.keys()))
         await asyncio.sleep(self.rest * (time.monotonic() - began))
         return counted.mark
 
+    async def _rows(self, first: int, end: int) -> list[int]:
+        """Tokens that have a row, from one to before another."""
+        return await procs.tokens(self.ledger.database, self.show, first, end - 1)
+
     async def _count(self, mark: int) -> Counted:
         for _ in range(TURNS_MAX):
-            numbers = await state.buckets(self.ledger.client, self.keys, mark, BUCKETS_PER_CALL)
+            numbers = await state.buckets(self.ledger.client, self.keys, mark, self.buckets)
             reply = await COUNT(
                 self.ledger.client,
                 seq=self.keys.seq,
                 show=self.keys.show,
+                index=self.keys.limits,
                 charges=self.keys.charges,
                 buckets=self.keys.buckets,
                 shadow=self.keys.shadow,
@@ -207,17 +225,21 @@ class _Recount:
     async def _adopt(self, strays: Sequence[int]) -> None:
         """Count rows that Redis has no token for. Most were booked since; for those this changes nothing."""
         for first, last in runs(strays):
-            for page in await self._charges_of_rows(first, last):
-                if not await self.ledger.adopt(self.show, page):
-                    raise Overtaken("seeding")
+            for start in range(first, last + 1, ROWS_PER_READ):
+                groups = await self._charged(start, min(start + ROWS_PER_READ - 1, last))
+                for piece in state.pieces(groups, GROUPS_PER_CALL):
+                    adopted = await self.ledger.adopt(self.show, piece)
+                    if adopted is None:
+                        raise Overtaken("seeding")
+                    self.adopted += adopted
 
-    async def _charges_of_rows(self, first: int, last: int) -> list[list[Group]]:
-        rows = await procs.page(self.ledger.database, self.show, first, last, BATCH_MAX)
+    async def _charged(self, first: int, last: int) -> list[Group]:
+        """Rows from one token to another, by what they hold."""
+        rows = await procs.page(self.ledger.database, self.show, first, last, ROWS_PER_READ)
         by_charge: dict[Charge, list[int]] = {}
         for row in rows:
             by_charge.setdefault(row.charge, []).append(row.token)
-        groups = [Group(charge, NOWHERE, tokens) for charge, tokens in by_charge.items()]
-        return [list(piece) for piece in state.pieces(groups, BUCKETS_PER_CALL)]
+        return [Group(charge, NOWHERE, tokens) for charge, tokens in by_charge.items()]
 
     async def _swap(self) -> dict[Level, int]:
         """Give every counter the value of the shadow; how many had another one, by level.
@@ -238,10 +260,13 @@ class _Recount:
         return {level: number for level, number in drifted.items() if number}
 
     async def _settle(self, step: str, names: Sequence[str] = ()) -> int:
+        """One step: the mark to begin at, or how many of the names had drifted."""
         reply = await SETTLE(
             self.ledger.client,
             seq=self.keys.seq,
             show=self.keys.show,
+            charges=self.keys.charges,
+            buckets=self.keys.buckets,
             shadow=self.keys.shadow,
             places=[self.keys.counting(name) for name in names],
             show_id=str(self.show),
@@ -250,6 +275,8 @@ class _Recount:
             names=list(names),
         )
         match reply:
+            case Begun():
+                return reply.mark
             case Settled():
                 return reply.drifted
             case Lost():
@@ -291,13 +318,24 @@ class _Recount:
     async def _charges(self, numbers: Sequence[str]) -> dict[str, Charge]:
         """What these numbers stand for; those that nobody holds any more are left out."""
         with guard(self.ledger.client):
-            found = await self.ledger.client.hmget(self.keys.charges, list(numbers))
-        return {
-            number: wire.charge_of(text.decode().partition(" ")[2])
+            try:
+                found = await self.ledger.client.hmget(self.keys.charges, list(numbers))
+            except ResponseError:
+                return {}
+        read = {
+            number: wire.read_charge(text.decode("utf-8", "replace"))
             for number, text in zip(numbers, found, strict=True)
             if isinstance(text, bytes)
         }
+        return {number: charged.charge for number, charged in read.items() if charged}
 
     def _damaged(self, reply: Damaged) -> Overtaken:
         log.warning("books_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded anew")
         return Overtaken("damage")
+
+
+def _buckets_next(buckets: int, charges: int) -> int:
+    """How many buckets to take after `buckets` that held so many charges."""
+    if charges > CHARGES_PER_CALL:
+        return max(1, buckets // 2)
+    return min(BUCKETS_PER_CALL, buckets * 2) if charges * 2 <= CHARGES_PER_CALL else buckets

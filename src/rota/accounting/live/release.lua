@@ -1,14 +1,15 @@
 -- script: release
 -- use keeping
 -- key seq       string  acct:seq
--- key show      hash    acct:show:{show}      fence, run, seeding, recount
+-- key show      hash    acct:show:{show}      fence, run, seeding, recount, limits
 -- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, and the charge
+-- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
 -- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
 -- arg show_id   str
--- arg fence     int     of the show when the rows were deleted or the tokens booked; under a higher one nothing is done
+-- arg fence     int     of the show when the rows were deleted; under a higher one nothing is done
+-- arg booked    int     give back, under whatever fence, only what was booked under this one; 0: a release
 -- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets
 -- reply released tokens:int seq:int            tokens that were there with this charge, and no longer are
 -- reply limited                                a job or layer given with place 0 has limits: its place is needed
@@ -18,7 +19,7 @@
 local groups, numbers = freed[1], freed[2]
 local held = read_show()
 local standing_fence = held.fence or held.seeding
-if not standing_fence or standing_fence > fence then return {'stale'} end
+if not standing_fence or (booked == 0 and standing_fence > fence) then return {'stale'} end
 
 local first_bucket = #places - #numbers
 local fields, parts = spread(groups, numbers)
@@ -40,12 +41,12 @@ local holds = {}
 local texts = redis.pcall('HMGET', charges, unpack(numbered))
 if texts.err then return damaged(charges) end
 for nth, number in ipairs(numbered) do
-  local tokens, charge = read_charge(texts[nth] or '')
+  local tokens, since, charge = read_charge(texts[nth] or '')
   if not tokens then return damaged(charges) end
-  holds[number] = {tokens, charge}
+  holds[number] = {tokens = tokens, since = since, charge = charge}
 end
 
-local limited = limited_of(groups)
+local limited = limited_of(groups, held)
 if not limited then return damaged(index) end
 
 local gone, shadowed, removed, released = {}, {}, {}, 0
@@ -57,10 +58,10 @@ for place, group in ipairs(groups) do
     local length = #drop
     for nth = own[part + 1], own[part + 2] do
       local hold = found[at][nth] and holds[found[at][nth]]
-      if hold and hold[2] == group[8] then
+      if hold and hold.charge == group[8] and (booked == 0 or hold.since == booked) then
         length = length + 1
         drop[length] = fields[at][nth]
-        hold[1] = hold[1] - 1
+        hold.tokens = hold.tokens - 1
         hold.changed = true
         released = released + 1
       end
@@ -68,7 +69,7 @@ for place, group in ipairs(groups) do
     removed[at] = drop
     if released > before then
       gone[place] = (gone[place] or 0) + released - before
-      if held.recount and numbers[at] <= held.recount then
+      if held.recount and numbers[at] >= held.recount then
         shadowed[place] = (shadowed[place] or 0) + released - before
       end
     end
@@ -108,9 +109,9 @@ for at, drop in pairs(removed) do
 end
 local ended, kept = {}, {}
 for number, hold in pairs(holds) do
-  if hold.changed and hold[1] > 0 then
+  if hold.changed and hold.tokens > 0 then
     kept[#kept + 1] = number
-    kept[#kept + 1] = hold[1] .. ' ' .. hold[2]
+    kept[#kept + 1] = hold.tokens .. ' ' .. whole(hold.since) .. ' ' .. hold.charge
   elseif hold.changed then
     ended[#ended + 1] = number
   end

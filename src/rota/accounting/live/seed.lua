@@ -5,14 +5,20 @@
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}|acct:limits:{show}|acct:charges:{show}|acct:buckets:{show}|acct:shadow:{show}
 -- arg fence     int     to which the show was raised in PostgreSQL for this seeding
 -- arg step      str     begin: refuse bookings and mark the seeding; wipe: remove these places; finish: let them book;
---                       drop: Redis no longer keeps the show, forget it
+--                       drop: Redis no longer keeps the show, forget it; doubt: a fence above this one, which
+--                       PostgreSQL has by now, did not come from there and goes
 -- reply done seq:int
 -- reply newer                                  seeded, or being seeded, under this fence or a higher one; or emptied since
 
 local held = read_show()
+if step == 'doubt' then
+  if math.max(held.fence or 0, held.seeding or 0) <= fence then return {'newer'} end
+  redis.call('HDEL', show, 'fence', 'seeding')
+  return {'done', next_seq()}
+end
 if step == 'begin' then
   if (held.fence or 0) >= fence or (held.seeding or 0) > fence then return {'newer'} end
-  redis.call('HDEL', show, 'fence', 'recount', 'recounted', 'reseed', 'uncounted')
+  redis.call('HDEL', show, 'fence', 'recount', 'recounted', 'reseed', 'uncounted', 'limits')
   redis.call('HSET', show, 'seeding', whole(fence), 'run', run_id())
   return {'done', next_seq()}
 end

@@ -16,7 +16,7 @@ number of keys and tokens, so Redis is never held up for long.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,7 +24,7 @@ import structlog
 
 from rota.accounting import procs
 from rota.accounting.ledger import TOKEN_END, Charge, Group
-from rota.accounting.live import state
+from rota.accounting.live import state, wire
 from rota.accounting.live.limits import Written
 from rota.accounting.live.publisher import NOWHERE
 from rota.infra import faults
@@ -32,6 +32,7 @@ from rota.infra.postgres import query
 from rota.infra.redis import script
 from rota.infra.telemetry import metrics
 from rota.model.ids import ShowId
+from rota.model.quota import Level
 
 if TYPE_CHECKING:
     from rota.accounting.live.ledger import LiveLedger
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RAISE_FENCE = query("rota.accounting", "show_raise_fence")
+SHOW = query("rota.accounting", "show_get")
 
 SEEDED = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
 SEED_S = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
@@ -90,7 +92,7 @@ async def seed(ledger: LiveLedger, show: ShowId) -> Seeded | None:
 
 
 async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> Seeded | None:
-    await _step(ledger, show, fence, "begin")
+    await _begin(ledger, show, fence)
     faults.at("seeding.after_mark")
     await _wipe(ledger, show, fence)
     read = await ledger.limits.read(show)
@@ -100,9 +102,23 @@ async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> S
         if not isinstance(await ledger.limits.write(show, fence, piece, how="seed"), Written):
             raise Overtaken
     faults.at("seeding.after_limits")
-    counted = await _count_rows(ledger, show, fence)
+    counted = await _count_rows(ledger, show, fence, read.names)
     await _step(ledger, show, fence, "finish")
     return Seeded(fence, len(read.entries), counted, round(time.monotonic() - began, 3))
+
+
+async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
+    """Mark the seeding. A fence in Redis above the one PostgreSQL has *afterwards* did not come from there: a hand left
+    it, or PostgreSQL was restored from an older copy of itself. It must not keep the show shut."""
+    try:
+        await _step(ledger, show, fence, "begin")
+    except Overtaken:
+        row = await ledger.database.row(SHOW, show)
+        if row is None:
+            raise
+        await _step(ledger, show, row["fence"], "doubt")
+        log.warning("fence_doubted", show=str(show), fence=row["fence"])
+        await _step(ledger, show, fence, "begin")
 
 
 async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
@@ -116,12 +132,13 @@ async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     await _step(ledger, show, fence, "wipe", [keys.limits, keys.charges, keys.buckets, keys.shadow])
 
 
-async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int) -> int:
+async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int, limited: Collection[str]) -> int:
+    """`limited`: what has limits in Redis, which nobody else changes while the mark stands."""
     counted, first = 0, 0
     while first < TOKEN_END:
         page, last = await procs.page_groups(ledger.database, show, first, PAGE)
-        for groups in _calls(page):
-            if not await ledger.adopt(show, groups, seeding=fence):
+        for groups in _calls(page, limited):
+            if await ledger.adopt(show, groups, seeding=fence) is None:
                 raise Overtaken
             counted += sum(len(group.tokens) for group in groups)
             faults.at("seeding.mid_rows")
@@ -131,16 +148,17 @@ async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int) -> int:
     return counted
 
 
-def _calls(page: Sequence[tuple[Charge, Sequence[int]]]) -> Iterator[list[Group]]:
+def _calls(page: Sequence[tuple[Charge, Sequence[int]]], limited: Collection[str]) -> Iterator[list[Group]]:
     """Groups of a page, in portions that one script call handles in a few milliseconds."""
     call: list[Group] = []
     tokens = 0
     for charge, held in page:
+        capped = any(wire.name(level, charge.key(level)) in limited for level in (Level.JOB, Level.LAYER))
         for piece in state.pieces(held, TOKENS_PER_CALL):
             if call and (tokens + len(piece) > TOKENS_PER_CALL or len(call) == GROUPS_PER_CALL):
                 yield call
                 call, tokens = [], 0
-            call.append(Group(charge, NOWHERE, piece))
+            call.append(Group(charge, NOWHERE, piece, capped))
             tokens += len(piece)
     if call:
         yield call
@@ -156,7 +174,7 @@ async def _step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places:
 async def forget(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     """Remove the books of a show that Redis no longer keeps since `fence`, unless it was seeded again."""
     try:
-        await _step(ledger, show, fence, "begin")
+        await _begin(ledger, show, fence)
         await _wipe(ledger, show, fence)
         await _step(ledger, show, fence, "drop")
     except Overtaken:

@@ -19,6 +19,9 @@ from rota.model.units import Centicores, parse_cores
 PIECE: Final = 512
 """Keys or fields asked for in one call."""
 
+EXACT_MAX: Final = 2**53
+"""The scripts' numbers are exact up to here."""
+
 T = TypeVar("T")
 
 
@@ -72,7 +75,8 @@ def _show_state(found: object, run: bytes) -> ShowState:
 
 
 def _whole(text: bytes | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    """As the scripts read it: what is no such number is as good as missing."""
+    return int(text) if text is not None and text.isdigit() and int(text) <= EXACT_MAX else None
 
 
 async def fields_of(client: Redis, key: str) -> AsyncIterator[tuple[str, str]]:
@@ -99,9 +103,8 @@ async def names_in_use(client: Redis, keys: ShowKeys) -> set[str]:
     """Short names of everything that has limits, or holds tokens, in Redis."""
     names = {name async for name, _ in fields_of(client, keys.limits)}
     async for _, text in fields_of(client, keys.charges):
-        _, _, charge = text.partition(" ")
-        if charge.count(" ") == 6:
-            names.update(wire.names_of(charge))
+        if charged := wire.read_charge(text):
+            names.update(wire.names_of(charged.text))
     return {name for name in names if is_name(name)}
 
 
@@ -109,11 +112,9 @@ async def held(client: Redis, keys: ShowKeys) -> dict[str, Usage]:
     """What tokens hold, by short name: what every counter should say."""
     sums: dict[str, Usage] = {}
     async for _, text in fields_of(client, keys.charges):
-        tokens, _, charge = text.partition(" ")
-        if charge.count(" ") == 6 and tokens.isdigit():
-            ask = wire.charge_of(charge).ask
-            for name in wire.names_of(charge):
-                sums[name] = sums.get(name, Usage()).plus(ask, int(tokens))
+        if charged := wire.read_charge(text):
+            for name in wire.names_of(charged.text):
+                sums[name] = sums.get(name, Usage()).plus(charged.charge.ask, charged.tokens)
     return sums
 
 
@@ -125,15 +126,17 @@ def is_name(text: str) -> bool:
     return True
 
 
-async def buckets(client: Redis, keys: ShowKeys, after: int = -1, most: int | None = None) -> list[int]:
-    """Buckets of tokens beyond `after`, in order."""
+async def buckets(client: Redis, keys: ShowKeys, below: int | None = None, most: int | None = None) -> list[int]:
+    """Buckets of tokens below `below`, descending."""
     start = None if most is None else 0
+    highest = "+inf" if below is None else f"({below}"
     with guard(client):
         try:
-            found = await client.zrangebyscore(keys.buckets, f"({after}", "+inf", start=start, num=most)
+            found = await client.zrevrangebyscore(keys.buckets, highest, "-inf", start=start, num=most)
         except ResponseError:
             return []
-    return [int(each) for each in found if isinstance(each, bytes) and each.isdigit()]
+    numbers = (_whole(each) for each in found if isinstance(each, bytes))
+    return [number for number in numbers if number is not None]
 
 
 async def keys_like(client: Redis, keys: Keys, pattern: str) -> list[str]:

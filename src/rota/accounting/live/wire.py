@@ -5,6 +5,7 @@ A charge travels and is stored as text, `alloc folder job layer dept cores gpus`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
@@ -23,7 +24,16 @@ SPAN: Final = 1 << SPAN_BITS
 SHORT: Final = dict(zip(("sub", "folder", "job", "layer", "point"), LEVELS, strict=True))
 WORD: Final = {level: word for word, level in SHORT.items()}
 
+_ID = "([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
+_STORED = re.compile(rf"([0-9]{{1,15}}) [0-9]{{1,16}} ({' '.join([_ID] * 5)} ([0-9]{{1,15}}) ([0-9]{{1,15}}))")
+
 Packed = tuple[int | str | list[int], ...]
+
+
+class Charged(msgspec.Struct, frozen=True):
+    tokens: int
+    text: str
+    charge: Charge
 
 
 class Wired(msgspec.Struct, frozen=True):
@@ -54,9 +64,13 @@ def wired(keys: ShowKeys, groups: Sequence[Group], must_know: Sequence[int | Non
     return Wired([*at, *map(keys.tokens, numbers)], (packed, numbers))
 
 
-def charge_of(text: str) -> Charge:
-    alloc, folder, job, layer, dept, cores, gpus = text.split(" ")
-    return Charge(
+def read_charge(stored: str) -> Charged | None:
+    """A value of `acct:charges`: how many tokens hold it, since which fence, what it is. None if no script wrote it."""
+    found = _STORED.fullmatch(stored)
+    if found is None:
+        return None
+    tokens, text, alloc, folder, job, layer, dept, cores, gpus = found.groups()
+    charge = Charge(
         PoolId(UUID(alloc)),
         FolderId(UUID(folder)),
         JobId(UUID(job)),
@@ -65,6 +79,7 @@ def charge_of(text: str) -> Charge:
         Centicores(int(cores)),
         int(gpus),
     )
+    return Charged(int(tokens), text, charge)
 
 
 def name(level: Level, thing: UUID) -> str:

@@ -1,0 +1,336 @@
+"""A state machine over both ledgers, on real servers, against a plain model.
+
+Bookings in batches, releases, every kind of limit, flips, an emptied Redis, recounts, reseeds, bookers that die and
+releases that nobody tells, in any order, by two processes' books and by one without Redis. After every step outcomes,
+counters and rows are those of the model; so no cap is ever passed (A1), and Redis counts what it should (A2, A3, A5).
+"""
+
+import asyncio
+from contextlib import suppress
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rota.accounting import procs
+from rota.accounting.books import Books
+from rota.accounting.items import Caps
+from rota.accounting.ledger import Group, Why
+from rota.infra.postgres import Database, PostgresTarget
+from rota.model.errors import InvalidInput, Refused
+from rota.model.quota import Level, Limit, Usage
+from tests.contract.ledger_suite import EMPTY, plain, sql
+from tests.ground.databases import one_database
+from tests.ground.plugin import redis_async
+from tests.integration.books_ground import Farm
+from tests.property.books_model import Model
+
+CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
+SUBMIT = sql("INSERT INTO rota.job_resource (pk_job, pk_show, int_max_cores, int_max_gpus) VALUES ($1, $2, 350, 3)")
+NEVER_S = 1e9
+
+shared_database_url = one_database()
+
+TOKENS = st.builds(lambda at, skip: at + skip, st.sampled_from([0, 8, 122, 2**53 - 30]), st.integers(0, 9))
+RUN = st.tuples(TOKENS, st.integers(1, 9), st.sampled_from([1, 1, 1, -1, 2]))
+KEYS = st.tuples(*[st.integers(0, 1)] * 2, st.integers(0, 2), st.integers(0, 1), st.integers(0, 1))
+ASK = st.sampled_from([(100, 0), (50, 1), (250, 2), (0, 1), (33, 0), (1, 0)])
+GROUP = st.tuples(KEYS, ASK, RUN, st.booleans(), st.sampled_from([0, 0, 0, 1]))
+CORES = st.sampled_from([None, -1, 0, "0.5", 1, "2.33", 5, 9])
+GPUS = st.sampled_from([None, -1, 0, 1, 3, 6])
+WHO = st.sampled_from(["one", "two"])
+
+
+class Machine(RuleBasedStateMachine):
+    ground = None
+    """The event loop's runner, the database and the Redis of this test."""
+
+    def __init__(self):
+        super().__init__()
+        self.runner, self.database, self.redis = self.ground
+
+    def run(self, work):
+        return self.runner.run(work)
+
+    @initialize(burst=st.sampled_from([3, 6, 9]))
+    def make(self, burst):
+        self.run(self._make(burst))
+
+    async def _make(self, burst):
+        for statement in CLEAR:
+            await self.database.run(statement)
+        await self.redis.flushdb()
+        self.farm = farm = await Farm(Books(self.database, self.redis)).make(burst=burst)
+        pool = (await farm.change("create_pool", "other")).after.id
+        await farm.change("create_subscription", "duck", "other", size=1, burst=burst)
+        folder = (await farm.change("create_folder", "duck", "assets")).after.id
+        dept = (await farm.change("create_dept", "sims")).after.id
+        self.books = {"one": farm.books, "two": Books(self.database, self.redis, remember_s=NEVER_S)}
+        self.silent = Books(self.database, None, remember_s=NEVER_S)
+        self.pools, self.folders, self.depts = (farm.pool, pool), (farm.folder, folder), (farm.dept, dept)
+        self.names = {pool: "other", farm.pool: "duck-main", folder: "assets", farm.folder: "shots"}
+        self.names |= {dept: "sims", farm.dept: "duck-fx"}
+        self.jobs = [UUID(int=farm.job.int ^ number) for number in range(3)]
+        self.hosts = [farm.host, UUID(int=farm.host.int ^ 1)]
+        self.upkeep = farm.upkeep()
+        self.model = Model()
+        self.model.limits = {(Level.SUBSCRIPTION, each): Limit(100 * burst, -1) for each in self.pools}
+        self.least = {}
+        # A job that was submitted with caps: its row is older than its frames.
+        await self.database.run(SUBMIT, self.jobs[2], farm.show)
+        self.model.limits[Level.JOB, self.jobs[2]] = Limit(350, 3)
+
+    def groups(self, drawn):
+        """Groups as drawn, each token once."""
+        seen, groups = set(), []
+        for (pool, folder, job, layer, dept), (cores, gpus), (first, number, step), capped, host in drawn:
+            tokens = (
+                range(first, first + number)[:: 1 if step > 0 else -1]
+                if abs(step) == 1
+                else range(first, first + number)[::2]
+            )
+            tokens = [token for token in tokens if token not in seen]
+            seen |= set(tokens)
+            charge = self.farm.charge(
+                cores,
+                gpus,
+                alloc=self.pools[pool],
+                folder=self.folders[folder],
+                job=self.jobs[job],
+                layer=self.layer(job, layer),
+                dept=self.depts[dept],
+            )
+            groups.append(Group(charge, self.hosts[host], tokens, capped or job == 2))
+        return groups
+
+    def layer(self, job, layer):
+        return UUID(int=self.jobs[job].int ^ (16 << layer))
+
+    @rule(drawn=st.lists(GROUP, min_size=1, max_size=4), force=st.sampled_from([False] * 5 + [True]), who=WHO)
+    def book(self, drawn, force, who):
+        off = None if self.model.seeded or not self.model.managed else Why.UNSEEDED
+        self._book(self.books[who], self.groups(drawn), force=force, off=off)
+
+    @rule(who=WHO)
+    def repeat(self, who):
+        groups = [Group(charge, host, [token]) for token, (charge, host) in self.model.booked.items()]
+        self._book(
+            self.books[who], groups, off=None if self.model.seeded else Why.UNSEEDED if self.model.managed else None
+        )
+
+    @rule(drawn=st.lists(GROUP, min_size=1, max_size=2))
+    def book_without_redis(self, drawn):
+        self._book(self.silent, self.groups(drawn), off=Why.REDIS_OFF if self.model.managed else None)
+
+    def _book(self, books, groups, *, force=False, off=None):
+        told = [plain(each) for each in self.run(books.book(self.farm.show, groups, force=force))]
+        expected = self.model.book(groups, self.fence(), force=force, off=off)
+        for outcome, (booked, already, refused, declined, refusal) in zip(told, expected, strict=True):
+            assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
+            assert (outcome.declined, outcome.refusal) == (declined, refusal)
+
+    @precondition(lambda self: self.model.live)
+    @rule(drawn=GROUP)
+    def book_and_die_before_the_insert(self, drawn):
+        [group] = self.groups([drawn])
+        self.run(self.farm.live._book(self.farm.show, [group], "limits"))
+        refused, _, _ = self.model.decide(group, False, self.model.counters())
+        left = [token for token in group.tokens if token not in refused and token not in self.model.tokens]
+        self.model.ghosts |= dict.fromkeys(left, (group.charge, self.fence()))
+
+    @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=st.sampled_from(["one", "two", "silent"]))
+    def release(self, tokens, who):
+        tokens = [first + at for first, number, _ in tokens for at in range(number)]
+        self._release(tokens, who)
+
+    @rule(who=st.sampled_from(["one", "two", "silent"]))
+    def release_everything(self, who):
+        self._release(sorted(self.model.booked), who)
+
+    def _release(self, tokens, who):
+        books = self.silent if who == "silent" else self.books[who]
+        released = self.run(books.release(self.farm.show, tokens))
+        told = {token: each.charge for each in released for token in each.tokens}
+        assert told == self.model.release(tokens, self.fence(), told=who != "silent")
+
+    def fence(self):
+        return self.run(self.farm.fence())
+
+    def change(self, who, action, *args, **more):
+        return self.run(self.books[who].change(lambda admin: getattr(admin, action)(*args, actor="ann", **more)))
+
+    @rule(pool=st.integers(0, 1), burst=st.sampled_from([0, "0.5", 2, 5, 9]), gpus=GPUS, who=WHO)
+    def change_burst(self, pool, burst, gpus, who):
+        key = (Level.SUBSCRIPTION, self.pools[pool])
+        if key not in self.model.limits:
+            return
+        self.change(who, "change_subscription", "duck", self.names[key[1]], burst=burst, gpu_burst=gpus)
+        old = self.model.limits[key]
+        self.model.limits[key] = Limit(hundredths(burst), old.gpus if gpus is None else gpus)
+
+    @rule(who=WHO)
+    def remove_or_make_the_other_share(self, who):
+        key = (Level.SUBSCRIPTION, self.pools[1])
+        if key not in self.model.limits:
+            self.change(who, "create_subscription", "duck", "other", size=1, burst=4, gpu_burst=2)
+            self.model.limits[key] = Limit(400, 2)
+        elif any(charge.alloc == key[1] for charge, _ in self.model.booked.values()):
+            with pytest.raises(Refused):
+                self.change(who, "delete_subscription", "duck", "other")
+        else:
+            self.change(who, "delete_subscription", "duck", "other")
+            del self.model.limits[key]
+
+    @rule(
+        level=st.sampled_from([Level.FOLDER, Level.POINT]),
+        at=st.integers(0, 1),
+        cores=CORES,
+        gpus=GPUS,
+        least=st.sampled_from([None, None, 0, 1]),
+        who=WHO,
+    )
+    def cap_folder_or_point(self, level, at, cores, gpus, least, who):
+        thing = (self.folders if level is Level.FOLDER else self.depts)[at]
+        if thing == self.depts[1] and thing not in self.least:
+            with suppress(InvalidInput):  # a booking may have made it
+                self.change(who, "create_point", "duck", self.names[thing])
+            self.least[thing] = 0
+        new, low = self.changed((level, thing), cores, gpus), self.least.get(thing, 0) if least is None else 100 * least
+        action = "change_folder" if level is Level.FOLDER else "change_point"
+        arguments = ("duck", self.names[thing], Caps(min_cores=least, max_cores=cores, max_gpus=gpus))
+        if 0 < new.cores < low:
+            with pytest.raises(InvalidInput):
+                self.change(who, action, *arguments)
+            return
+        self.change(who, action, *arguments)
+        self.model.limits[level, thing], self.least[thing] = new, low
+
+    @rule(
+        level=st.sampled_from([Level.JOB, Level.LAYER]),
+        job=st.integers(0, 2),
+        layer=st.integers(0, 1),
+        cores=CORES,
+        gpus=GPUS,
+        who=WHO,
+    )
+    def cap_job_or_layer(self, level, job, layer, cores, gpus, who):
+        thing = self.jobs[job] if level is Level.JOB else self.layer(job, layer)
+        running = any(charge.key(level) == thing for charge, _ in self.model.booked.values())
+        try:
+            self.change(who, f"change_{level}", "duck", thing, max_cores=cores, max_gpus=gpus)
+        except InvalidInput:
+            old = self.model.limits.get((level, thing), Limit(-1, -1))
+            assert not running
+            assert max(old.cores, old.gpus) <= 0
+            return
+        self.model.limits[level, thing] = self.changed((level, thing), cores, gpus)
+
+    def changed(self, key, cores, gpus):
+        old = self.model.limits.get(key, Limit(-1, -1))
+        return Limit(old.cores if cores is None else hundredths(cores), old.gpus if gpus is None else gpus)
+
+    @rule(managed=st.booleans(), who=WHO)
+    def flip(self, managed, who):
+        was = self.model.live
+        self.change(who, "set_managed", "duck", managed)
+        self.model.managed = self.model.seeded = managed
+        if not was or not managed:
+            self.model.forget_ghosts()
+
+    @precondition(lambda self: self.model.managed)
+    @rule()
+    def empty_redis(self):
+        self.run(self.redis.flushdb())
+        self.model.seeded = False
+        self.model.forget_ghosts()
+
+    @rule()
+    def look(self):
+        self.run(self.upkeep.look())
+        self.model.seeded = self.model.managed
+
+    @rule()
+    def recount(self):
+        found = self.run(self.farm.recount())
+        if not self.model.live:
+            assert found is None
+            return
+        tokens = len(self.model.tokens)
+        assert (found.tokens, found.adopted, found.drifted) == (tokens, 0, {})
+        assert (found.released, found.buried) == self.model.recount(self.fence())
+
+    @rule()
+    def reseed(self):
+        assert self.run(self.farm.live.catch_up(self.farm.show)) == self.model.live
+        self.run(self.upkeep.reseed_limits())
+
+    @rule()
+    def write_tables(self):
+        ledger = self.farm.books.transactional
+        if self.model.managed:
+            self.run(ledger.rewrite(self.farm.show))
+            assert self.run(ledger.rewrite(self.farm.show)) == {}
+        else:
+            assert self.run(ledger.recompute(self.farm.show)) == {}
+
+    @rule()
+    def tend_graves(self):
+        self.run(self.upkeep.tend_graves())
+        self.model.prune(self.fence())
+
+    @invariant()
+    def the_books_are_right(self):
+        self.run(self._check())
+
+    async def _check(self):
+        ledger = self.farm.live if self.model.managed else self.farm.books.transactional
+        counters = await ledger.counters(self.farm.show)
+        assert not self.model.managed or self.model.seeded or not counters
+        if self.model.live or not self.model.managed:
+            assert {key: usage for key, usage in counters.items() if usage != Usage()} == self.model.counters()
+        rows = await procs.page(self.database, self.farm.show)
+        assert {row.token: (row.charge, row.host) for row in rows} == self.model.booked
+
+    def teardown(self):
+        if hasattr(self, "model"):
+            self.look()
+            self.release_everything("one")
+            self.recount()
+            self.the_books_are_right()
+            assert self.run(self.farm.audit()).ok
+
+
+def hundredths(cores):
+    return -1 if cores == -1 else round(float(cores) * 100)
+
+
+@pytest.fixture
+def machine(shared_database_url, redis_url):
+    with asyncio.Runner() as runner:
+        database = runner.run(Database.open(PostgresTarget(url=shared_database_url)))
+        redis = redis_async(redis_url)
+        Machine.ground = runner, database, redis
+        yield Machine
+        runner.run(redis.aclose())
+        runner.run(database.close())
+
+
+QUICK = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_the_books_do_what_the_model_says(machine):
+    run_state_machine_as_test(machine, settings=QUICK)
+
+
+@pytest.mark.soak
+def test_the_books_do_what_the_model_says_for_long(machine):
+    run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=300, stateful_step_count=50))
