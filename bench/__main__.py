@@ -15,7 +15,7 @@ import sys
 from bench.report import Report
 from rota.infra.telemetry import logs
 
-BENCHES = ("foundations",)
+BENCHES = ("foundations", "accounting")
 
 
 def main() -> int:

@@ -109,6 +109,28 @@ async def test_a_bucket_that_appears_between_those_that_were_listed_is_counted(l
     assert await books.agree() == 400
 
 
+async def test_a_frame_that_begins_and_ends_under_its_eyes_is_not_counted_again(ledger, books, between, monkeypatch):
+    await books.book([0])
+    read = procs.page
+
+    async def page(*given):
+        rows = await read(*given)
+        await ledger.release(books.show, [1, 300])
+        return rows
+
+    frames = iter([[1, 300]])
+
+    async def book_two_once():
+        for tokens in frames:
+            await books.book(tokens)
+
+    monkeypatch.setattr(procs, "page", page)
+    between(book_two_once)
+    await recounted(ledger, books)
+    await ledger.release(books.show, [1, 300])
+    assert await books.agree() == 100
+
+
 @pytest.mark.parametrize("number", [1, 5000])
 async def test_rows_above_every_token_are_adopted_at_once(ledger, books, number):
     await books.book(range(10))

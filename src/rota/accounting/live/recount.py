@@ -58,6 +58,8 @@ TURNS_MAX: Final = 1000
 NAMES_PER_CALL: Final = 256
 GROUPS_PER_CALL: Final = 128
 ROWS_PER_READ: Final = 1024
+REST_MAX_S: Final = 0.05
+"""Where calls take long because others are served first, long rests would help nobody, and the scan must end."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -122,7 +124,8 @@ async def recount(
 ) -> Recounted | None:
     """Recount one show; None when something came between.
 
-    Between calls it rests `rest` times as long as one took; `turn` is held while it scans, and not in its grace.
+    Between calls it rests `rest` times as long as one took, up to `REST_MAX_S`; `turn` is held while it scans, and not
+    in its grace.
     Without `bury` it ends with the scan: the counters are right, tokens without rows stay for the next one.
     """
     began = time.monotonic()
@@ -188,7 +191,7 @@ class _Recount:
         self.tokens += len(seen)
         self.suspects |= {token: number for token, number in seen.items() if token not in rows}
         await self._adopt(sorted(rows - seen.keys()))
-        await asyncio.sleep(self.rest * (time.monotonic() - began))
+        await asyncio.sleep(min(REST_MAX_S, self.rest * (time.monotonic() - began)))
         return counted.mark
 
     async def _rows(self, first: int, end: int) -> list[int]:
@@ -223,8 +226,12 @@ class _Recount:
         raise Overtaken("buckets that never rest")
 
     async def _adopt(self, strays: Sequence[int]) -> None:
-        """Count rows that Redis has no token for. Most were booked since; for those this changes nothing."""
-        for first, last in runs(strays):
+        """Count rows that Redis has no token for, now that it is asked again: most were booked since.
+
+        Rows are read once more afterwards. Who releases deletes the row first, so a frame that ends at this moment is
+        not counted again.
+        """
+        for first, last in runs(await state.absent(self.ledger.client, self.keys, strays)):
             for start in range(first, last + 1, ROWS_PER_READ):
                 groups = await self._charged(start, min(start + ROWS_PER_READ - 1, last))
                 for piece in state.pieces(groups, GROUPS_PER_CALL):

@@ -139,6 +139,31 @@ async def buckets(client: Redis, keys: ShowKeys, below: int | None = None, most:
     return [number for number in numbers if number is not None]
 
 
+async def absent(client: Redis, keys: ShowKeys, tokens: Iterable[int]) -> list[int]:
+    """Those of the tokens that Redis does not hold, in the order of their buckets; all of one that cannot be read."""
+    by_bucket: dict[int, list[int]] = {}
+    for token in tokens:
+        by_bucket.setdefault(token >> wire.SPAN_BITS, []).append(token)
+    missing: list[int] = []
+    for piece in pieces(list(by_bucket)):
+        with guard(client):
+            pipe = client.pipeline(transaction=False)
+            for bucket in piece:
+                pipe.hmget(keys.tokens(bucket), [token % wire.SPAN for token in by_bucket[bucket]])
+            answers = await pipe.execute(raise_on_error=False)
+        for bucket, held in zip(piece, answers, strict=True):
+            numbers = held if isinstance(held, list) else _nothing(held, len(by_bucket[bucket]))
+            missing += [token for token, number in zip(by_bucket[bucket], numbers, strict=True) if number is None]
+    return missing
+
+
+def _nothing(answer: object, number: int) -> list[None]:
+    if isinstance(answer, ResponseError):
+        return [None] * number
+    assert isinstance(answer, Exception)
+    raise answer
+
+
 async def keys_like(client: Redis, keys: Keys, pattern: str) -> list[str]:
     """Every key of one declared pattern; walks all keys of the server in bounded steps."""
     with guard(client):

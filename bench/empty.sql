@@ -1,0 +1,2 @@
+-- Remove all procs and graves, and what is left of them.
+TRUNCATE rota.proc, rota.proc_grave
