@@ -265,6 +265,14 @@ async def test_dead_letters_are_previewed_exactly_and_then_retried_or_purged(
     assert len(await trail(database)) - len(before[2]) == (number > 0)
 
 
+async def test_the_trail_says_which_went_and_by_what_filter(typed, letters, database):
+    await typed.out("dlq purge --queue film --reason oom --limit 2 --yes")
+    entry = (await database.rows(TRAIL))[-1]
+    assert (entry["actor"], entry["action"], entry["target"]) == (ME, "dlq.purge", "dead_letters")
+    expected = {"given": {"queue": "film", "reason": "oom"}, "number": 2, "first_ids": [1, 2]}
+    assert json.loads(entry["detail"]) == expected
+
+
 @pytest.mark.parametrize(
     ("line", "number", "told", "field"),
     [

@@ -196,7 +196,8 @@ async def _do(settings: Settings, asked: Asked, counted: Counted) -> int:
 
 
 def _entry(asked: Asked, gone: Sequence[int]) -> AuditEntry:
-    detail = {"given": asked.given.filters, "number": len(gone), "first_ids": list(gone[:IDS_IN_AUDIT])}
+    given = {name: value for name, value in asked.given.filters.items() if name != "ids"}
+    detail = {"given": given, "number": len(gone), "first_ids": gone[:IDS_IN_AUDIT]}
     return AuditEntry(actor(), f"dlq.{asked.act.name}", f"{_noun(asked).replace(' ', '_')}s", detail)
 
 
