@@ -7,14 +7,15 @@ last. Every replica may run every service: what must be done once is decided by 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from redis.asyncio import Redis
 
+from rota.accounting import procs
 from rota.accounting.books import Books
-from rota.accounting.upkeep import Upkeep
+from rota.accounting.upkeep import Upkeep as BooksUpkeep
 from rota.infra import redis as redis_infra
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus, NatsTarget
@@ -26,6 +27,8 @@ from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
 from rota.model.errors import InvalidSetting, RotaError
 from rota.model.settings import RedisUser, Settings, redis_for
+from rota.queue import Pace, Queue
+from rota.queue import Upkeep as QueueUpkeep
 
 SERVERS = ("postgres", "redis", "nats")
 
@@ -68,13 +71,15 @@ class Replica:
         self.redis = redis
         self.bus = bus
         self.books = books
+        self.queue = Queue(database)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
         self._check_servers()
         self.supervisor.add(
             self.listener.service,
             Service("outbox_relay", Relay(database, bus).run),
-            Service("books", Upkeep(books, Leases(database), settings.accounting).run),
+            Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
+            Service("queue", self._queue_upkeep().run),
         )
 
     @classmethod
@@ -91,6 +96,13 @@ class Replica:
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
             yield cls(settings, urls, database, redis, bus, books)
+
+    def _queue_upkeep(self) -> QueueUpkeep:
+        async def bury(tokens: Sequence[int]) -> set[int]:
+            return await never_booked(self.books, tokens)
+
+        pace = Pace(failed_retention_s=self.settings.retention.failed_frames)
+        return QueueUpkeep(self.queue, Leases(self.database), bury, pace)
 
     def _check_servers(self) -> None:
         checks = self.listener.checks
@@ -160,6 +172,17 @@ async def opened_books(settings: Settings, database: Database, redis_url: str | 
         yield Books(database, client, remember_s=remember_s)
     finally:
         await client.aclose()
+
+
+async def never_booked(books: Books, tokens: Sequence[int]) -> set[int]:
+    """Those of a dead dispatcher's tokens that have no proc row and, from here on, cannot get one in any show.
+
+    A claim does not say whose frames it holds, so they are buried everywhere; that is rare, and graves are pruned.
+    """
+    left = set(tokens)
+    for show in await books.admin.shows():
+        left = await procs.bury(books.database, show.id, sorted(left)) if left else left
+    return left
 
 
 async def ask(settings: Settings, name: str, url: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from rota.cli import books_app, books_caps_app, ledger_app, output
+from rota.cli import books_app, books_caps_app, dlq_app, ledger_app, output, queue_app
 from rota.cli.options import Json, load
 from rota.model.errors import RotaError
 
@@ -37,6 +37,8 @@ app.add_typer(books_caps_app.dept_app, name="dept")
 app.add_typer(books_caps_app.job_app, name="job")
 app.add_typer(books_caps_app.layer_app, name="layer")
 app.add_typer(ledger_app.ledger_app, name="ledger")
+app.add_typer(queue_app.queue_app, name="queue")
+app.add_typer(dlq_app.dlq_app, name="dlq")
 
 
 class Phase(StrEnum):

@@ -110,7 +110,7 @@ async def change_job(
     admin: Admin, actor: str, show: str, job: str, max_cores: str | None, max_gpus: str | None
 ) -> Change:
     given = caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = JobId(_id_of("job", job))
+    found = JobId(id_of("job", job))
     return await admin.change_job(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
 
 
@@ -118,11 +118,11 @@ async def change_layer(
     admin: Admin, actor: str, show: str, layer: str, max_cores: str | None, max_gpus: str | None
 ) -> Change:
     given = caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = LayerId(_id_of("layer", layer))
+    found = LayerId(id_of("layer", layer))
     return await admin.change_layer(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
 
 
-def _id_of(kind: str, text: str) -> UUID:
+def id_of(kind: str, text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:

@@ -25,7 +25,7 @@ def _target(settings: Settings) -> PostgresTarget:
 
 
 @asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[Database]:
+async def opened(settings: Settings) -> AsyncIterator[Database]:
     database = await Database.open(_target(settings))
     try:
         yield database
@@ -56,7 +56,7 @@ async def status(settings: Settings, *, as_json: bool) -> int:
 
 async def verify_audit(settings: Settings, *, expect: str | None, as_json: bool) -> int:
     anchor = audit.Head.parse(expect) if expect else None
-    async with _database(settings) as database:
+    async with opened(settings) as database:
         found = await audit.verify(database, anchor=anchor)
     problem = found.problem
     if as_json:

@@ -1,0 +1,90 @@
+"""What a dispatcher gets: turns of one lane, as columns. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from rota.infra.postgres import Record
+from rota.model.ids import JobId, LayerId
+from rota.queue.tokens import CLAIM_MAX, tokens_in
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Consecutive frames of one layer, claimed together. `tokens` and `frames` run in step."""
+
+    tokens: range
+    job: JobId
+    layer: LayerId
+    frames: range
+    attempt: int
+    payload: bytes | None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Up to 512 consecutive turns; the columns have a value per entry they came from, in order."""
+
+    id: int
+    lane: int
+    first_seq: int
+    n: int
+    skipped: Sequence[int]
+    """Tokens among these that were cancelled before; they are not yours."""
+    sizes: Sequence[int]
+    jobs: Sequence[UUID]
+    layers: Sequence[UUID]
+    first_frames: Sequence[int]
+    attempts: Sequence[int]
+    payloads: Sequence[bytes | None]
+
+    @classmethod
+    def of(cls, row: Record) -> Claim:
+        skipped: asyncpg.BitString | None = row["skipped"]
+        return cls(
+            row["claim_id"],
+            row["lane_id"],
+            row["first_seq"],
+            row["n"],
+            tokens_in(row["claim_id"], skipped) if skipped is not None else (),
+            row["sizes"],
+            row["jobs"],
+            row["layers"],
+            row["frames"],
+            row["attempts"],
+            row["payloads"],
+        )
+
+    @property
+    def frames(self) -> int:
+        return self.n - len(self.skipped)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Of the frames that were handed out: a range, unless some were cancelled before."""
+        whole = range(self.id * CLAIM_MAX, self.id * CLAIM_MAX + self.n)
+        return [token for token in whole if token not in set(self.skipped)] if self.skipped else whole
+
+    def pieces(self) -> Iterator[Piece]:
+        token = self.id * CLAIM_MAX
+        skipped = set(self.skipped)
+        columns = zip(self.sizes, self.jobs, self.layers, self.first_frames, self.attempts, self.payloads, strict=True)
+        for size, job, layer, frame, attempt, payload in columns:
+            for run in _without(range(token, token + size), skipped):
+                first = frame + run.start - token
+                yield Piece(run, JobId(job), LayerId(layer), range(first, first + len(run)), attempt, payload)
+            token += size
+
+
+def _without(tokens: range, skipped: set[int]) -> Iterator[range]:
+    """The stretches of `tokens` between skipped ones."""
+    if not skipped:
+        yield tokens
+        return
+    first = tokens.start
+    for token in [*sorted(skipped.intersection(tokens)), tokens.stop]:
+        if first < token:
+            yield range(first, token)
+        first = token + 1

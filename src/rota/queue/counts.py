@@ -1,0 +1,43 @@
+"""What is counted. No I/O."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rota.infra.postgres import Record
+
+CounterMode = Literal["ledger", "upsert", "scan"]
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Frames of a queue by where they are; `completed`, `failed` and `cancelled` include those pruned since."""
+
+    waiting: int = 0
+    running: int = 0
+    deferred: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    dead: int = 0
+    """In the dead letters."""
+
+    @property
+    def terminal(self) -> int:
+        return self.completed + self.failed + self.cancelled
+
+    @classmethod
+    def of(cls, row: Record) -> Counts:
+        return cls(**{field: row[field] for field in cls.__struct_fields__})
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A lane in which frames wait that may be claimed."""
+
+    lane: int
+    queue: str
+    priority: int
+    waiting: int
+    parked: int
+    """How many of these wait for room for their job."""

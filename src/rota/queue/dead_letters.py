@@ -1,0 +1,112 @@
+"""The dead letters of all of Rota: what was given up, why, and how it may come back.
+
+A cause has one entry per kind: writing it again changes nothing, so whoever gives something up may repeat it after a
+lost reply. Only frames can go back to their queue from here; other kinds are revived by the room that knows them, which
+removes the entry in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from rota.infra import faults
+from rota.infra.postgres import Database, Transaction, query
+from rota.model.errors import InvalidInput
+from rota.queue.entries import check_count
+
+ADD = query(__package__, "dlq_add")
+FIND = query(__package__, "dlq_find")
+COUNT = query(__package__, "dlq_count")
+REMOVE = query(__package__, "dlq_remove")
+
+Kind = Literal["frame", "job", "message", "output", "saga"]
+REMOVE_MAX = 10_000
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """`cause` names what went wrong, such as a token, a message id or a run and its step."""
+
+    kind: Kind
+    reason: str
+    cause: str
+    queue: str | None = None
+    job: UUID | None = None
+    layer: UUID | None = None
+    frame: int | None = None
+    attempt: int | None = None
+    payload: bytes | None = None
+    error: str | None = None
+    id: int = 0
+    created_at: datetime | None = None
+
+
+class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries that agree with everything that is set."""
+
+    ids: Sequence[int] | None = None
+    kind: Kind | None = None
+    reason: str | None = None
+    queue: str | None = None
+    job: UUID | None = None
+    before: datetime | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is set, so that every entry agrees."""
+        return all(value is None for value in msgspec.structs.asdict(self).values())
+
+    def arguments(self) -> tuple[object, ...]:
+        return (self.ids, self.kind, self.reason, self.queue, self.job, self.before)
+
+
+class DeadLetters:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def add(self, letters: Sequence[DeadLetter], on: Transaction | None = None) -> int:
+        """Write entries of other kinds than `frame`, which come from the queue. Returns how many are new."""
+        if any(letter.kind == "frame" for letter in letters):
+            raise InvalidInput(
+                "A frame gets into the dead letters by failing or by moving it there, since it is counted."
+            )
+        columns = [
+            [getattr(letter, field) for letter in letters]
+            for field in ("kind", "reason", "cause", "queue", "job", "payload", "error")
+        ]
+        faults.at("dead_letters.before_add")
+        return int(await (on or self.database).value(ADD, *columns))
+
+    async def find(self, which: DeadLetterFilter, *, after: int = 0, most: int = 100) -> list[DeadLetter]:
+        """Entries by id, from the one after `after` on."""
+        check_count("dead letters", most, REMOVE_MAX)
+        rows = await self.database.rows(FIND, *which.arguments(), after, most)
+        return [DeadLetter(**dict(row.items())) for row in rows]
+
+    async def count(self, which: DeadLetterFilter) -> int:
+        """Exactly how many agree, now."""
+        return int(await self.database.value(COUNT, *which.arguments()))
+
+    async def retry(
+        self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+    ) -> list[int]:
+        """Queue frames again, with all their attempts before them; returns the entries that left."""
+        return await self._remove(which, most, on, again=True)
+
+    async def purge(
+        self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+    ) -> list[int]:
+        """Forget entries for good; returns which. Everything is never purged by leaving the filter out."""
+        if which.is_open:
+            raise InvalidInput("Purging needs a filter: say which dead letters go, by kind, reason, queue, job or age.")
+        return await self._remove(which, most, on, again=False)
+
+    async def _remove(self, which: DeadLetterFilter, most: int, on: Transaction | None, *, again: bool) -> list[int]:
+        check_count("dead letters", most, REMOVE_MAX)
+        rows = await (on or self.database).rows(REMOVE, *which.arguments(), most, again)
+        faults.reply("dead_letters.remove")
+        return sorted(row["id"] for row in rows)

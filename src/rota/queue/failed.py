@@ -1,0 +1,119 @@
+"""Frames that failed for good: kept for the retention, and until then retried, moved to the dead letters or discarded.
+
+Each of the three removes the row it acts on, so of two that meet one does it and the other finds nothing: a frame that
+is retried cannot be buried as well. Counts change in the same statement, by the rows that were removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from rota.infra import faults
+from rota.infra.postgres import Database, Query, Transaction, query
+from rota.model.errors import InvalidInput
+from rota.queue.entries import check_count
+
+FIND = query(__package__, "failed_find")
+COUNT = query(__package__, "failed_count")
+RETRY = query(__package__, "failed_retry")
+BURY = query(__package__, "failed_bury")
+DISCARD = query(__package__, "failed_discard")
+
+REMOVE_MAX = 10_000
+
+
+class FailedFrame(msgspec.Struct, frozen=True):
+    token: int
+    queue: str
+    job: UUID
+    layer: UUID
+    frame: int
+    attempt: int
+    payload: bytes | None
+    reason: str
+    error: str | None
+    failed_at: datetime
+
+
+class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed frames that agree with everything that is set."""
+
+    tokens: Sequence[int] | None = None
+    reason: str | None = None
+    queue: str | None = None
+    job: UUID | None = None
+    before: datetime | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return all(value is None for value in msgspec.structs.asdict(self).values())
+
+    def arguments(self) -> tuple[object, ...]:
+        return (self.tokens, self.reason, self.queue, self.job, self.before)
+
+
+class FailedFrames:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def find(self, which: FailedFilter, *, after: int = -1, most: int = 100) -> list[FailedFrame]:
+        """By token, from the one after `after` on."""
+        check_count("failed frames", most, REMOVE_MAX)
+        rows = await self.database.rows(FIND, *which.arguments(), after, most)
+        return [FailedFrame(**dict(row.items())) for row in rows]
+
+    async def count(self, which: FailedFilter) -> int:
+        """Exactly how many agree, now."""
+        return int(await self.database.value(COUNT, *which.arguments()))
+
+    async def retry(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
+        """Queue them again, with all their attempts before them. Tokens that are named must all be failed frames."""
+        if which.tokens is None:
+            return await self._remove(RETRY, which, most, on)
+        async with self._all_or_nothing(on) as tx:
+            retried = await self._remove(RETRY, which, most, tx)
+            missing = sorted(set(which.tokens).difference(retried))
+            if missing:
+                raise InvalidInput(
+                    f"The frame with token {missing[0]} is not a failed one, so nothing was retried: look at what has"
+                    " failed, and name only that.",
+                    tokens=missing[:100],
+                )
+        return retried
+
+    @asynccontextmanager
+    async def _all_or_nothing(self, on: Transaction | None) -> AsyncIterator[Transaction]:
+        if on is None:
+            async with self.database.transaction() as tx:
+                yield tx
+        else:
+            async with on.savepoint():
+                yield on
+
+    async def move_to_dead_letters(
+        self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+    ) -> list[int]:
+        return await self._remove(BURY, which, most, on)
+
+    async def discard(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
+        """Forget them: they are no longer counted as failed, as if they had never been queued."""
+        if which.is_open:
+            raise InvalidInput("Discarding needs a filter: say which failed frames go, by reason, queue, job or age.")
+        return await self._remove(DISCARD, which, most, on, False)
+
+    async def expire(self, before: datetime, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
+        """Forget those that failed before this moment; they stay counted, in the rollup."""
+        return await self._remove(DISCARD, FailedFilter(before=before), most, on, True)
+
+    async def _remove(
+        self, how: Query, which: FailedFilter, most: int, on: Transaction | None, *more: object
+    ) -> list[int]:
+        check_count("failed frames", most, REMOVE_MAX)
+        rows = await (on or self.database).rows(how, *which.arguments(), most, *more)
+        faults.reply("failed.remove")
+        return sorted(row["token"] for row in rows)

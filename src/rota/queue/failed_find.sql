@@ -1,0 +1,10 @@
+-- Failed frames that agree with the filter, from the token after $6 on, at most $7.
+SELECT d.token, l.queue, d.job_id AS job, d.layer_id AS layer, d.frame, d.attempt, d.payload, d.reason, d.error,
+       d.failed_at
+FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
+WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
+  AND ($3::text IS NULL OR l.queue = $3) AND ($4::uuid IS NULL OR d.job_id = $4)
+  AND ($5::timestamptz IS NULL OR d.failed_at < $5)
+  AND d.token > $6::bigint
+ORDER BY d.token
+LIMIT $7::int

@@ -1,0 +1,499 @@
+-- Where frames wait and end: enqueue, claim, close. See docs/adr/0013-the-queue.md.
+-- Advisory locks, all for the length of a transaction and by two numbers, so that they cannot meet those of others:
+--   1903519025, lane    appending to a lane; held by the producer until it commits
+--   1903519026, lane    taking turns out of a lane, in whatever way
+--   1903519027, claim   ending turns of a claim
+--   1903519028, owner   shared: claiming in this name; exclusive: declaring the owner dead
+-- Nobody waits for the first one while holding any of the others, and several of a kind are taken in order.
+
+-- What is read after a lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
+CREATE FUNCTION rota.queue_read_committed() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'RT020', MESSAGE = 'the queue is used in READ COMMITTED transactions only';
+  END IF;
+END $$;
+
+-- Functions that every batch calls are in PL/pgSQL, which keeps their plans.
+CREATE FUNCTION rota.queue_generation() RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT r.generation FROM rota.queue_ring_rotations r ORDER BY r.generation DESC LIMIT 1);
+END $$;
+
+-- Ages count back from the slot in use; what was carried out of the ring is older than all of it.
+CREATE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation - age) % 7)::integer END $$;
+
+-- One delta, in the mode that is set. Amounts are signed.
+CREATE FUNCTION rota.queue_count(
+  of_slot integer, of_lane integer, waiting integer DEFAULT 0, running integer DEFAULT 0, completed integer DEFAULT 0,
+  cancelled integer DEFAULT 0, failed integer DEFAULT 0, deferred integer DEFAULT 0, dead integer DEFAULT 0
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  storage rota.queue_storage;
+BEGIN
+  SELECT * INTO storage FROM rota.queue_storage;
+  IF storage.counter_mode = 'ledger' THEN
+    INSERT INTO rota.queue_terminal_count_deltas
+    SELECT t.last_value % 4, of_slot, of_lane, waiting, running, completed, cancelled, failed, deferred, dead
+    FROM rota.queue_delta_turn AS t;
+  ELSIF storage.counter_mode = 'upsert' THEN
+    INSERT INTO rota.queue_terminal_live_counts AS c
+    VALUES (of_lane, of_slot, pg_backend_pid() % storage.counter_stripes,
+            waiting, running, completed, cancelled, failed, deferred, dead)
+    ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
+      waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
+      completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
+      failed = c.failed + excluded.failed, deferred = c.deferred + excluded.deferred, dead = c.dead + excluded.dead;
+  END IF;
+END $$;
+
+-- The lane's row, made when it is new.
+CREATE FUNCTION rota.queue_lane(of_queue text, of_priority smallint, of_shard integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  lane integer;
+BEGIN
+  SELECT l.lane_id INTO lane FROM rota.queue_lanes l
+  WHERE l.queue = of_queue AND l.priority = of_priority AND l.enqueue_shard = of_shard;
+  IF lane IS NULL THEN
+    INSERT INTO rota.queue_lanes (queue, priority, enqueue_shard) VALUES (of_queue, of_priority, of_shard)
+    ON CONFLICT DO NOTHING RETURNING lane_id INTO lane;
+    IF lane IS NULL THEN
+      SELECT l.lane_id INTO lane FROM rota.queue_lanes l
+      WHERE l.queue = of_queue AND l.priority = of_priority AND l.enqueue_shard = of_shard;
+    END IF;
+  END IF;
+  RETURN lane;
+END $$;
+
+-- A lane of the queue whose end is ours until the transaction ends: the first shard that nobody holds, so that order is
+-- strict while producers do not meet. With `key` always the same shard. Null if all are held and we may not wait.
+CREATE FUNCTION rota.queue_lane_to_fill(of_queue text, of_priority smallint, key text, may_wait boolean) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  shards integer;
+  lane integer;
+  held integer;
+BEGIN
+  SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+  IF NOT FOUND THEN
+    INSERT INTO rota.queues (queue) VALUES (of_queue) ON CONFLICT DO NOTHING;
+    SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+  END IF;
+  IF key IS NULL THEN
+    FOR shard IN 0 .. shards - 1 LOOP
+      lane := rota.queue_lane(of_queue, of_priority, shard);
+      IF pg_try_advisory_xact_lock(1903519025, lane) THEN
+        RETURN lane;
+      END IF;
+      held := coalesce(held, lane);
+    END LOOP;
+  ELSE
+    held := rota.queue_lane(of_queue, of_priority, ((hashtextextended(key, 0) & 2147483647) % shards)::integer);
+    may_wait := may_wait OR pg_try_advisory_xact_lock(1903519025, held);
+  END IF;
+  IF NOT may_wait THEN
+    RETURN NULL;
+  END IF;
+  PERFORM pg_advisory_xact_lock(1903519025, held);
+  RETURN held;
+END $$;
+
+-- The number after the lane's last turn. Exact while the lane's end is ours.
+-- Slots are asked from the newest on, and those without a turn of the lane are let go again (a subtransaction gives its
+-- locks back): a producer that stays in its transaction must not keep every slot from being pruned. The bases are asked
+-- last, since a prune that we have just missed has written them.
+CREATE FUNCTION rota.queue_next_seq(of_lane integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  generation bigint := rota.queue_generation();
+  found_seq bigint;
+BEGIN
+  FOR age IN 0..6 LOOP
+    BEGIN
+      EXECUTE format('SELECT lane_seq + n FROM rota.ready_entries_%s WHERE lane_id = $1 ORDER BY lane_seq DESC LIMIT 1',
+                     (generation - age) % 7) INTO found_seq USING of_lane;
+      IF found_seq IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'RT021';
+      END IF;
+      EXIT;
+    EXCEPTION WHEN SQLSTATE 'RT021' THEN
+      NULL;
+    END;
+  END LOOP;
+  -- A slot between older ones may have been pruned, so the base may be ahead of what is left.
+  RETURN greatest(found_seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
+END $$;
+
+-- The slot to write to, held open until the transaction ends: it may be sealed meanwhile, but not pruned.
+CREATE FUNCTION rota.queue_open_slot() RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  generation bigint;
+BEGIN
+  LOOP
+    generation := rota.queue_generation();
+    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ROW EXCLUSIVE MODE', generation % 7);
+    EXIT WHEN generation = rota.queue_generation();
+  END LOOP;
+  RETURN generation % 7;
+END $$;
+
+-- Entries come sorted by group; `sizes` says how many entries each group has. A row per group: where it begins.
+CREATE FUNCTION rota.queue_enqueue(
+  queues text[], priorities smallint[], keys text[], sizes integer[],
+  jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[], payloads bytea[], notify boolean
+)
+RETURNS TABLE (lane_id integer, first_seq bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  slot integer;
+  first integer := 1;
+  last integer;
+  number bigint;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  FOR at IN 1 .. cardinality(queues) LOOP
+    last := first + sizes[at] - 1;
+    lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
+    first_seq := rota.queue_next_seq(lane_id);
+    slot := coalesce(slot, rota.queue_open_slot());
+    EXECUTE format($q$
+      INSERT INTO rota.ready_entries_%1$s
+      SELECT %1$s, $1, $2 + sum(e.n) OVER (ROWS UNBOUNDED PRECEDING) - e.n, e.n, e.job, e.layer, e.frame, e.attempt,
+             e.payload, now()
+      FROM unnest($3, $4, $5, $6, $7, $8) AS e (job, layer, frame, n, attempt, payload)
+    $q$, slot)
+    USING lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last], counts[first:last],
+          attempts[first:last], payloads[first:last];
+    SELECT sum(c) INTO number FROM unnest(counts[first:last]) AS c;
+    PERFORM rota.queue_count(slot, lane_id, waiting => number::integer);
+    RETURN NEXT;
+    first := last + 1;
+  END LOOP;
+  IF notify THEN
+    PERFORM pg_notify('rota_queue', q) FROM (SELECT DISTINCT unnest(queues) AS q) AS told;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_enqueue IS 'Append entries to lanes, in the caller''s transaction.';
+
+CREATE FUNCTION rota.queue_defer(
+  queues text[], priorities smallint[], run_ats timestamptz[],
+  jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[], payloads bytea[]
+)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  given record;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  INSERT INTO rota.queues (queue) SELECT DISTINCT unnest(queues) AS q ORDER BY q ON CONFLICT DO NOTHING;
+  FOR given IN
+    WITH put AS (
+      INSERT INTO rota.deferred_jobs (run_at, lane_id, n, job_id, layer_id, frame, attempt, payload)
+      SELECT e.run_at, rota.queue_lane(e.queue, e.priority, 0), e.n, e.job, e.layer, e.frame, e.attempt, e.payload
+      FROM unnest(queues, priorities, run_ats, jobs, layers, frames, counts, attempts, payloads)
+        AS e (queue, priority, run_at, job, layer, frame, n, attempt, payload)
+      RETURNING lane_id, n
+    ) SELECT lane_id, sum(n)::integer AS n FROM put GROUP BY 1
+  LOOP
+    PERFORM rota.queue_count(-1, given.lane_id, deferred => given.n);
+  END LOOP;
+END $$;
+
+-- How far the lane was claimed, and the age of the oldest slot that what comes next may be in; 7 is slot 7.
+-- Exact while the lane is ours.
+CREATE FUNCTION rota.queue_cursor(of_lane integer, generation bigint, OUT cursor bigint, OUT age integer)
+LANGUAGE plpgsql AS $$
+BEGIN
+  FOR at IN 0..7 LOOP
+    EXECUTE format('SELECT last_seq + 1 FROM rota.queue_claims_%s WHERE lane_id = $1 ORDER BY last_seq DESC LIMIT 1',
+                   rota.queue_slot(generation, at)) INTO cursor USING of_lane;
+    age := at;
+    EXIT WHEN cursor IS NOT NULL;
+  END LOOP;
+  cursor := greatest(cursor, (SELECT b.cursor FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
+END $$;
+
+CREATE TYPE rota.queue_pieces AS (
+  n        integer,
+  sizes    integer[],
+  jobs     uuid[],
+  layers   uuid[],
+  frames   integer[],
+  attempts smallint[],
+  payloads bytea[]
+);
+
+-- For each slot a function of its own that reads turns and one that ends them: their plans are kept and name the slot's
+-- tables, so that no other slot is locked. Statistics of tables that are truncated all the time are always wrong, hence
+-- nothing but index lookups. Turns are read from `first` on or not at all: if that one is elsewhere (its slot was pruned
+-- between two looks), those behind it must not be handed out in its place.
+DO $migration$
+DECLARE
+  lookups_only constant text := 'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
+    ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan';
+BEGIN
+  FOR slot IN 0..7 LOOP
+    EXECUTE format($f$
+      CREATE FUNCTION rota.queue_read_%1$s(of_lane integer, first bigint, most integer) RETURNS rota.queue_pieces
+      LANGUAGE plpgsql %2$s AS $body$
+      DECLARE
+        pieces rota.queue_pieces;
+      BEGIN
+        SELECT sum(p.n), array_agg(p.n), array_agg(p.job_id), array_agg(p.layer_id), array_agg(p.frame),
+               array_agg(p.attempt), array_agg(p.payload)
+        INTO pieces
+        FROM (
+          SELECT (least(e.lane_seq + e.n, first + most) - greatest(e.lane_seq, first))::integer AS n,
+                 e.job_id, e.layer_id, (e.frame + greatest(0, first - e.lane_seq))::integer AS frame,
+                 e.attempt, e.payload
+          FROM rota.ready_entries_%1$s e
+          WHERE e.lane_id = of_lane AND e.lane_seq < first + most AND e.lane_seq >= (
+            SELECT CASE WHEN b.lane_seq + b.n > first THEN b.lane_seq END
+            FROM (SELECT b.lane_seq, b.n FROM rota.ready_entries_%1$s b
+                  WHERE b.lane_id = of_lane AND b.lane_seq <= first ORDER BY b.lane_seq DESC LIMIT 1) AS b)
+          ORDER BY e.lane_id, e.lane_seq
+        ) AS p;
+        RETURN pieces;
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
+      CREATE FUNCTION rota.queue_close_%1$s(how integer, ids bigint[], masks varbit[])
+      RETURNS TABLE (claim_id bigint, lane_id integer, first_seq bigint, closed varbit)
+      LANGUAGE plpgsql %2$s AS $body$
+      #variable_conflict use_column
+      BEGIN
+        RETURN QUERY
+          WITH judged AS MATERIALIZED (
+            SELECT c.claim_id, c.lane_id, c.last_seq - c.n + 1 AS first_seq,
+                   rota.queue_mask(asked.mask, c.n) & ~coalesce(
+                     (SELECT bit_or(x.bits) FROM rota.queue_closures_%1$s x WHERE x.claim_id = c.claim_id),
+                     rota.queue_mask(B'', c.n)) AS closed
+            FROM unnest(ids, masks) AS asked (claim_id, mask)
+            JOIN rota.queue_claims_%1$s c ON c.claim_id = asked.claim_id
+            WHERE c.n > 0
+          ), written AS (
+            INSERT INTO rota.queue_closures_%1$s (ready_slot, claim_id, outcome, n, bits)
+            SELECT %1$s, j.claim_id, how, bit_count(j.closed), j.closed FROM judged j WHERE bit_count(j.closed) > 0
+          )
+          SELECT j.claim_id, j.lane_id, j.first_seq, j.closed::varbit FROM judged j;
+      END $body$
+    $f$, slot, lookups_only);
+  END LOOP;
+END $migration$;
+
+-- The mask with exactly `n` bits: callers need not know how long a claim is.
+CREATE FUNCTION rota.queue_mask(mask varbit, n integer) RETURNS varbit
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN length(mask) = n THEN mask ELSE substring(mask || repeat('0', 512)::varbit FROM 1 FOR n) END
+$$;
+
+-- Take turns out of one lane that is ours: returned ones first, then from the cursor on. Null `claim_id`: none there.
+CREATE FUNCTION rota.queue_take(
+  of_lane integer, most integer, by bigint,
+  OUT claim_id bigint, OUT n integer, OUT first_seq bigint, OUT skipped varbit, OUT pieces rota.queue_pieces
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+  generation bigint := rota.queue_generation();
+  back rota.queue_returned;
+  at record;
+  slot integer;
+BEGIN
+  most := least(most, 512);
+  SELECT * INTO back FROM rota.queue_returned r
+  WHERE r.lane_id = of_lane AND r.parked_job IS NULL ORDER BY r.lane_id, r.first_seq LIMIT 1;
+  IF FOUND THEN
+    slot := back.ready_slot;
+    first_seq := back.first_seq;
+    n := least(most, back.n);
+    EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+    IF pieces.n IS DISTINCT FROM n THEN
+      RETURN;  -- carried out of this slot a moment ago
+    END IF;
+    DELETE FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.first_seq = back.first_seq;
+    IF n < back.n THEN
+      INSERT INTO rota.queue_returned VALUES (of_lane, first_seq + n, back.n - n, slot, NULL, back.returned_at);
+    END IF;
+  ELSE
+    SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
+    first_seq := rota.queue_past_tombstones(of_lane, at.cursor);
+    FOR age IN REVERSE at.age .. 0 LOOP
+      slot := rota.queue_slot(generation, age);
+      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, most;
+      EXIT WHEN pieces.n > 0;
+    END LOOP;
+    IF pieces.n IS NULL THEN
+      RETURN;
+    END IF;
+    n := pieces.n;
+    skipped := rota.queue_tombstoned(of_lane, first_seq, n);
+  END IF;
+
+  claim_id := nextval('rota.queue_claim_ids') * 8 + slot;
+  INSERT INTO rota.queue_claims (ready_slot, claim_id, lane_id, last_seq, n, owner)
+  VALUES (slot, claim_id, of_lane, first_seq + n - 1, n, by);
+  IF skipped IS NULL THEN
+    PERFORM rota.queue_count(slot, of_lane, waiting => -n, running => n);
+  ELSE
+    INSERT INTO rota.queue_closures (ready_slot, claim_id, outcome, n, bits)
+    VALUES (slot, claim_id, 0, bit_count(skipped), skipped);
+    PERFORM rota.queue_count(slot, of_lane, waiting => bit_count(skipped)::integer - n,
+                             running => n - bit_count(skipped)::integer);
+  END IF;
+END $$;
+
+-- The first turn from `seq` on that is not tombstoned. Ranges do not overlap, so each is looked at once.
+CREATE FUNCTION rota.queue_past_tombstones(of_lane integer, seq bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  stone record;
+BEGIN
+  LOOP
+    SELECT t.first_seq + t.n AS next INTO stone FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq <= seq ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1;
+    EXIT WHEN NOT FOUND OR stone.next <= seq;
+    seq := stone.next;
+  END LOOP;
+  RETURN seq;
+END $$;
+
+-- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
+CREATE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, turns integer) RETURNS varbit
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (
+    SELECT bit_or(rota.queue_mask(
+      repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, turns))
+    FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
+END $$;
+
+-- Lanes are tried in the order given; one that somebody else is claiming from is passed by.
+CREATE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
+RETURNS TABLE (
+  lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
+  sizes integer[], jobs uuid[], layers uuid[], frames integer[], attempts smallint[], payloads bytea[]
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  taken record;
+  claims integer := 0;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock_shared(1903519028, (by & 2147483647)::integer);
+  PERFORM 1 FROM rota.queue_owners o WHERE o.owner = by AND NOT o.dead;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = 'RT022', MESSAGE = format('owner %s may not claim', by);
+  END IF;
+  FOR lane_id IN
+    SELECT l.lane_id FROM unnest(lanes) WITH ORDINALITY AS given (lane_id, place)
+    JOIN rota.queue_lanes l ON l.lane_id = given.lane_id JOIN rota.queues q ON q.queue = l.queue
+    WHERE NOT q.paused ORDER BY given.place
+  LOOP
+    CONTINUE WHEN NOT pg_try_advisory_xact_lock(1903519026, lane_id);
+    -- A claim is cut where its slot ends or its returned range does, so a lane may give several.
+    WHILE want > 0 AND claims < 64 LOOP
+      taken := rota.queue_take(lane_id, want, by);
+      EXIT WHEN taken.claim_id IS NULL;
+      claims := claims + 1;
+      want := want - taken.n + coalesce(bit_count(taken.skipped), 0);
+      RETURN QUERY SELECT lane_id, taken.claim_id, taken.n, taken.first_seq, taken.skipped, p.sizes, p.jobs, p.layers,
+                          p.frames, p.attempts, p.payloads
+                   FROM (SELECT (taken.pieces).*) AS p;
+    END LOOP;
+    EXIT WHEN want <= 0 OR claims >= 64;
+  END LOOP;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_claim IS
+  'Hand out up to `want` waiting turns. A row per claim; the columns of its pieces are in order of its turns.';
+
+CREATE TYPE rota.queue_closed AS (
+  ready_slot integer,
+  claim_id   bigint,
+  lane_id    integer,
+  first_seq  bigint,
+  closed     varbit
+);
+
+-- End turns. Only those still open are ended, each once; what a mask asks beyond that is not in `closed`.
+-- A claim that is no longer where its number says lives on in slot 7, or has ended and was pruned.
+CREATE FUNCTION rota.queue_close(how integer, ids bigint[], masks varbit[]) RETURNS rota.queue_closed[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  ended rota.queue_closed[] := '{}';
+  more rota.queue_closed[];
+  slots integer[];
+BEGIN
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock(1903519027, key) FROM (
+    SELECT DISTINCT (id & 2147483647)::integer AS key FROM unnest(ids) AS id ORDER BY key) AS sorted;
+  slots := ARRAY(SELECT DISTINCT id % 8 FROM unnest(ids) AS id ORDER BY 1);
+  IF cardinality(slots) = 1 THEN
+    ended := rota.queue_close_in(slots[1], how, ids, masks);
+  ELSE
+    FOR at IN 1 .. cardinality(slots) LOOP
+      SELECT rota.queue_close_in(slots[at], how, array_agg(u.id), array_agg(u.mask)) INTO more
+      FROM unnest(ids, masks) AS u (id, mask) WHERE u.id % 8 = slots[at];
+      ended := ended || more;
+    END LOOP;
+  END IF;
+  IF cardinality(ended) < cardinality(ids) THEN
+    SELECT rota.queue_close_in(7, how, array_agg(u.id), array_agg(u.mask)) INTO more
+    FROM unnest(ids, masks) AS u (id, mask)
+    WHERE u.id % 8 < 7 AND u.id <> ALL (ARRAY(SELECT e.claim_id FROM unnest(ended) AS e));
+    ended := ended || more;
+  END IF;
+  RETURN ended;
+END $$;
+
+CREATE FUNCTION rota.queue_close_in(slot integer, how integer, ids bigint[], masks varbit[])
+RETURNS rota.queue_closed[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  ended rota.queue_closed[];
+BEGIN
+  EXECUTE format(
+    'SELECT coalesce(array_agg(ROW(%1$s, c.claim_id, c.lane_id, c.first_seq, c.closed)::rota.queue_closed), ''{}'')'
+    ' FROM rota.queue_close_%1$s($1, $2, $3) AS c', slot) INTO ended USING how, ids, masks;
+  RETURN ended;
+END $$;
+
+-- What was asked and did not happen: the turn had ended before, or its claim is not known any more.
+CREATE FUNCTION rota.queue_refused(ids bigint[], masks varbit[], ended rota.queue_closed[])
+RETURNS TABLE (claim_id bigint, refused varbit)
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT u.id, CASE WHEN e.claim_id IS NULL THEN u.mask
+                    ELSE u.mask & ~rota.queue_mask(e.closed, length(u.mask)) END
+  FROM unnest(ids, masks) AS u (id, mask) LEFT JOIN unnest(ended) AS e ON e.claim_id = u.id
+  WHERE bit_count(u.mask) > coalesce(bit_count(e.closed), 0)
+$$;
+
+-- The success path.
+CREATE FUNCTION rota.insert_done_rows_tx(ids bigint[], masks varbit[])
+RETURNS TABLE (claim_id bigint, refused varbit)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  ended rota.queue_closed[] := rota.queue_close(1, ids, masks);
+BEGIN
+  PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
+  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+        FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
+  WHERE d.n > 0;
+  RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
+END $$;
+
+COMMENT ON FUNCTION rota.insert_done_rows_tx IS
+  'Complete turns. A row per claim of which something was refused; no row means that all was accepted.';

@@ -1,0 +1,2 @@
+-- Sealed slots that hold anything and may be done.
+SELECT slot FROM rota.queue_prunable() AS slot

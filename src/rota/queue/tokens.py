@@ -1,0 +1,82 @@
+"""Tokens of claimed frames, and the bitmaps in which they travel. No I/O.
+
+A claim hands out up to `CLAIM_MAX` consecutive turns of a lane under one id. The token of a turn is the id of the claim
+times `CLAIM_MAX` plus its place in the claim: consecutive for frames that were claimed together, below 2^53, and never
+used again, since claim ids are not. A frame that is given back and claimed again has another token, so whatever was
+done under the old one (a booking, a tombstone, a result on its way) cannot be taken for the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+CLAIM_MAX: Final = 512
+TOKEN_END: Final = 2**53
+BATCH_MAX: Final = 4096
+"""Frames that one call may claim or end."""
+_BYTES: Final = CLAIM_MAX // 8
+
+Masks = tuple[list[int], list[asyncpg.BitString]]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What came of ending frames: every token that is not `refused` was ended by this call."""
+
+    asked: int
+    refused: frozenset[int] = frozenset()
+    """Had ended before (or was given back, or never claimed): this call changed nothing about it."""
+
+    @property
+    def accepted(self) -> int:
+        return self.asked - len(self.refused)
+
+
+def masks_of(tokens: Iterable[int]) -> Masks:
+    """Claim ids and a bitmap each. A range costs one step per claim, not per token."""
+    bits: dict[int, int] = {}
+    for first, last in _stretches(tokens):
+        claim, offset = divmod(first, CLAIM_MAX)
+        bits[claim] = bits.get(claim, 0) | ((1 << last - first + 1) - 1) << CLAIM_MAX - offset - 1 - (last - first)
+    return list(bits), [_bitmap(mask) for mask in bits.values()]
+
+
+def tokens_in(claim: int, mask: asyncpg.BitString) -> list[int]:
+    """The tokens whose bits are set."""
+    number = int.from_bytes(mask.bytes, "big") >> -len(mask) % 8
+    length = len(mask)
+    return [claim * CLAIM_MAX + at for at in range(length) if number >> length - 1 - at & 1]
+
+
+def check(tokens: Iterable[int]) -> list[int] | range:
+    """The tokens, each once, if they can be tokens at all."""
+    if isinstance(tokens, range) and tokens.step == 1:
+        found: list[int] | range = tokens
+    else:
+        found = sorted(set(tokens))
+    if len(found) > BATCH_MAX:
+        raise InvalidInput(f"{len(found)} frames are too many for one call: end at most {BATCH_MAX} at a time.")
+    if found and not (found[0] >= 0 and found[-1] < TOKEN_END):
+        raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
+    return found
+
+
+def _stretches(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """First and last of consecutive tokens of one claim."""
+    if isinstance(tokens, range):
+        for first in range(tokens.start - tokens.start % CLAIM_MAX, tokens.stop if tokens else 0, CLAIM_MAX):
+            yield max(first, tokens.start), min(first + CLAIM_MAX, tokens.stop) - 1
+    else:
+        for token in tokens:
+            yield token, token
+
+
+def _bitmap(mask: int) -> asyncpg.BitString:
+    """Without the zeros at its end: PostgreSQL knows how long the claim is."""
+    unused = (mask & -mask).bit_length() - 1
+    return asyncpg.BitString.frombytes(mask.to_bytes(_BYTES, "big")[: _BYTES - unused // 8], CLAIM_MAX - unused)

@@ -1,0 +1,214 @@
+"""What one leader does so that the queue stays small: promote, fold, rotate, prune, carry, return orphans, expire.
+
+Each step is a transaction of its own that begins with the leader's fence, so a paused leader that wakes up writes
+nothing. Dying between two steps leaves the rest to the next leader, and repeating a step changes nothing. Nobody waits
+for upkeep (see `storage`). Whoever keeps a transaction open can hold up the reuse of slots, and is named in the log;
+enqueueing, claiming and ending go on meanwhile, and pending deltas are still made few.
+
+A dispatcher's claims belong to it until their frames are booked. When its lease has ended, its open frames are offered
+to `bury`, which returns those that will never be booked by it: these go back. The others are booked and belong to
+their worker's lease. The name is forgotten last, so that a leader that dies before that leaves it to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import asyncpg
+import msgspec
+import structlog
+
+from rota.infra import faults
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres import Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.queue import measures, report, storage
+from rota.queue.report import LEASE
+from rota.queue.room import Queue
+from rota.queue.tokens import BATCH_MAX
+
+BURY_OWNERS = query(__package__, "owners_bury")
+FORGET_OWNER = query(__package__, "owner_forget")
+
+log = structlog.get_logger(__name__)
+
+WARN_EVERY_S: Final = 30.0
+PROMOTIONS_MAX: Final = 32
+
+STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
+
+BUSY = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""What a PostgreSQL says that has no time or room now."""
+
+Bury = Callable[[Sequence[int]], Awaitable[set[int]]]
+"""Tokens of a dead dispatcher in, those out that will never be booked any more."""
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the steps are taken, and how much the ring holds."""
+
+    promote_s: float = 0.25
+    fold_s: float = 1.0
+    measure_s: float = 5.0
+    expire_s: float = 60.0
+    slot_bytes: int = storage.SLOT_BYTES
+    slot_age_s: float = storage.SLOT_AGE_S
+    failed_retention_s: float = 72 * 3600.0
+
+
+class Upkeep:
+    """`Service("queue_upkeep", upkeep.run)`: every replica may run it, one of them leads."""
+
+    def __init__(self, queue: Queue, leases: Leases, bury: Bury, pace: Pace | None = None) -> None:
+        self.queue = queue
+        self.leases = leases
+        self.pace = pace or Pace()
+        self._bury = bury
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="leader")
+        self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
+
+    async def run(self, life: Lifecycle) -> None:
+        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
+        life.ready()
+        leading = asyncio.create_task(self._leadership.run(), name="queue.upkeep")
+        draining = asyncio.create_task(life.until_draining(), name="queue.upkeep_draining")
+        try:
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._round(lease)
+                await self.leases.clock.sleep(self.pace.promote_s)
+        finally:
+            measures.forget()
+
+    async def _round(self, lease: Lease) -> None:
+        await self._try(lease, self.promote)
+        if self._is_due("fold", self.pace.fold_s):
+            await self._try(lease, self.return_orphans, self.fold, self.turn_ring)
+        if self._is_due("measure", self.pace.measure_s):
+            await self._try(lease, self._measure)
+        if self._is_due("expire", self.pace.expire_s):
+            await self._try(lease, self.expire, self.shed)
+
+    async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
+        """A step that finds somebody in its way had no effect, and is taken again next time."""
+        for step in steps:
+            try:
+                await step(lease)
+            except BUSY as error:
+                STEPS.labels(step.__name__.strip("_"), "busy").inc()
+                log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
+
+    async def promote(self, lease: Lease) -> int:
+        """All that is due, in bounded steps."""
+        promoted = 0
+        for _ in range(PROMOTIONS_MAX):
+            async with self._guarded(lease) as tx:
+                number = await storage.promote(tx)
+                faults.at("queue.after_promote_before_commit")
+            promoted += number
+            if number < storage.PROMOTE_MAX:
+                break
+        return promoted
+
+    async def fold(self, lease: Lease) -> list[storage.Folded]:
+        held = await storage.pins(self.queue.database)
+        async with self._guarded(lease) as tx:
+            folded = await storage.fold(tx, pinned=bool(held))
+            faults.at("queue.after_fold_before_commit")
+        for each in folded:
+            STEPS.labels("fold", each.done).inc()
+        if not held:
+            measures.FOLDED.set_to_current_time()
+        return folded
+
+    async def turn_ring(self, lease: Lease) -> str:
+        """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
+        for slot in await storage.prunable(self.queue.database):
+            async with self._guarded(lease) as tx:
+                pruned = await storage.prune(tx, slot)
+                faults.at("queue.after_prune_before_commit")
+            STEPS.labels("prune", pruned).inc()
+        async with self._guarded(lease) as tx:
+            rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
+            faults.at("queue.after_rotate_before_commit")
+        STEPS.labels("rotate", rotated).inc()
+        return await self._make_room(lease) if rotated == "full" else rotated
+
+    async def return_orphans(self, lease: Lease) -> int:
+        """Give back what dead dispatchers had claimed and will never book; returns how many frames."""
+        async with self._guarded(lease) as tx:
+            dead = [row["owner"] for row in await tx.rows(BURY_OWNERS)]
+        returned = 0
+        for owner in dead:
+            tokens = await self.queue.open_tokens(owner)
+            for first in range(0, len(tokens), BATCH_MAX):
+                returned += await self._return(lease, tokens[first : first + BATCH_MAX])
+            faults.at("queue.after_orphans_before_forget")
+            async with self._guarded(lease) as tx:
+                await tx.run(FORGET_OWNER, owner)
+            log.warning("queue_owner_forgotten", owner=owner, open=len(tokens), returned=returned)
+        return returned
+
+    async def expire(self, lease: Lease) -> int:
+        """Forget failed frames past their retention."""
+        before = datetime.now(UTC) - timedelta(seconds=self.pace.failed_retention_s)
+        async with self._guarded(lease) as tx:
+            return len(await self.queue.failed.expire(before, on=tx))
+
+    async def shed(self, lease: Lease) -> None:
+        """Forget what has ended of what was carried out of the ring."""
+        async with self._guarded(lease) as tx:
+            await storage.shed_kept(tx)
+
+    async def _return(self, lease: Lease, tokens: Sequence[int]) -> int:
+        buried = await self._bury(tokens)
+        faults.at("queue.after_bury_before_return")
+        async with self._guarded(lease) as tx:
+            return (await self.queue.give_back(buried, on=tx)).accepted
+
+    async def _make_room(self, lease: Lease) -> str:
+        """The oldest slot is in the way of a new one: move what lives in it out of the ring."""
+        async with self._guarded(lease) as tx:
+            carried = await storage.carry(tx)
+            faults.at("queue.after_carry_before_commit")
+        STEPS.labels("carry", carried).inc()
+        if carried != "carried" and self._is_due("warn", WARN_EVERY_S):
+            held = await report.sessions(self.queue.database)
+            log.warning("queue_ring_full", outcome=carried, sessions=[msgspec.structs.asdict(each) for each in held])
+        return carried
+
+    async def _measure(self, _lease: Lease) -> None:
+        await measures.measure(self.queue)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.leases.clock.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    @asynccontextmanager
+    async def _guarded(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.queue.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            yield tx

@@ -1,0 +1,41 @@
+"""Commands typed in this process: `said = await typed(line)`, with its status, its output and its errors."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+from rota.cli.app import main
+
+
+class Terminal:
+    def __init__(self, monkeypatch, capsys):
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    async def __call__(self, line):
+        self._monkeypatch.setattr(sys, "argv", ["rota", *line.split()])
+        status = await asyncio.to_thread(_status)
+        said = self._capsys.readouterr()
+        assert "Traceback" not in said.err
+        assert "This should not happen" not in said.err, said.err
+        return SimpleNamespace(status=status, out=said.out, err=said.err)
+
+    async def out(self, line):
+        """What a line that must be accepted prints."""
+        said = await self(line)
+        assert (said.status, said.err) == (0, ""), said.err
+        return said.out
+
+
+def _status():
+    """In a thread, because the command has an event loop of its own."""
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+def rows(text):
+    """Its lines without the padding of tables."""
+    return [" ".join(line.split()) for line in text.splitlines()]

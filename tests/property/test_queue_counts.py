@@ -1,0 +1,362 @@
+"""C1: whatever happens to frames, the exact counts are those of the rows, and those of a plain model."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+from rota.infra.postgres import Database, PostgresTarget
+from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue, storage
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
+QUEUES = ("film", "short")
+HELD = 100
+"""Jobs from here on are queued by a producer that stays in its transaction."""
+POISON = sql("UPDATE rota.queue_terminal_live_counts SET completed = completed + 5, waiting = waiting - 1")
+DISTRUST = sql("UPDATE rota.queue_storage SET counters_trusted = false")
+SMALL = st.integers(0, 7)
+SHARE = st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans())
+"""Of what is there: from where on, how many, and whether every second only."""
+ENDS = ("complete", "give_back", "retry", "defer", "fail", "cancel_running", "park")
+MOVES = ("failed_retry", "failed_bury", "failed_discard", "failed_expire", "dead_retry", "dead_purge")
+UPKEEP = ("promote", "promote", "fold", "fold_pinned", "rotate", "prune", "carry", "shed", "rebuild")
+ENQUEUE = st.tuples(
+    st.just("enqueue"), st.lists(st.tuples(SMALL, st.sampled_from([1, 1, 3, 20, 600])), min_size=1, max_size=4)
+)
+STEP = st.one_of(
+    ENQUEUE,
+    ENQUEUE,
+    st.tuples(st.just("claim"), st.sampled_from([1, 5, 40, 700])),
+    st.tuples(st.just("claim"), st.sampled_from([1, 5, 40, 700])),
+    st.tuples(st.sampled_from(ENDS), SHARE),
+    st.tuples(st.sampled_from(ENDS), SHARE),
+    st.tuples(st.just("finish")),
+    st.tuples(st.just("finish")),
+    st.tuples(st.sampled_from(MOVES), SHARE),
+    st.tuples(st.just("cancel_waiting"), SMALL, st.integers(0, 30), st.integers(1, 30)),
+    st.tuples(st.just("park_rest"), SMALL),
+    st.tuples(st.just("unpark"), SMALL, st.integers(1, 30)),
+    st.tuples(st.sampled_from(UPKEEP)),
+    st.tuples(st.sampled_from(UPKEEP)),
+    st.tuples(st.just("rotate_and_prune")),
+    st.tuples(st.just("hold"), SMALL, st.sampled_from([1, 20])),
+    st.tuples(st.just("let_go"), st.booleans()),
+)
+STEPS = st.lists(st.tuples(STEP, st.sampled_from([True, True, True, True, False])), min_size=15, max_size=45)
+
+
+class World:
+    """What the frames should be doing, and the handles to do something with them."""
+
+    def __init__(self):
+        self.state = {}
+        """(job, frame) -> waiting, running, deferred, completed, failed, cancelled, dead or gone"""
+        self.parked = set()
+        self.tokens = {}
+        """token -> frame, for everything that was ever claimed"""
+        self.running = {}
+        """frame -> its token"""
+        self.failed = {}
+
+    def add(self, number, frames):
+        """Frames of job `number`; its queue is part of its number."""
+        job = UUID(int=1 + number)
+        first = sum(1 for known, _ in self.state if known == job)
+        self.state |= dict.fromkeys(((job, first + at) for at in range(frames)), "waiting")
+        return entry(QUEUES[number % 2], job=job, layer=job, frame=first, frames=frames, priority=1 + number % 3 * 4)
+
+    def forget(self, given):
+        for at in range(given.frames):
+            del self.state[given.job, given.frame + at]
+
+    def counts(self):
+        counts = {}
+        for (job, _), state in self.state.items():
+            if state != "gone":
+                counts.setdefault(QUEUES[(job.int - 1) % 2], Counter())[state] += 1
+        return counts
+
+    def those(self, *states):
+        return [frame for frame, state in sorted(self.state.items()) if state in states]
+
+
+def some(things, share):
+    start, number, every_second = share
+    chosen = things[start % max(1, len(things)) :][: number * (2 if every_second else 1)]
+    return chosen[::2] if every_second else chosen
+
+
+class Player:
+    """Takes the steps in the database and in the model. A step that is not kept is rolled back."""
+
+    def __init__(self, database, others, dispatcher):
+        self.database = database
+        self.others = others
+        self.queue = Queue(database)
+        self.dispatcher = dispatcher
+        self.world = World()
+        self.held = None
+
+    @asynccontextmanager
+    async def transaction(self, *, keep):
+        try:
+            async with self.database.transaction() as tx:
+                yield tx
+                if not keep:
+                    raise LookupError
+        except LookupError:
+            assert not keep
+
+    async def take(self, step, *, keep):
+        name, *arguments = step
+        event(name)
+        if name in ENDS:
+            await self.end(name, *arguments, keep=keep)
+        elif name in MOVES:
+            await self.move(name, *arguments, keep=keep)
+        elif name in UPKEEP:
+            async with self.transaction(keep=keep) as tx:
+                await self.tidy(name, tx, keep=keep)
+        else:
+            await getattr(self, name)(*arguments, keep=keep)
+
+    async def enqueue(self, drawn, *, keep):
+        given = [self.world.add(number, frames) for number, frames in drawn]
+        async with self.transaction(keep=keep) as tx:
+            await self.queue.enqueue(given, on=tx)
+        if not keep:
+            for each in reversed(given):
+                self.world.forget(each)
+
+    async def hold(self, number, frames, *, keep):
+        """A producer that stays in its transaction."""
+        if self.held is None:
+            given = self.world.add(HELD + number, frames)
+            self.world.forget(given)
+            context = self.others.transaction()
+            tx = await context.__aenter__()
+            await self.queue.enqueue([given], on=tx)
+            self.held = (context, given)
+
+    async def let_go(self, commit, *, keep):
+        if self.held is not None:
+            (context, given), self.held = self.held, None
+            failed = None if commit else LookupError()
+            assert not await context.__aexit__(failed and LookupError, failed, None)
+            if commit:
+                self.world.state |= {(given.job, given.frame + at): "waiting" for at in range(given.frames)}
+
+    async def claim(self, want, *, keep):
+        for piece in await self.dispatcher.pieces(want):
+            for token, number in zip(piece.tokens, piece.frames, strict=True):
+                frame = (piece.job, number)
+                assert self.world.state[frame] == "waiting"
+                assert frame not in self.world.parked
+                assert token not in self.world.tokens
+                self.world.state[frame] = "running"
+                self.world.tokens[token] = frame
+                self.world.running[frame] = token
+
+    async def finish(self, *, keep):
+        """Everything that can be claimed ends, so that slots can be pruned."""
+        await self.claim(4000, keep=True)
+        await self.end_these("complete", sorted(self.world.running.values())[:4000], keep=keep)
+
+    async def rotate_and_prune(self, *, keep):
+        for name in ("rotate", "prune"):
+            async with self.transaction(keep=keep) as tx:
+                await self.tidy(name, tx, keep=keep)
+
+    async def end(self, name, share, *, keep):
+        """Some of all tokens ever claimed: what does not run under them any more must be refused."""
+        await self.end_these(name, some(sorted(self.world.tokens), share), keep=keep)
+
+    async def end_these(self, name, tokens, *, keep):
+        world = self.world
+        live = {token for token in tokens if world.running.get(world.tokens[token]) == token}
+        async with self.transaction(keep=keep) as tx:
+            ended = await self.call(name, tokens, tx)
+            assert ended.refused == set(tokens) - live
+        if keep:
+            became = {"complete": "completed", "give_back": "waiting", "park": "waiting", "retry": "deferred"}
+            became |= {"defer": "deferred", "fail": "failed", "cancel_running": "cancelled"}
+            for token in live:
+                frame = world.tokens[token]
+                del world.running[frame]
+                world.state[frame] = became[name]
+                if name == "fail":
+                    world.failed[token] = frame
+                if name == "park":
+                    world.parked.add(frame)
+
+    async def call(self, name, tokens, tx):
+        match name:
+            case "fail":
+                return await self.queue.fail([Failure(token, "broke", "it broke") for token in tokens], on=tx)
+            case "retry" | "defer":
+                return await getattr(self.queue, name)(tokens, 0.0, on=tx)
+            case "park":
+                # All under one job's name, which the queue takes as it is given.
+                return await self.queue.park(tokens, UUID(int=1), on=tx)
+            case _:
+                return await getattr(self.queue, name)(tokens, on=tx)
+
+    async def move(self, name, share, *, keep):
+        world = self.world
+        async with self.transaction(keep=keep) as tx:
+            if name.startswith("failed"):
+                tokens = some(sorted(world.failed), share)
+                which = FailedFilter(tokens=tokens)
+                match name:
+                    case "failed_retry":
+                        done, state = await self.queue.failed.retry(which, on=tx), "deferred"
+                    case "failed_bury":
+                        done, state = await self.queue.failed.move_to_dead_letters(which, on=tx), "dead"
+                    case "failed_discard":
+                        done, state = await self.queue.failed.discard(which, on=tx), "gone"
+                    case _:
+                        tokens = sorted(world.failed)
+                        done = await self.queue.failed.expire(datetime.now(UTC) + timedelta(days=1), on=tx)
+                        state = "failed"
+                assert done == tokens
+                frames = [world.failed[token] for token in tokens]
+            else:
+                letters = some(await self.queue.dead_letters.find(DeadLetterFilter(kind="frame"), most=1000), share)
+                which = DeadLetterFilter(ids=[letter.id for letter in letters])
+                act = self.queue.dead_letters.retry if name == "dead_retry" else self.queue.dead_letters.purge
+                assert await act(which, on=tx) == which.ids
+                state = "deferred" if name == "dead_retry" else "gone"
+                frames = [(letter.job, letter.frame) for letter in letters]
+        if keep:
+            world.state |= dict.fromkeys(frames, state)
+            world.failed = {token: frame for token, frame in world.failed.items() if frame not in frames}
+
+    async def cancel_waiting(self, number, first, frames, *, keep):
+        job, asked = UUID(int=1 + number), range(first, first + frames)
+        open_ = [frame for frame in self.world.those("waiting", "deferred") if frame[0] == job and frame[1] in asked]
+        async with self.transaction(keep=keep) as tx:
+            assert await self.queue.cancel_waiting(job, frames=asked, on=tx) == len(open_)
+        if keep:
+            self.world.state |= dict.fromkeys(open_, "cancelled")
+            self.world.parked -= set(open_)
+
+    async def park_rest(self, number, *, keep):
+        """What the job has at the head of its lanes. Which frames that are is seen by claiming all others."""
+        job = UUID(int=1 + number)
+        lanes = [candidate.lane for candidate in await self.queue.candidates()]
+        async with self.transaction(keep=keep) as tx:
+            await self.queue.park([], job, rest_of=lanes, on=tx)
+            parked = await tx.rows(PARKED, job)
+        if keep:
+            frames = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
+            assert all(self.world.state[frame] == "waiting" for frame in frames)
+            self.world.parked |= frames
+
+    async def unpark(self, number, most, *, keep):
+        job = UUID(int=1 + number)
+        async with self.transaction(keep=keep) as tx:
+            before = sum(row["n"] for row in await tx.rows(PARKED, job))
+            freed = await self.queue.unpark(job, most, on=tx)
+            assert freed == min(before, most)
+            parked = await tx.rows(PARKED, None)
+        if keep:
+            still = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
+            self.world.parked &= still
+
+    async def tidy(self, name, tx, *, keep):
+        match name:
+            case "promote":
+                await self.promote(tx, keep=keep)
+            case "fold" | "fold_pinned":
+                await storage.fold(tx, pinned=name == "fold_pinned")
+            case "rotate":
+                event(f"rotate: {await storage.rotate(tx, slot_bytes=1)}")
+            case "prune":
+                for slot in range(storage.RING):
+                    event(f"prune: {await storage.prune(tx, slot)}")
+            case "carry":
+                event(f"carry: {await storage.carry(tx)}")
+            case "shed":
+                await storage.shed_kept(tx)
+            case "rebuild" if self.held is None:
+                for statement in (POISON, DISTRUST, REBUILD):
+                    await tx.run(statement)
+
+    async def promote(self, tx, *, keep):
+        deferred = self.world.those("deferred")
+        assert await storage.promote(tx, 50) <= len(deferred)
+        rows = await tx.rows(DEFERRED)
+        still = {(row["job_id"], f) for row in rows for f in range(row["frame"], row["frame"] + row["n"])}
+        if keep:
+            self.world.state |= dict.fromkeys(set(deferred) - still, "waiting")
+
+
+PARKED = sql(
+    "SELECT e.job_id, (e.frame + greatest(r.first_seq, e.lane_seq) - e.lane_seq)::int AS frame,"
+    " (least(r.first_seq + r.n, e.lane_seq + e.n) - greatest(r.first_seq, e.lane_seq))::int AS n"
+    " FROM rota.queue_returned r JOIN rota.ready_entries e ON e.ready_slot = r.ready_slot AND e.lane_id = r.lane_id"
+    " AND e.lane_seq < r.first_seq + r.n AND e.lane_seq + e.n > r.first_seq"
+    " WHERE r.parked_job IS NOT NULL AND r.parked_job = coalesce($1::uuid, r.parked_job)"
+)
+DEFERRED = sql("SELECT job_id, frame, n FROM rota.deferred_jobs")
+SET_GENERATION = sql("UPDATE rota.queue_ring_rotations SET generation = $1")
+REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
+
+
+# Not shrunk: that takes minutes, and the steps of a failure tell enough.
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(generation=st.integers(7, 13), steps=STEPS)
+async def test_exact_counts_are_those_of_the_rows_and_of_the_model(database, generation, steps):
+    others = await Database.open(PostgresTarget(url=database.target.url))
+    try:
+        await play(database, others, generation, steps)
+    finally:
+        await others.close()
+
+
+async def play(database, others, generation, steps):
+    for statement in CLEAR:
+        await database.run(statement)
+    await database.run(SET_GENERATION, generation)
+    player = Player(database, others, await Dispatcher(database).enlisted())
+    try:
+        for step, keep in steps:
+            await player.take(step, keep=keep)
+            assert await agreed(database) == expected(player.world)
+    finally:
+        await player.let_go(False, keep=True)
+    await drain(player)
+
+
+async def drain(player):
+    """In the end everything that waits can be claimed and completed: nothing is lost in any corner."""
+    world = player.world
+    for number in range(8):
+        await player.unpark(number, 100_000, keep=True)
+    async with asyncio.timeout(20):
+        while world.those("waiting", "deferred"):
+            async with player.transaction(keep=True) as tx:
+                await player.tidy("promote", tx, keep=True)
+            await player.claim(4000, keep=True)
+        while world.running:
+            await player.finish(keep=True)
+    assert await agreed(player.database) == expected(world)
+
+
+def expected(world):
+    fields = ("waiting", "running", "deferred", "completed", "failed", "cancelled", "dead")
+    return {queue: {field: counts[field] for field in fields} for queue, counts in world.counts().items()}
