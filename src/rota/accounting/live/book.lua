@@ -10,7 +10,7 @@
 -- arg show_id   str
 -- arg ask       str     limits: as many as fit; force: all, at keys that are known; all: all, whatever is known
 -- arg skip      bool    pass over groups at keys Redis knows nothing of; otherwise nothing is booked if there are any
--- arg seeding   int     the fence of the seeding this belongs to; 0: a booking under the fence that stands
+-- arg under     int     the fence of the seeding or recount this belongs to; 0: a booking under the fence that stands
 -- arg asked     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, must_know, runs}, buckets
 -- reply booked fence:int seq:int groups:packed
 -- reply unseeded
@@ -26,9 +26,9 @@
 local groups, numbers = asked[1], asked[2]
 local held = read_show()
 local fence = held.fence
-if seeding > 0 then
-  if held.seeding ~= seeding then return {'unseeded'} end
-  fence = seeding
+if under > 0 then
+  if held.seeding ~= under and fence ~= under then return {'unseeded'} end
+  fence = under
 elseif not fence then
   return {'unseeded'}
 end
@@ -41,7 +41,7 @@ local fields, parts = spread(groups, numbers)
 local live, numbered = {}, {}
 for at = 1, #numbers do
   -- What the wipe of this seeding did not find, because no bucket was named there, is of no use any more.
-  if seeding > 0 and not redis.call('ZSCORE', buckets, whole(numbers[at])) then
+  if held.seeding and not redis.call('ZSCORE', buckets, whole(numbers[at])) then
     redis.call('UNLINK', places[first_bucket + at])
   end
   local found = redis.pcall('HMGET', places[first_bucket + at], unpack(fields[at]))

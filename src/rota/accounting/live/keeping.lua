@@ -192,7 +192,8 @@ local function limited_of(groups, held)
       if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
     end
   end
-  if #names > 0 and not is_whole(held) then return nil end
+  -- A seeding has yet to remove and to write them.
+  if #names > 0 and held.fence and not is_whole(held) then return nil end
   return limited_among(names)
 end
 

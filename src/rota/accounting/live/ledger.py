@@ -167,7 +167,7 @@ class LiveLedger:
             await asyncio.sleep(OTHERS_TURN_S)
         return False
 
-    async def adopt(self, show: ShowId, groups: Sequence[Group], *, seeding: int = 0) -> int | None:
+    async def adopt(self, show: ShowId, groups: Sequence[Group], *, under: int) -> int | None:
         """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
         not take them now.
 
@@ -175,7 +175,7 @@ class LiveLedger:
         limits in Redis.
         """
         must_know = [0 if group.capped else None for group in groups]
-        reply = await self._ask(show, groups, must_know, ask="all", seeding=seeding)
+        reply = await self._ask(show, groups, must_know, ask="all", under=under)
         return sum(told.fit for told in reply.groups) if isinstance(reply, Booked) else None
 
     async def _attempt(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Outcome]:
@@ -235,7 +235,7 @@ class LiveLedger:
         *,
         ask: str,
         skip: bool = True,
-        seeding: int = 0,
+        under: int = 0,
     ) -> Booked | Unseeded | Damaged:
         keys = self.keys.of_show(str(show))
         wired = wire.wired(keys, groups, must_know)
@@ -251,12 +251,12 @@ class LiveLedger:
             show_id=str(show),
             ask=ask,
             skip=skip,
-            seeding=seeding,
+            under=under,
             asked=wired.packed,
         )
         if isinstance(reply, Damaged):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
-        if not isinstance(reply, Booked) and not seeding and self._unseeded:
+        if not isinstance(reply, Booked) and not under and self._unseeded:
             self._unseeded(show)
         return reply
 

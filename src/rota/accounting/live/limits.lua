@@ -54,7 +54,7 @@ for place, entry in ipairs(entries) do
   local had = redis.call('HGET', index, name) or ''
   local written, removed = natural(string.match(had, '^%d+')), string.match(had, '-$')
   local apart = level == 'job' or level == 'layer'
-  if how == 'seed' then
+  if how == 'seed' and not written then
     redis.call('DEL', key)
   elseif not is_a('hash', key) then
     return unseeded()

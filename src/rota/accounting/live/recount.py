@@ -238,7 +238,7 @@ class _Recount:
             for start in range(first, last + 1, ROWS_PER_READ):
                 groups = await self._charged(start, min(start + ROWS_PER_READ - 1, last))
                 for piece in state.pieces(groups, GROUPS_PER_CALL):
-                    adopted = await self.ledger.adopt(self.show, piece)
+                    adopted = await self.ledger.adopt(self.show, piece, under=self.fence)
                     if adopted is None:
                         raise Overtaken("seeding")
                     self.adopted += adopted

@@ -138,7 +138,7 @@ async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int, limited: Col
     while first < TOKEN_END:
         page, last = await procs.page_groups(ledger.database, show, first, PAGE)
         for groups in _calls(page, limited):
-            if await ledger.adopt(show, groups, seeding=fence) is None:
+            if await ledger.adopt(show, groups, under=fence) is None:
                 raise Overtaken
             counted += sum(len(group.tokens) for group in groups)
             faults.at("seeding.mid_rows")

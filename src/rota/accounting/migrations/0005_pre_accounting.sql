@@ -231,6 +231,10 @@ CREATE FUNCTION rota.show_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.show_exclusive(OLD.pk_show);
+  IF NEW.b_scheduler_managed IS DISTINCT FROM OLD.b_scheduler_managed THEN
+    NEW.int_fence := greatest(NEW.int_fence, OLD.int_fence + 1);
+    NEW.int_founded := NEW.int_fence;
+  END IF;
   RETURN NEW;
 END $$;
 
@@ -789,9 +793,7 @@ DECLARE
   held rota.show := rota.show_exclusive(of_show);
 BEGIN
   IF held.b_scheduler_managed IS DISTINCT FROM managed THEN
-    UPDATE rota.show
-    SET b_scheduler_managed = managed, int_fence = int_fence + 1, int_founded = int_fence + 1
-    WHERE pk_show = of_show;
+    UPDATE rota.show SET b_scheduler_managed = managed WHERE pk_show = of_show;
     IF NOT managed THEN
       PERFORM rota.ledger_recompute(of_show);
     END IF;

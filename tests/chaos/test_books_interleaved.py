@@ -1,0 +1,94 @@
+"""The invariants of the books under controlled interleavings.
+
+One await is released at a time, in an order that follows from a seed; after every step the rules are checked
+(`books_rules`). A failure names its seed: SCHEDULE_SEED=123 plays that story again.
+"""
+
+import os
+
+import asyncpg
+import pytest
+
+from tests.chaos.books_explorer import Explorer
+from tests.chaos.books_mutants import MUTANTS, applied
+from tests.chaos.books_rules import Broken
+from tests.ground.databases import cleaned_by, one_database
+
+shared_database_url = one_database()
+database_url = cleaned_by("SELECT 1")
+
+SCHEDULES = 150
+LONG = 20_000
+REACHED = {
+    ("book", "unseeded"),
+    ("limits", "missed"),
+    ("limits", "uncounted"),
+    ("limits", "unseeded"),
+    ("proc_insert", "already"),
+    ("proc_insert", "not_managed"),
+    ("proc_insert", "stale_fence"),
+    ("proc_insert", "tombstoned"),
+    ("recount", "lost"),
+    ("release", "limited"),
+    ("release", "stale"),
+    ("seed", "newer"),
+    ("settle", "lost"),
+}
+
+
+@pytest.fixture
+async def connection(database_url):
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("SET search_path = rota, public")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def explorer(database, redis, connection, monkeypatch):
+    monkeypatch.setattr("rota.accounting.upkeep.GRAVES_MAX", 1)
+    made = Explorer(database, redis, connection)
+    await made.load()
+    return made
+
+
+async def walk(explorer, schedules):
+    for seed in schedules:
+        await explorer.run(seed)
+
+
+def seeds(number):
+    one = os.environ.get("SCHEDULE_SEED")
+    return [int(one)] if one else range(number)
+
+
+async def test_no_order_of_steps_breaks_the_books(explorer):
+    await walk(explorer, seeds(SCHEDULES))
+    if "SCHEDULE_SEED" not in os.environ:
+        assert set(explorer.reached) >= REACHED, "these stories say nothing about what they never reached"
+
+
+async def test_redis_may_be_emptied_before_any_step(explorer):
+    steps = await explorer.run(3)
+    for number in range(0, len(steps), 2):
+        await explorer.run(3, weather=((number, "flush"),))
+
+
+async def test_the_same_seed_is_the_same_story(explorer):
+    for seed in seeds(8):
+        first, again = [[str(step) for step in await explorer.run(seed)] for _ in range(2)]
+        assert first == again
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+async def test_the_explorer_notices_when_a_rule_is_taken_away(explorer, connection, mutant):
+    async with applied(mutant, connection):
+        await explorer.load()
+        with pytest.raises(Broken):
+            await walk(explorer, (mutant.seed, *range(SCHEDULES)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_no_order_of_steps_breaks_the_books_in_a_long_walk(explorer):
+    await walk(explorer, seeds(int(os.environ.get("SCHEDULES", LONG))))
