@@ -21,11 +21,12 @@ from structlog.testing import capture_logs
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.ledger import Why
+from rota.accounting.live import recount
 from rota.accounting.live.publisher import FAILED, MISCONFIGURED
 from rota.infra import faults
 from rota.infra.redis import RedisTarget, connect
 from rota.model.errors import RedisUnavailable
-from rota.model.quota import Level, Refusal, Resource, Usage
+from rota.model.quota import Level, Refusal, Resource
 from tests.contract.ledger_suite import EMPTY, outcome_of
 from tests.ground.databases import cleaned_by, one_database
 from tests.integration.books_ground import Farm, die, stopped
@@ -173,17 +174,13 @@ async def test_a_token_left_under_an_earlier_fence_is_decided_anew_when_it_is_as
 
 async def test_what_is_given_back_late_is_not_taken_from_whoever_booked_it_since(farm, monkeypatch):
     """Two ask for one token: the fence rises, the second books it under the new one, then the first gives it back."""
-    under_way = AsyncExitStack()
-    booking = await under_way.enter_async_context(stopped(monkeypatch, procs, "insert", farm.book([0])))
-    await farm.burst(5)
-
-    async def go_on():
-        await under_way.aclose()
-        return booking.result()
-
-    async with stopped(monkeypatch, farm.live.publisher, "give_back", go_on()) as first:
+    fence = await farm.fence()
+    async with stopped(monkeypatch, procs, "insert", farm.book([0])) as booking:
+        await farm.burst(5)
         assert (await farm.book([0])).booked == [0]
-    assert first.result() == outcome_of(already=[0])
+        await farm.live.publisher.give_back(farm.show, fence, [farm.group([0])])
+        assert await farm.count() == "1"
+    assert booking.result() == outcome_of(already=[0])
     assert await farm.agrees()
 
 
@@ -358,4 +355,16 @@ async def test_a_second_recount_at_once_does_no_harm(farm, monkeypatch):
         await farm.book([4])
     assert first.result() is None
     assert await farm.agrees()
-    assert set((await farm.counters()).values()) == {Usage(500)}
+
+
+async def test_a_recount_that_was_overtaken_does_not_go_on_with_the_other_s_shadow(farm, monkeypatch):
+    await farm.book(range(4))
+    overtaking = AsyncExitStack()
+    async with stopped(monkeypatch, procs, "tokens", farm.recount(), after=True) as first:
+        begun = stopped(monkeypatch, recount._Recount, "_portion", farm.recount())
+        second = await overtaking.enter_async_context(begun)
+    assert first.result() is None
+    assert await farm.count() == "4"
+    await overtaking.aclose()
+    assert second.result().clean
+    assert await farm.agrees()

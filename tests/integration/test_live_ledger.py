@@ -335,6 +335,7 @@ async def test_own_changes_are_known_at_once_and_those_of_others_after_a_while(f
     clock = Hours()
     other = farm.colleague(farm.live.client, remember_s=30.0, clock=clock)
     assert await other.is_managed(farm.show)
+    assert await farm.books.is_managed(farm.show)
     await farm.flip(False)
     assert not await farm.books.is_managed(farm.show)
     assert await other.is_managed(farm.show)

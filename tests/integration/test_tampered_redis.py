@@ -8,6 +8,7 @@ One thing no check can see: a number that a script could have written. Such a co
 recount or reseed, so for `wrong numbers` no cap is promised, only that it is found and mended.
 """
 
+import asyncio
 import itertools
 from functools import partial
 from uuid import uuid4
@@ -244,7 +245,7 @@ async def use(farm, damage):
         await farm.audit()
         await upkeep.reseed_limits()
         await upkeep.look()
-        await upkeep.recompute()
+        assert await farm.recount() is not None, case.name
         assert await farm.decides_right(), case.name
         await case.fills()
 
@@ -282,7 +283,7 @@ async def test_one_recount_mends_counters_and_one_reseed_limits(farm):
 async def test_a_limit_that_lacks_its_gpus_does_not_become_unlimited(farm):
     async for case in cases(farm, COUNTING):
         await farm.live.client.hdel(case.key, "gpu_burst" if case.name == "sub" else "int_max_gpus")
-        await case.more()
+        await case.more(cores=1)
         await farm.upkeep().look()
         await case.right()
 
@@ -297,6 +298,37 @@ async def test_a_token_that_was_given_another_charge_is_found_and_mended(farm):
         await mend(farm)
         assert (await farm.audit()).ok
         assert await farm.agrees()
+
+
+async def test_a_recount_does_not_take_lost_buckets_for_nothing_booked(farm):
+    async for case in cases(farm, ["buckets"]):
+        await farm.live.client.delete(case.key)
+        await farm.recount()
+        await case.more()
+        await farm.upkeep().look()
+        await case.right()
+
+
+async def test_a_recount_does_not_follow_buckets_out_of_order(farm):
+    async for case in cases(farm, ["buckets"]):
+        bucket = case.numbers.bucket
+        await farm.book([(bucket + 1) * 128, (bucket + 2) * 128], cores=1, job=uuid4(), layer=uuid4())
+        await farm.live.client.zadd(case.key, {str(bucket): bucket + 1.5})
+        async with asyncio.timeout(5):
+            assert await farm.recount() is None
+        await farm.upkeep().look()
+        await farm.recount()
+        assert await farm.agrees()
+
+
+@pytest.mark.parametrize("field", ["strange", "300", "0x1", b"\xff"])
+async def test_a_recount_is_not_led_astray_by_a_token_that_is_none(farm, field):
+    async for case in cases(farm, ["tokens"]):
+        [number] = set(await farm.live.client.hvals(case.key))
+        await farm.live.client.hset(case.key, field, number)
+        assert await farm.recount() is None
+        await farm.upkeep().look()
+        await case.right()
 
 
 async def test_a_bucket_that_is_no_longer_named_is_not_taken_for_counted(farm):
