@@ -115,9 +115,11 @@ async def recomputes(servers: Servers, farm: Farm, kind: Kind, rounds: int, quie
 async def bytes_per_token(servers: Servers, kind: Kind, tokens: int) -> float:
     """Memory of Redis for tokens that were booked in batches."""
     farm = await Farm(servers, managed=True).make()
+    read = await servers.live.limits.read(farm.show)
+    assert read
     before = await _used_memory(servers)
     for _ in range(tokens // BATCH):
-        assert await servers.live.adopt(farm.show, kind(farm, BATCH, 0)) == BATCH
+        assert await servers.live.adopt(farm.show, kind(farm, BATCH, 0), under=read.fence) == BATCH
     used = await _used_memory(servers) - before
     await servers.client.flushall()
     return used / tokens
