@@ -213,6 +213,16 @@ async def test_half_cores_and_hundredths_meet_a_cap_exactly(capped):
     assert await capped.count("job") == "1"
 
 
+async def test_the_last_tokens_there_are_lie_beside_others_without_being_mistaken(capped):
+    last = 2**53 - 1
+    groups = [capped.group(range(last - 40, last - 20), cores=1), capped.group([last - 3, last - 1, last], cores=2)]
+    for what in ("booked", "already"):
+        outcomes = await capped.books.book(capped.show, groups)
+        assert [list(getattr(outcome, what)) for outcome in outcomes] == [list(group.tokens) for group in groups]
+    assert await capped.release([*range(last - 40, last - 20), last - 1]) == [*range(last - 40, last - 20), last - 1]
+    assert await capped.agrees()
+
+
 async def test_a_recount_sums_shared_keys_over_jobs_and_jobs_over_pools_and_keeps_subscriptions_apart(capped):
     pool, job, layer = await another_pool(capped), uuid4(), uuid4()
     await capped.book([1], cores=100)

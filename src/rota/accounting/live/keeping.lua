@@ -135,7 +135,8 @@ local function read_charge(text)
 end
 
 -- The tokens of all groups by bucket, as fields of its hash, and for each group where they lie there: bucket, first,
--- last, and so on. Counted by hand, since asking a table for its length costs more than anything else here.
+-- last, and so on. Counted by hand, since asking a table for its length costs more than anything else here. Differences
+-- of tokens are taken first: a sum with the last of them would leave what a number holds exactly.
 local function spread(groups, numbers)
   local at_of, fields, counts, parts = {}, {}, {}, {}
   for at, number in ipairs(numbers) do
@@ -150,7 +151,7 @@ local function spread(groups, numbers)
         local base, at = number * SPAN, at_of[number]
         local wanted, count = fields[at], counts[at]
         local stop = math.min(last, base + SPAN - 1)
-        own[length + 1], own[length + 2], own[length + 3] = at, count + 1, count + 1 + stop - token
+        own[length + 1], own[length + 2], own[length + 3] = at, count + 1, count + 1 + (stop - token)
         length = length + 3
         for within = token - base, stop - base do
           count = count + 1
