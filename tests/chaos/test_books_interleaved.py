@@ -14,10 +14,12 @@ from tests.chaos.books_mutants import MUTANTS, applied
 from tests.chaos.books_rules import Broken
 from tests.ground.databases import cleaned_by, one_database
 
+pytestmark = pytest.mark.timeout(300)  # many small stories, one after the other
+
 shared_database_url = one_database()
 database_url = cleaned_by("SELECT 1")
 
-SCHEDULES = 150
+SCHEDULES = 120
 LONG = 20_000
 REACHED = {
     ("book", "unseeded"),

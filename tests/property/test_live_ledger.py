@@ -335,6 +335,7 @@ QUICK = settings(
 )
 
 
+@pytest.mark.timeout(300)
 def test_the_books_do_what_the_model_says(machine):
     run_state_machine_as_test(machine, settings=QUICK)
 

@@ -11,6 +11,8 @@ from rota.model.quota import LEVELS, Level, Limit, Standing, Usage, fits
 from tests.contract.ledger_suite import EMPTY, LIMITS, Books, plain, sql
 from tests.ground.databases import cleaned_by, one_database
 
+FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
+
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
@@ -94,7 +96,10 @@ async def apply(step, books, model):
             old = model.limits.get((level, key), Limit(-1, -1))
             new = Limit(old.cores if cores is None else cores, old.gpus if gpus is None else gpus)
             model.limits[(level, key)] = new
+            fence = await books.database.value(FENCE, books.show)
             await books.database.run(LIMITS[level], books.show, key, cores, gpus)
+            if await books.database.value(FENCE, books.show) > fence:  # a grave bars nobody under a higher one
+                model.released.clear()
         case ("book", drawn, force):
             groups = [
                 Group(charge_of(books, model, keys, *ask), books.host, tokens)
