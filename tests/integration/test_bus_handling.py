@@ -125,7 +125,7 @@ async def test_a_message_that_used_up_its_deliveries_is_not_handled_again(bus):
     await bus.ensure([spec])
     await bus.publish(message())
     async with bus.consumer(spec) as reader:
-        (crashed,) = await reader.fetch(wait_s=WAIT_S)
+        (crashed,) = await reader.fetch(most=1, wait_s=WAIT_S)
         await crashed.nak()
     async with Work(bus, spec) as work:
         await until(work.dead.is_set)

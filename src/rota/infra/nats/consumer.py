@@ -88,7 +88,11 @@ class Consumer:
         self._connection.watchers.add(self)
 
     async def close(self) -> None:
-        """Stop pulling and hand back at once what was delivered and not taken."""
+        """Stop pulling and hand back at once what was delivered and not taken.
+
+        A message that NATS was just sending for an unfilled pull may still be lost on the way; it comes again after
+        its ack wait.
+        """
         self._connection.watchers.discard(self)
         if self._route is not None:
             await self._connection.unsubscribe(self._route)
