@@ -15,7 +15,7 @@ import sys
 from bench.report import Report
 from rota.infra.telemetry import logs
 
-BENCHES = ("foundations", "accounting")
+BENCHES = ("foundations", "accounting", "queue")
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def _set_up() -> int:
         prepare = getattr(importlib.import_module(f"bench.{name}"), "setup", None)
         if prepare:
             prepare()
-        print(f"{name}: {'ready' if prepare else 'needs nothing'}")
+        print(f"{name}: {'set up' if prepare else 'needs nothing'}")
     return 0
 
 

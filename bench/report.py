@@ -35,11 +35,11 @@ class Figure:
     def row(self) -> tuple[str, ...]:
         if self.value is None:
             return (self.name, "null", "", "", "NO" if self.bar is not None else "", self.note)
-        spread = f"{min(self.samples):.3g} to {max(self.samples):.3g} (n={len(self.samples)})"
+        spread = f"{shown(min(self.samples))} to {shown(max(self.samples))} (n={len(self.samples)})"
         bar = "" if self.bar is None else f"{'≥' if self.higher_is_better else '≤'} {self.bar:g}"
         return (
             self.name,
-            f"{self.value:.3g}",
+            shown(self.value),
             spread,
             bar,
             "" if not bar else "yes" if self.within_bar else "NO",
@@ -67,6 +67,10 @@ class Report:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         figures = {figure.name: None if figure.value is None else round(figure.value, 4) for figure in self.figures}
         print(json.dumps({"bench": name, "figures": figures}))
+
+
+def shown(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 def machine() -> str:

@@ -23,6 +23,7 @@
         ├── LeaseHeld          somebody else has it; try again later
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
         ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
+        ├── IllegalTransition  a job in this state cannot become that
         └── Unauthenticated    missing or wrong credentials in a call to us
 
 `code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
@@ -132,6 +133,10 @@ class LeaseLost(Refused):
 
 class StaleFence(Refused):
     code = "stale_fence"
+
+
+class IllegalTransition(Refused):
+    code = "illegal_transition"
 
 
 class Unauthenticated(Refused):

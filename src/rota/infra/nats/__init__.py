@@ -1,6 +1,6 @@
 """NATS JetStream: declared streams and consumers, publishing with message ids, pulling with explicit answers."""
 
-from rota.infra.nats.bus import Bus, Exhausted
+from rota.infra.nats.bus import Bus, Exhausted, Heard
 from rota.infra.nats.consumer import Consumer, kept_alive
 from rota.infra.nats.delivery import Delivery
 from rota.infra.nats.handling import Handling, Reject, Retry, Verdict
@@ -16,6 +16,7 @@ __all__ = [
     "Delivery",
     "Exhausted",
     "Handling",
+    "Heard",
     "Message",
     "NatsTarget",
     "Outcome",

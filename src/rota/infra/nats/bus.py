@@ -11,7 +11,8 @@ PostgreSQL is the record and the bus is disposable: NATS may lose acknowledged m
 data may be wiped under us. So the bus remembers what was declared and makes it anew when it is gone, and whoever needs
 a message to arrive keeps it in PostgreSQL until its effect is there, too (the outbox, and sweepers above it).
 
-Delivery is at least once, in no promised order across redeliveries.
+Delivery is at least once, in no promised order across redeliveries. What need not arrive (heartbeats, wake-ups,
+questions that are asked again) is told past the streams: `tell`, `hear`, `ask`, `answer`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ log = structlog.get_logger(__name__)
 _EXHAUSTED: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 _READY_PAUSE_S = 0.05
 _ADVISORIES_MAX = 1024
+HEARD_MAX: Final = 10_000
 
 
 class Exhausted(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +51,14 @@ class Exhausted(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str
     stream_seq: int
     deliveries: int
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Told past the streams. `reply` is where an answer is awaited."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
 
 
 class Bus:
@@ -163,6 +173,38 @@ class Bus:
             yield queue
         finally:
             await self._connection.unsubscribe(route)
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """To whoever hears `subject` now. Nothing is kept, and nobody may be listening."""
+        await self._connection.send(self._names.subject(subject), data)
+
+    @asynccontextmanager
+    async def hear(
+        self, subject: str, *, group: str = "", most: int = HEARD_MAX
+    ) -> AsyncIterator[asyncio.Queue[Heard]]:
+        """What is told on `subject` (a pattern) from now on; with a `group`, one of its members hears each.
+
+        When the reader is `most` behind, the newest are dropped: what is told this way is told again.
+        """
+        queue: asyncio.Queue[Heard] = asyncio.Queue(most)
+
+        async def on_message(msg: Msg) -> None:
+            if not queue.full():
+                queue.put_nowait(Heard(self._names.bare_subject(msg.subject), msg.data, msg.reply))
+
+        route = await self._connection.subscribe(self._names.subject(subject), on_message, queue=group)
+        try:
+            yield queue
+        finally:
+            await self._connection.unsubscribe(route)
+
+    async def ask(self, subject: str, data: bytes) -> bytes:
+        """The answer of one who hears `subject`; NatsUnavailable when there is none in time."""
+        return await self._connection.ask(self._names.subject(subject), data)
+
+    async def answer(self, question: Heard, data: bytes) -> None:
+        if question.reply:
+            await self._connection.send(question.reply, data)
 
     async def stored(self, stream: str, stream_seq: int) -> Stored | None:
         """A message as its stream keeps it, or None when it is gone."""

@@ -75,6 +75,8 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Deliveries beyond `max_deliver`, for a dead letter that could not be written at the last one. After them NATS
     gives the message up, unseen but for an advisory."""
     max_ack_pending: int = 2048
+    forgotten_after_s: float | None = None
+    """Without a reader for this long NATS removes the consumer; for readers that come once."""
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.durable), f"{self.durable!r} cannot name a consumer"
@@ -165,6 +167,8 @@ def consumer_config(spec: ConsumerSpec, names: Names) -> Config:
     }
     if spec.filter is not None:
         config["filter_subject"] = names.subject(spec.filter)
+    if spec.forgotten_after_s is not None:
+        config["inactive_threshold"] = _nanoseconds(spec.forgotten_after_s)
     if spec.backoff_s:
         config["backoff"] = [_nanoseconds(wait_s) for wait_s in spec.backoff_s]
     return config

@@ -487,11 +487,23 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   ended rota.queue_closed[] := rota.queue_close(1, ids, masks);
+  one rota.queue_closed := ended[1];
+  n integer := bit_count(one.closed);
+  counted boolean := false;
 BEGIN
-  PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
-  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
-        FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
-  WHERE d.n > 0;
+  -- Most batches are one claim. Counting that in one statement costs half of grouping and `queue_count`.
+  IF cardinality(ended) = 1 THEN
+    INSERT INTO rota.queue_terminal_count_deltas
+    SELECT t.last_value % 4, one.ready_slot, one.lane_id, 0, -n, n, 0, 0, 0, 0
+    FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger' AND n > 0;
+    counted := FOUND;
+  END IF;
+  IF NOT counted THEN
+    PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
+    FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+          FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
+    WHERE d.n > 0;
+  END IF;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 

@@ -1,0 +1,38 @@
+"""What a layer runs, told once for all of its frames: the part of a submission that a worker sees. No I/O."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Failed = Literal["error", "timeout", "lost"]
+"""How an attempt may fail: the task said so, it took too long, or its worker was lost."""
+
+
+class Retries(msgspec.Struct, frozen=True, array_like=True):
+    """When an attempt that failed is tried again. A lost worker is nobody's fault and has a number of its own."""
+
+    most: int = 0
+    """Attempts after the first one; those that failed by `Fatal` are never tried again."""
+    first_s: float = 1.0
+    longest_s: float = 300.0
+    on: frozenset[Failed] = frozenset({"error", "timeout"})
+    lost: int = 10
+    """How often a frame goes back because its worker was lost, before it fails."""
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True):
+    """A task by its name, or a command by its argv."""
+
+    task: str = ""
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    timeout_s: float = 0.0
+    """Of one attempt; 0 is the reconciler's own."""
+    kill_after_s: float = 5.0
+    """Between asking a frame to stop and killing it."""
+    cores: int = 100
+    gpus: int = 0
+    memory_mb: int = 0
+    retries: Retries = Retries()

@@ -1,0 +1,28 @@
+"""Reads exact counts ten times a second and prints how many milliseconds each took, until its input ends.
+
+A process of its own, so that the work of others in an event loop is no part of the time. The first line of its input is
+the URL, the second the queue.
+"""
+
+import asyncio
+import sys
+import time
+
+from rota.infra.postgres import Database, PostgresTarget
+from rota.queue import Queue
+
+
+async def main(url, queue_name):
+    database = await Database.open(PostgresTarget(url=url))
+    queue = Queue(database)
+    ended = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    while not ended.done():
+        began = time.perf_counter()
+        await queue.counts_exact([queue_name])
+        print((time.perf_counter() - began) * 1000, flush=True)
+        await asyncio.wait([ended], timeout=0.1)
+    await database.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.stdin.readline().strip(), sys.stdin.readline().strip()))
