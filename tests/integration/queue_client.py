@@ -67,7 +67,7 @@ async def keep_house(queue, owner, lease, leases):
     async def bury(tokens):
         return set(tokens)
 
-    upkeep = Upkeep(queue, leases, bury, Pace(slot_bytes=1))
+    upkeep = Upkeep(queue, leases, bury, Pace(slot_bytes=1, failed_retention_s=0.0))
     await queue.pause("slow")
     for number in range(8):
         await upkeep.promote(lease)
@@ -77,6 +77,8 @@ async def keep_house(queue, owner, lease, leases):
         await upkeep.fold(lease)
         await upkeep.turn_ring(lease)
         await upkeep.return_orphans(lease)
+    await again(lambda: upkeep.expire(lease))
+    await upkeep.shed(lease)
 
 
 async def main():

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from hypothesis import HealthCheck, Phase, event, given, settings
@@ -225,7 +224,7 @@ class Player:
                         done, state = await self.queue.failed.discard(which, on=tx), "gone"
                     case _:
                         tokens = sorted(world.failed)
-                        done = await self.queue.failed.expire(datetime.now(UTC) + timedelta(days=1), on=tx)
+                        done = await self.queue.failed.expire(0.0, on=tx)
                         state = "failed"
                 assert done == tokens
                 frames = [world.failed[token] for token in tokens]
@@ -284,9 +283,10 @@ class Player:
                 for slot in range(storage.RING):
                     event(f"prune: {await storage.prune(tx, slot)}")
             case "carry":
-                event(f"carry: {await storage.carry(tx)}")
+                event(f"carry: {await tx.value(storage.CARRY, 50, 2)}")
             case "shed":
                 await storage.shed_kept(tx)
+                await storage.shed_oldest(tx)
             case "rebuild" if self.held is None:
                 for statement in (POISON, DISTRUST, REBUILD):
                     await tx.run(statement)

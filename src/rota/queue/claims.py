@@ -65,7 +65,7 @@ class Claim(msgspec.Struct, frozen=True):
     def tokens(self) -> Sequence[int]:
         """Of the frames that were handed out: a range, unless some were cancelled before."""
         whole = range(self.id * CLAIM_MAX, self.id * CLAIM_MAX + self.n)
-        return [token for token in whole if token not in set(self.skipped)] if self.skipped else whole
+        return sorted(set(whole).difference(self.skipped)) if self.skipped else whole
 
     def pieces(self) -> Iterator[Piece]:
         token = self.id * CLAIM_MAX

@@ -23,6 +23,7 @@ COUNT = query(__package__, "failed_count")
 RETRY = query(__package__, "failed_retry")
 BURY = query(__package__, "failed_bury")
 DISCARD = query(__package__, "failed_discard")
+EXPIRE = query(__package__, "failed_expire")
 
 REMOVE_MAX = 10_000
 
@@ -104,16 +105,16 @@ class FailedFrames:
         """Forget them: they are no longer counted as failed, as if they had never been queued."""
         if which.is_open:
             raise InvalidInput("Discarding needs a filter: say which failed frames go, by reason, queue, job or age.")
-        return await self._remove(DISCARD, which, most, on, False)
+        return await self._remove(DISCARD, which, most, on)
 
-    async def expire(self, before: datetime, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
-        """Forget those that failed before this moment; they stay counted, in the rollup."""
-        return await self._remove(DISCARD, FailedFilter(before=before), most, on, True)
+    async def expire(self, after_s: float, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
+        """Forget those that failed so long ago, by the clock of PostgreSQL; they stay counted, in the rollup."""
+        rows = await (on or self.database).rows(EXPIRE, after_s, most)
+        faults.reply("failed.expire")
+        return sorted(row["token"] for row in rows)
 
-    async def _remove(
-        self, how: Query, which: FailedFilter, most: int, on: Transaction | None, *more: object
-    ) -> list[int]:
+    async def _remove(self, how: Query, which: FailedFilter, most: int, on: Transaction | None) -> list[int]:
         check_count("failed frames", most, REMOVE_MAX)
-        rows = await (on or self.database).rows(how, *which.arguments(), most, *more)
+        rows = await (on or self.database).rows(how, *which.arguments(), most)
         faults.reply("failed.remove")
         return sorted(row["token"] for row in rows)

@@ -81,7 +81,7 @@ def blocking(held: Iterable[Session], open_slot: int) -> dict[str, float]:
     """By application, the age of its oldest transaction in a slot that could otherwise be emptied."""
     found: dict[str, float] = {}
     for session in held:
-        if any(slot not in (open_slot, storage.RING) for slot in session.slots):
+        if any(slot not in (open_slot, storage.KEPT) for slot in session.slots):
             found[session.application] = max(session.age_s, found.get(session.application, 0.0))
     return found
 

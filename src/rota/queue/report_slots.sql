@@ -7,7 +7,8 @@ SELECT n.slot AS number, CASE WHEN n.slot < 7 THEN g.generation - (g.generation 
        coalesce(c.waiting, 0) AS waiting, coalesce(c.running, 0) AS running,
        pg_relation_size(format('rota.ready_entries_%s', n.slot)::regclass)
          + pg_relation_size(format('rota.queue_claims_%s', n.slot)::regclass) > 0 AS holds
-FROM (SELECT rota.queue_generation() AS generation) AS g CROSS JOIN generate_series(0, 7) AS n (slot)
+FROM rota.queue_storage AS first_locked
+CROSS JOIN (SELECT rota.queue_generation() AS generation) AS g CROSS JOIN generate_series(0, 7) AS n (slot)
 LEFT JOIN (
   SELECT u.ready_slot, sum(u.waiting)::bigint AS waiting, sum(u.running)::bigint AS running
   FROM (

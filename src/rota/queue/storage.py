@@ -18,13 +18,15 @@ ROTATE = query(__package__, "rotate")
 PRUNABLE = query(__package__, "prunable")
 PRUNE = query(__package__, "prune")
 CARRY = query(__package__, "carry")
-SHED_KEPT = query(__package__, "kept_shed")
+SHED = query(__package__, "shed")
 PROMOTE = query(__package__, "promote")
-SLOTS = query(__package__, "storage")
 
 RING: Final = 7
+KEPT: Final = 7
+"""The slot beside the ring."""
 LOCK_MS: Final = 50
-CARRY_MAX: Final = 100_000
+CARRY_MAX: Final = 2000
+"""Entries that are carried in one transaction, during which nobody gets into their slot: some 20 ms."""
 SLOT_BYTES: Final = 32 * 1024 * 1024
 SLOT_AGE_S: Final = 60.0
 PROMOTE_MAX: Final = 2000
@@ -32,7 +34,7 @@ PINNED_S: Final = 5.0
 
 Rotated = Literal["rotated", "not needed", "full"]
 Pruned = Literal["pruned", "not needed", "live", "blocked"]
-Carried = Literal["carried", "too much", "blocked"]
+Carried = Literal["carried", "carrying", "blocked"]
 
 
 class Folded(msgspec.Struct, frozen=True):
@@ -48,16 +50,6 @@ class Pin(msgspec.Struct, frozen=True):
     application: str
     age_s: float
     state: str | None
-
-
-class Slot(msgspec.Struct, frozen=True):
-    """`number` 7 is outside of the ring: it keeps what outlived its slot, row by row."""
-
-    number: int
-    generation: int | None
-    is_open: bool
-    bytes: int
-    live: int
 
 
 async def fold(on: Transaction, *, pinned: bool) -> list[Folded]:
@@ -87,20 +79,24 @@ async def prune(on: Transaction, slot: int) -> Pruned:
 
 
 async def carry(on: Transaction) -> Carried:
-    """Empty the oldest slot although something in it lives on; that is kept outside of the ring until it ends."""
+    """Empty the oldest slot although something in it lives on; that is kept outside of the ring until it ends.
+
+    A part of it; `carrying`: there is more.
+    """
     answer: Carried = await on.value(CARRY, LOCK_MS, CARRY_MAX)
     return answer
 
 
 async def shed_kept(on: Transaction) -> None:
-    """Forget what has ended of what was carried."""
-    await on.value(SHED_KEPT)
+    """Forget what has ended of what was carried. Nobody waits for this, nor for the next."""
+    await on.value(SHED, True)
+
+
+async def shed_oldest(on: Transaction) -> None:
+    """Forget the ends in the slot that is in the way of a new one, so that carrying the rest is short."""
+    await on.value(SHED, False)
 
 
 async def promote(on: Transaction, most: int = PROMOTE_MAX) -> int:
     """Queue deferred frames whose time has come; returns how many."""
     return int(await on.value(PROMOTE, most))
-
-
-async def slots(on: Database | Transaction) -> list[Slot]:
-    return [Slot(*row.values()) for row in await on.rows(SLOTS)]

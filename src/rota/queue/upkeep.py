@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
@@ -28,6 +27,7 @@ from rota.infra.postgres import Transaction, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.queue import measures, report, storage
+from rota.queue.failed import REMOVE_MAX
 from rota.queue.report import LEASE
 from rota.queue.room import Queue
 from rota.queue.tokens import BATCH_MAX
@@ -39,6 +39,9 @@ log = structlog.get_logger(__name__)
 
 WARN_EVERY_S: Final = 30.0
 PROMOTIONS_MAX: Final = 32
+EXPIRIES_MAX: Final = 32
+CARRIES_MAX: Final = 32
+"""Transactions of a kind in one round, so that the other steps have their turn."""
 
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
 
@@ -170,10 +173,16 @@ class Upkeep:
         return returned
 
     async def expire(self, lease: Lease) -> int:
-        """Forget failed frames past their retention."""
-        before = datetime.now(UTC) - timedelta(seconds=self.pace.failed_retention_s)
-        async with self._guarded(lease) as tx:
-            return len(await self.queue.failed.expire(before, on=tx))
+        """Forget failed frames past their retention, in bounded steps."""
+        expired = 0
+        for _ in range(EXPIRIES_MAX):
+            async with self._guarded(lease) as tx:
+                number = len(await self.queue.failed.expire(self.pace.failed_retention_s, on=tx))
+                faults.at("queue.after_expire_before_commit")
+            expired += number
+            if number < REMOVE_MAX:
+                break
+        return expired
 
     async def shed(self, lease: Lease) -> None:
         """Forget what has ended of what was carried out of the ring."""
@@ -187,12 +196,18 @@ class Upkeep:
             return (await self.queue.give_back(buried, on=tx)).accepted
 
     async def _make_room(self, lease: Lease) -> str:
-        """The oldest slot is in the way of a new one: move what lives in it out of the ring."""
+        """The oldest slot is in the way of a new one: move what lives in it out of the ring, part by part."""
         async with self._guarded(lease) as tx:
-            carried = await storage.carry(tx)
-            faults.at("queue.after_carry_before_commit")
-        STEPS.labels("carry", carried).inc()
-        if carried != "carried" and self._is_due("warn", WARN_EVERY_S):
+            await storage.shed_oldest(tx)
+        carried: storage.Carried = "carrying"
+        for _ in range(CARRIES_MAX):
+            async with self._guarded(lease) as tx:
+                carried = await storage.carry(tx)
+                faults.at("queue.after_carry_before_commit")
+            STEPS.labels("carry", carried).inc()
+            if carried != "carrying":
+                break
+        if carried == "blocked" and self._is_due("warn", WARN_EVERY_S):
             held = await report.sessions(self.queue.database)
             log.warning("queue_ring_full", outcome=carried, sessions=[msgspec.structs.asdict(each) for each in held])
         return carried

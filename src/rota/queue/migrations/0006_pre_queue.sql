@@ -1,4 +1,4 @@
--- Where frames wait and end: storage. See docs/adr/0013-the-queue.md.
+-- Where frames wait and end: storage and counts. See docs/adr/0013-the-queue.md.
 -- A turn is one attempt's place in a lane, (lane_id, lane_seq). A claim covers up to 512 consecutive turns, and the
 -- token of a claimed turn is claim_id * 512 + its offset in the claim, which stays below 2^53 for 2^41 claims.
 
@@ -128,6 +128,7 @@ CREATE TABLE rota.queue_returned (
   PRIMARY KEY (lane_id, first_seq)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ON rota.queue_returned (parked_job) WHERE parked_job IS NOT NULL;
+CREATE INDEX ON rota.queue_returned (lane_id, first_seq) WHERE parked_job IS NULL;
 CREATE INDEX ON rota.queue_returned (ready_slot);
 
 COMMENT ON TABLE rota.queue_returned IS 'Turns behind the cursor that wait again; they are claimed before the lane.';
@@ -202,13 +203,13 @@ CREATE TABLE rota.queue_terminal_count_deltas (
   turn       smallint NOT NULL,
   ready_slot smallint NOT NULL,
   lane_id    integer NOT NULL,
-  waiting    integer NOT NULL,
-  running    integer NOT NULL,
-  completed  integer NOT NULL,
-  cancelled  integer NOT NULL,
-  failed     integer NOT NULL,
-  deferred   integer NOT NULL,
-  dead       integer NOT NULL
+  waiting    bigint NOT NULL,
+  running    bigint NOT NULL,
+  completed  bigint NOT NULL,
+  cancelled  bigint NOT NULL,
+  failed     bigint NOT NULL,
+  deferred   bigint NOT NULL,
+  dead       bigint NOT NULL
 ) PARTITION BY LIST (turn);
 
 DO $$
@@ -251,3 +252,181 @@ CREATE TABLE rota.queue_terminal_rollups (
 ) WITH (fillfactor = 50);
 
 COMMENT ON TABLE rota.queue_terminal_rollups IS 'Ends whose rows were pruned, counted from those very rows.';
+
+CREATE TYPE rota.queue_slot_counts AS (
+  lane_id    integer,
+  ready_slot integer,
+  waiting    bigint,
+  running    bigint,
+  completed  bigint,
+  cancelled  bigint,
+  failed     bigint,
+  deferred   bigint,
+  dead       bigint
+);
+
+-- Counted from the rows themselves, by slot and lane. Slow; for the mode `scan`, for distrust and for rebuilding.
+-- Stable, so that it sees what the statement sees that calls it.
+CREATE FUNCTION rota.queue_scan() RETURNS SETOF rota.queue_slot_counts
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN QUERY
+    WITH filled AS MATERIALIZED (
+      SELECT l.lane_id, greatest(b.cursor, c.next, 0) AS cursor
+      FROM rota.queue_lanes l
+      LEFT JOIN rota.queue_lane_bases b ON b.lane_id = l.lane_id
+      LEFT JOIN (SELECT lane_id, max(last_seq) + 1 AS next FROM rota.queue_claims GROUP BY 1) AS c
+        ON c.lane_id = l.lane_id
+    ), found (lane_id, slot, waiting, running, completed, cancelled, failed, deferred, dead) AS (
+      SELECT e.lane_id, e.ready_slot::integer, sum(greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor))),
+             0, 0, 0, 0, 0, 0
+      FROM rota.ready_entries e JOIN filled f ON f.lane_id = e.lane_id GROUP BY 1, 2
+      UNION ALL
+      SELECT t.lane_id, t.ready_slot, -sum(t.n) FILTER (WHERE t.first_seq >= f.cursor), 0, 0, sum(t.n), 0, 0, 0
+      FROM rota.ready_tombstones t JOIN filled f ON f.lane_id = t.lane_id GROUP BY 1, 2
+      UNION ALL
+      SELECT r.lane_id, r.ready_slot, sum(r.n), 0, 0, 0, 0, 0, 0
+      FROM rota.queue_returned r GROUP BY 1, 2
+      UNION ALL
+      SELECT c.lane_id, c.ready_slot, 0, sum(c.n), 0, 0, 0, 0, 0
+      FROM rota.queue_claims c GROUP BY 1, 2
+      UNION ALL
+      SELECT c.lane_id, c.ready_slot, 0, -sum(x.n), sum(x.n) FILTER (WHERE x.outcome = 1),
+             sum(x.n) FILTER (WHERE x.outcome = 3), 0, 0, 0
+      FROM rota.queue_closures x JOIN rota.queue_claims c ON c.ready_slot = x.ready_slot AND c.claim_id = x.claim_id GROUP BY 1, 2
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, count(*), 0, 0 FROM rota.done_entries d GROUP BY 1
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, sum(d.n), 0 FROM rota.deferred_jobs d GROUP BY 1
+      UNION ALL
+      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, 0, count(*) FROM rota.dlq_entries d
+      WHERE d.lane_id IS NOT NULL GROUP BY 1
+    )
+    SELECT f.lane_id, f.slot, coalesce(sum(f.waiting), 0)::bigint, coalesce(sum(f.running), 0)::bigint,
+           coalesce(sum(f.completed), 0)::bigint, coalesce(sum(f.cancelled), 0)::bigint,
+           coalesce(sum(f.failed), 0)::bigint, coalesce(sum(f.deferred), 0)::bigint, coalesce(sum(f.dead), 0)::bigint
+    FROM found f GROUP BY 1, 2;
+END $$;
+
+CREATE TYPE rota.queue_counted AS (
+  queue     text,
+  waiting   bigint,
+  running   bigint,
+  deferred  bigint,
+  completed bigint,
+  failed    bigint,
+  cancelled bigint,
+  dead      bigint
+);
+
+-- Whether counters may be believed; otherwise the rows are counted.
+CREATE FUNCTION rota.queue_counters_hold() RETURNS boolean
+LANGUAGE sql AS $$ SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s $$;
+
+-- Pruned ends are counted in; `queues` of null are all of them, and each has a row. Volatile, so that the snapshot is
+-- taken after the locks: with an older one a fold that we waited for would be missing on both sides.
+CREATE FUNCTION rota.queue_counts_exact(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  IF NOT rota.queue_counters_hold() THEN
+    RETURN QUERY SELECT * FROM rota.queue_counts_scan(queues);
+    RETURN;
+  END IF;
+  RETURN QUERY
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT l.queue, u.waiting, u.running, u.completed, u.cancelled, u.failed, u.deferred, u.dead
+      FROM (
+        SELECT c.lane_id, c.waiting, c.running, c.completed, c.cancelled, c.failed, c.deferred, c.dead
+        FROM rota.queue_terminal_live_counts c
+        UNION ALL
+        SELECT d.lane_id, d.waiting, d.running, d.completed, d.cancelled, d.failed, d.deferred, d.dead
+        FROM rota.queue_terminal_count_deltas d
+      ) AS u JOIN rota.queue_lanes l ON l.lane_id = u.lane_id
+      UNION ALL
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_counts_exact IS
+  'Exact counts from the folded counters, the pending deltas and the rollups, in one statement.';
+
+-- No slot is emptied meanwhile: with an older snapshot than its truncation its ends would be missing on both sides.
+CREATE FUNCTION rota.queue_counts_scan(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  LOCK TABLE rota.queue_claims, rota.queue_closures, rota.ready_entries IN ACCESS SHARE MODE;
+  RETURN QUERY
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+      FROM rota.queue_scan() AS s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
+      UNION ALL
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
+END $$;
+
+-- Without what was not folded yet: late by a fold interval, and cheaper by the pending deltas.
+CREATE FUNCTION rota.queue_counts_fast(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT rota.queue_counters_hold() THEN
+    RETURN QUERY SELECT * FROM rota.queue_counts_scan(queues);
+    RETURN;
+  END IF;
+  RETURN QUERY
+    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
+           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
+    FROM (
+      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+      FROM rota.queue_terminal_live_counts s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
+      UNION ALL
+      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
+      FROM rota.queue_terminal_rollups r
+      UNION ALL
+      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
+    ) AS c
+    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
+END $$;
+
+-- Lanes in which something waits that may be claimed; `parked` is part of `waiting`.
+CREATE FUNCTION rota.queue_candidates(queues text[] DEFAULT NULL)
+RETURNS TABLE (lane_id integer, queue text, priority smallint, waiting bigint, parked bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  counted rota.queue_slot_counts[];
+BEGIN
+  IF NOT rota.queue_counters_hold() THEN
+    counted := ARRAY(SELECT s FROM rota.queue_scan() AS s);
+  END IF;
+  RETURN QUERY
+    SELECT l.lane_id, l.queue, l.priority, c.waiting, coalesce(p.parked, 0)
+    FROM (
+      SELECT u.lane_id, sum(u.waiting)::bigint AS waiting FROM (
+        SELECT c.lane_id, c.waiting FROM rota.queue_terminal_live_counts c WHERE counted IS NULL
+        UNION ALL
+        SELECT d.lane_id, d.waiting FROM rota.queue_terminal_count_deltas d WHERE counted IS NULL
+        UNION ALL
+        SELECT s.lane_id, s.waiting FROM unnest(counted) AS s
+      ) AS u GROUP BY 1 HAVING sum(u.waiting) > 0
+    ) AS c
+    JOIN rota.queue_lanes l ON l.lane_id = c.lane_id
+    JOIN rota.queues q ON q.queue = l.queue AND NOT q.paused
+    LEFT JOIN (SELECT r.lane_id, sum(r.n)::bigint AS parked FROM rota.queue_returned r
+               WHERE r.parked_job IS NOT NULL GROUP BY 1) AS p ON p.lane_id = c.lane_id
+    WHERE (queues IS NULL OR q.queue = ANY (queues)) AND c.waiting > coalesce(p.parked, 0)
+    ORDER BY l.priority DESC, l.lane_id;
+END $$;

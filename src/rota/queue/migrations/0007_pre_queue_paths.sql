@@ -28,8 +28,8 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation -
 
 -- One delta, in the mode that is set. Amounts are signed.
 CREATE FUNCTION rota.queue_count(
-  of_slot integer, of_lane integer, waiting integer DEFAULT 0, running integer DEFAULT 0, completed integer DEFAULT 0,
-  cancelled integer DEFAULT 0, failed integer DEFAULT 0, deferred integer DEFAULT 0, dead integer DEFAULT 0
+  of_slot integer, of_lane integer, waiting bigint DEFAULT 0, running bigint DEFAULT 0, completed bigint DEFAULT 0,
+  cancelled bigint DEFAULT 0, failed bigint DEFAULT 0, deferred bigint DEFAULT 0, dead bigint DEFAULT 0
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -162,7 +162,8 @@ BEGIN
     last := first + sizes[at] - 1;
     lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
     first_seq := rota.queue_next_seq(lane_id);
-    slot := coalesce(slot, rota.queue_open_slot());
+    -- Asked for each lane, since we may have waited for it: newer turns of a lane are never in an older slot.
+    slot := rota.queue_open_slot();
     EXECUTE format($q$
       INSERT INTO rota.ready_entries_%1$s
       SELECT %1$s, $1, $2 + sum(e.n) OVER (ROWS UNBOUNDED PRECEDING) - e.n, e.n, e.job, e.layer, e.frame, e.attempt,
@@ -172,7 +173,7 @@ BEGIN
     USING lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last], counts[first:last],
           attempts[first:last], payloads[first:last];
     SELECT sum(c) INTO number FROM unnest(counts[first:last]) AS c;
-    PERFORM rota.queue_count(slot, lane_id, waiting => number::integer);
+    PERFORM rota.queue_count(slot, lane_id, waiting => number);
     RETURN NEXT;
     first := last + 1;
   END LOOP;
@@ -201,7 +202,7 @@ BEGIN
       FROM unnest(queues, priorities, run_ats, jobs, layers, frames, counts, attempts, payloads)
         AS e (queue, priority, run_at, job, layer, frame, n, attempt, payload)
       RETURNING lane_id, n
-    ) SELECT lane_id, sum(n)::integer AS n FROM put GROUP BY 1
+    ) SELECT lane_id, sum(n) AS n FROM put GROUP BY 1
   LOOP
     PERFORM rota.queue_count(-1, given.lane_id, deferred => given.n);
   END LOOP;
@@ -337,6 +338,12 @@ BEGIN
     END IF;
     n := pieces.n;
     skipped := rota.queue_tombstoned(of_lane, first_seq, n);
+    -- A claim ends with a turn that it hands out, so that no cancelled range is on both sides of the cursor.
+    IF get_bit(skipped, n - 1) = 1 THEN
+      n := length(rtrim(skipped::text, '1'));
+      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+      skipped := rota.queue_tombstoned(of_lane, first_seq, n);
+    END IF;
   END IF;
 
   claim_id := nextval('rota.queue_claim_ids') * 8 + slot;
@@ -347,8 +354,7 @@ BEGIN
   ELSE
     INSERT INTO rota.queue_closures (ready_slot, claim_id, outcome, n, bits)
     VALUES (slot, claim_id, 0, bit_count(skipped), skipped);
-    PERFORM rota.queue_count(slot, of_lane, waiting => bit_count(skipped)::integer - n,
-                             running => n - bit_count(skipped)::integer);
+    PERFORM rota.queue_count(slot, of_lane, waiting => bit_count(skipped) - n, running => n - bit_count(skipped));
   END IF;
 END $$;
 
@@ -488,19 +494,16 @@ LANGUAGE plpgsql AS $$
 DECLARE
   ended rota.queue_closed[] := rota.queue_close(1, ids, masks);
   one rota.queue_closed := ended[1];
-  n integer := bit_count(one.closed);
-  counted boolean := false;
+  n bigint := bit_count(one.closed);
 BEGIN
-  -- Most batches are one claim. Counting that in one statement costs half of grouping and `queue_count`.
+  -- Most batches are one claim, and need not be grouped.
   IF cardinality(ended) = 1 THEN
-    INSERT INTO rota.queue_terminal_count_deltas
-    SELECT t.last_value % 4, one.ready_slot, one.lane_id, 0, -n, n, 0, 0, 0, 0
-    FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger' AND n > 0;
-    counted := FOUND;
-  END IF;
-  IF NOT counted THEN
+    IF n > 0 THEN
+      PERFORM rota.queue_count(one.ready_slot, one.lane_id, running => -n, completed => n);
+    END IF;
+  ELSE
     PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
-    FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+    FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
           FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
     WHERE d.n > 0;
   END IF;

@@ -39,24 +39,27 @@ BEGIN
         FROM unnest(ended) AS e, generate_series(0, length(e.closed) - 1) AS i
         WHERE get_bit(e.closed, i) = 1 GROUP BY 1, 2) AS back;
   PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, waiting => d.n)
-  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
         FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
   WHERE d.n > 0;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- The job's turns right behind the cursor become a parked row, however many, and the lane moves on.
+-- The job's turns right behind the cursor become one parked row per stretch, however many entries that are, and the
+-- lane moves on. Only index lookups, as in `queue_read_k`.
 CREATE FUNCTION rota.queue_park_rest(of_lane integer, of_job uuid) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-  generation bigint := rota.queue_generation();
+  generation bigint;
   at record;
   entry record;
   slot integer;
+  next bigint;
   parked bigint := 0;
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock(1903519026, of_lane);
+  generation := rota.queue_generation();
   SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
   FOR age IN REVERSE at.age .. 0 LOOP
     slot := rota.queue_slot(generation, age);
@@ -68,15 +71,21 @@ BEGIN
       IF entry.job_id <> of_job THEN
         RETURN parked;
       END IF;
+      EXECUTE format($q$
+        SELECT coalesce(
+          (SELECT lane_seq FROM rota.ready_entries_%1$s WHERE lane_id = $1 AND lane_seq > $2 AND job_id <> $3
+           ORDER BY lane_id, lane_seq LIMIT 1),
+          (SELECT lane_seq + n FROM rota.ready_entries_%1$s WHERE lane_id = $1 ORDER BY lane_seq DESC LIMIT 1))
+      $q$, slot) INTO next USING of_lane, at.cursor, of_job;
       INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, parked_job)
       SELECT of_lane, lower(run), upper(run) - lower(run), slot, of_job
-      FROM unnest(int8multirange(int8range(at.cursor, entry.next)) - coalesce(
+      FROM unnest(int8multirange(int8range(at.cursor, next)) - coalesce(
         (SELECT range_agg(int8range(t.first_seq, t.first_seq + t.n)) FROM rota.ready_tombstones t
-         WHERE t.lane_id = of_lane AND t.first_seq BETWEEN at.cursor AND entry.next - 1), '{}')) AS run;
+         WHERE t.lane_id = of_lane AND t.first_seq BETWEEN at.cursor AND next - 1), '{}')) AS run;
       INSERT INTO rota.queue_claims (ready_slot, claim_id, lane_id, last_seq, n, owner)
-      VALUES (slot, nextval('rota.queue_claim_ids') * 8 + slot, of_lane, entry.next - 1, 0, 0);
-      parked := parked + entry.next - at.cursor;
-      at.cursor := entry.next;
+      VALUES (slot, nextval('rota.queue_claim_ids') * 8 + slot, of_lane, next - 1, 0, 0);
+      parked := parked + next - at.cursor;
+      at.cursor := next;
     END LOOP;
   END LOOP;
   RETURN parked;
@@ -95,9 +104,11 @@ DECLARE
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock(1903519026, lane) FROM unnest(lanes) AS lane;
+  -- Rows are locked, since whoever carries turns out of the ring moves and cuts them without the lock of their lane. What
+  -- he cut off is not seen here, and stays parked.
   FOR parked IN
     SELECT * FROM rota.queue_returned r WHERE r.parked_job = of_job AND r.lane_id = ANY (lanes)
-    ORDER BY r.lane_id, r.first_seq
+    ORDER BY r.lane_id, r.first_seq FOR UPDATE
   LOOP
     EXIT WHEN freed >= most;
     part := least(parked.n, most - freed);
@@ -121,7 +132,7 @@ DECLARE
   ended rota.queue_closed[] := rota.queue_close(3, ids, masks);
 BEGIN
   PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, cancelled => d.n)
-  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
         FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
   WHERE d.n > 0;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
@@ -145,7 +156,7 @@ BEGIN
   ORDER BY t.lane_id, min(t.lane_seq);
   PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n),
           rota.queue_count(-1, d.lane_id, deferred => d.n)
-  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
         FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
   WHERE d.n > 0;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
@@ -178,29 +189,31 @@ BEGIN
   PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n),
           rota.queue_count(-1, d.lane_id, failed => CASE WHEN d.lane_id = ANY (buried) THEN 0 ELSE d.n END,
                            dead => CASE WHEN d.lane_id = ANY (buried) THEN d.n ELSE 0 END)
-  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::integer AS n
+  FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
         FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
   WHERE d.n > 0;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- Turns of a job that wait in lanes or were given back, between two frames. Tombstones keep their place and count.
+-- Turns of a job that wait in lanes or were given back, between two frames. Tombstones keep their place and count, and
+-- none is on both sides of the cursor. Deferred frames come first: one that is being promoted is in a lane afterwards.
 CREATE FUNCTION rota.queue_cancel_waiting(of_job uuid, of_layer uuid, first_frame integer, last_frame integer)
 RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-  generation bigint := rota.queue_generation();
   lane integer;
   cursor bigint;
   entry record;
   asked int8multirange;
-  waiting int8multirange;
+  ahead int8multirange;
+  behind int8multirange;
   returned rota.queue_returned;
   number bigint;
-  cancelled bigint := 0;
+  cancelled bigint;
   found_in text := '';
 BEGIN
   PERFORM rota.queue_read_committed();
+  cancelled := rota.queue_cancel_deferred(of_job, of_layer, first_frame, last_frame);
   FOR slot IN 0..7 LOOP
     found_in := found_in || CASE WHEN slot > 0 THEN ' UNION ALL ' ELSE '' END || format(
       'SELECT %1$s AS slot, lane_id, int8range(greatest(lane_seq, lane_seq + $3 - frame),'
@@ -211,32 +224,34 @@ BEGIN
     USING of_job, of_layer, first_frame, last_frame
   LOOP
     PERFORM pg_advisory_xact_lock(1903519026, lane);
-    cursor := (rota.queue_cursor(lane, generation)).cursor;
+    cursor := (rota.queue_cursor(lane, rota.queue_generation())).cursor;
     FOR entry IN EXECUTE 'SELECT slot, range_agg(turns) AS turns FROM (' || found_in || ') AS f WHERE lane_id = $5 GROUP BY 1'
       USING of_job, of_layer, first_frame, last_frame, lane
     LOOP
-      waiting := entry.turns * int8multirange(int8range(cursor, NULL)) - coalesce(
+      behind := '{}';
+      ahead := entry.turns * int8multirange(int8range(cursor, NULL)) - coalesce(
         (SELECT range_agg(int8range(t.first_seq, t.first_seq + t.n)) FROM rota.ready_tombstones t
          WHERE t.lane_id = lane AND t.ready_slot = entry.slot), '{}');
       FOR returned IN SELECT * FROM rota.queue_returned r WHERE r.lane_id = lane AND r.ready_slot = entry.slot LOOP
         asked := int8multirange(int8range(returned.first_seq, returned.first_seq + returned.n));
         CONTINUE WHEN NOT asked && entry.turns;
-        waiting := waiting + asked * entry.turns;
+        behind := behind + asked * entry.turns;
         DELETE FROM rota.queue_returned r WHERE r.lane_id = lane AND r.first_seq = returned.first_seq;
         INSERT INTO rota.queue_returned
         SELECT lane, lower(run), upper(run) - lower(run), entry.slot, returned.parked_job, returned.returned_at
         FROM unnest(asked - entry.turns) AS run;
       END LOOP;
       INSERT INTO rota.ready_tombstones (lane_id, first_seq, n, ready_slot)
-      SELECT lane, lower(run), upper(run) - lower(run), entry.slot FROM unnest(waiting) AS run;
-      SELECT coalesce(sum(upper(run) - lower(run)), 0) INTO number FROM unnest(waiting) AS run;
+      SELECT lane, lower(run), upper(run) - lower(run), entry.slot
+      FROM (SELECT unnest(ahead) AS run UNION ALL SELECT unnest(behind)) AS cut;
+      SELECT coalesce(sum(upper(run) - lower(run)), 0) INTO number FROM unnest(ahead + behind) AS run;
       IF number > 0 THEN
-        PERFORM rota.queue_count(entry.slot, lane, waiting => -number::integer, cancelled => number::integer);
+        PERFORM rota.queue_count(entry.slot, lane, waiting => -number, cancelled => number);
       END IF;
       cancelled := cancelled + number;
     END LOOP;
   END LOOP;
-  RETURN cancelled + rota.queue_cancel_deferred(of_job, of_layer, first_frame, last_frame);
+  RETURN cancelled;
 END $$;
 
 -- A deferred row leaves nothing behind that could be counted later, so its frames go to the rollup at once.
@@ -265,7 +280,7 @@ BEGIN
            - (SELECT coalesce(sum(r.n), 0) FROM rest r WHERE r.lane_id = l.lane_id) AS n
     FROM rota.queue_lanes l WHERE l.lane_id IN (SELECT g.lane_id FROM gone g) ORDER BY l.queue, l.priority
   LOOP
-    PERFORM rota.queue_count(-1, cut.lane_id, deferred => -cut.n::integer);
+    PERFORM rota.queue_count(-1, cut.lane_id, deferred => -cut.n::bigint);
     PERFORM rota.queue_roll_up(cut.queue, cut.priority, cancelled => cut.n::bigint);
     cancelled := cancelled + cut.n;
   END LOOP;

@@ -1,178 +1,4 @@
--- Where frames wait and end: counts, and what one leader does to keep the storage small. See docs/adr/0013-the-queue.md.
-
-CREATE TYPE rota.queue_slot_counts AS (
-  lane_id    integer,
-  ready_slot integer,
-  waiting    bigint,
-  running    bigint,
-  completed  bigint,
-  cancelled  bigint,
-  failed     bigint,
-  deferred   bigint,
-  dead       bigint
-);
-
--- Counted from the rows themselves, by slot and lane. Slow; for the mode `scan`, for distrust and for rebuilding.
--- One statement, so that everything is from one snapshot.
-CREATE FUNCTION rota.queue_scan(of_slot integer DEFAULT NULL) RETURNS SETOF rota.queue_slot_counts
-LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN QUERY EXECUTE format($q$
-    WITH filled AS MATERIALIZED (
-      SELECT l.lane_id, greatest(b.cursor, c.next, 0) AS cursor
-      FROM rota.queue_lanes l
-      LEFT JOIN rota.queue_lane_bases b ON b.lane_id = l.lane_id
-      LEFT JOIN (SELECT lane_id, max(last_seq) + 1 AS next FROM rota.queue_claims GROUP BY 1) AS c
-        ON c.lane_id = l.lane_id
-    ), found (lane_id, slot, waiting, running, completed, cancelled, failed, deferred, dead) AS (
-      SELECT e.lane_id, e.ready_slot::integer, sum(greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor))),
-             0, 0, 0, 0, 0, 0
-      FROM rota.ready_entries e JOIN filled f ON f.lane_id = e.lane_id WHERE e.ready_slot %1$s GROUP BY 1, 2
-      UNION ALL
-      SELECT t.lane_id, t.ready_slot, -sum(t.n) FILTER (WHERE t.first_seq >= f.cursor), 0, 0, sum(t.n), 0, 0, 0
-      FROM rota.ready_tombstones t JOIN filled f ON f.lane_id = t.lane_id WHERE t.ready_slot %1$s GROUP BY 1, 2
-      UNION ALL
-      SELECT r.lane_id, r.ready_slot, sum(r.n), 0, 0, 0, 0, 0, 0
-      FROM rota.queue_returned r WHERE r.ready_slot %1$s GROUP BY 1, 2
-      UNION ALL
-      SELECT c.lane_id, c.ready_slot, 0, sum(c.n), 0, 0, 0, 0, 0
-      FROM rota.queue_claims c WHERE c.ready_slot %1$s GROUP BY 1, 2
-      UNION ALL
-      SELECT c.lane_id, c.ready_slot, 0, -sum(x.n), sum(x.n) FILTER (WHERE x.outcome = 1),
-             sum(x.n) FILTER (WHERE x.outcome = 3), 0, 0, 0
-      FROM rota.queue_closures x JOIN rota.queue_claims c ON c.ready_slot = x.ready_slot AND c.claim_id = x.claim_id
-      WHERE x.ready_slot %1$s GROUP BY 1, 2
-      UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, count(*), 0, 0 FROM rota.done_entries d WHERE -1 %1$s GROUP BY 1
-      UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, sum(d.n), 0 FROM rota.deferred_jobs d WHERE -1 %1$s GROUP BY 1
-      UNION ALL
-      SELECT d.lane_id, -1, 0, 0, 0, 0, 0, 0, count(*) FROM rota.dlq_entries d
-      WHERE d.lane_id IS NOT NULL AND -1 %1$s GROUP BY 1
-    )
-    SELECT f.lane_id, f.slot, coalesce(sum(f.waiting), 0)::bigint, coalesce(sum(f.running), 0)::bigint,
-           coalesce(sum(f.completed), 0)::bigint, coalesce(sum(f.cancelled), 0)::bigint,
-           coalesce(sum(f.failed), 0)::bigint, coalesce(sum(f.deferred), 0)::bigint, coalesce(sum(f.dead), 0)::bigint
-    FROM found f GROUP BY 1, 2
-  $q$, CASE WHEN of_slot IS NULL THEN 'IS NOT NULL' ELSE '= ' || of_slot END);
-END $$;
-
-CREATE TYPE rota.queue_counted AS (
-  queue     text,
-  waiting   bigint,
-  running   bigint,
-  deferred  bigint,
-  completed bigint,
-  failed    bigint,
-  cancelled bigint,
-  dead      bigint
-);
-
--- Whether counters may be believed; otherwise the rows are counted.
-CREATE FUNCTION rota.queue_counters_hold() RETURNS boolean
-LANGUAGE sql AS $$ SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s $$;
-
--- Pruned ends are counted in; `queues` of null are all of them, and each has a row. Volatile, so that the snapshot is
--- taken after the locks: with an older one a fold that we waited for would be missing on both sides.
-CREATE FUNCTION rota.queue_counts_exact(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
-LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM rota.queue_read_committed();
-  IF NOT rota.queue_counters_hold() THEN
-    RETURN QUERY SELECT * FROM rota.queue_counts_scan(queues);
-    RETURN;
-  END IF;
-  RETURN QUERY
-    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
-           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
-    FROM (
-      SELECT l.queue, u.waiting, u.running, u.completed, u.cancelled, u.failed, u.deferred, u.dead
-      FROM (
-        SELECT c.lane_id, c.waiting, c.running, c.completed, c.cancelled, c.failed, c.deferred, c.dead
-        FROM rota.queue_terminal_live_counts c
-        UNION ALL
-        SELECT d.lane_id, d.waiting, d.running, d.completed, d.cancelled, d.failed, d.deferred, d.dead
-        FROM rota.queue_terminal_count_deltas d
-      ) AS u JOIN rota.queue_lanes l ON l.lane_id = u.lane_id
-      UNION ALL
-      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
-      FROM rota.queue_terminal_rollups r
-      UNION ALL
-      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
-    ) AS c
-    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
-END $$;
-
-COMMENT ON FUNCTION rota.queue_counts_exact IS
-  'Exact counts from the folded counters, the pending deltas and the rollups, in one statement.';
-
-CREATE FUNCTION rota.queue_counts_scan(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
-LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM rota.queue_read_committed();
-  RETURN QUERY
-    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
-           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
-    FROM (
-      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
-      FROM rota.queue_scan() AS s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
-      UNION ALL
-      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
-      FROM rota.queue_terminal_rollups r
-      UNION ALL
-      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
-    ) AS c
-    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
-END $$;
-
--- Without what was not folded yet: late by a fold interval, and cheaper by the pending deltas.
-CREATE FUNCTION rota.queue_counts_fast(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
-LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN QUERY
-    SELECT c.queue, sum(c.waiting)::bigint, sum(c.running)::bigint, sum(c.deferred)::bigint,
-           sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.cancelled)::bigint, sum(c.dead)::bigint
-    FROM (
-      SELECT l.queue, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
-      FROM rota.queue_terminal_live_counts s JOIN rota.queue_lanes l ON l.lane_id = s.lane_id
-      UNION ALL
-      SELECT r.queue, 0, 0, r.pruned_completed_count, r.pruned_cancelled_count, r.pruned_failed_count, 0, 0
-      FROM rota.queue_terminal_rollups r
-      UNION ALL
-      SELECT q.queue, 0, 0, 0, 0, 0, 0, 0 FROM rota.queues q
-    ) AS c
-    WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
-END $$;
-
--- Lanes in which something waits that may be claimed; `parked` is part of `waiting`.
-CREATE FUNCTION rota.queue_candidates(queues text[] DEFAULT NULL)
-RETURNS TABLE (lane_id integer, queue text, priority smallint, waiting bigint, parked bigint)
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  counted rota.queue_slot_counts[];
-BEGIN
-  IF NOT rota.queue_counters_hold() THEN
-    counted := ARRAY(SELECT s FROM rota.queue_scan() AS s);
-  END IF;
-  RETURN QUERY
-    SELECT l.lane_id, l.queue, l.priority, c.waiting, coalesce(p.parked, 0)
-    FROM (
-      SELECT u.lane_id, sum(u.waiting)::bigint AS waiting FROM (
-        SELECT c.lane_id, c.waiting FROM rota.queue_terminal_live_counts c WHERE counted IS NULL
-        UNION ALL
-        SELECT d.lane_id, d.waiting FROM rota.queue_terminal_count_deltas d WHERE counted IS NULL
-        UNION ALL
-        SELECT s.lane_id, s.waiting FROM unnest(counted) AS s
-      ) AS u GROUP BY 1 HAVING sum(u.waiting) > 0
-    ) AS c
-    JOIN rota.queue_lanes l ON l.lane_id = c.lane_id
-    JOIN rota.queues q ON q.queue = l.queue AND NOT q.paused
-    LEFT JOIN (SELECT r.lane_id, sum(r.n)::bigint AS parked FROM rota.queue_returned r
-               WHERE r.parked_job IS NOT NULL GROUP BY 1) AS p ON p.lane_id = c.lane_id
-    WHERE (queues IS NULL OR q.queue = ANY (queues)) AND c.waiting > coalesce(p.parked, 0)
-    ORDER BY l.priority DESC, l.lane_id;
-END $$;
+-- Where frames wait and end: what one leader does to keep the storage small. See docs/adr/0013-the-queue.md.
 
 -- Since when the turn that would be claimed next has been waiting, for each lane that has one.
 CREATE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
@@ -313,46 +139,54 @@ BEGIN
 END $$;
 
 -- Whether the counters, as far as they are folded, say that a slot still has something to do. Asked first, since it
--- costs nothing; only the rows decide that a slot is done.
+-- costs nothing; only the rows decide that a slot is done. `queue_storage` comes first here as everywhere.
 CREATE FUNCTION rota.queue_slot_busy(slot integer) RETURNS boolean
-LANGUAGE sql AS $$
-  SELECT rota.queue_counters_hold() AND coalesce(sum(c.waiting) + sum(c.running), 0) > 0
-  FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot
-$$;
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT rota.queue_counters_hold() THEN
+    RETURN false;
+  END IF;
+  RETURN (SELECT coalesce(sum(c.waiting) + sum(c.running), 0) > 0
+          FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot);
+END $$;
 
--- How many turns of a slot have not ended. `running` comes first, being the cheaper question.
-CREATE FUNCTION rota.queue_slot_live(slot integer) RETURNS bigint
+-- Whether anything in a slot has not ended, or must not be forgotten yet: cancelled turns ahead of the lane's cursor
+-- keep their place as long as something before them, in an older slot, was not claimed. What runs is asked first, being
+-- the cheaper question.
+CREATE FUNCTION rota.queue_slot_live(slot integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
   generation bigint := rota.queue_generation();
-  live bigint;
+  live boolean;
 BEGIN
-  EXECUTE format('SELECT coalesce((SELECT sum(n) FROM rota.queue_claims_%1$s), 0)'
-                 ' - coalesce((SELECT sum(n) FROM rota.queue_closures_%1$s), 0)'
-                 ' + coalesce((SELECT sum(n) FROM rota.queue_returned WHERE ready_slot = %1$s), 0)', slot) INTO live;
-  IF live > 0 THEN
-    RETURN live;
+  EXECUTE format('SELECT EXISTS (SELECT FROM rota.queue_returned WHERE ready_slot = %1$s)'
+                 ' OR coalesce((SELECT sum(n) FROM rota.queue_claims_%1$s), 0)'
+                 ' > coalesce((SELECT sum(n) FROM rota.queue_closures_%1$s), 0)', slot) INTO live;
+  IF live THEN
+    RETURN true;
   END IF;
   EXECUTE format($q$
-    SELECT coalesce(sum(greatest(0, filled.next - greatest(filled.first, c.cursor)) - coalesce(
-             (SELECT sum(t.n) FROM rota.ready_tombstones t
-              WHERE t.lane_id = filled.lane_id AND t.ready_slot = %1$s AND t.first_seq >= c.cursor), 0)), 0)
-    FROM (SELECT lane_id, min(lane_seq) AS first, max(lane_seq + n) AS next
-          FROM rota.ready_entries_%1$s GROUP BY 1) AS filled,
-         LATERAL rota.queue_cursor(filled.lane_id, $1) AS c
+    SELECT EXISTS (
+      SELECT FROM (SELECT lane_id, min(lane_seq) AS first, max(lane_seq + n) AS next
+                   FROM rota.ready_entries_%1$s GROUP BY 1) AS filled,
+                  LATERAL rota.queue_cursor(filled.lane_id, $1) AS c
+      WHERE c.cursor < filled.first OR filled.next - c.cursor > coalesce(
+        (SELECT sum(t.n) FROM rota.ready_tombstones t
+         WHERE t.lane_id = filled.lane_id AND t.ready_slot = %1$s AND t.first_seq >= c.cursor), 0))
   $q$, slot) INTO live USING generation;
   RETURN live;
 END $$;
 
--- Sealed slots that hold anything and may be done.
+-- Sealed slots that hold anything and may be done, the oldest first.
 CREATE FUNCTION rota.queue_prunable() RETURNS SETOF integer
 LANGUAGE plpgsql AS $$
 DECLARE
-  current integer := rota.queue_generation() % 7;
+  generation bigint := rota.queue_generation();
+  slot integer;
   holds boolean;
 BEGIN
-  FOR slot IN 0..6 LOOP
-    CONTINUE WHEN slot = current;
+  FOR age IN REVERSE 6..1 LOOP
+    slot := rota.queue_slot(generation, age);
     EXECUTE format('SELECT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
                    ' OR EXISTS (SELECT FROM rota.queue_claims_%1$s)', slot) INTO holds;
     IF holds AND NOT rota.queue_slot_busy(slot) THEN
@@ -374,13 +208,13 @@ BEGIN
   IF NOT holds OR slot = rota.queue_generation() % 7 OR slot > 6 THEN
     RETURN 'not needed';
   END IF;
-  IF rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) > 0 THEN
+  IF rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) THEN
     RETURN 'live';
   END IF;
   IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
     RETURN 'blocked';
   END IF;
-  IF rota.queue_slot_live(slot) > 0 THEN
+  IF rota.queue_slot_live(slot) THEN
     RETURN 'live';
   END IF;
   PERFORM rota.queue_slot_roll_up(slot);
@@ -394,12 +228,13 @@ BEGIN
   RETURN 'pruned';
 END $$;
 
--- Nobody has an open transaction in the slot from here on. False if somebody stays in one for longer than we wait.
+-- Nobody has an open transaction in the slot from here on. False if somebody stays in one for longer than we wait. The
+-- tables are locked in the order in which claims and ends use them: the other way round we would wait for each other.
 CREATE FUNCTION rota.queue_slot_lock(slot integer, lock_ms integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM set_config('lock_timeout', lock_ms::text, true);
-  EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%1$s, ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s'
+  EXECUTE format('LOCK TABLE ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s, ONLY rota.ready_entries_%1$s'
                  ' IN ACCESS EXCLUSIVE MODE', slot);
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
@@ -442,33 +277,43 @@ BEGIN
                  slot);
 END $$;
 
--- Forget what has ended in a slot that goes on living: its claims, their closures, the tombstones that were passed, and
--- entries nothing points to any more. It is rolled up and no longer counted in the slot.
-CREATE FUNCTION rota.queue_slot_shed(slot integer) RETURNS void
+-- How far these lanes were claimed; those of which nothing is known are left out.
+CREATE FUNCTION rota.queue_cursors(lanes integer[]) RETURNS TABLE (lane_id integer, cursor bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+  RETURN QUERY
+    SELECT l, greatest(b.cursor, (SELECT c.last_seq + 1 FROM rota.queue_claims c WHERE c.lane_id = l
+                                  ORDER BY c.last_seq DESC LIMIT 1), 0)
+    FROM unnest(lanes) AS l LEFT JOIN rota.queue_lane_bases b ON b.lane_id = l;
+END $$;
+
+-- Forget what has ended in a slot that goes on living, of turns before (last_lane, upto): its claims, their closures
+-- and the tombstones that were passed. It is rolled up and no longer counted in the slot. Nobody need be kept out.
+CREATE FUNCTION rota.queue_shed_ends(slot integer, last_lane integer, upto bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
   ended record;
-  generation bigint := rota.queue_generation();
 BEGIN
   FOR ended IN
-    WITH lanes AS MATERIALIZED (
-      SELECT t.lane_id, (rota.queue_cursor(t.lane_id, generation)).cursor
-      FROM (SELECT DISTINCT t.lane_id FROM rota.ready_tombstones t WHERE t.ready_slot = slot) AS t
+    WITH passed AS MATERIALIZED (
+      SELECT c.lane_id, c.cursor FROM rota.queue_cursors(ARRAY(
+        SELECT DISTINCT t.lane_id FROM rota.ready_tombstones t WHERE t.ready_slot = slot)) AS c
     ), gone AS (
-      DELETE FROM rota.ready_tombstones t USING lanes l
-      WHERE t.ready_slot = slot AND t.lane_id = l.lane_id AND t.first_seq < l.cursor RETURNING t.lane_id, t.n
+      DELETE FROM rota.ready_tombstones t USING passed p
+      WHERE t.ready_slot = slot AND (t.lane_id, t.first_seq) < (last_lane, upto)
+        AND t.lane_id = p.lane_id AND t.first_seq < p.cursor RETURNING t.lane_id, t.n
     )
-    SELECT l.lane_id, l.queue, l.priority, sum(g.n)::integer AS n
+    SELECT l.lane_id, l.queue, l.priority, sum(g.n) AS n
     FROM gone g JOIN rota.queue_lanes l ON l.lane_id = g.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
   LOOP
     PERFORM rota.queue_count(slot, ended.lane_id, cancelled => -ended.n);
-    PERFORM rota.queue_roll_up(ended.queue, ended.priority, cancelled => ended.n::bigint);
+    PERFORM rota.queue_roll_up(ended.queue, ended.priority, cancelled => ended.n);
   END LOOP;
 
   FOR ended IN EXECUTE format($q$
     WITH over AS MATERIALIZED (
       SELECT c.claim_id FROM rota.queue_claims_%1$s c LEFT JOIN rota.queue_closures_%1$s x ON x.claim_id = c.claim_id
-      GROUP BY c.claim_id HAVING min(c.n) = coalesce(sum(x.n), 0)
+      WHERE (c.lane_id, c.last_seq) < ($1, $2) GROUP BY c.claim_id HAVING min(c.n) = coalesce(sum(x.n), 0)
     ), claims AS (
       DELETE FROM rota.queue_claims_%1$s c USING over o WHERE o.claim_id = c.claim_id
       RETURNING c.claim_id, c.lane_id, c.last_seq
@@ -477,28 +322,37 @@ BEGIN
       RETURNING x.claim_id, x.outcome, x.n
     )
     SELECT l.lane_id, l.queue, l.priority, max(c.last_seq) + 1 AS next,
-           coalesce(sum(x.n) FILTER (WHERE x.outcome = 1), 0)::integer AS completed,
-           coalesce(sum(x.n) FILTER (WHERE x.outcome = 3), 0)::integer AS cancelled
+           coalesce(sum(x.n) FILTER (WHERE x.outcome = 1), 0) AS completed,
+           coalesce(sum(x.n) FILTER (WHERE x.outcome = 3), 0) AS cancelled
     FROM claims c LEFT JOIN closures x ON x.claim_id = c.claim_id
     JOIN rota.queue_lanes l ON l.lane_id = c.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
-  $q$, slot)
+  $q$, slot) USING last_lane, upto
   LOOP
     -- The claim that showed how far the lane had come may be among those that went.
     INSERT INTO rota.queue_lane_bases AS b VALUES (ended.lane_id, ended.next, ended.next)
     ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
                                         cursor = greatest(b.cursor, excluded.cursor);
     PERFORM rota.queue_count(slot, ended.lane_id, completed => -ended.completed, cancelled => -ended.cancelled);
-    PERFORM rota.queue_roll_up(ended.queue, ended.priority, completed => ended.completed::bigint,
-                               cancelled => ended.cancelled::bigint);
+    PERFORM rota.queue_roll_up(ended.queue, ended.priority, completed => ended.completed, cancelled => ended.cancelled);
   END LOOP;
-  -- Returned ranges do not overlap, and a claim is 512 turns at most: so few are looked at for each entry.
+END $$;
+
+-- Forget entries that nothing points to any more, of turns before (last_lane, upto). Nobody need be kept out, so
+-- cursors are read first: a claim that is younger than the look at the claims must not make its entry look passed.
+-- Returned ranges do not overlap, and a claim is 512 turns at most: so few are looked at for each entry.
+CREATE FUNCTION rota.queue_shed_entries(slot integer, last_lane integer, upto bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  lanes integer[];
+  cursors bigint[];
+BEGIN
+  EXECUTE format('SELECT array_agg(c.lane_id), array_agg(c.cursor) FROM rota.queue_cursors(ARRAY('
+                 'SELECT DISTINCT e.lane_id FROM rota.ready_entries_%s e'
+                 ' WHERE (e.lane_id, e.lane_seq) < ($1, $2))) AS c', slot) INTO lanes, cursors USING last_lane, upto;
   EXECUTE format($q$
-    WITH lanes AS MATERIALIZED (
-      SELECT e.lane_id, (rota.queue_cursor(e.lane_id, $1)).cursor
-      FROM (SELECT DISTINCT e.lane_id FROM rota.ready_entries_%1$s e) AS e
-    )
-    DELETE FROM rota.ready_entries_%1$s e USING lanes l
-    WHERE l.lane_id = e.lane_id AND e.lane_seq + e.n <= l.cursor
+    DELETE FROM rota.ready_entries_%1$s e USING unnest($1, $2) AS l (lane_id, cursor)
+    WHERE l.lane_id = e.lane_id AND (e.lane_id, e.lane_seq) < ($3, $4)
+      AND e.lane_seq < l.cursor AND e.lane_seq + e.n <= l.cursor
       AND e.lane_seq >= coalesce((
         SELECT r.first_seq + r.n FROM rota.queue_returned r
         WHERE r.lane_id = e.lane_id AND r.first_seq < e.lane_seq + e.n ORDER BY r.first_seq DESC LIMIT 1), 0)
@@ -506,90 +360,204 @@ BEGIN
         SELECT FROM rota.queue_claims_%1$s c
         WHERE c.lane_id = e.lane_id AND c.last_seq BETWEEN e.lane_seq AND e.lane_seq + e.n + 510
           AND c.last_seq - c.n < e.lane_seq + e.n - 1)
-  $q$, slot) USING generation;
+  $q$, slot) USING lanes, cursors, last_lane, upto;
+END $$;
+
+-- What was carried goes as it ends. Of the oldest slot only the ends go, which makes carrying the rest of it short; its
+-- entries go when nobody is in it.
+CREATE FUNCTION rota.queue_shed(kept boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.queue_read_committed();
+  IF kept THEN
+    PERFORM rota.queue_shed_ends(7, 2147483647, 0), rota.queue_shed_entries(7, 2147483647, 0);
+  ELSE
+    PERFORM rota.queue_shed_ends(((rota.queue_generation() + 1) % 7)::integer, 2147483647, 0);
+  END IF;
 END $$;
 
 -- The next slot is needed and something in it lives on: move that to slot 7, where rows are deleted one by one as they
--- end, and empty the slot. Once, however long it lives. Not if more than `most` entries would have to move.
+-- end. Once, however long it lives. About `most` entries at a time, since nobody gets into the slot meanwhile; those of
+-- the lowest lanes and turns first, so that what is left in the slot is younger than what was moved.
 CREATE FUNCTION rota.queue_carry(lock_ms integer, most integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
   slot integer := (rota.queue_generation() + 1) % 7;
-  number bigint;
-  carried rota.queue_slot_counts[];
+  edge record;
 BEGIN
   PERFORM rota.queue_read_committed();
   IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
     RETURN 'blocked';
   END IF;
-  PERFORM rota.queue_slot_shed(slot);
-  EXECUTE format('SELECT count(*) FROM rota.ready_entries_%s', slot) INTO number;
-  IF number > most THEN
-    RETURN 'too much';
+  EXECUTE format('SELECT lane_id, lane_seq FROM rota.ready_entries_%s ORDER BY lane_id, lane_seq'
+                 ' OFFSET $1 LIMIT 1', slot) INTO edge USING most;
+  IF edge.lane_id IS NOT NULL THEN
+    PERFORM rota.queue_carry_before(slot, edge.lane_id, rota.queue_carry_edge(slot, edge.lane_id, edge.lane_seq));
+    RETURN 'carrying';
   END IF;
-  carried := ARRAY(SELECT c FROM rota.queue_scan(slot) AS c);
-  EXECUTE format($q$
-    INSERT INTO rota.queue_lane_bases AS b
-    SELECT e.lane_id, e.next, (rota.queue_cursor(e.lane_id, $1)).cursor
-    FROM (SELECT e.lane_id, max(e.lane_seq + e.n) AS next FROM rota.ready_entries_%1$s e GROUP BY 1) AS e ORDER BY 1
-    ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
-                                        cursor = greatest(b.cursor, excluded.cursor)
-  $q$, slot) USING rota.queue_generation();
-  EXECUTE format('INSERT INTO rota.ready_entries_7 SELECT 7, lane_id, lane_seq, n, job_id, layer_id, frame, attempt,'
-                 ' payload, enqueued_at FROM rota.ready_entries_%s', slot);
-  EXECUTE format('INSERT INTO rota.queue_claims_7 SELECT 7, claim_id, lane_id, last_seq, n, owner, claimed_at'
-                 ' FROM rota.queue_claims_%s', slot);
-  EXECUTE format('INSERT INTO rota.queue_closures_7 SELECT 7, claim_id, outcome, n, bits, finalized_at'
-                 ' FROM rota.queue_closures_%s', slot);
-  UPDATE rota.queue_returned SET ready_slot = 7 WHERE ready_slot = slot;
-  UPDATE rota.ready_tombstones SET ready_slot = 7 WHERE ready_slot = slot;
+  PERFORM rota.queue_carry_before(slot, 2147483647, 0);
   PERFORM rota.queue_slot_empty(slot);
-  PERFORM rota.queue_count(7, c.lane_id, waiting => c.waiting::integer, running => c.running::integer,
-                           completed => c.completed::integer, cancelled => c.cancelled::integer)
-  FROM unnest(carried) AS c;
   RETURN 'carried';
 END $$;
 
--- Deferred frames whose time has come, to the end of a lane of their queue. One whose lanes are all held stays.
-CREATE FUNCTION rota.queue_promote(most integer) RETURNS integer
+-- The first turn from `seq` on at which an entry begins and no claim is cut in two.
+CREATE FUNCTION rota.queue_carry_edge(slot integer, of_lane integer, seq bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+  last bigint;
+BEGIN
+  LOOP
+    EXECUTE format('SELECT max(last_seq) FROM rota.queue_claims_%s WHERE lane_id = $1'
+                   ' AND last_seq BETWEEN $2 AND $2 + 510 AND last_seq - n + 1 < $2', slot)
+      INTO last USING of_lane, seq;
+    EXIT WHEN last IS NULL;
+    EXECUTE format('SELECT lane_seq + n FROM rota.ready_entries_%s WHERE lane_id = $1 AND lane_seq <= $2'
+                   ' ORDER BY lane_seq DESC LIMIT 1', slot) INTO seq USING of_lane, last;
+  END LOOP;
+  RETURN seq;
+END $$;
+
+-- Move what lives on of turns before (last_lane, upto), with its counts.
+CREATE FUNCTION rota.queue_carry_before(slot integer, last_lane integer, upto bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  carried rota.queue_slot_counts[];
+BEGIN
+  WITH cut AS (
+    UPDATE rota.queue_returned r SET n = upto - r.first_seq
+    FROM rota.queue_returned was WHERE r.lane_id = last_lane AND r.ready_slot = slot AND r.first_seq < upto
+      AND r.first_seq + r.n > upto AND was.lane_id = r.lane_id AND was.first_seq = r.first_seq
+    RETURNING r.lane_id, was.first_seq + was.n - upto AS rest, r.parked_job, r.returned_at
+  ) INSERT INTO rota.queue_returned SELECT lane_id, upto, rest, slot, parked_job, returned_at FROM cut;
+  WITH cut AS (
+    UPDATE rota.ready_tombstones t SET n = upto - t.first_seq
+    FROM rota.ready_tombstones was WHERE t.lane_id = last_lane AND t.ready_slot = slot AND t.first_seq < upto
+      AND t.first_seq + t.n > upto AND was.lane_id = t.lane_id AND was.first_seq = t.first_seq
+    RETURNING t.lane_id, was.first_seq + was.n - upto AS rest
+  ) INSERT INTO rota.ready_tombstones SELECT lane_id, upto, rest, slot FROM cut;
+
+  PERFORM rota.queue_shed_ends(slot, last_lane, upto), rota.queue_shed_entries(slot, last_lane, upto);
+  carried := rota.queue_count_before(slot, last_lane, upto);
+  EXECUTE format($q$
+    WITH gone AS (
+      DELETE FROM rota.ready_entries_%1$s e WHERE (e.lane_id, e.lane_seq) < ($1, $2) RETURNING e.*
+    ), put AS (
+      INSERT INTO rota.ready_entries_7
+      SELECT 7, lane_id, lane_seq, n, job_id, layer_id, frame, attempt, payload, enqueued_at FROM gone
+    )
+    INSERT INTO rota.queue_lane_bases AS b
+    SELECT lane_id, max(lane_seq + n), 0 FROM gone GROUP BY 1 ORDER BY 1
+    ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq)
+  $q$, slot) USING last_lane, upto;
+  EXECUTE format($q$
+    WITH gone AS (
+      DELETE FROM rota.queue_claims_%1$s c WHERE (c.lane_id, c.last_seq) < ($1, $2) RETURNING c.*
+    ), put AS (
+      INSERT INTO rota.queue_claims_7 SELECT 7, claim_id, lane_id, last_seq, n, owner, claimed_at FROM gone
+    ), ended AS (
+      DELETE FROM rota.queue_closures_%1$s x USING gone g WHERE g.claim_id = x.claim_id RETURNING x.*
+    )
+    INSERT INTO rota.queue_closures_7 SELECT 7, claim_id, outcome, n, bits, finalized_at FROM ended
+  $q$, slot) USING last_lane, upto;
+  UPDATE rota.queue_returned r SET ready_slot = 7
+  WHERE r.ready_slot = slot AND (r.lane_id, r.first_seq) < (last_lane, upto);
+  UPDATE rota.ready_tombstones t SET ready_slot = 7
+  WHERE t.ready_slot = slot AND (t.lane_id, t.first_seq) < (last_lane, upto);
+  PERFORM rota.queue_count(slot, c.lane_id, waiting => -c.waiting, running => -c.running, completed => -c.completed,
+                           cancelled => -c.cancelled),
+          rota.queue_count(7, c.lane_id, waiting => c.waiting, running => c.running, completed => c.completed,
+                           cancelled => c.cancelled)
+  FROM unnest(carried) AS c;
+END $$;
+
+-- What `queue_scan` counts for a slot, of turns before (last_lane, upto) alone.
+CREATE FUNCTION rota.queue_count_before(slot integer, last_lane integer, upto bigint) RETURNS rota.queue_slot_counts[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  counted rota.queue_slot_counts[];
+BEGIN
+  EXECUTE format($q$
+    WITH far AS MATERIALIZED (
+      SELECT c.lane_id, c.cursor FROM rota.queue_cursors(ARRAY(
+        SELECT DISTINCT e.lane_id FROM rota.ready_entries_%1$s e WHERE (e.lane_id, e.lane_seq) < ($1, $2))) AS c
+    ), found (lane_id, waiting, running, completed, cancelled) AS (
+      SELECT e.lane_id, greatest(0, e.lane_seq + e.n - greatest(e.lane_seq, f.cursor)), 0, 0, 0
+      FROM rota.ready_entries_%1$s e JOIN far f ON f.lane_id = e.lane_id WHERE (e.lane_id, e.lane_seq) < ($1, $2)
+      UNION ALL
+      SELECT t.lane_id, CASE WHEN t.first_seq >= f.cursor THEN -t.n ELSE 0 END, 0, 0, t.n
+      FROM rota.ready_tombstones t JOIN far f ON f.lane_id = t.lane_id
+      WHERE t.ready_slot = %1$s AND (t.lane_id, t.first_seq) < ($1, $2)
+      UNION ALL
+      SELECT r.lane_id, r.n, 0, 0, 0 FROM rota.queue_returned r
+      WHERE r.ready_slot = %1$s AND (r.lane_id, r.first_seq) < ($1, $2)
+      UNION ALL
+      SELECT c.lane_id, 0, c.n, 0, 0 FROM rota.queue_claims_%1$s c WHERE (c.lane_id, c.last_seq) < ($1, $2)
+      UNION ALL
+      SELECT c.lane_id, 0, -x.n, CASE WHEN x.outcome = 1 THEN x.n ELSE 0 END,
+             CASE WHEN x.outcome = 3 THEN x.n ELSE 0 END
+      FROM rota.queue_closures_%1$s x JOIN rota.queue_claims_%1$s c ON c.claim_id = x.claim_id
+      WHERE (c.lane_id, c.last_seq) < ($1, $2)
+    )
+    SELECT array_agg(s) FROM (
+      SELECT ROW(f.lane_id, %1$s, sum(f.waiting), sum(f.running), sum(f.completed), sum(f.cancelled), 0, 0, 0
+             )::rota.queue_slot_counts AS s FROM found f GROUP BY f.lane_id ORDER BY f.lane_id) AS s
+  $q$, slot) INTO counted USING last_lane, upto;
+  RETURN counted;
+END $$;
+
+-- Deferred frames whose time has come, to the end of a lane of their queue. One whose lanes are all held stays, and is
+-- looked past, so that it is in nobody's way.
+CREATE FUNCTION rota.queue_promote(most integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   due record;
   lane integer;
-  promoted integer := 0;
+  promoted bigint := 0;
+  held integer[] := '{}';
+  known integer;
 BEGIN
   PERFORM rota.queue_read_committed();
-  FOR due IN
-    SELECT l.queue, l.priority, array_agg(d.deferred_id) AS ids
-    FROM (SELECT * FROM rota.deferred_jobs d WHERE d.run_at <= clock_timestamp()
-          ORDER BY d.run_at LIMIT most) AS d
-    JOIN rota.queue_lanes l ON l.lane_id = d.lane_id GROUP BY 1, 2 ORDER BY 1, 2
   LOOP
-    lane := rota.queue_lane_to_fill(due.queue, due.priority, NULL, false);
-    CONTINUE WHEN lane IS NULL;
-    promoted := promoted + rota.queue_promote_to(lane, due.ids);
-    PERFORM pg_notify('rota_queue', due.queue);
+    known := cardinality(held);
+    FOR due IN
+      SELECT l.queue, l.priority, array_agg(d.deferred_id) AS ids, array_agg(DISTINCT d.lane_id) AS lanes
+      FROM (SELECT * FROM rota.deferred_jobs d WHERE d.run_at <= clock_timestamp() AND d.lane_id <> ALL (held)
+            ORDER BY d.run_at LIMIT most) AS d
+      JOIN rota.queue_lanes l ON l.lane_id = d.lane_id GROUP BY 1, 2 ORDER BY 1, 2
+    LOOP
+      lane := rota.queue_lane_to_fill(due.queue, due.priority, NULL, false);
+      IF lane IS NULL THEN
+        held := held || due.lanes;
+      ELSE
+        promoted := promoted + rota.queue_promote_to(lane, due.ids);
+        PERFORM pg_notify('rota_queue', due.queue);
+      END IF;
+    END LOOP;
+    EXIT WHEN promoted >= most OR cardinality(held) = known;
   END LOOP;
   RETURN promoted;
 END $$;
 
-CREATE FUNCTION rota.queue_promote_to(lane integer, ids bigint[]) RETURNS integer
+-- What somebody is cancelling is left to him.
+CREATE FUNCTION rota.queue_promote_to(lane integer, ids bigint[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   gone record;
   slot integer := rota.queue_open_slot();
-  promoted integer := 0;
+  promoted bigint := 0;
 BEGIN
   FOR gone IN EXECUTE format($q$
     WITH due AS (
-      DELETE FROM rota.deferred_jobs d WHERE d.deferred_id = ANY ($1) RETURNING d.*
+      DELETE FROM rota.deferred_jobs d WHERE d.deferred_id = ANY (ARRAY(
+        SELECT o.deferred_id FROM rota.deferred_jobs o WHERE o.deferred_id = ANY ($1) FOR UPDATE SKIP LOCKED))
+      RETURNING d.*
     ), put AS (
       INSERT INTO rota.ready_entries_%1$s
       SELECT %1$s, $2, $3 + sum(d.n) OVER (ORDER BY d.run_at, d.deferred_id ROWS UNBOUNDED PRECEDING) - d.n, d.n,
              d.job_id, d.layer_id, d.frame, d.attempt, d.payload, now()
       FROM due d
     )
-    SELECT d.lane_id, sum(d.n)::integer AS n FROM due d GROUP BY 1 ORDER BY 1
+    SELECT d.lane_id, sum(d.n) AS n FROM due d GROUP BY 1 ORDER BY 1
   $q$, slot) USING ids, lane, rota.queue_next_seq(lane)
   LOOP
     PERFORM rota.queue_count(-1, gone.lane_id, deferred => -gone.n);
