@@ -86,9 +86,7 @@ def _places(environment: Mapping[str, str], key: str) -> dict[str, int]:
 
 def places() -> list[tuple[str, str]]:
     """Every place in Rota's source as (kind, name), kind being `at` or `reply`; for tests that visit them all."""
-    import rota
-
-    sources = [path.read_text() for path in sorted(Path(rota.__file__).parent.rglob("*.py"))]
+    sources = [path.read_text() for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
     return [(found[1], found[2]) for text in sources for found in _CALL.finditer(text)]
 
 

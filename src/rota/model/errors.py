@@ -18,12 +18,15 @@
     │   ├── RedisUnavailable
     │   ├── NatsUnavailable
     │   └── BreakerOpen        refused at once, because the last calls failed
+    ├── BlobDamaged            what the store holds under a pointer is not what was written
     ├── ScriptFailed           a Redis script ended with an error: a defect, or a key of the wrong type
     └── Refused                the call was understood and is not allowed now
         ├── LeaseHeld          somebody else has it; try again later
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
         ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
+        ├── BlobMissing        what a pointer names is not kept any more
         ├── IllegalTransition  a job in this state cannot become that
+        ├── IdempotencyConflict  the key was used for another submission
         └── Unauthenticated    missing or wrong credentials in a call to us
 
 `code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
@@ -113,6 +116,10 @@ class BreakerOpen(Unavailable):
     code = "breaker_open"
 
 
+class BlobDamaged(RotaError):
+    code = "blob_damaged"
+
+
 class ScriptFailed(RotaError):
     """`facts["word"]` is CODE of `redis.error_reply("CODE sentence")`, or ERR when Lua itself failed."""
 
@@ -135,8 +142,16 @@ class StaleFence(Refused):
     code = "stale_fence"
 
 
+class BlobMissing(Refused):
+    code = "blob_missing"
+
+
 class IllegalTransition(Refused):
     code = "illegal_transition"
+
+
+class IdempotencyConflict(Refused):
+    code = "idempotency_conflict"
 
 
 class Unauthenticated(Refused):

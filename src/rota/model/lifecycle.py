@@ -65,7 +65,7 @@ ENDS: Final = (
 _J = JobState
 JOB_EDGES: Final[dict[JobState, frozenset[JobState]]] = {
     _J.PENDING: frozenset({_J.SCHEDULED, _J.APPROVAL_REQUIRED, _J.DENIED, _J.FAILED, _J.TIMEOUT, _J.CANCELLED}),
-    _J.APPROVAL_REQUIRED: frozenset({_J.PENDING, _J.DENIED, _J.TIMEOUT, _J.CANCELLED}),
+    _J.APPROVAL_REQUIRED: frozenset({_J.PENDING, _J.DENIED, _J.FAILED, _J.TIMEOUT, _J.CANCELLED}),
     _J.SCHEDULED: frozenset({_J.DISPATCHED, *ENDS} - {_J.SUCCEEDED, _J.OUTPUT_QUARANTINED}),
     _J.DISPATCHED: frozenset({_J.RUNNING, _J.SCHEDULED, *ENDS}),
     _J.RUNNING: frozenset({_J.SCHEDULED, *ENDS}),
@@ -102,6 +102,12 @@ def check(state: JobState, then: JobState) -> None:
         raise IllegalTransition(f"A job that is {state} cannot become {then}.", state=state.value, then=then.value)
 
 
+def check_frame(state: FrameState, then: FrameState) -> None:
+    """Raises unless a frame may go from one to the other."""
+    if then not in FRAME_EDGES[state]:
+        raise IllegalTransition(f"A frame that is {state} cannot become {then}.", state=state.value, then=then.value)
+
+
 def worst(ends: Iterable[JobState]) -> JobState:
-    """What a job becomes whose frames have ended in these ways."""
+    """What a job becomes whose frames, at least one, have ended in these ways."""
     return max(ends, key=ENDS.index)

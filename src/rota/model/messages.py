@@ -10,16 +10,18 @@ say of its own (a value, an error) is told one by one. A message that cannot be 
 | `sys.job.submit` | a submission | one server | stream ROTA_SYS |
 | `sys.job.cancel` | `Cancel` | every worker | no: told again while a worker lists a frame that has ended |
 | `sys.job.progress` | `Progress` | every server | no |
+| `sys.job.log` | `LogChunk` | one server | no |
 | `sys.handshake` | `Hello`, answered by `Welcome` | one server | no: asked again |
 | `sys.heartbeat` | `Heartbeat` | every server | no |
-| `sys.worker.told` | `Told` | every worker | no |
+| `sys.worker.told` | `Told` | every worker and server | no |
+| `sys.worker.freed` | `Freed` | every server | no: looked at again after a moment |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -32,9 +34,11 @@ RESULT: Final = "sys.job.result"
 SUBMIT: Final = "sys.job.submit"
 CANCEL: Final = "sys.job.cancel"
 PROGRESS: Final = "sys.job.progress"
+LOG: Final = "sys.job.log"
 HANDSHAKE: Final = "sys.handshake"
 HEARTBEAT: Final = "sys.heartbeat"
 TOLD: Final = "sys.worker.told"
+FREED: Final = "sys.worker.freed"
 
 Run = tuple[int, int]
 """First token, and how many follow it, itself included."""
@@ -55,7 +59,7 @@ class Status(StrEnum):
 
 
 class Portion(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive frames of one layer: tokens `token` to `token + n - 1` are frames `frame` to `frame + n - 1`."""
+    """Frames of one layer that follow each other: token `token + i` is frame number `frame + i * step`, for i < n."""
 
     token: int
     n: int
@@ -69,6 +73,8 @@ class Portion(msgspec.Struct, frozen=True, array_like=True):
     """What the task is called with, msgpack; the same for all of these frames."""
     pointer: str | None = None
     """Where the input is, when it is too large to travel."""
+    step: int = 1
+    """Between the numbers of two frames that follow each other."""
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +100,8 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     took_ms: int = 0
     artifacts: tuple[str, ...] = ()
+    after_s: float = 0.0
+    """How long the task itself asks to wait before it is tried again; 0: as its layer says."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +122,20 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     started: list[Run] = []
     percent: dict[int, tuple[float, str]] = {}
     """By token: how far, and a word about it."""
+
+
+class LogChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Not kept by the bus: what a frame wrote, in order per stream; a gap in `at` is what got lost on the way."""
+
+    worker: UUID
+    token: int
+    stream: Literal["stdout", "stderr", "log"]
+    at: int
+    """Place of the first byte among all that the stream ever wrote."""
+    data: bytes
+    dropped: int = 0
+    """Bytes right before this chunk that were too many to be kept."""
+    last: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -172,6 +194,15 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True):
 
     tokens: list[Run]
     reason: str = "cancelled"
+
+
+class Freed(msgspec.Struct, frozen=True, array_like=True):
+    """Frames of a show have ended on a worker, and given back what they held."""
+
+    worker: UUID
+    tokens: list[Run]
+    show: UUID
+    frames: int
 
 
 class Told(msgspec.Struct, frozen=True):

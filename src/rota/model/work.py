@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 Failed = Literal["error", "timeout", "lost"]
 """How an attempt may fail: the task said so, it took too long, or its worker was lost."""
+
+FRAME_ENV: Final = ("ROTA_JOB", "ROTA_LAYER", "ROTA_FRAME", "ROTA_ATTEMPT", "ROTA_GPUS", "ROTA_INPUT")
+"""What the environment of a running frame says about it; no settings."""
 
 
 class Retries(msgspec.Struct, frozen=True, array_like=True):
@@ -36,3 +39,10 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     gpus: int = 0
     memory_mb: int = 0
     retries: Retries = Retries()
+    first: int = 0
+    step: int = 1
+    """Frames are handed out by consecutive places; `number` is what people call them."""
+
+    def number(self, place: int) -> int:
+        """The number of the frame in that place: see rota.model.job_frames."""
+        return self.first + (place - self.first) * self.step

@@ -206,6 +206,10 @@ class Bus:
         if question.reply:
             await self._connection.send(question.reply, data)
 
+    async def handled(self, spec: ConsumerSpec) -> int | None:
+        """Up to which message of its stream a consumer has answered everything; None when it has answered all."""
+        return await self._jetstream.handled(spec)
+
     async def stored(self, stream: str, stream_seq: int) -> Stored | None:
         """A message as its stream keeps it, or None when it is gone."""
         return await self._jetstream.stored(stream, stream_seq)

@@ -98,6 +98,15 @@ class JetStream:
         subject = self._names.bare_subject(found.subject)
         return Stored(subject=subject, data=found.data, stream_seq=found.seq)
 
+    async def handled(self, spec: ConsumerSpec) -> int | None:
+        """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
+        reply = await self._call(f"CONSUMER.INFO.{self._names.stream(spec.stream)}.{spec.durable}")
+        if isinstance(reply, ApiError):
+            raise NatsUnavailable(f"Consumer {spec.durable} cannot be looked at now: {reply.description}.")
+        if reply["num_pending"] == 0 and reply["num_ack_pending"] == 0:
+            return None
+        return int(reply["ack_floor"]["stream_seq"])
+
     async def _ensure_stream(self, wanted: Config) -> None:
         name = wanted["name"]
         made = await self._call(f"STREAM.CREATE.{name}", wanted)

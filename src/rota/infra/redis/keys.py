@@ -17,6 +17,9 @@ from rota.model.errors import InvalidSetting
 BREAKER_FAILURES: Final = "rota:cb:{name}:failures"
 BREAKER_STATE: Final = "rota:cb:{name}:state"
 
+WORKERS_SNAPSHOT: Final = "sys:workers:snapshot"
+SNAPSHOT_WRITER: Final = "rota:scheduler:snapshot:writer"
+
 ACCT_SEQ: Final = "acct:seq"
 ACCT_SUB: Final = "acct:sub:{show}:{alloc}"
 ACCT_FOLDER: Final = "acct:folder:{folder}"
@@ -33,6 +36,8 @@ ACCT_SHADOW: Final = "acct:shadow:{show}"
 PATTERNS: Final = (
     BREAKER_FAILURES,
     BREAKER_STATE,
+    WORKERS_SNAPSHOT,
+    SNAPSHOT_WRITER,
     ACCT_SEQ,
     ACCT_SUB,
     ACCT_FOLDER,
@@ -71,6 +76,13 @@ class Keys:
 
     def breaker_state(self, name: str) -> str:
         return self.key(BREAKER_STATE, name=name)
+
+    def workers_snapshot(self) -> str:
+        return self.key(WORKERS_SNAPSHOT)
+
+    def snapshot_writer(self) -> str:
+        """The lock of who writes the snapshot."""
+        return self.key(SNAPSHOT_WRITER)
 
     def of_show(self, show: str) -> ShowKeys:
         """Keys of the books of one show."""

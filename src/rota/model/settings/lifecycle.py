@@ -51,11 +51,26 @@ class Replayer(Section, frozen=True):
 
 
 class Routing(Section, frozen=True):
-    """When a worker counts as overloaded."""
+    """Where topics run, and when a worker counts as overloaded: by what Rota did not book there."""
 
-    overload_utilization: Annotated[float, Real("Share of its places that are taken.")] = 0.9
-    overload_cpu_load: Annotated[float, Real("CPU load in percent.", most=100.0)] = 90.0
-    overload_gpu_utilization: Annotated[float, Real("GPU use in percent.", most=100.0)] = 90.0
+    pools_file: Annotated[
+        str | None,
+        Text(
+            "File with topics and pools, loaded when its content has changed.",
+            env="POOL_CONFIG_PATH",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    reload_interval: Annotated[float, Duration("Time between two looks for changed pools and topics.")] = 30.0
+    overload_utilization: Annotated[float, Real("Share of its places taken by frames the books do not know.")] = 0.9
+    overload_cpu_load: Annotated[float, Real("CPU load in percent, less the share of cores booked.", most=100.0)] = 90.0
+    overload_gpu_utilization: Annotated[
+        float, Real("GPU use in percent, less the share of GPUs booked.", most=100.0)
+    ] = 90.0
+    overload_accounted: Annotated[
+        bool, Flag("Whether the two above also hold for workers that offer a number of cores.")
+    ] = False
 
 
 class Registry(Section, frozen=True):
@@ -71,6 +86,26 @@ class Worker(Section, frozen=True):
     """Processes that run frames."""
 
     heartbeat_interval: Annotated[float, Duration("Time between two heartbeats.")] = 2.0
+    pool: Annotated[
+        str, Text("Pool a worker works for when it is not told.", pattern=r"[\w.-]{1,64}", described="a pool's name")
+    ] = "local"
+    slots: Annotated[int, Whole("Frames at a time at most, whatever they ask for.", least=1, most=1_000_000)] = 1000
+    processes: Annotated[
+        int, Whole("Processes for sync tasks at most; 0: one for each core of the machine.", most=10_000)
+    ] = 0
+    drain_timeout: Annotated[float, Duration("Longest wait at stop for frames to finish.")] = 60.0
+    output_max: Annotated[
+        int, Whole("Bytes kept of what a frame writes to one stream: half from its start, half from its end.")
+    ] = 10 * 1024 * 1024
+    work_dir: Annotated[
+        str | None,
+        Text(
+            "Directory below which each command has one of its own; empty: a temporary one.",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    keep_dirs: Annotated[bool, Flag("Keep the directories of commands that have ended.")] = False
 
 
 class Safety(Section, frozen=True):
@@ -168,4 +203,7 @@ class Retention(Section, frozen=True):
     failed_frames: Annotated[float, Duration("Failed frames, which may be retried until then.", least=60.0)] = (
         72 * 3600.0
     )
-    finished_jobs: Annotated[float, Duration("Finished jobs, layers and events.", least=60.0)] = 30 * 86400.0
+    finished_jobs: Annotated[float, Duration("Finished jobs, layers, logs and events.", least=60.0)] = 30 * 86400.0
+    idempotency_keys: Annotated[
+        float, Duration("Idempotency keys of jobs that have ended; after it a key may be used again.", least=60.0)
+    ] = 90 * 86400.0

@@ -18,6 +18,7 @@ from rota.model.settings.masking import masked_url
 from rota.model.settings.names import CONFIG_ENV, env_suggestion, known_paths, squashed, suggestion
 from rota.model.settings.rules import conflicts
 from rota.model.settings.tree import Settings
+from rota.model.work import FRAME_ENV
 
 PROBLEMS_TOLD: Final = 20
 
@@ -135,7 +136,7 @@ def _value(leaf: Leaf, entry: Entry, where: str, problems: list[str]) -> Iterato
 
 
 def _in_environment(environ: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
-    known = {CONFIG_ENV}
+    known = {CONFIG_ENV, *FRAME_ENV}
     for leaf in leaves().values():
         known.update(leaf.env_names)
         names = [name for name in leaf.env_names if environ.get(name, "").strip()]

@@ -22,6 +22,7 @@ from rota.model.settings.lifecycle import (
 from rota.model.settings.process import Grpc, Listen, Log, Service
 from rota.model.settings.section import Section
 from rota.model.settings.servers import Local, Nats, Postgres, Redis
+from rota.model.settings.store import Store
 
 
 class Settings(Section, frozen=True):
@@ -44,6 +45,7 @@ class Settings(Section, frozen=True):
     worker: Worker = Worker()
     queue: Queue = Queue()
     retention: Retention = Retention()
+    store: Store = Store()
     safety: Safety = Safety()
     safety_kernel: SafetyKernel = SafetyKernel()
     input_policy: InputPolicy = InputPolicy()

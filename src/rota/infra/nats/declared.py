@@ -1,0 +1,48 @@
+"""The streams of Rota and the consumers that workers read, declared once for servers and workers.
+
+An assignment is of use to one worker and once, so JOBS forgets it with its acknowledgement; one for a worker that never
+came back goes with `JOBS_AGE_S`. SYS keeps what it was told for as long as the settings say, since several may read it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from rota.infra.nats.streams import ConsumerSpec, StreamSpec
+from rota.model.messages import JOBS_SUBJECT
+from rota.model.settings.servers import Nats
+
+JOBS_AGE_S: Final = 3600.0
+ASSIGNMENT_ACK_S: Final = 30.0
+
+
+def streams(nats: Nats) -> tuple[StreamSpec, StreamSpec]:
+    """JOBS, from servers to workers, and SYS, from anybody to servers."""
+    jobs = StreamSpec(
+        name="JOBS",
+        subjects=("job.>", "worker.*.jobs"),
+        retention="workqueue",
+        max_age_s=min(JOBS_AGE_S, nats.max_age),
+        dedup_window_s=min(120.0, nats.max_age),
+        replicas=nats.replicas,
+    )
+    system = StreamSpec(
+        name="SYS",
+        subjects=("sys.job.submit", "sys.job.result", "sys.job.dlq", "sys.audit.>"),
+        max_age_s=nats.max_age,
+        dedup_window_s=min(120.0, nats.max_age),
+        replicas=nats.replicas,
+    )
+    return jobs, system
+
+
+def assignments(worker: UUID, forgotten_after_s: float) -> ConsumerSpec:
+    """What is published for one worker. NATS removes it when nobody has read for `forgotten_after_s`."""
+    return ConsumerSpec(
+        stream="JOBS",
+        durable=f"worker_{worker.hex}",
+        filter=JOBS_SUBJECT.format(worker),
+        ack_wait_s=ASSIGNMENT_ACK_S,
+        forgotten_after_s=forgotten_after_s,
+    )

@@ -1,0 +1,25 @@
+"""Settings of the store for inputs, results and artifacts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from rota.model.settings.kinds import Text, Whole
+from rota.model.settings.section import Section
+
+_PATH = r"[^\x00-\x1f]+"
+
+
+class Store(Section, frozen=True):
+    """Where what is too large to travel is kept."""
+
+    directory: Annotated[
+        str | None,
+        Text(
+            "Directory for large values, shared by servers and workers; empty: PostgreSQL.",
+            pattern=_PATH,
+            described="a path",
+        ),
+    ] = None
+    small_bytes: Annotated[int, Whole("What is not larger lies in PostgreSQL.", least=1)] = 256 * 1024
+    most_bytes: Annotated[int, Whole("The largest value that is kept.", least=1, most=1024**3)] = 16 * 1024 * 1024

@@ -1,0 +1,172 @@
+"""Workers of one pool as one class sees them, the best first, kept up to date by what changed.
+
+What changes a worker makes its entry stale: a fresh one is sorted in when the view is next looked at, stale ones are
+passed over and cleared away now and then. So a plan costs what changed since the last one and what it takes, never a
+walk over all workers.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from itertools import count
+from math import ceil
+from typing import Final
+
+from rota.placement.classes import PlacementClass
+from rota.placement.routes import Pool
+from rota.placement.scoring import spread
+from rota.placement.workers import Worker
+
+LAST_RESORT: Final = 1e9
+"""Added to the score of workers that were only read of, in the snapshot, and not yet heard."""
+
+STALE_MAX: Final = 64
+
+Entry = tuple[float, int, float, int, int, Worker]
+"""Score, when it was last used, its tie break, a number of its own, its room, and the worker."""
+
+
+class View:
+    def __init__(self, wanted: PlacementClass, pool: Pool) -> None:
+        self.pool = pool
+        self.room = 0
+        """Frames of the class that fit on all workers in it together."""
+        self.seen = 0
+        """How far it has read the registry's changes."""
+        self._wanted = wanted
+        self._order: list[Entry] = []
+        self._stale = 0
+        self._entries: dict[Worker, Entry] = {}
+        self._judged: dict[Worker, tuple[int, bool]] = {}
+        self._matching = 0
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    @property
+    def matching(self) -> int:
+        """Workers that could run the class if they were free."""
+        return self._matching
+
+    def update(self, workers: Iterable[Worker]) -> None:
+        need, entries = self._wanted.need, self._entries
+        fresh: list[Entry] = []
+        for worker in workers:
+            self._take_out(worker)
+            if not self._matches(worker) or worker.blocked or not worker.fed:
+                continue
+            room = worker.room(need)
+            if room:
+                score = worker.score + (0.0 if worker.confirmed else LAST_RESORT)
+                entry = (score, worker.used, worker.tie, next(self._numbers), room, worker)
+                entries[worker] = entry
+                self.room += room
+                fresh.append(entry)
+        self._sort_in(fresh)
+
+    def drop(self, worker: Worker) -> None:
+        self._take_out(worker)
+        _, matched = self._judged.pop(worker, (0, False))
+        self._matching -= matched
+
+    def entry(self, worker: Worker) -> Entry | None:
+        return self._entries.get(worker)
+
+    def best(self, n: int, horizon: float, last_resort: bool) -> list[Entry]:
+        """The workers that `n` frames spread over, best first; those of the last resort or the others."""
+        found: list[Entry] = []
+        entries, check = self._entries, 1
+        for entry in self._order:
+            if (entry[0] >= LAST_RESORT) is not last_resort:
+                if last_resort:
+                    continue
+                break
+            if entries.get(entry[5]) is not entry or entry[5].seen_at < horizon:
+                continue
+            if len(found) == n:
+                break
+            if len(found) == check:
+                if _absorb(found, entry[0]) >= n:
+                    break
+                check *= 2
+            found.append(entry)
+        return found
+
+    def _take_out(self, worker: Worker) -> None:
+        old = self._entries.pop(worker, None)
+        if old is not None:
+            self.room -= old[4]
+            self._stale += 1
+
+    def _sort_in(self, fresh: list[Entry]) -> None:
+        if self._stale > STALE_MAX + len(self._order) // 4:
+            self._order = [entry for entry in self._order if self._entries.get(entry[5]) is entry]
+            self._stale = 0
+        if len(fresh) > len(self._order) // 16:
+            self._order += fresh
+            self._order.sort()
+            return
+        for entry in fresh:
+            insort(self._order, entry)
+
+    def _matches(self, worker: Worker) -> bool:
+        shape, matched = self._judged.get(worker, (-1, False))
+        if shape == worker.shape:
+            return matched
+        now = worker.pool == self.pool.name and worker.lacks(self._wanted) is None
+        self._judged[worker] = (worker.shape, now)
+        self._matching += now - matched
+        return now
+
+
+def _absorb(found: list[Entry], level: float) -> int:
+    """Frames that these take before they are all as loaded as `level`."""
+    return sum(min(entry[4], ceil(level - entry[0])) for entry in found)
+
+
+def pick(
+    views: Sequence[View], n: int, preferred: list[Worker], only: list[Worker] | None, horizon: float
+) -> tuple[list[tuple[Pool, Worker, int]], int]:
+    """Up to `n` frames by pool and worker, and how many would fit in all: preferred workers first, then pool by pool.
+
+    Those that were only read of come behind the last pool.
+    """
+    named = [_chosen(view, only, horizon) for view in views] if only is not None else None
+    room = sum(entry[4] for entries in named for entry in entries) if named else sum(view.room for view in views)
+    shares: list[tuple[Pool, Worker, int]] = []
+    left = n
+    for view in views:
+        for entry in _chosen(view, preferred, horizon):
+            if left and entry[5].confirmed and (only is None or entry[5] in only):
+                shares.append((view.pool, entry[5], min(left, entry[4])))
+                left -= shares[-1][2]
+    for last_resort in (False, True):
+        for place, view in enumerate(views):
+            if not left:
+                return shares, room
+            if named is None:
+                entries = view.best(left + len(preferred), horizon, last_resort)
+            else:
+                entries = [entry for entry in named[place] if (entry[0] >= LAST_RESORT) is last_resort]
+            if preferred:
+                # What is left did not fit on those, so they are full.
+                entries = [entry for entry in entries if entry[5] not in preferred]
+            dealt = deal(entries, left)
+            shares += [(view.pool, worker, k) for worker, k in dealt]
+            left -= sum(k for _, k in dealt)
+    return shares, room
+
+
+def _chosen(view: View, workers: list[Worker], horizon: float) -> list[Entry]:
+    entries = (view.entry(worker) for worker in workers if worker.seen_at >= horizon)
+    return sorted(entry for entry in entries if entry is not None)
+
+
+def deal(entries: list[Entry], n: int) -> list[tuple[Worker, int]]:
+    """`n` frames over these workers, best first."""
+    if len(entries) < 2:
+        return [(entry[5], min(n, entry[4])) for entry in entries]
+    shares = spread([entry[0] for entry in entries], [entry[4] for entry in entries], n)
+    return [(entry[5], share) for entry, share in zip(entries, shares, strict=True) if share]

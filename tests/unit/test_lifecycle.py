@@ -1,0 +1,96 @@
+"""Every edge of jobs and frames, and every pair of states that is none: the tables are written out here once more."""
+
+from itertools import combinations_with_replacement, permutations
+
+import pytest
+
+from rota.model.errors import IllegalTransition
+from rota.model.lifecycle import ENDS, FrameState, JobState, check, check_frame, may_become, worst
+
+# docs/adr/0015-the-lifecycle.md says why.
+JOBS = {
+    "PENDING": "SCHEDULED APPROVAL_REQUIRED DENIED FAILED TIMEOUT CANCELLED",
+    "APPROVAL_REQUIRED": "PENDING DENIED FAILED TIMEOUT CANCELLED",
+    "SCHEDULED": "DISPATCHED DENIED FAILED TIMEOUT CANCELLED",
+    "DISPATCHED": "RUNNING SCHEDULED SUCCEEDED OUTPUT_QUARANTINED FAILED TIMEOUT CANCELLED DENIED",
+    "RUNNING": "SCHEDULED SUCCEEDED OUTPUT_QUARANTINED FAILED TIMEOUT CANCELLED DENIED",
+    "SUCCEEDED": "OUTPUT_QUARANTINED",
+    "OUTPUT_QUARANTINED": "SUCCEEDED",
+    "FAILED": "",
+    "TIMEOUT": "",
+    "CANCELLED": "",
+    "DENIED": "",
+}
+FRAMES = {
+    "WAITING": "DISPATCHED DENIED FAILED TIMEOUT CANCELLED",
+    "DISPATCHED": "RUNNING WAITING SUCCEEDED OUTPUT_QUARANTINED FAILED TIMEOUT CANCELLED DENIED",
+    "RUNNING": "WAITING SUCCEEDED OUTPUT_QUARANTINED FAILED TIMEOUT CANCELLED DENIED",
+    "SUCCEEDED": "OUTPUT_QUARANTINED",
+    "OUTPUT_QUARANTINED": "SUCCEEDED",
+    "FAILED": "",
+    "TIMEOUT": "",
+    "CANCELLED": "",
+    "DENIED": "",
+}
+
+
+@pytest.mark.parametrize("state", list(JobState))
+@pytest.mark.parametrize("then", list(JobState))
+def test_a_job_takes_the_declared_edges_and_no_other(state, then):
+    allowed = then.value in JOBS[state.value].split()
+    assert may_become(state, then) is allowed
+    if allowed:
+        check(state, then)
+    else:
+        with pytest.raises(IllegalTransition, match=f"A job that is {state} cannot become {then}"):
+            check(state, then)
+
+
+@pytest.mark.parametrize("state", list(FrameState))
+@pytest.mark.parametrize("then", list(FrameState))
+def test_a_frame_takes_the_declared_edges_and_no_other(state, then):
+    if then.value in FRAMES[state.value].split():
+        check_frame(state, then)
+    else:
+        with pytest.raises(IllegalTransition, match=f"A frame that is {state} cannot become {then}"):
+            check_frame(state, then)
+
+
+def test_every_state_is_in_the_tables_above():
+    assert set(JOBS) == {state.value for state in JobState}
+    assert set(FRAMES) == {state.value for state in FrameState}
+
+
+def test_every_live_job_can_be_cancelled_and_no_ended_one():
+    cancellable = {state for state in JobState if may_become(state, JobState.CANCELLED)}
+    assert cancellable == {state for state in JobState if not state.terminal}
+
+
+def test_only_the_two_edges_of_quarantine_leave_a_terminal_state():
+    leaving = {(state, then) for state in ENDS for then in JobState if may_become(state, then)}
+    assert leaving == {
+        (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED),
+        (JobState.OUTPUT_QUARANTINED, JobState.SUCCEEDED),
+    }
+
+
+def test_every_state_can_be_reached_and_every_live_one_can_end():
+    reached, seen = {JobState.PENDING}, set()
+    while reached - seen:
+        state = (reached - seen).pop()
+        seen.add(state)
+        reached |= {then for then in JobState if may_become(state, then)}
+    assert reached == set(JobState)
+    assert all(any(may_become(state, end) for end in ENDS) for state in JobState if not state.terminal)
+
+
+def test_a_job_takes_the_worst_end_of_its_frames_in_any_order():
+    order = ["SUCCEEDED", "OUTPUT_QUARANTINED", "FAILED", "TIMEOUT", "CANCELLED", "DENIED"]
+    for number in range(1, 4):
+        for ends in combinations_with_replacement(order, number):
+            for given in set(permutations(ends)):
+                assert worst(map(JobState, given)) == max(ends, key=order.index)
+
+
+def test_terminal_states_of_jobs_and_frames_are_the_same():
+    assert {state.value for state in FrameState if state.terminal} == {state.value for state in ENDS}
