@@ -15,7 +15,7 @@ import sys
 from bench.report import Report
 from rota.infra.telemetry import logs
 
-BENCHES = ("foundations", "accounting", "queue")
+BENCHES = ("foundations", "accounting", "queue", "e2e")
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.upkeep import Upkeep as BooksUpkeep
+from rota.engine.engine import Engine
 from rota.infra import redis as redis_infra
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus, NatsTarget
@@ -72,6 +73,7 @@ class Replica:
         self.bus = bus
         self.books = books
         self.queue = Queue(database)
+        self.engine = Engine(settings, database, redis, bus, books, self.queue)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
         self._check_servers()
@@ -80,6 +82,7 @@ class Replica:
             Service("outbox_relay", Relay(database, bus).run),
             Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
             Service("queue", self._queue_upkeep().run),
+            *self.engine.services(),
         )
 
     @classmethod
@@ -95,7 +98,10 @@ class Replica:
             books = await closing.enter_async_context(opened_books(settings, database, urls.redis))
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
-            yield cls(settings, urls, database, redis, bus, books)
+            replica = cls(settings, urls, database, redis, bus, books)
+            await replica.engine.declare()
+            await replica.engine.warm_up()
+            yield replica
 
     def _queue_upkeep(self) -> QueueUpkeep:
         async def bury(tokens: Sequence[int]) -> set[int]:

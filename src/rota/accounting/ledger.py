@@ -213,9 +213,11 @@ def merged(first: Outcome, then: Outcome, why: Collection[Why]) -> Outcome:
 
 def count(ledger: str, outcomes: Iterable[Outcome]) -> None:
     """Count what came of a batch for the metrics."""
+    booked = 0
     for outcome in outcomes:
-        BOOKED.labels(ledger).inc(len(outcome.booked))
+        booked += len(outcome.booked)
         if outcome.refusal is not None:
             REFUSED.labels(ledger, outcome.refusal.table, outcome.refusal.resource).inc(len(outcome.refused))
         for why in outcome.declined.values():
             DECLINED.labels(ledger, why).inc()
+    BOOKED.labels(ledger).inc(booked)

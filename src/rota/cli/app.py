@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from rota.cli import books_app, books_caps_app, dlq_app, ledger_app, output, queue_app
+from rota.cli import books_app, books_caps_app, dlq_app, jobs_app, ledger_app, output, queue_app, worker_app
 from rota.cli.options import Json, load
+from rota.infra import loop
 from rota.model.errors import RotaError
 
 # Plain help: rich's panels triple the time until the first line.
@@ -39,6 +40,9 @@ app.add_typer(books_caps_app.layer_app, name="layer")
 app.add_typer(ledger_app.ledger_app, name="ledger")
 app.add_typer(queue_app.queue_app, name="queue")
 app.add_typer(dlq_app.dlq_app, name="dlq")
+app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
+app.command("jobs")(jobs_app.jobs_list)
+app.command()(worker_app.worker)
 
 
 class Phase(StrEnum):
@@ -78,12 +82,21 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when it is ready; stop with `rota down`.")
     ] = False,
+    with_app: Annotated[
+        str,
+        typer.Option("--app", metavar="APP", help="Tasks of its worker: module:app or file.py.", show_default=False),
+    ] = "",
+    no_worker: Annotated[bool, typer.Option("--no-worker", help="Start no worker beside the server.")] = False,
 ) -> None:
-    """Start everything on this machine and stay up until Ctrl-C."""
+    """Start everything on this machine, a worker too, and stay up until Ctrl-C."""
     from rota.cli import local
+    from rota.cli.local_worker import Beside
 
-    settings = load(context).settings
-    sys.exit(local.up_detached(settings, context.obj) if detach else asyncio.run(local.up(settings)))
+    settings = load(context, quietly=True).settings
+    beside = None if no_worker else Beside(with_app, context.obj)
+    if detach:
+        sys.exit(local.up_detached(settings, context.obj, beside))
+    sys.exit(loop.run(local.up(settings, beside)))
 
 
 @app.command()
@@ -125,7 +138,7 @@ def server(context: typer.Context) -> None:
     from rota.server import services
 
     settings = load(context).settings
-    sys.exit(asyncio.run(runtime.serve(settings, runtime.Urls.of(settings), services)))
+    sys.exit(loop.run(runtime.serve(settings, runtime.Urls.of(settings), services)))
 
 
 @config_app.command("show")

@@ -33,7 +33,7 @@ dept_app = group(
     "Departments, and what each may use in a show.\n\n"
     "`create` makes a department; `add` takes it into a show, `set` changes its caps there, `remove` takes it out."
 )
-job_app = group("Caps of single jobs.")
+job_app = group("Single jobs: how they are, what came of them, stopping them, and their caps.")
 layer_app = group("Caps of single layers.")
 
 

@@ -20,7 +20,8 @@ import msgspec
 from rota import runtime
 from rota.accounting.books import Books
 from rota.cli import output
-from rota.infra.postgres import migrate
+from rota.cli.local_worker import Beside, LocalWorker
+from rota.infra.postgres import Database, migrate, query
 from rota.infra.service import Lifecycle, Service
 from rota.local import LocalStack, Source, StackOptions
 from rota.local.datadir import SERVERS, Owner, cannot_use, located, owner_of, write_private
@@ -33,6 +34,7 @@ from rota.server import services
 STOP_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 90.0
 POLL_S = 0.05
+WORKER_UP = query(__package__, "local_worker_up")
 FIRST = "default"
 FIRST_POOL = "local"
 
@@ -43,6 +45,8 @@ class Up(msgspec.Struct):
     pid: int
     listen: str
     urls: runtime.Urls
+    worker: str = ""
+    """Its name; empty without one."""
 
 
 class ServerStatus(msgspec.Struct):
@@ -53,12 +57,18 @@ class ServerStatus(msgspec.Struct):
     milliseconds: float
 
 
+class WorkerStatus(msgspec.Struct):
+    name: str
+    ok: bool
+
+
 class Status(msgspec.Struct):
     ok: bool
     data_dir: str
     pid: int | None
     listen: str | None
     servers: list[ServerStatus]
+    worker: WorkerStatus | None = None
 
 
 def data_dir(settings: Settings) -> Path:
@@ -81,8 +91,18 @@ def stack_options(settings: Settings) -> StackOptions:
     )
 
 
-async def up(settings: Settings) -> int:
+def with_store(settings: Settings) -> Settings:
+    """Large values of a local stack lie in its data directory, unless another place is set."""
+    if settings.store.directory:
+        return settings
+    store = msgspec.structs.replace(settings.store, directory=str(data_dir(settings) / "store"))
+    return msgspec.structs.replace(settings, store=store)
+
+
+async def up(settings: Settings, beside: Beside | None) -> int:
+    """With a worker beside the server, unless there is none in `beside`."""
     began = time.monotonic()
+    settings = with_store(settings)
     stack = LocalStack(stack_options(settings))
     try:
         await stack.start()
@@ -93,7 +113,9 @@ async def up(settings: Settings) -> int:
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
             await first_show(replica.books)
-            replica.supervisor.add(*services(replica), _announcement(settings, stack, replica, began), stack.service)
+            worker = await _worker(beside, settings, replica)
+            replica.supervisor.add(*services(replica), stack.service, *([worker.service] if worker else []))
+            replica.supervisor.add(_announcement(settings, stack, replica, worker, began))
             return await replica.run()
     finally:
         await stack.stop()
@@ -112,11 +134,25 @@ async def first_show(books: Books) -> None:
     await books.change(lambda admin: admin.create_point(FIRST, FIRST, actor=actor))
 
 
-def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replica, began: float) -> Service:
+async def _worker(beside: Beside | None, settings: Settings, replica: runtime.Replica) -> LocalWorker | None:
+    """None as well where servers of somebody else's have no pool for it."""
+    if beside is None:
+        return None
+    pools = [pool.name for pool in await replica.books.admin.pools()]
+    if settings.worker.pool not in pools:
+        output.aside(f"No worker is started, since there is no pool {settings.worker.pool}: set worker.pool.")
+        return None
+    return LocalWorker(beside, settings, replica, data_dir(settings))
+
+
+def _announcement(
+    settings: Settings, stack: LocalStack, replica: runtime.Replica, worker: LocalWorker | None, began: float
+) -> Service:
     async def body(life: Lifecycle) -> None:
         told = data_dir(settings) / "up.json"
-        write_private(told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, replica.urls)))
-        _print_banner(stack, replica, time.monotonic() - began)
+        name = worker.name if worker else ""
+        write_private(told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, replica.urls, name)))
+        _print_banner(stack, replica, worker, time.monotonic() - began)
         try:
             life.ready()
             await life.until_draining()
@@ -126,15 +162,18 @@ def _announcement(settings: Settings, stack: LocalStack, replica: runtime.Replic
     return Service("announcement", body)
 
 
-def _print_banner(stack: LocalStack, replica: runtime.Replica, seconds: float) -> None:
+def _print_banner(stack: LocalStack, replica: runtime.Replica, worker: LocalWorker | None, seconds: float) -> None:
     output.say(f"Rota is up after {seconds:.2f} s, data in {stack.options.data_dir}", style="bold green")
     for server in stack.servers.values():
         output.say(f"  {server.binary.label:<18} 127.0.0.1:{server.port}  ({server.binary.origin})")
     output.say(f"  {'health, metrics':<18} {replica.listen_url}")
+    if worker is not None and (known := worker.known()) is not None:
+        runs = f"tasks of {worker.app} and commands" if worker.app else "commands; --app gives it tasks"
+        output.say(f"  {'worker':<18} {worker.name}, {known.cores / 100:g} cores  ({runs})")
     output.say("Ctrl-C stops it; `rota status` in another terminal tells how it is.")
 
 
-def up_detached(settings: Settings, config: Path | None) -> int:
+def up_detached(settings: Settings, config: Path | None, beside: Beside | None) -> int:
     """Start `rota up` apart from this terminal and return when it is ready or has failed."""
     folder = data_dir(settings)
     if owner := owner_of(folder):
@@ -142,7 +181,7 @@ def up_detached(settings: Settings, config: Path | None) -> int:
     log = folder / f"up-{os.getpid()}.log"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        child = _start_apart(log, config)
+        child = _start_apart(log, config, beside)
     except OSError as error:
         raise cannot_use(folder, error) from error
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -160,9 +199,10 @@ def up_detached(settings: Settings, config: Path | None) -> int:
     raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped; see {log}.")
 
 
-def _start_apart(log: Path, config: Path | None) -> subprocess.Popen[bytes]:
+def _start_apart(log: Path, config: Path | None, beside: Beside | None) -> subprocess.Popen[bytes]:
     # -P: a file in the current directory must not be taken for a module of ours or of a library.
     words = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
+    words += ["--no-worker"] if beside is None else ["--app", beside.app] if beside.app else []
     with log.open("wb") as file:
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -208,7 +248,19 @@ async def status(settings: Settings, *, with_secrets: bool) -> Status:
     )
     complete = len(answers) == len(SERVERS) and all(answer.ok for answer in answers)
     pid, listen = owner.pid if owner else None, told.listen if told else None
-    return Status(complete, str(folder), pid, listen, list(answers))
+    found = Status(complete, str(folder), pid, listen, list(answers))
+    if told is not None and told.worker and complete:
+        found.worker = WorkerStatus(told.worker, await _worker_is_up(settings, told))
+        found.ok = found.worker.ok
+    return found
+
+
+async def _worker_is_up(settings: Settings, told: Up) -> bool:
+    database = await Database.open(runtime.postgres_target(settings, told.urls.postgres))
+    try:
+        return bool(await database.value(WORKER_UP, told.worker))
+    finally:
+        await database.close()
 
 
 async def _ask(settings: Settings, name: str, url: str, *, with_secrets: bool) -> ServerStatus:
@@ -235,3 +287,7 @@ def print_status(found: Status) -> None:
     if found.servers:
         rows = [(s.name, "yes" if s.ok else "NO", f"{s.milliseconds} ms", s.url, s.answer) for s in found.servers]
         output.as_table(("server", "ok", "took", "url", "answer"), rows)
+    if found.worker is not None:
+        output.say(
+            f"The worker {found.worker.name} {'is up' if found.worker.ok else 'is NOT up'}; `rota workers` tells more."
+        )

@@ -15,7 +15,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 def load(context: typer.Context, *, quietly: bool = False) -> LoadedSettings:
     """The settings, from the file that `--config` names if it does; logs are written as they say from here on.
 
-    A command that answers and leaves has no news of its own: `quietly` keeps the level `info` for those that stay.
+    A command that answers and leaves has no news of its own, and `rota up` tells a person in its own words: `quietly`
+    keeps the level `info` for servers and workers.
     """
     from rota.infra import settings_file
     from rota.infra.telemetry import logs

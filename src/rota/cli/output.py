@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -59,6 +60,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 def say(text: str, style: str = "") -> None:
     with readers_may_leave():
         console().print(printable(text), style=style)
+
+
+def aside(text: str) -> None:
+    """A line beside the answer, on standard error: whoever reads the answer in a pipe does not see it."""
+    with suppress(OSError):
+        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.flush()
 
 
 def refusal(error: RotaError) -> int:

@@ -54,6 +54,7 @@ PAUSE = query(__package__, "queue_pause")
 WAKE = query(__package__, "wake")
 OWNER_ADD = query(__package__, "owner_add")
 OPEN_CLAIMS = query(__package__, "owner_claims")
+LOOK = query(__package__, "look")
 REBUILD = query(__package__, "rebuild")
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -146,6 +147,12 @@ class Queue:
         """What was claimed in this name and has not ended. Reads all claims: for owners that are dead or in doubt."""
         rows = await self.database.rows(OPEN_CLAIMS, owner)
         return sorted(token for row in rows for token in marks.tokens_in(row["claim_id"], row["open"]))
+
+    async def look(self, tokens: Iterable[int], *, on: Transaction | None = None) -> dict[int, tuple[int, int]]:
+        """Frame and attempt of claimed tokens; of what was pruned since nothing is told."""
+        asked = marks.check(tokens)
+        rows = await (on or self.database).rows(LOOK, *marks.masks_of(asked)) if asked else []
+        return {row["token"]: (row["frame"], row["attempt"]) for row in rows}
 
     async def complete(self, tokens: Iterable[int], *, on: Transaction | None = None) -> Ended:
         faults.at("queue.before_complete")

@@ -48,20 +48,37 @@ def wired(keys: ShowKeys, groups: Sequence[Group], must_know: Sequence[int | Non
     at: dict[str, int] = {}
     packed: list[Packed] = []
     buckets: dict[int, None] = {}
+    shared: dict[tuple[UUID, UUID, UUID], tuple[list[int], str, str, str]] = {}
     for group, known in zip(groups, must_know, strict=True):
         charge = group.charge
-        charged = (str(charge.alloc), str(charge.folder), str(charge.job), str(charge.layer), str(charge.dept))
-        names = keys.counting_of(charged) if known is not None else keys.shared_of(charged)
-        places = [at.setdefault(key, len(at) + 1) if key else 0 for key in names]
-        spans: list[int] = []
-        for first, last in runs(group.tokens):
-            spans += (first, last)
-            for bucket in range(first >> SPAN_BITS, (last >> SPAN_BITS) + 1):
-                buckets[bucket] = None
-        text = f"{' '.join(charged)} {charge.cores} {charge.gpus}"
+        spans = _spans(group.tokens, buckets)
+        if known is None:
+            # Most jobs have one frame and no limits of their own: what they share is written once.
+            common = charge.alloc, charge.folder, charge.dept
+            found = shared.get(common)
+            if found is None:
+                words = str(charge.alloc), str(charge.folder), str(charge.dept)
+                names = keys.shared_of((words[0], words[1], "", "", words[2]))
+                found = shared[common] = ([at.setdefault(key, len(at) + 1) if key else 0 for key in names], *words)
+            places, alloc, folder, dept = found
+            text = f"{alloc} {folder} {charge.job} {charge.layer} {dept} {charge.cores} {charge.gpus}"
+        else:
+            charged = (str(charge.alloc), str(charge.folder), str(charge.job), str(charge.layer), str(charge.dept))
+            places = [at.setdefault(key, len(at) + 1) if key else 0 for key in keys.counting_of(charged)]
+            text = f"{' '.join(charged)} {charge.cores} {charge.gpus}"
         packed.append((*places, charge.cores, charge.gpus, text, known or 0, spans))
     numbers = sorted(buckets)
     return Wired([*at, *map(keys.tokens, numbers)], (packed, numbers))
+
+
+def _spans(tokens: Sequence[int], buckets: dict[int, None]) -> list[int]:
+    """First and last token of each run, one behind the other; notes the buckets they lie in."""
+    spans: list[int] = []
+    for first, last in runs(tokens):
+        spans += (first, last)
+        for bucket in range(first >> SPAN_BITS, (last >> SPAN_BITS) + 1):
+            buckets[bucket] = None
+    return spans
 
 
 def read_charge(stored: str) -> Charged | None:

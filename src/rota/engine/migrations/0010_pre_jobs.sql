@@ -39,9 +39,8 @@ CREATE TABLE rota.job (
   state             text NOT NULL,
   reason            text,
   int_layers        smallint NOT NULL DEFAULT 1,
-  int_layers_open   smallint NOT NULL,
-  worst             smallint NOT NULL DEFAULT 0,
   dispatch_failures smallint NOT NULL DEFAULT 0,
+  ends_as           text,
   labels            jsonb,
   request           bytea,
   workflow_id       text,
@@ -49,18 +48,21 @@ CREATE TABLE rota.job (
   ts_updated        timestamptz NOT NULL DEFAULT now(),
   ts_deadline       timestamptz,
   ts_wait_until     timestamptz,
+  ts_run_at         timestamptz,
   history           jsonb NOT NULL DEFAULT '[]'
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
+CREATE INDEX ON rota.job (pk_job) WHERE ends_as IS NOT NULL;
 CREATE INDEX ON rota.job (ts_deadline) WHERE ts_deadline IS NOT NULL;
 CREATE INDEX ON rota.job (ts_wait_until) WHERE ts_wait_until IS NOT NULL;
 CREATE INDEX ON rota.job (state, ts_updated) WHERE state IN ('PENDING', 'APPROVAL_REQUIRED');
 CREATE INDEX ON rota.job (pk_show, pk_job);
 
 COMMENT ON COLUMN rota.job.reason IS 'Why it waits, in a code of rota.model.reasons; null when it does not, or the queue tells.';
-COMMENT ON COLUMN rota.job.worst IS 'The worst end of a frame so far, as its place in rota.model.lifecycle.ENDS.';
+COMMENT ON COLUMN rota.job.ends_as IS 'It is being ended: no frame of it starts any more, and those left end in this way. Set once.';
 COMMENT ON COLUMN rota.job.request IS 'The rest of the submission, msgpack: rota.model.job.Details.';
 COMMENT ON COLUMN rota.job.ts_wait_until IS 'max_wait: fails when no frame of it was dispatched until then.';
+COMMENT ON COLUMN rota.job.ts_run_at IS 'Not before this moment: its frames are queued as deferred.';
 COMMENT ON COLUMN rota.job.history IS 'Its states: [[state, milliseconds since 1970, reason], ...].';
 
 CREATE TABLE rota.layer (
@@ -73,6 +75,10 @@ CREATE TABLE rota.layer (
   input       bytea,
   input_at    text,
   first_frame integer NOT NULL DEFAULT 0,
+  frame_step  integer NOT NULL DEFAULT 1 CHECK (frame_step > 0),
+  ranges      integer[],
+  items       bytea[],
+  capped      boolean NOT NULL DEFAULT false,
   frames      integer NOT NULL CHECK (frames > 0),
   succeeded   integer NOT NULL DEFAULT 0,
   quarantined integer NOT NULL DEFAULT 0,
@@ -88,6 +94,12 @@ CREATE INDEX ON rota.layer (pk_job);
 
 COMMENT ON COLUMN rota.layer.work IS 'rota.model.work.Work, msgpack: what each frame runs and asks for.';
 COMMENT ON COLUMN rota.layer.input IS 'What each frame is called with, unless its queue entry brings its own; input_at is where a large one is.';
+
+COMMENT ON COLUMN rota.layer.frame_step IS
+  'The queue numbers frames one by one from first_frame on; frame q of the queue is number first_frame + (q - first_frame) * frame_step.';
+COMMENT ON COLUMN rota.layer.ranges IS 'First, count, first, count, ... as the queue numbers them; null: one range from first_frame on.';
+COMMENT ON COLUMN rota.layer.items IS 'What each frame of a map is called with, until the job is admitted and they go to the queue.';
+COMMENT ON COLUMN rota.layer.capped IS 'Whether it or its job was submitted with a cap; one that was set later is not told here.';
 
 -- What has ended, by the day it ended; days past their retention are dropped whole. The default takes what no day does.
 CREATE TABLE rota.job_done (
@@ -107,7 +119,7 @@ CREATE TABLE rota.job_done (
   ts_deadline  timestamptz,
   ts_finished  timestamptz NOT NULL,
   history      jsonb NOT NULL,
-  layers       jsonb NOT NULL
+  layers       rota.layer[] NOT NULL
 ) PARTITION BY RANGE (ts_finished);
 
 CREATE TABLE rota.job_done_default PARTITION OF rota.job_done DEFAULT;

@@ -1,0 +1,161 @@
+"""`rota submit`, `rota jobs`, `rota explain`, and what `rota job` does besides caps."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from rota.cli.books_caps_app import job_app
+from rota.cli.options import Json, load
+
+ARGV = "rota.argv"
+
+
+class TaskOrCommand(TyperCommand):
+    """Whatever follows `--` is a command as it stands, and never taken for options or arguments of ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[ARGV] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, show_default=False)
+
+
+Which = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.", show_default=False)]
+
+
+def submit(
+    context: typer.Context,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of a task.", show_default=False)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="What it is called with: JSON, name=JSON, or text.", show_default=False),
+    ] = None,
+    show: Annotated[str, _option("SHOW", "Whose quota it uses; the show that `rota up` makes.")] = "default",
+    folder: Annotated[str | None, _option("FOLDER", "Folder of the show.")] = None,
+    dept: Annotated[str | None, _option("DEPT", "Department.")] = None,
+    topic: Annotated[str | None, _option("TOPIC", "Decides which pools run it; the name of the task.")] = None,
+    name: Annotated[str | None, _option("NAME", "What it is called in lists.")] = None,
+    frames: Annotated[str | None, _option("SPEC", "Such as 1-100, 1-100x2 or 1,5,9-20; one frame without it.")] = None,
+    cores: Annotated[str | None, _option("CORES", "Per frame, such as 4 or 0.5.")] = None,
+    gpus: Annotated[int | None, _option("N", "Per frame.")] = None,
+    memory: Annotated[str | None, _option("SIZE", "Per frame, such as 512MiB or 4GiB.")] = None,
+    max_cores: Annotated[str | None, _option("CORES", "Never more at once, all frames together.")] = None,
+    priority: Annotated[str | None, _option("PRIORITY", "1 to 9, or BATCH, INTERACTIVE, CRITICAL.")] = None,
+    label: Annotated[list[str] | None, _option("KEY=VALUE", "A label; repeat it.")] = None,
+    requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
+    retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
+    timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
+    deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
+    max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
+    key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
+    app: Annotated[str | None, _option("APP", "module:app or file.py; takes what the task declares it needs.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; exit status 1 if it failed.")] = False,
+    json: Json = False,
+) -> None:
+    """Submit a task, or after `--` a command: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
+    from rota.cli import jobs
+    from rota.cli.jobs_wanted import Wanted
+
+    wanted = Wanted(
+        task=task,
+        words=words or (),
+        argv=context.meta.get(ARGV, ()),
+        app=app,
+        show=show,
+        folder=folder,
+        dept=dept,
+        topic=topic,
+        name=name,
+        frames=frames,
+        cores=cores,
+        gpus=gpus,
+        memory=memory,
+        max_cores=max_cores,
+        priority=priority,
+        labels=label or (),
+        requires=requires or (),
+        retries=retries,
+        timeout=timeout,
+        deadline=deadline,
+        max_wait=max_wait,
+        key=key,
+    )
+    sys.exit(jobs.submit(load(context, quietly=True).settings, wanted, wait=wait, as_json=json))
+
+
+def jobs_list(
+    context: typer.Context,
+    show: Annotated[str | None, _option("SHOW", "Those of this show.")] = None,
+    state: Annotated[str | None, _option("STATE", "Those in this state, such as RUNNING or FAILED.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
+    after: Annotated[str | None, _option("JOB", "From the one after this on.")] = None,
+    json: Json = False,
+) -> None:
+    """Jobs that wait, run and have ended, the newest first."""
+    from rota.cli import jobs
+
+    _print(context, json, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
+
+
+@job_app.command("show")
+def job_show(context: typer.Context, which: Which, json: Json = False) -> None:
+    """Everything about a job: its layers, how many of its frames are in which state, and its history."""
+    from rota.cli import jobs
+
+    _print(context, json, lambda found: jobs.shown(found, which))
+
+
+@job_app.command("wait")
+def job_wait(
+    context: typer.Context,
+    which: Which,
+    timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
+    json: Json = False,
+) -> None:
+    """Wait until a job has ended. Exit status 1 when it did not succeed."""
+    from rota.cli import jobs
+
+    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, as_json=json))
+
+
+@job_app.command("cancel")
+def job_cancel(
+    context: typer.Context,
+    which: Annotated[
+        list[str], typer.Argument(metavar="JOB", help="Ids, or the beginnings of them.", show_default=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Stop jobs: what waits never starts, what runs is asked to stop and then killed."""
+    from rota.cli import jobs
+
+    _print(context, json, lambda found: jobs.cancel(found, which))
+
+
+@job_app.command("results")
+def job_results(
+    context: typer.Context,
+    which: Which,
+    frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 100,
+    json: Json = False,
+) -> None:
+    """What frames returned, and why they failed. Frames that returned nothing are not listed."""
+    from rota.cli import jobs
+
+    settings = load(context, quietly=True).settings
+    jobs.run(settings, lambda found: jobs.results(found, which, settings, frame=frame, limit=limit), as_json=json)
+
+
+def _print(context: typer.Context, json: bool, work: Any) -> None:
+    from rota.cli import jobs
+
+    jobs.run(load(context, quietly=True).settings, work, as_json=json)

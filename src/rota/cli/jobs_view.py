@@ -1,0 +1,330 @@
+"""How jobs look: tables, a bar and sentences for people, plain values for JSON. No I/O but the bar's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from rota.cli import output
+from rota.cli.books_view import Page, Table, cores
+from rota.cli.dlq_view import several
+from rota.cli.queue_view import span
+from rota.engine.jobs import FrameEnd, Job, JobLine, Layer
+from rota.engine.submit_steps import Submitted
+from rota.model.job import PRIORITIES
+from rota.model.job_frames import format_frames
+from rota.model.lifecycle import ENDS, FrameState, JobState
+from rota.model.reasons import Reason
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+NO_JOBS: Final = "There is no such job: `rota submit` makes one."
+VALUE_CHARS: Final = 100
+_PRIORITY_WORDS: Final = {number: word for word, number in PRIORITIES.items()}
+
+
+class Value(msgspec.Struct, frozen=True):
+    """What a frame returned; a problem where it cannot be read."""
+
+    value: Any = msgspec.UNSET
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        if self.value is msgspec.UNSET:
+            return self.problem or ""
+        return self.value if isinstance(self.value, str) else as_text(self.value)
+
+
+def decoded(data: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(data)
+    except msgspec.DecodeError:
+        return data
+
+
+def as_text(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+class Bar:
+    """How far a job is, on standard error and only where a person looks."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=output.console(sys.stderr), transient=True)
+            self._progress.start()
+        return self
+
+    def __exit__(self, _kind: object, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, job: Job) -> None:
+        if self._progress is None:
+            return
+        if self._task is None:
+            self._task = self._progress.add_task("", total=_frames(job))
+        self._progress.update(self._task, description=f"{job.name} {job.state.lower()}", completed=_ended(job))
+
+
+def submitted_page(submitted: Submitted, job: Job) -> Page:
+    data = {"job": submitted.job, "state": submitted.state, "already": submitted.already}
+    if submitted.already:
+        return Page(
+            data, [f"Nothing changed: job {submitted.job} was submitted with this key before, it is {job.state}."]
+        )
+    return Page(data, [f"Submitted job {submitted.job} ({job.name}, {several(_frames(job), 'frame')})."])
+
+
+def jobs_page(lines: Sequence[JobLine]) -> Page:
+    data = [msgspec.structs.asdict(line) for line in lines]
+    if not lines:
+        return Page(data, [NO_JOBS])
+    now = datetime.now(UTC)
+    rows = [
+        (
+            line.id,
+            line.show,
+            line.name,
+            line.state,
+            f"{line.ended} of {line.frames}",
+            line.priority,
+            f"{span((now - line.submitted_at).total_seconds())} ago",
+            _lasted(line.submitted_at, line.finished_at),
+            line.reason or "",
+        )
+        for line in lines
+    ]
+    return Page(data, [Table(("job", "show", "name", "state", "frames", "prio", "submitted", "took", "reason"), rows)])
+
+
+def _lasted(began: datetime, ended: datetime | None) -> str:
+    return "" if ended is None else span(max(0.0, (ended - began).total_seconds()))
+
+
+def job_page(job: Job) -> Page:
+    layers = Table(
+        ("layer", "runs", "frames", "needs", *(_word(state) for state in _states(job))),
+        [_layer_row(layer, _states(job)) for layer in job.layers],
+    )
+    return Page(job_data(job), [_headline(job), *_facts(job), "", layers, "", _history(job)])
+
+
+def _headline(job: Job) -> str:
+    why = f" ({_meaning(job.reason)})" if job.reason else ""
+    return f"{job.name} {job.id}: {job.state}{why}"
+
+
+def _meaning(reason: str) -> str:
+    try:
+        return f"{reason}: {Reason(reason).meaning.rstrip('.')}"
+    except ValueError:
+        return reason
+
+
+def _facts(job: Job) -> list[str]:
+    place = f"show {job.show}, folder {job.folder}, department {job.dept}, topic {job.topic}"
+    word = _PRIORITY_WORDS.get(job.priority)
+    facts = [f"  {place}, priority {job.priority}{f' ({word})' if word else ''}"]
+    times = {"submitted": job.submitted_at, "not before": job.run_at, "deadline": job.deadline_at}
+    times |= {"fails if it waits until": job.wait_until, "finished": job.finished_at}
+    facts.append("  " + ", ".join(f"{word} {_moment(at)}" for word, at in times.items() if at is not None))
+    if job.labels:
+        facts.append("  labels " + ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())))
+    return facts
+
+
+def _states(job: Job) -> list[FrameState]:
+    """States that some frame is in, live ones first."""
+    return [state for state in FrameState if any(state in layer.counts for layer in job.layers)]
+
+
+def _word(state: FrameState) -> str:
+    return "on workers" if state is FrameState.DISPATCHED else state.value.lower().replace("_", " ")
+
+
+def _layer_row(layer: Layer, states: Sequence[FrameState]) -> tuple[object, ...]:
+    work = layer.work
+    runs = work.task or " ".join(work.argv)
+    counts = [layer.counts.get(state, 0) for state in states]
+    return (layer.name, _short(runs), f"{layer.frames.count} ({format_frames(layer.frames)})", needs(layer), *counts)
+
+
+def needs(layer: Layer) -> str:
+    work = layer.work
+    parts = [several_cores(work.cores)]
+    if work.gpus:
+        parts.append(several(work.gpus, "GPU"))
+    if work.memory_mb:
+        parts.append(f"{work.memory_mb} MiB")
+    return ", ".join(parts)
+
+
+def several_cores(amount: int) -> str:
+    return f"{cores(amount)} {'core' if amount == 100 else 'cores'}"
+
+
+def _history(job: Job) -> str:
+    steps = [
+        f"{moment.state} {_clock(moment.at)}" + (f" ({moment.reason})" if moment.reason else "")
+        for moment in job.history
+    ]
+    return "  " + " > ".join(steps)
+
+
+def job_data(job: Job) -> dict[str, object]:
+    data: dict[str, object] = msgspec.structs.asdict(job)
+    data["details"] = _plain(job.details)
+    data["layers"] = [layer_data(layer) for layer in job.layers]
+    data["history"] = [msgspec.structs.asdict(moment) for moment in job.history]
+    return data
+
+
+def layer_data(layer: Layer) -> dict[str, object]:
+    return {
+        "id": layer.id,
+        "name": layer.name,
+        "queue": layer.queue,
+        "task": layer.work.task or None,
+        "argv": layer.work.argv or None,
+        "frames": layer.frames.count,
+        "frame_spec": format_frames(layer.frames),
+        "cores": layer.work.cores / 100,
+        "gpus": layer.work.gpus,
+        "memory_mb": layer.work.memory_mb,
+        "counts": {state.value: n for state, n in layer.counts.items()},
+        "took_ms": layer.took_ms,
+    }
+
+
+def _plain(struct: msgspec.Struct) -> object:
+    """Without what was never said; what only msgpack can write is told as text."""
+    return msgspec.json.decode(msgspec.json.encode(struct, enc_hook=str))
+
+
+def ended_page(job: Job, failed: Sequence[tuple[Layer, FrameEnd]], values: Sequence[Value]) -> Page:
+    assert job.finished_at is not None, "it has ended"
+    took = span(max(0.0, (job.finished_at - job.submitted_at).total_seconds()))
+    good = sum(layer.counts.get(FrameState.SUCCEEDED, 0) for layer in job.layers)
+    why = f" ({_meaning(job.reason)})" if job.reason else ""
+    parts: list[str | Table] = [
+        f"{job.name} {job.state} after {took}{why}: {good} of {several(_frames(job), 'frame')} succeeded."
+    ]
+    parts += [_failure(job, layer, end) for layer, end in failed]
+    parts += [str(value) for value in values]
+    return Page(job_data(job) | {"results": [value_data(value) for value in values]}, parts)
+
+
+def _failure(job: Job, layer: Layer, end: FrameEnd) -> str:
+    frame = f"Frame {layer.frames.number(end.frame)}" if _frames(job) > 1 else "It"
+    tries = f" at attempt {end.attempt}" if end.attempt > 1 else ""
+    return (
+        f"{frame} ended as {end.state}{tries}: {end.code or 'no code'}{f', {_short(end.error)}' if end.error else ''}"
+    )
+
+
+def results_page(job: Job, found: Sequence[tuple[Layer, FrameEnd, Value]], limit: int) -> Page:
+    data = [_result_data(layer, end, value) for layer, end, value in found]
+    silent = sum(layer.counts.get(FrameState.SUCCEEDED, 0) for layer in job.layers)
+    silent -= sum(end.state is FrameState.SUCCEEDED for _, end, _ in found)
+    if not found:
+        told = (
+            f"{several(silent, 'frame')} succeeded and returned nothing" if silent else "no frame of it has ended yet"
+        )
+        return Page(data, [f"Job {job.id} has no results: {told}."])
+    several_layers = len(job.layers) > 1
+    rows = [
+        (
+            *((layer.name,) if several_layers else ()),
+            layer.frames.number(end.frame),
+            end.state,
+            end.attempt,
+            f"{end.took_ms} ms",
+            _short(str(value)) if end.state is FrameState.SUCCEEDED else _short(f"{end.code}: {end.error or ''}"),
+        )
+        for layer, end, value in found
+    ]
+    columns = (*(("layer",) if several_layers else ()), "frame", "state", "attempt", "took", "result")
+    parts: list[str | Table] = [Table(columns, rows)]
+    if len(found) >= limit:
+        parts.append(f"The first {limit} are shown: `--limit` shows more, `--frame` one of them.")
+    return Page(data, parts)
+
+
+def _result_data(layer: Layer, end: FrameEnd, value: Value) -> dict[str, object]:
+    return {
+        "layer": layer.name,
+        "frame": layer.frames.number(end.frame),
+        "attempt": end.attempt,
+        "state": end.state,
+        "code": end.code,
+        "error": end.error,
+        "took_ms": end.took_ms,
+        "worker": end.worker,
+        "finished_at": end.finished_at,
+        **value_data(value),
+    }
+
+
+def value_data(value: Value) -> dict[str, object]:
+    if value.problem is not None:
+        return {"value": None, "problem": value.problem}
+    return {"value": None if value.value is msgspec.UNSET else value.value}
+
+
+def cancelled_page(jobs: Sequence[Job], marked: Sequence[bool]) -> Page:
+    data, parts = [], []
+    for job, was_live in zip(jobs, marked, strict=True):
+        data.append({"job": job.id, "state": job.state, "changed": was_live})
+        parts.append(_cancelled(job, was_live=was_live))
+    return Page(data, parts)
+
+
+def _cancelled(job: Job, *, was_live: bool) -> str:
+    if not was_live:
+        return f"Nothing changed: job {job.id} has ended as {job.state}."
+    if not job.state.terminal:
+        return f"Job {job.id} is being cancelled: nothing of it starts any more, and a server stops what runs."
+    stopped = sum(layer.counts.get(FrameState.CANCELLED, 0) for layer in job.layers)
+    if job.state is not JobState.CANCELLED:
+        return f"Job {job.id} has ended as {job.state} meanwhile."
+    return f"Cancelled job {job.id}: {several(stopped, 'frame')} of {_frames(job)} will not run, or were stopped."
+
+
+def _frames(job: Job) -> int:
+    return sum(layer.frames.count for layer in job.layers)
+
+
+def _ended(job: Job) -> int:
+    return sum(n for layer in job.layers for state, n in layer.counts.items() if state.value in ENDS)
+
+
+def counts_of(job: Job) -> Mapping[FrameState, int]:
+    return {state: sum(layer.counts.get(state, 0) for layer in job.layers) for state in _states(job)}
+
+
+def _moment(at: datetime) -> str:
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _clock(at: datetime) -> str:
+    local = at.astimezone()
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= VALUE_CHARS else f"{line[: VALUE_CHARS - 3]}..."

@@ -1,0 +1,162 @@
+"""What `rota submit` was told, made into a submission. No I/O but reading the app, where one is named.
+
+A word after the task is JSON where it reads as JSON, `name=value` is an argument by its name, and anything else is
+text. What begins like JSON and is none was meant to be, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rota.accounting.items import unknown
+from rota.model.errors import InvalidInput
+from rota.model.job import Budget, LayerSpec, RetrySpec, Submission
+from rota.model.units import parse_duration
+from rota.model.work import Work
+from rota.sdk import loading
+from rota.sdk.app import Task
+
+ACTOR_TYPE: Final = "human"
+_BY_NAME = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_MEANT_AS_JSON: Final = ("{", "[", '"')
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line; None where nothing was said."""
+
+    task: str | None = None
+    words: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    app: str | None = None
+    show: str = "default"
+    folder: str | None = None
+    dept: str | None = None
+    topic: str | None = None
+    name: str | None = None
+    frames: str | None = None
+    cores: str | None = None
+    gpus: int | None = None
+    memory: str | None = None
+    priority: str | None = None
+    labels: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    retries: int | None = None
+    timeout: str | None = None
+    deadline: str | None = None
+    max_wait: str | None = None
+    max_cores: str | None = None
+    key: str | None = None
+
+
+def submission(wanted: Wanted, actor: str) -> Submission:
+    """What is given wins over what the task declares, and that over what Rota takes to be meant."""
+    if bool(wanted.task) == bool(wanted.argv):
+        raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
+    declared = _declared(wanted) if wanted.app else None
+    job: dict[str, Any] = {
+        "folder": wanted.folder,
+        "dept": wanted.dept,
+        "topic": wanted.topic or (declared.topic if declared else wanted.task),
+        "name": wanted.name,
+        "priority": _priority(wanted.priority),
+        "labels": labels(wanted.labels),
+        "requires": tuple(wanted.requires),
+        "max_wait_s": _seconds(wanted.max_wait),
+        "max_cores": wanted.max_cores,
+        "idempotency_key": wanted.key,
+    }
+    if wanted.deadline is not None:
+        job["budget"] = Budget(deadline_ms=round(parse_duration(wanted.deadline) * 1000))
+    layer = LayerSpec(**_layer(wanted, declared.work if declared else None))
+    return Submission(show=wanted.show, layers=(layer,), actor_id=actor, actor_type=ACTOR_TYPE, **_given(job))
+
+
+def _layer(wanted: Wanted, declared: Work | None) -> dict[str, Any]:
+    given = {
+        "task": wanted.task,
+        "argv": tuple(wanted.argv),
+        "input": arguments(wanted.words),
+        "frames": wanted.frames,
+        "cores": wanted.cores,
+        "gpus": wanted.gpus,
+        "memory": wanted.memory,
+        "retries": wanted.retries,
+        "timeout_s": _seconds(wanted.timeout),
+    }
+    return (_needs(declared) if declared else {}) | _given(given)
+
+
+def _needs(work: Work) -> dict[str, Any]:
+    """What a task declares of its frames."""
+    tries = work.retries
+    return {
+        "cores": work.cores / 100,
+        "gpus": work.gpus,
+        "memory": f"{work.memory_mb}MiB" if work.memory_mb else "",
+        "timeout_s": work.timeout_s,
+        "kill_after_s": work.kill_after_s,
+        "retries": RetrySpec(
+            most=tries.most, first_s=tries.first_s, longest_s=tries.longest_s, on=tries.on, lost=tries.lost
+        ),
+    }
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != () and value != {}}
+
+
+def _declared(wanted: Wanted) -> Task[..., Any]:
+    if wanted.task is None:
+        raise InvalidInput("--app says what a task needs, and a command was given: leave it out.")
+    tasks = loading.load(wanted.app or "", Path.cwd()).tasks
+    if wanted.task not in tasks:
+        raise unknown("task", wanted.task, tasks)
+    return tasks[wanted.task]
+
+
+def arguments(words: Sequence[str]) -> dict[str, Any] | None:
+    """What a task is called with."""
+    args, kwargs = [], {}
+    for word in words:
+        by_name = _BY_NAME.fullmatch(word)
+        if by_name is None:
+            args.append(_value(word))
+        elif by_name[1] in kwargs:
+            raise InvalidInput(f"The argument {by_name[1][:64]} was given twice: give it once.")
+        else:
+            kwargs[by_name[1]] = _value(by_name[2])
+    return {"args": args, "kwargs": kwargs} if words else None
+
+
+def _value(word: str) -> Any:
+    try:
+        return msgspec.json.decode(word)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        if word.lstrip().startswith(_MEANT_AS_JSON):
+            shown = word if len(word) <= 40 else f"{word[:37]}..."
+            raise InvalidInput(f"The argument {shown} is no JSON: {str(error)[:200].rstrip('.')}.") from None
+        return word
+
+
+def labels(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InvalidInput(f"{text[:64]!r} is no label; write key=value.")
+        found[key] = value
+    return found
+
+
+def _priority(text: str | None) -> int | str | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else text
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else parse_duration(text)

@@ -1,0 +1,140 @@
+"""The worker that `rota up` runs beside the server, so that one command is enough to run jobs.
+
+It is a `rota worker` in a process and session of its own: Ctrl-C in the terminal reaches the server alone, which lets
+the worker finish first, while results are still taken. It never outlives the server: the kernel kills it when that
+dies, and its frames wait again once somebody is up to notice. One that dies is started again, as another incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.cli import output
+from rota.infra.service import Lifecycle, Service
+from rota.local.datadir import cannot_use
+from rota.local.identity import LAUNCH
+from rota.local.process import GUARDED, Process
+from rota.model.errors import SetupFailed, Unavailable
+from rota.model.settings import Settings
+from rota.placement import Worker
+from rota.runtime import Replica
+
+POLL_S: Final = 0.02
+KILL_S: Final = 1.5
+"""Less than a cancelled service may take."""
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """What `rota up` was told about its worker."""
+
+    app: str = ""
+    config: Path | None = None
+
+
+class LocalWorker:
+    def __init__(self, beside: Beside, settings: Settings, replica: Replica, folder: Path) -> None:
+        self.name = socket.gethostname()
+        self.app = beside.app
+        self._config = beside.config
+        self._settings = settings
+        self._replica = replica
+        self._folder = folder
+
+    @property
+    def service(self) -> Service:
+        return Service("worker", self._run)
+
+    def known(self) -> Worker | None:
+        """As the server of this process hears it."""
+        workers = self._replica.engine.registry.workers.values()
+        return next((worker for worker in workers if worker.name == self.name and worker.confirmed), None)
+
+    async def _run(self, life: Lifecycle) -> None:
+        before = set(self._replica.engine.registry.workers)
+        process = self._spawn()
+        try:
+            await self._until_heard(process, before)
+            life.ready()
+            await _first_of(process, life)
+            if not life.draining:
+                raise Unavailable(f"The worker ended with status {process.status}; its log is {self._log}.")
+            if (worker := self.known()) is not None and worker.frames:
+                output.aside("Ending: frames that run may finish first; Ctrl-C again stops them at once.")
+            process.send(signal.SIGTERM)
+            await process.ended()
+        finally:
+            process.send(signal.SIGKILL)
+            await process.ended(KILL_S)
+
+    async def _until_heard(self, process: Process, before: set[UUID]) -> None:
+        while True:
+            if process.status is not None:
+                raise SetupFailed(f"The worker did not start: {_last_line(process)} (its log: {self._log})")
+            found = self._replica.engine.registry.workers
+            if any(worker.name == self.name and worker.confirmed for at, worker in found.items() if at not in before):
+                return
+            await asyncio.sleep(POLL_S)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log" / "worker.log"
+
+    def _spawn(self) -> Process:
+        words = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid())]
+        words += ["--deathsig", str(int(signal.SIGKILL)), *(["--guard"] if GUARDED else []), "--"]
+        # -P: a file in the current directory must not be taken for a module of ours or of a library.
+        words += [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(self._config)] if self._config else [])]
+        words += ["worker", *([self.app] if self.app else []), "--name", self.name]
+        try:
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._log.open("wb") as log:
+                child = subprocess.Popen(
+                    words,
+                    stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | self._environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise cannot_use(self._folder, error) from error
+        return Process(child, self._log)
+
+    def _environment(self) -> dict[str, str]:
+        """What it cannot find out by itself, since `up.json` is written when it is there."""
+        wanted = self._settings
+        # It must have given its frames back before the time of the server is over.
+        drain_s = min(wanted.worker.drain_timeout, wanted.service.drain_timeout / 2)
+        found = {"ROTA_NATS_URL": self._replica.urls.nats, "ROTA_WORKER_DRAIN_TIMEOUT": f"{drain_s * 1000:.0f}ms"}
+        if wanted.store.directory:
+            found["ROTA_STORE_DIRECTORY"] = wanted.store.directory
+        return found
+
+
+async def _first_of(process: Process, life: Lifecycle) -> None:
+    """Until it has ended, or is to end."""
+    tasks = {asyncio.create_task(process.ended()), asyncio.create_task(life.until_draining())}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _last_line(process: Process) -> str:
+    with suppress(OSError):
+        if said := process.said():
+            return said.splitlines()[-1].removeprefix("rota: ")
+    return f"it ended with status {process.status}"

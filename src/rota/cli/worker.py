@@ -1,0 +1,131 @@
+"""What `rota worker` does: find the app, look at the machine, and live until a signal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rota.infra import loop
+from rota.infra.nats import NatsTarget
+from rota.infra.nats.declared import streams
+from rota.infra.replica import replica_name
+from rota.infra.service import Service, Supervisor, run_until_signalled
+from rota.model.errors import InvalidInput, InvalidSetting, SetupFailed
+from rota.model.settings import Settings
+from rota.model.settings.kinds import YEAR_S
+from rota.model.units import parse_cores, parse_memory
+from rota.sdk import loading
+from rota.worker import machine
+from rota.worker.offer import Offer
+from rota.worker.plan import Plan
+from rota.worker.store import FileStore
+from rota.worker.worker import Worker
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line; None: as the settings or the machine say."""
+
+    app: str = ""
+    pool: str | None = None
+    slots: int | None = None
+    cores: str | None = None
+    gpus: int | None = None
+    memory: str | None = None
+    name: str | None = None
+    labels: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+
+def run(settings: Settings, wanted: Wanted) -> int:
+    folder = Path.cwd()
+    app = loading.load(wanted.app, folder) if wanted.app else None
+    with _work_dir(settings) as work_dir:
+        plan = Plan(
+            offer=offer_of(settings, wanted),
+            tasks=app.tasks if app else {},
+            app=wanted.app,
+            folder=folder,
+            work_dir=work_dir,
+            keep_dirs=settings.worker.keep_dirs,
+            processes=settings.worker.processes or max(1, machine.cores() // 100),
+            output_max=settings.worker.output_max,
+            drain_s=settings.worker.drain_timeout,
+            store=FileStore(Path(settings.store.directory)) if settings.store.directory else None,
+        )
+        return loop.run(_serve(plan, nats_target(settings), settings))
+
+
+async def _serve(plan: Plan, target: NatsTarget, settings: Settings) -> int:
+    worker = Worker(plan, target, streams(settings.nats))
+    supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=plan.drain_s + 10.0)
+    supervisor.add(Service("worker", worker.run))
+    status = await run_until_signalled(supervisor)
+    if worker.left_behind:
+        # They ignore every cancellation, and asyncio would wait for them.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def offer_of(settings: Settings, wanted: Wanted) -> Offer:
+    return Offer(
+        name=wanted.name or replica_name(),
+        pool=wanted.pool or settings.worker.pool,
+        slots=wanted.slots or settings.worker.slots,
+        cores=machine.cores() if wanted.cores is None else parse_cores(wanted.cores),
+        gpus=machine.Gpus().count if wanted.gpus is None else wanted.gpus,
+        memory_mb=machine.memory_mb() if wanted.memory is None else parse_memory(wanted.memory),
+        labels=dict(_label(text) for text in wanted.labels),
+        capabilities=wanted.capabilities,
+    )
+
+
+def nats_target(settings: Settings) -> NatsTarget:
+    wanted = settings.nats
+    url = wanted.url or _local_url(settings)
+    if url is None:
+        raise InvalidSetting("nats.url must be set to run a worker, unless `rota up` runs in this directory.")
+    return NatsTarget(
+        url=url,
+        prefix=wanted.prefix,
+        connect_timeout_s=wanted.connect_timeout,
+        publish_timeout_s=wanted.publish_timeout,
+        name=replica_name(),
+    )
+
+
+def _local_url(settings: Settings) -> str | None:
+    from rota.cli.local import local_url  # with all that a server needs, which a worker does not
+
+    return local_url(settings, "nats")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidInput(f"{text!r} is no label; write key=value.")
+    return key, value
+
+
+@contextmanager
+def _work_dir(settings: Settings) -> Iterator[Path]:
+    """The directory of the settings, or one of our own that goes with us."""
+    given = settings.worker.work_dir
+    try:
+        if given:
+            Path(given).mkdir(parents=True, exist_ok=True)
+        made = Path(given).resolve() if given else Path(tempfile.mkdtemp(prefix="rota-worker-"))
+    except OSError as error:
+        raise SetupFailed(f"Cannot make the directory for frames ({error}): set worker.work-dir to a place.") from error
+    try:
+        yield made
+    finally:
+        if not given:
+            shutil.rmtree(made, ignore_errors=True)

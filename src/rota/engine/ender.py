@@ -1,0 +1,106 @@
+"""Ending a job before its time: cancelled, past its deadline, denied, given up. All of it goes this way.
+
+First the job is marked (`ends_as`, once and for good); from then on no frame of it begins. Then its frames are ended
+wherever they are: those that wait at once, those that run by closing their turn and telling the worker to stop. A frame
+that a dispatcher has just claimed comes back parked, or is booked and found by the next pass. Each pass is one
+transaction, and repeating it changes nothing; if we die between two, the leader goes on (`rota.engine.recovery`).
+
+A proc stays until its worker says that the frame has stopped, or is lost: what still runs still counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
+from rota.infra import faults
+from rota.infra.nats import Bus
+from rota.infra.postgres import Database, Transaction, query
+from rota.model.errors import NatsUnavailable
+from rota.model.ids import JobId
+from rota.model.lifecycle import JobState
+from rota.model.messages import CANCEL, Cancel, Run, encode, runs_of
+
+END_AS = query(__package__, "job_end_as")
+OPEN_LAYERS = query(__package__, "job_open_layers")
+LOCK = query(__package__, "job_lock")
+PROCS = query(__package__, "job_procs")
+
+log = structlog.get_logger(__name__)
+PASSES: Final = 3
+MOST: Final = 4096
+
+
+class Ender:
+    def __init__(self, database: Database, bus: Bus, finisher: Finisher) -> None:
+        self.database = database
+        self.bus = bus
+        self.finisher = finisher
+        self.on_ended: Callable[[list[JobEnd]], None] = _ignore
+
+    async def end(self, job: JobId, state: JobState, reason: str) -> JobState | None:
+        """End a live job in this way, or in the way it is being ended already; None when there is no such job.
+
+        When it returns the job has ended, but for frames that were on their way to a worker: those follow.
+        """
+        assert state.terminal, "a job ends in a terminal state"
+        row = await self.database.row(END_AS, job, state.value, reason)
+        if row is None:
+            return None
+        faults.at("ender.after_mark")
+        for _ in range(PASSES):
+            if await self.go_on(job):
+                break
+        return JobState(row["ends_as"])
+
+    async def go_on(self, job: UUID) -> bool:
+        """One pass over what is left of a job that is being ended; True when nothing is."""
+        async with self.database.transaction() as tx:
+            told, stopped = await self._pass(tx, job)
+        await self.finisher.tell(told)
+        self.on_ended(told.finished)
+        if stopped:
+            await self._stop(stopped)
+        return bool(told.finished) or not stopped
+
+    async def _pass(self, tx: Transaction, job: UUID) -> tuple[Told, list[Run]]:
+        await tx.row(LOCK, job)
+        layers = await tx.rows(OPEN_LAYERS, job)
+        told = Told()
+        if not layers:
+            return told, []
+        ends_as, reason = layers[0]["ends_as"], layers[0]["reason"]
+        ended: dict[UUID, int] = defaultdict(int)
+        for layer in layers:
+            waiting = await self.finisher.queue.cancel_waiting(job, layer["pk_layer"], on=tx)
+            ended[layer["pk_layer"]] += layer["unqueued"] or waiting
+        stopped = await self._close_running(tx, job, ended)
+        finished = await tx.value(COUNT, list(ended), list(ended.values()), ends_as, 0)
+        told.finished = await finish_jobs(tx, finished, reason)
+        await self.finisher.run_hooks(tx, told.finished)
+        faults.at("ender.before_commit")
+        return told, stopped
+
+    async def _close_running(self, tx: Transaction, job: UUID, ended: dict[UUID, int]) -> list[Run]:
+        rows = {row["token"]: row["pk_layer"] for row in await tx.rows(PROCS, job, MOST)}
+        closed = await self.finisher.queue.cancel_running(rows, on=tx) if rows else None
+        for token, layer in rows.items():
+            if closed is not None and token not in closed.refused:
+                ended[layer] += 1
+        return runs_of(list(rows))
+
+    async def _stop(self, tokens: list[Run]) -> None:
+        """Told again by the leader while a worker has them."""
+        try:
+            await self.bus.tell(CANCEL, encode(Cancel(tokens)))
+        except NatsUnavailable:
+            log.info("cancel_not_told", runs=len(tokens))
+
+
+def _ignore(_ended: list[JobEnd]) -> None:
+    return None

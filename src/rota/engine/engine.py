@@ -1,0 +1,175 @@
+"""The parts of the pipeline in one replica, tied together. Any number of replicas run all of it at once.
+
+| service | what it does | who of several |
+|---|---|---|
+| members | says and hears which replicas live | all |
+| heartbeats | hears workers, and asks the books about what they list | all |
+| routes | reads pools and topics on every change | all |
+| doors | lets workers in | whoever hears the question |
+| dispatch | claims, books, hands over | each for the workers it feeds |
+| results | ends what workers report | whoever gets the message |
+| beginnings | marks jobs as RUNNING | whoever hears it |
+| recovery | silent workers, lost frames, deadlines | the leader |
+| upkeep | days of what has ended, old names | the leader |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from uuid import UUID
+
+from redis.asyncio import Redis
+
+from rota.accounting.books import Books
+from rota.engine import results
+from rota.engine.dispatch import Dispatcher
+from rota.engine.doors import Doors
+from rota.engine.ender import Ender
+from rota.engine.finish import Finisher, JobEnd, Told
+from rota.engine.members import Members
+from rota.engine.recovery import Recovery
+from rota.engine.results import Beginnings, Results
+from rota.engine.upkeep import Upkeep
+from rota.infra.lease import Leases
+from rota.infra.nats import Bus, Delivery, Handling, Heard
+from rota.infra.nats.declared import streams
+from rota.infra.postgres import Database
+from rota.infra.service import Lifecycle, Service
+from rota.infra.store import Store, StoreTarget
+from rota.model.errors import InvalidInput, NatsUnavailable
+from rota.model.ids import ShowId
+from rota.model.messages import FREED, Freed, decode, encode
+from rota.model.settings import Settings
+from rota.placement import Registry
+from rota.placement.listening import HeartbeatListener
+from rota.placement.routing import RoutesWatch, Routing
+from rota.placement.snapshot import SnapshotWriter, warm_start
+from rota.queue import Queue
+from rota.queue.dead_letters import DeadLetter
+
+
+class Engine:
+    def __init__(
+        self, settings: Settings, database: Database, redis: Redis, bus: Bus, books: Books, queue: Queue
+    ) -> None:
+        self.database = database
+        self.bus = bus
+        self.queue = queue
+        self.books = books
+        self.leases = leases = Leases(database)
+        self.registry = Registry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
+        self.members = Members(bus, leases.owner)
+        self.finisher = Finisher(
+            database, queue, books, dispatch_failures_max=settings.scheduler.max_scheduling_retries
+        )
+        self.store = Store(database, store_target(settings))
+        self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
+        self.ender = Ender(database, bus, self.finisher)
+        self.ender.on_ended = self._ended
+        self.results = Results(self.finisher, self.dispatcher.marks, self.freed)
+        self.recovery = Recovery(
+            database,
+            bus,
+            leases,
+            self.registry,
+            self.members,
+            self.finisher,
+            self.ender,
+            self.freed,
+            settings.reconciler,
+        )
+        self.upkeep = Upkeep(database, leases, settings.retention, store=self.store)
+        self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
+        self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
+        self.members.on_change = lambda: self.registry.feed_by(self.members.feeds)
+        self._news: asyncio.Queue[Freed] = asyncio.Queue()
+        self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
+        self._settings = settings
+        self._redis = redis
+
+    async def declare(self) -> None:
+        """Make the streams and consumers that this replica needs."""
+        await self.bus.ensure([*streams(self._settings.nats), results.SPEC])
+
+    async def warm_up(self) -> None:
+        """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
+        self.registry.route(await Routing(self.database).read())
+        self.registry.feed_by(self.members.feeds)
+        await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
+
+    def services(self) -> list[Service]:
+        handling = Handling(self.bus, results.SPEC, self.results.handle, self._dead_letter, most=64)
+        return [
+            Service("members", self.members.run),
+            Service("routes", RoutesWatch(Routing(self.database), self.registry).run),
+            Service("heartbeats", HeartbeatListener(self.bus, self.registry, self.database).run),
+            Service(
+                "snapshot", SnapshotWriter(self.registry, self._redis, self.members.name, self._settings.registry).run
+            ),
+            Service("news", self._share_news),
+            Service("doors", self.doors.run),
+            Service("dispatch", self.dispatcher.run),
+            Service("results", handling.run),
+            Service("beginnings", self.beginnings.run),
+            Service("recovery", self.recovery.run),
+            Service("upkeep", self.upkeep.run),
+        ]
+
+    def freed(self, worker: UUID, told: Told) -> None:
+        """Frames ended: their worker has room, and so have their shows; other replicas hear of it, too."""
+        self.registry.freed(worker, told.freed)
+        for show, deleted in told.released.items():
+            jobs: Counter[UUID] = Counter()
+            for each in deleted.released:
+                jobs[each.charge.job] += len(each.tokens)
+            self.dispatcher.released(show, jobs)
+            if len(self.members.present()) > 1:
+                self._news.put_nowait(Freed(worker, told.freed, show, sum(jobs.values())))
+
+    async def _share_news(self, life: Lifecycle) -> None:
+        """Tell other replicas what was freed here, and hear what was freed there."""
+        async with self.bus.hear(FREED) as heard, asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(self._tell_news()), tasks.create_task(self._hear_news(heard))]
+            life.ready()
+            await life.until_draining()
+            for task in working:
+                task.cancel()
+
+    async def _tell_news(self) -> None:
+        while True:
+            news = await self._news.get()
+            with suppress(NatsUnavailable):
+                await self.bus.tell(FREED, encode(news))
+
+    async def _hear_news(self, heard: asyncio.Queue[Heard]) -> None:
+        while True:
+            message = await heard.get()
+            with suppress(InvalidInput):
+                news = decode(Freed, message.data)
+                self.registry.freed(news.worker, news.tokens)
+                self.dispatcher.released(ShowId(news.show), {news.worker: news.frames})
+
+    def _ended(self, jobs: list[JobEnd]) -> None:
+        self.dispatcher.marks.ended(job.job for job in jobs)
+
+    async def _dead_letter(self, delivery: Delivery, reason: str) -> None:
+        letter = DeadLetter(
+            kind="message",
+            reason="unreadable_report",
+            cause=f"{delivery.stream}:{delivery.stream_seq}",
+            payload=delivery.data,
+            error=reason,
+        )
+        await self.queue.dead_letters.add([letter])
+
+
+def store_target(settings: Settings) -> StoreTarget:
+    wanted = settings.store
+    return StoreTarget(
+        directory=Path(wanted.directory) if wanted.directory else None,
+        small_bytes=wanted.small_bytes,
+        most_bytes=wanted.most_bytes,
+    )

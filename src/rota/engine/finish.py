@@ -1,0 +1,400 @@
+"""How frames end, and jobs with them: one path, whoever says so (a worker, a timeout, a person, a lost machine).
+
+Everything about an end is one transaction: the queue's closures, the procs, the counts of the layer, what the frame
+returned, and the job itself, which moves to `job_done` with its last frame. Who keeps what:
+- J3, ended once: the queue's closure under the lock of the claim. What it refuses is counted as late and changes
+  nothing, but the proc of a late one goes all the same: its worker says that it no longer runs it;
+- a worker ends its own frames only: procs are asked for by token and host;
+- J1, a job ends once: the row that is deleted from `job` is the row that is inserted into `job_done`;
+- hooks run inside the transaction, with the jobs that end in it; what they raise undoes all of it, and the report comes
+  again.
+
+If we die before the COMMIT nothing happened and the report comes again; after it, what is not done (Redis, the ack) is
+done by the repeat, which finds nothing left to end, and by the recount.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting import procs
+from rota.accounting.books import Books
+from rota.accounting.ledger import Charge, Released
+from rota.accounting.procs import Deleted
+from rota.infra import faults
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
+from rota.model.ids import JobId, LayerId, ShowId
+from rota.model.lifecycle import JobState
+from rota.model.messages import End, Run, Status, runs_of
+from rota.model.work import Retries, Work
+from rota.queue import Claim, Failure, Queue
+from rota.queue.failed import FailedFilter
+from rota.queue.tokens import masks_of, tokens_in
+
+SUCCEED = query(__package__, "frames_succeed")
+HELD = query(__package__, "frames_held")
+COUNT = query(__package__, "layers_count")
+FINISH = query(__package__, "jobs_finish")
+LAYERS = query(__package__, "layers_for_ends")
+ADD_ENDS = query(__package__, "frame_ends_add")
+FAILURES = query(__package__, "frame_failures")
+DISPATCH_FAILED = query(__package__, "dispatch_failed")
+
+COMPLETED = metrics.counter("rota_jobs_completed", "Jobs that ended, by how.", labels=("topic", "status"))
+LATE = metrics.counter("rota_frames_late", "Ends of attempts that had ended before, or were never the sender's.")
+RETRIED = metrics.counter("rota_frames_retried", "Attempts that are tried again, by why.", labels=("reason",))
+
+LOST: Final = "worker_lost"
+PAUSE_MAX_S: Final = 86_400.0
+_WORK = msgspec.msgpack.Decoder(Work)
+
+
+class JobEnd(msgspec.Struct, frozen=True):
+    """A job that ended in this transaction."""
+
+    job: JobId
+    show: ShowId
+    topic: str
+    state: JobState
+    workflow_id: str | None
+
+
+Hook = Callable[[Transaction, Sequence[JobEnd]], Awaitable[None]]
+"""Called with jobs that end, inside the transaction that ends them."""
+
+
+class Told(msgspec.Struct):
+    """What came of ending frames, for whoever tells Redis, the registry and the dispatcher."""
+
+    released: dict[ShowId, Deleted] = {}
+    finished: list[JobEnd] = []
+    freed: list[Run] = []
+    """Tokens whose procs are gone."""
+    late: int = 0
+
+
+class Ending(NamedTuple):
+    """What becomes of one attempt."""
+
+    state: str
+    """A terminal word of FrameState; RETRIED: another attempt; RETURNED: the same attempt once more."""
+    reason: str
+    delay_s: float = 0.0
+
+
+class Frame(NamedTuple):
+    """An attempt that is being ended, and all that is known of it."""
+
+    end: End
+    show: ShowId
+    job: JobId
+    layer: LayerId
+    frame: int
+    attempt: int
+
+
+class Finisher:
+    def __init__(self, database: Database, queue: Queue, books: Books, *, dispatch_failures_max: int = 50) -> None:
+        self.database = database
+        self.queue = queue
+        self.books = books
+        self.hooks: list[Hook] = []
+        self._dispatch_failures_max = dispatch_failures_max
+        self._dispatch_pauses = Backoff(1.0, 30.0)
+
+    async def succeeded(self, worker: UUID, runs: Sequence[Run], took_ms: int = 0) -> Told:
+        """Frames of one worker that returned nothing."""
+        faults.at("finish.before_success")
+        if not self.hooks:
+            told = await self._succeed(self.database, worker, runs, took_ms)
+        else:
+            async with self.database.transaction() as tx:
+                told = await self._succeed(tx, worker, runs, took_ms)
+                await self.run_hooks(tx, told.finished)
+        faults.reply("finish.success")
+        await self.tell(told)
+        return told
+
+    async def ended(self, worker: UUID | None, ends: Sequence[End]) -> Told:
+        """Frames that have something to say. With no worker they end wherever they are (it was lost, or asked to)."""
+        async with self.database.transaction() as tx:
+            told = await self._end(tx, worker, ends)
+            faults.at("finish.before_commit")
+        faults.reply("finish.ended")
+        await self.tell(told)
+        return told
+
+    async def unplaceable(self, claims: Sequence[Claim], reason: str) -> Told:
+        """Claimed frames that were never booked, and that nobody can ever run: failed, and in the dead letters."""
+        pieces = [piece for claim in claims for piece in claim.pieces()]
+        failures = [Failure(token, reason) for piece in pieces for token in piece.tokens]
+        told = Told()
+        async with self.database.transaction() as tx:
+            ended = await self.queue.fail(failures, on=tx)
+            failed = [failure.token for failure in failures if failure.token not in ended.refused]
+            await self.queue.failed.move_to_dead_letters(FailedFilter(tokens=failed), on=tx)
+            numbers = [sum(token not in ended.refused for token in piece.tokens) for piece in pieces]
+            jobs = await tx.value(COUNT, [piece.layer for piece in pieces], numbers, "FAILED", 0)
+            told.finished = await finish_jobs(tx, jobs, reason)
+            await self.run_hooks(tx, told.finished)
+        await self.tell(told)
+        return told
+
+    async def tell(self, told: Told) -> None:
+        """After the commit. What is not told to Redis is found by the recount."""
+        for show, deleted in told.released.items():
+            await self.books.publisher.released(show, deleted)
+        LATE.inc(told.late)
+        for (topic, state), jobs in Counter((job.topic, job.state) for job in told.finished).items():
+            COMPLETED.labels(topic, state).inc(jobs)
+
+    async def _succeed(self, on: Database | Transaction, worker: UUID, runs: Sequence[Run], took_ms: int) -> Told:
+        told = Told()
+        left = list(runs)
+        for _ in range(2):
+            if not left:
+                return told
+            spans = sorted(left)
+            tokens = _tokens_of(spans)
+            ids, masks = masks_of(tokens)
+            firsts, lasts = [first for first, _ in spans], [first + n - 1 for first, n in spans]
+            rows = await on.rows(SUCCEED, worker, ids, masks, firsts, lasts, took_ms)
+            if not rows or rows[0]["what"] != "not_held":
+                _read(rows, told)
+                return told
+            held = sorted(rows[0]["tokens"])
+            told.late += sum(n for _, n in left) - len(held)
+            left = runs_of(held)
+        return told
+
+    async def _end(self, tx: Transaction, worker: UUID | None, ends: Sequence[End]) -> Told:
+        told = Told()
+        frames = await self._known(tx, worker, ends)
+        told.late += len(ends) - len(frames)
+        if not frames:
+            return told
+        endings = await self._judged(tx, frames)
+        late = await self._close(tx, frames, endings)
+        told.late += len(late)
+        await self._release(tx, frames, told)
+        accepted = {token: frame for token, frame in frames.items() if token not in late}
+        await self._remember(tx, worker, accepted, endings)
+        await self._count(tx, accepted, endings, told)
+        return told
+
+    async def _known(self, tx: Transaction, worker: UUID | None, ends: Sequence[End]) -> dict[int, Frame]:
+        by_token = {end.token: end for end in ends}
+        held = {row["token"]: row for row in await tx.rows(HELD, worker, list(by_token))}
+        turns = await self.queue.look(held, on=tx)
+        return {
+            token: Frame(by_token[token], row["pk_show"], row["pk_job"], row["pk_layer"], *turns.get(token, (0, 1)))
+            for token, row in held.items()
+        }
+
+    async def _judged(self, tx: Transaction, frames: Mapping[int, Frame]) -> dict[int, Ending]:
+        layers = {row["pk_layer"]: row for row in await tx.rows(LAYERS, list({f.layer for f in frames.values()}))}
+        refused = [frame for frame in frames.values() if frame.end.status is Status.REFUSED]
+        undispatched = await self._count_refusals(tx, refused)
+        again = [frame for frame in frames.values() if frame.attempt > 1]
+        before = await self._failures(tx, again) if again else {}
+        return {
+            token: self._judge(
+                frame, layers.get(frame.layer), undispatched, before.get((frame.layer, frame.frame), (0, 0))
+            )
+            for token, frame in frames.items()
+        }
+
+    def _judge(
+        self, frame: Frame, layer: Record | None, undispatched: Mapping[UUID, int], before: tuple[int, int]
+    ) -> Ending:
+        end = frame.end
+        ends_as = layer["ends_as"] if layer is not None else JobState.CANCELLED
+        if end.status is Status.SUCCEEDED:
+            return Ending("SUCCEEDED", "")
+        if ends_as is not None:
+            return Ending(ends_as, end.code or ends_as.lower())
+        assert layer is not None
+        if end.status is Status.REFUSED:
+            failures = undispatched.get(frame.job, 1)
+            if failures >= self._dispatch_failures_max:
+                return Ending("FAILED", "max_scheduling_retries")
+            return Ending("RETURNED", end.code or "dispatch_failed", _pause_s(self._dispatch_pauses, failures))
+        if end.status is Status.CANCELLED:
+            return Ending("CANCELLED", end.code or "cancelled")
+        return _failed(end, _WORK.decode(layer["work"]).retries, *before)
+
+    async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, int]:
+        if not refused:
+            return {}
+        code = refused[0].end.code or "dispatch_failed"
+        rows = await tx.rows(DISPATCH_FAILED, sorted({frame.job for frame in refused}), code)
+        return {row["pk_job"]: row["dispatch_failures"] for row in rows}
+
+    async def _failures(self, tx: Transaction, frames: Sequence[Frame]) -> dict[tuple[UUID, int], tuple[int, int]]:
+        rows = await tx.rows(FAILURES, [frame.layer for frame in frames], [frame.frame for frame in frames])
+        return {(row["pk_layer"], row["frame"]): (row["failed"], row["lost"]) for row in rows}
+
+    async def _close(
+        self, tx: Transaction, frames: Mapping[int, Frame], endings: Mapping[int, Ending]
+    ) -> frozenset[int]:
+        """End the turns in the queue; returns those that had ended before."""
+        late: set[int] = set()
+        by_ending: dict[tuple[str, float], list[int]] = defaultdict(list)
+        for token, ending in endings.items():
+            by_ending[ending.state, ending.delay_s].append(token)
+        for (state, delay_s), tokens in sorted(by_ending.items()):
+            match state:
+                case "SUCCEEDED":
+                    ended = await self.queue.complete(tokens, on=tx)
+                case "RETRIED":
+                    ended = await self.queue.retry(tokens, delay_s, on=tx)
+                case "RETURNED":
+                    ended = await self.queue.defer(tokens, delay_s, on=tx)
+                case "FAILED" | "TIMEOUT":
+                    why = {token: endings[token].reason for token in tokens}
+                    failures = [Failure(token, why[token][:100], frames[token].end.error or None) for token in tokens]
+                    ended = await self.queue.fail(failures, on=tx)
+                    dead = [t for t in tokens if why[t] == "max_scheduling_retries" and t not in ended.refused]
+                    if dead:
+                        await self.queue.failed.move_to_dead_letters(FailedFilter(tokens=dead), on=tx)
+                case _:
+                    ended = await self.queue.cancel_running(tokens, on=tx)
+            late |= ended.refused
+        return frozenset(late)
+
+    async def _release(self, tx: Transaction, frames: Mapping[int, Frame], told: Told) -> None:
+        by_show: dict[ShowId, list[int]] = defaultdict(list)
+        for token, frame in frames.items():
+            by_show[frame.show].append(token)
+        for show in sorted(by_show):
+            told.released[show] = await procs.delete(tx, show, by_show[show])
+        told.freed = runs_of(list(frames))
+
+    async def _remember(
+        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, Frame], endings: Mapping[int, Ending]
+    ) -> None:
+        """What a frame returned, and every attempt that failed; a plain success has nothing to remember."""
+        kept = [
+            (frame, endings[token])
+            for token, frame in frames.items()
+            if endings[token].state != "RETURNED"
+            and (endings[token].state != "SUCCEEDED" or frame.end.value is not None or frame.end.pointer)
+        ]
+        if not kept:
+            return
+        await tx.run(
+            ADD_ENDS,
+            [frame.layer for frame, _ in kept],
+            [frame.frame for frame, _ in kept],
+            [frame.attempt for frame, _ in kept],
+            [frame.end.token for frame, _ in kept],
+            [ending.state for _, ending in kept],
+            [frame.end.value for frame, _ in kept],
+            [frame.end.pointer for frame, _ in kept],
+            [ending.reason or None for _, ending in kept],
+            [frame.end.error.replace("\0", "") or None for frame, _ in kept],
+            [min(frame.end.took_ms, 2**31 - 1) for frame, _ in kept],
+            worker,
+            ["\n".join(frame.end.artifacts) for frame, _ in kept],
+        )
+
+    async def _count(
+        self, tx: Transaction, frames: Mapping[int, Frame], endings: Mapping[int, Ending], told: Told
+    ) -> None:
+        counted: dict[str, dict[LayerId, int]] = defaultdict(lambda: defaultdict(int))
+        for token, frame in frames.items():
+            if endings[token].state not in ("RETRIED", "RETURNED"):
+                counted[endings[token].state][frame.layer] += 1
+            else:
+                RETRIED.labels(endings[token].reason).inc()
+        jobs: set[UUID] = set()
+        for state, layers in sorted(counted.items()):
+            jobs |= set(await tx.value(COUNT, list(layers), list(layers.values()), state, 0))
+        if jobs:
+            told.finished = await finish_jobs(tx, jobs)
+            await self.run_hooks(tx, told.finished)
+
+    async def run_hooks(self, tx: Transaction, finished: Sequence[JobEnd]) -> None:
+        if finished:
+            for hook in self.hooks:
+                await hook(tx, finished)
+
+
+async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
+    """End those of the jobs that have no frame left."""
+    return [_job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
+
+
+def _read(rows: Sequence[Record], told: Told) -> None:
+    for row in rows:
+        match row["what"]:
+            case "refused":
+                told.late += len(tokens_in(row["claim_id"], row["refused"]))
+            case "finished":
+                show, topic, state, workflow = (
+                    ShowId(row["pk_show"]),
+                    row["topic"],
+                    JobState(row["state"]),
+                    row["workflow_id"],
+                )
+                told.finished += [JobEnd(job, show, topic, state, workflow) for job in row["jobs"]]
+            case what:
+                _read_released(row, told, single=what == "singles")
+
+
+def _read_released(row: Record, told: Told, *, single: bool) -> None:
+    """Procs of one layer; or of many jobs that are alike but for their ids, one token each."""
+    alloc, folder, dept, cores, gpus = (row[name] for name in ("pk_alloc", "pk_folder", "pk_dept", "cores", "gpus"))
+    jobs, layers, tokens = row["jobs"], row["layers"], row["tokens"]
+    released = (
+        [
+            Released(Charge(alloc, folder, job, layer, dept, cores, gpus), (token,))
+            for job, layer, token in zip(jobs, layers, tokens, strict=True)
+        ]
+        if single
+        else [Released(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
+    )
+    show = ShowId(row["pk_show"])
+    before = told.released.get(show)
+    told.released[show] = Deleted([*before.released, *released] if before else released, row["managed"], row["fence"])
+    told.freed += runs_of(tokens)
+
+
+def _job_end(row: Record) -> JobEnd:
+    return JobEnd(
+        JobId(row["pk_job"]), ShowId(row["pk_show"]), row["topic"], JobState(row["state"]), row["workflow_id"]
+    )
+
+
+def _failed(end: End, retries: Retries, failed: int, lost: int) -> Ending:
+    """Whether an attempt that failed is tried again; `failed` and `lost` are the attempts before it."""
+    code = end.code or end.status.lower()
+    if code == LOST:
+        if lost < retries.lost:
+            return Ending("RETRIED", LOST)
+        return Ending("FAILED", LOST)
+    timed_out = end.status is Status.TIMEOUT
+    kind = "timeout" if timed_out else "error"
+    asked = end.status is Status.FAILED_RETRYABLE
+    if end.status is not Status.FAILED_FATAL and failed < retries.most and (asked or kind in retries.on):
+        pause_s = end.after_s or _pause_s(Backoff(retries.first_s, retries.longest_s), failed + 1)
+        return Ending("RETRIED", code, min(pause_s, PAUSE_MAX_S))
+    return Ending("TIMEOUT" if timed_out else "FAILED", code)
+
+
+def _pause_s(pauses: Backoff, streak: int) -> float:
+    return round(pauses.pause_s(streak, secrets.randbelow(1000) / 1000), 2)
+
+
+def _tokens_of(spans: Sequence[Run]) -> Sequence[int]:
+    if len(spans) == 1:
+        return range(spans[0][0], spans[0][0] + spans[0][1])
+    return [token for first, n in spans for token in range(first, first + n)]

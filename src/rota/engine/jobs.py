@@ -1,0 +1,223 @@
+"""Jobs as they are looked at: one with its layers, a page of many, and what frames returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.model.errors import InvalidInput
+from rota.model.ids import JobId, LayerId
+from rota.model.job import Details, decode_details
+from rota.model.job_frames import Frames
+from rota.model.lifecycle import ENDS, FrameState, JobState
+from rota.model.work import Work
+
+GET = query(__package__, "jobs_get")
+LIST = query(__package__, "jobs_list")
+RUNNING = query(__package__, "jobs_running")
+FRAME_ENDS = query(__package__, "jobs_ends")
+SWAP = query(__package__, "jobs_swap")
+SHOW = query(__package__, "jobs_show")
+POINTERS = query(__package__, "jobs_pointers")
+
+PAGE_MAX: Final = 1_000
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    id: LayerId
+    number: int
+    name: str
+    queue: str
+    work: Work
+    input: bytes | None = None
+    input_at: str | None = None
+    frames: Frames
+    counts: dict[FrameState, int]
+    """Frames that WAIT, are booked on a worker (DISPATCHED), or ended in some way; without states that none is in."""
+    took_ms: int = 0
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """When a job came into a state, and why."""
+
+    state: JobState
+    at: datetime
+    reason: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    id: JobId
+    show: str
+    folder: str
+    dept: str
+    name: str
+    topic: str
+    priority: int
+    state: JobState
+    reason: str | None
+    labels: dict[str, str]
+    details: Details
+    workflow_id: str | None
+    submitted_at: datetime
+    deadline_at: datetime | None
+    wait_until: datetime | None
+    run_at: datetime | None
+    finished_at: datetime | None
+    history: list[Moment]
+    layers: list[Layer]
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in a list."""
+
+    id: JobId
+    show: str
+    name: str
+    topic: str
+    priority: int
+    state: JobState
+    reason: str | None
+    submitted_at: datetime
+    finished_at: datetime | None
+    frames: int
+    succeeded: int
+    ended: int
+
+
+class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the last attempt of a frame ended. A frame that succeeded and returned nothing has none."""
+
+    frame: int
+    attempt: int
+    token: int
+    state: FrameState
+    value: bytes | None
+    value_at: str | None
+    code: str | None
+    error: str | None
+    took_ms: int
+    worker: UUID | None
+    artifacts: list[str] | None
+    finished_at: datetime
+
+
+Page = list[JobLine]
+Ends = list[FrameEnd]
+
+
+class _Kept(msgspec.Struct):
+    """A layer as `rota.layer_shown` tells it."""
+
+    id: LayerId
+    number: int
+    name: str
+    queue: str
+    frames: int
+    work: bytes = b""
+    input: bytes | None = None
+    input_at: str | None = None
+    first_frame: int = 0
+    frame_step: int = 1
+    ranges: list[int] = []
+    succeeded: int = 0
+    quarantined: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    denied: int = 0
+    took_ms: int = 0
+
+
+class Jobs:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def get(self, job: JobId) -> Job:
+        row = await self.database.row(GET, [job])
+        if row is None:
+            raise InvalidInput(f"There is no job {job}, or it is not kept any more.", job=str(job))
+        live = row["finished_at"] is None
+        running = await self.database.rows(RUNNING, job) if live else []
+        return _job(row, {each["pk_layer"]: each["frames"] for each in running})
+
+    async def states(self, jobs: Sequence[JobId]) -> dict[JobId, JobState]:
+        """Those that are kept."""
+        return {JobId(row["id"]): JobState(row["state"]) for row in await self.database.rows(GET, list(jobs))}
+
+    async def list(
+        self, *, show: str | None = None, state: JobState | None = None, after: JobId | None = None, most: int = 50
+    ) -> Page:
+        """The newest first; the next page comes after the last id of this one."""
+        if not 1 <= most <= PAGE_MAX:
+            raise InvalidInput(f"{most} is no number of jobs to list: give 1 to {PAGE_MAX}.")
+        of = None
+        if show is not None and (of := await self.database.value(SHOW, show)) is None:
+            raise InvalidInput(f"There is no show {show[:64]!r}: `rota show list` shows those there are.")
+        rows = await self.database.rows(LIST, of, state, after, most)
+        return [JobLine(**{**dict(row.items()), "state": JobState(row["state"])}) for row in rows]
+
+    async def ends(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> Ends:
+        """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
+        rows = await self.database.rows(FRAME_ENDS, layer, frame, most)
+        return [FrameEnd(**{**dict(row.items()), "state": FrameState(row["state"])}) for row in rows]
+
+    async def pointers(self) -> frozenset[str]:
+        """What lies in the store and is in use, for its upkeep."""
+        return frozenset(row["pointer"] for row in await self.database.rows(POINTERS))
+
+    async def swap_result(
+        self,
+        layer: LayerId,
+        frame: int,
+        token: int,
+        *,
+        value: bytes | None = None,
+        pointer: str | None = None,
+        on: Transaction | None = None,
+    ) -> bool:
+        """Replace what an attempt returned; False, with nothing changed, when that attempt is not the frame's last."""
+        return bool(await (on or self.database).run(SWAP, layer, frame, token, value, pointer))
+
+
+def _job(row: Record, running: dict[UUID, int]) -> Job:
+    kept = msgspec.json.decode(row["layers"] or "[]", type=list[_Kept])
+    columns = dict(row.items())
+    columns |= {
+        "state": JobState(row["state"]),
+        "labels": msgspec.json.decode(row["labels"]) if row["labels"] else {},
+        "details": decode_details(columns.pop("request")),
+        "history": [_moment(*each) for each in msgspec.json.decode(row["history"])],
+        "layers": [_layer(each, running.get(each.id, 0), live=row["finished_at"] is None) for each in kept],
+    }
+    return Job(**columns)
+
+
+def _moment(state: str, at_ms: int, reason: str | None = None) -> Moment:
+    return Moment(JobState(state), datetime.fromtimestamp(at_ms / 1000, UTC), reason)
+
+
+def _layer(kept: _Kept, running: int, *, live: bool) -> Layer:
+    ended = (kept.succeeded, kept.quarantined, kept.failed, kept.timed_out, kept.cancelled, kept.denied)
+    counts = {FrameState(state.value): n for state, n in zip(ENDS, ended, strict=True)}
+    left = kept.frames - sum(ended) if live else 0
+    # Booked frames are counted a moment later than ended ones.
+    counts |= {FrameState.DISPATCHED: min(running, left), FrameState.WAITING: left - min(running, left)}
+    return Layer(
+        id=kept.id,
+        number=kept.number,
+        name=kept.name,
+        queue=kept.queue,
+        work=msgspec.msgpack.decode(kept.work, type=Work) if kept.work else Work(),
+        input=kept.input,
+        input_at=kept.input_at,
+        frames=Frames(
+            kept.first_frame, kept.frames, kept.frame_step, tuple(zip(kept.ranges[::2], kept.ranges[1::2], strict=True))
+        ),
+        counts={state: n for state, n in counts.items() if n},
+        took_ms=kept.took_ms,
+    )

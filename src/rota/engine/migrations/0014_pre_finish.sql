@@ -1,0 +1,207 @@
+-- How frames and jobs end. See docs/adr/0014-the-pipeline.md.
+-- Locks, in this order: claims (by the queue), the show (shared), layers by id, jobs by id.
+
+CREATE FUNCTION rota.now_ms() RETURNS bigint
+LANGUAGE sql AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+-- Count ended frames at their layers. Returns the jobs of layers that have no frame left.
+-- Layers are updated in the order of their ids, so that two batches wait and never in a circle: hence one way only.
+CREATE FUNCTION rota.layers_count(layers uuid[], numbers integer[], ending text, took bigint) RETURNS uuid[]
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+  ended uuid[];
+BEGIN
+  WITH counted AS (
+    UPDATE rota.layer l SET
+      succeeded   = l.succeeded   + CASE WHEN ending = 'SUCCEEDED' THEN d.n ELSE 0 END,
+      quarantined = l.quarantined + CASE WHEN ending = 'OUTPUT_QUARANTINED' THEN d.n ELSE 0 END,
+      failed      = l.failed      + CASE WHEN ending = 'FAILED' THEN d.n ELSE 0 END,
+      timed_out   = l.timed_out   + CASE WHEN ending = 'TIMEOUT' THEN d.n ELSE 0 END,
+      cancelled   = l.cancelled   + CASE WHEN ending = 'CANCELLED' THEN d.n ELSE 0 END,
+      denied      = l.denied      + CASE WHEN ending = 'DENIED' THEN d.n ELSE 0 END,
+      took_ms     = l.took_ms + took
+    FROM (SELECT u.layer, sum(u.n)::integer AS n FROM unnest(layers, numbers) AS u (layer, n)
+          WHERE u.n > 0 GROUP BY 1 ORDER BY 1) AS d
+    WHERE l.pk_layer = d.layer
+    RETURNING l.pk_job,
+      l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied = l.frames AS done
+  ) SELECT array_agg(DISTINCT c.pk_job) INTO ended FROM counted AS c WHERE c.done;
+  RETURN coalesce(ended, '{}');
+END $$;
+
+CREATE TYPE rota.job_ended AS (pk_job uuid, pk_show uuid, topic text, state text, workflow_id text);
+
+-- The one way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
+-- these ends; the others are left alone. A job of several layers is looked at under its lock: of two that end its last
+-- layers at the same time the second sees both.
+CREATE FUNCTION rota.jobs_finish(jobs uuid[], because text DEFAULT NULL)
+RETURNS SETOF rota.job_ended
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM rota.job j WHERE j.pk_job = ANY (jobs) AND j.int_layers > 1 ORDER BY j.pk_job FOR UPDATE;
+  RETURN QUERY
+  WITH ended AS (
+    DELETE FROM rota.job j
+    WHERE j.pk_job = ANY (jobs) AND (j.int_layers = 1 OR NOT EXISTS (
+      SELECT FROM rota.layer l WHERE l.pk_job = j.pk_job
+        AND l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied < l.frames))
+    RETURNING j.*
+  ), gone AS (
+    DELETE FROM rota.layer l USING ended e WHERE l.pk_job = e.pk_job RETURNING l.*
+  ), told AS (
+    SELECT g.pk_job, array_agg(g::rota.layer ORDER BY g.number) AS layers,
+      CASE WHEN sum(g.denied) > 0 THEN 'DENIED' WHEN sum(g.cancelled) > 0 THEN 'CANCELLED'
+           WHEN sum(g.timed_out) > 0 THEN 'TIMEOUT' WHEN sum(g.failed) > 0 THEN 'FAILED'
+           WHEN sum(g.quarantined) > 0 THEN 'OUTPUT_QUARANTINED' ELSE 'SUCCEEDED' END AS state
+    FROM gone AS g GROUP BY 1
+  )
+  INSERT INTO rota.job_done AS d
+  SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, t.state,
+         coalesce(because, e.reason), e.labels, e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
+         -- What was handed to a worker was DISPATCHED, whether or not anybody had the time to write it down.
+         e.history || CASE WHEN e.state = 'SCHEDULED' AND t.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED')
+                           THEN jsonb_build_array(jsonb_build_array('DISPATCHED', rota.now_ms(), NULL)) ELSE '[]' END
+                   || jsonb_build_array(jsonb_build_array(t.state, rota.now_ms(), coalesce(because, e.reason))),
+         t.layers
+  FROM ended e JOIN told t ON t.pk_job = e.pk_job
+  RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+END $$;
+
+CREATE TYPE rota.proc_freed AS (
+  managed boolean, fence bigint, pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid,
+  cores bigint, gpus bigint, tokens bigint[]
+);
+
+CREATE TYPE rota.frame_told AS (
+  what text, claim_id bigint, refused varbit,
+  pk_show uuid, managed boolean, fence bigint,
+  pk_alloc uuid, pk_folder uuid, pk_dept uuid, cores bigint, gpus bigint, jobs uuid[], layers uuid[], tokens bigint[],
+  topic text, state text, workflow_id text
+);
+
+COMMENT ON TYPE rota.frame_told IS
+  'What came of ending frames. not_held: nothing was done, since the worker holds only `tokens`; refused: these had ended before;
+released: procs of one layer that are gone; singles: those of one frame each, a job and a layer for each token; finished: jobs that have ended.';
+
+-- Jobs all of whose frames succeed in one batch, most of them jobs of one frame: they move at once, and nothing is counted
+-- at a layer that goes in the same moment. Returns the jobs; the layers of the others are left to `layers_count`.
+CREATE FUNCTION rota.jobs_succeed(layers uuid[], numbers integer[])
+RETURNS SETOF rota.job_ended
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  ended_ms bigint := rota.now_ms();
+  last jsonb := jsonb_build_array(jsonb_build_array('SUCCEEDED', ended_ms, NULL));
+  last_two jsonb := jsonb_build_array(jsonb_build_array('DISPATCHED', ended_ms, NULL)) || last;
+BEGIN
+  RETURN QUERY
+  WITH whole AS (
+    DELETE FROM rota.layer l
+    USING (SELECT u.layer, u.n FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n > 0 ORDER BY 1) AS d, rota.job j
+    WHERE l.pk_layer = d.layer AND l.frames = d.n AND j.pk_job = l.pk_job AND j.int_layers = 1
+    RETURNING l.*
+  ), ended AS (
+    DELETE FROM rota.job j USING whole w WHERE j.pk_job = w.pk_job
+    RETURNING j.*, ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
+                       w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
+                       w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer AS layer
+  )
+  INSERT INTO rota.job_done AS d
+  SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
+         e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
+         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END, ARRAY[e.layer]
+  FROM ended e
+  RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+END $$;
+
+-- The success path: frames that returned nothing, all of one worker. Everything about them ends in this one statement.
+CREATE FUNCTION rota.frames_succeed(
+  host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
+) RETURNS SETOF rota.frame_told
+LANGUAGE plpgsql AS $$
+DECLARE
+  asked bigint;
+  held bigint;
+  shows uuid[];
+  late bigint[] := '{}';
+  of_show uuid;
+  told rota.frame_told;
+  freed rota.proc_freed[];
+  finished rota.job_ended[];
+  row record;
+  layers uuid[] := '{}';
+  numbers integer[] := '{}';
+BEGIN
+  SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
+  SELECT count(*), array_agg(DISTINCT p.pk_show ORDER BY p.pk_show) INTO held, shows
+  FROM unnest(firsts, lasts) AS run (first, last)
+  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host;
+  IF held < asked THEN
+    -- Late, doubled, or not its own: the caller asks again for what is left.
+    told.what := 'not_held';
+    told.tokens := ARRAY(SELECT p.token FROM unnest(firsts, lasts) AS run (first, last)
+                         JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host);
+    RETURN NEXT told;
+    RETURN;
+  END IF;
+
+  FOR row IN SELECT * FROM rota.insert_done_rows_tx(ids, masks) LOOP
+    told.what := 'refused';
+    told.claim_id := row.claim_id;
+    told.refused := row.refused;
+    late := late || ARRAY(SELECT row.claim_id * 512 + i FROM generate_series(0, length(row.refused) - 1) AS i
+                          WHERE get_bit(row.refused, i) = 1);
+    RETURN NEXT told;
+  END LOOP;
+
+  FOREACH of_show IN ARRAY coalesce(shows, '{}') LOOP
+    freed := ARRAY(SELECT ROW(d.*)::rota.proc_freed FROM rota.proc_delete(of_show, firsts, lasts) AS d);
+    RETURN QUERY
+      SELECT 'released', NULL::bigint, NULL::varbit, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept,
+             f.cores, f.gpus, ARRAY[f.pk_job], ARRAY[f.pk_layer], f.tokens, NULL::text, NULL::text, NULL::text
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) > 1
+      UNION ALL
+      SELECT 'singles', NULL, NULL, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept, f.cores, f.gpus,
+             array_agg(f.pk_job), array_agg(f.pk_layer), array_agg(f.tokens[1]), NULL, NULL, NULL
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) = 1 GROUP BY 5, 6, 7, 8, 9, 10, 11;
+    SELECT layers || array_agg(f.pk_layer), numbers || array_agg(CASE WHEN cardinality(late) = 0 THEN cardinality(f.tokens)
+             ELSE (SELECT count(*)::integer FROM unnest(f.tokens) AS t WHERE t <> ALL (late)) END)
+    INTO layers, numbers FROM unnest(freed) AS f;
+  END LOOP;
+
+  finished := ARRAY(SELECT j FROM rota.jobs_succeed(layers, numbers) AS j);
+  IF cardinality(finished) < cardinality(layers) THEN
+    finished := finished || ARRAY(
+      SELECT j FROM rota.jobs_finish(rota.layers_count(layers, numbers, 'SUCCEEDED', took)) AS j);
+  END IF;
+  RETURN QUERY
+    SELECT 'finished', NULL::bigint, NULL::varbit, j.pk_show, NULL::boolean, NULL::bigint, NULL::uuid, NULL::uuid,
+           NULL::uuid, NULL::bigint, NULL::bigint, array_agg(j.pk_job), NULL::uuid[], NULL::bigint[], j.topic, j.state,
+           j.workflow_id
+    FROM unnest(finished) AS j GROUP BY j.pk_show, j.topic, j.state, j.workflow_id;
+END $$;
+
+COMMENT ON FUNCTION rota.frames_succeed IS 'End frames of one worker that returned nothing: closures, procs, counts, jobs.';
+
+-- Dispatchers look again at what a limit had refused.
+CREATE FUNCTION rota.limits_told() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('rota_limits', NEW.pk_show::text);
+  RETURN NULL;
+END $$;
+
+CREATE TRIGGER told AFTER INSERT OR UPDATE OF int_size, int_burst, int_gpu_burst ON rota.subscription
+  FOR EACH ROW EXECUTE FUNCTION rota.limits_told();
+CREATE TRIGGER told AFTER INSERT OR UPDATE OF int_max_cores, int_max_gpus ON rota.folder_resource
+  FOR EACH ROW EXECUTE FUNCTION rota.limits_told();
+CREATE TRIGGER told AFTER INSERT OR UPDATE OF int_max_cores, int_max_gpus ON rota.point
+  FOR EACH ROW EXECUTE FUNCTION rota.limits_told();
+CREATE TRIGGER told AFTER UPDATE OF int_max_cores, int_max_gpus ON rota.job_resource
+  FOR EACH ROW EXECUTE FUNCTION rota.limits_told();
+CREATE TRIGGER told AFTER UPDATE OF int_max_cores, int_max_gpus ON rota.layer_resource
+  FOR EACH ROW EXECUTE FUNCTION rota.limits_told();

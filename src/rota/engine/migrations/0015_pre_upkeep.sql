@@ -1,0 +1,159 @@
+-- What keeps the engine tidy: days of what has ended, logs of frames, and how many jobs of a show run at once.
+-- See docs/adr/0016-upkeep.md.
+
+-- What a frame wrote, in pieces, by the day they came in.
+CREATE TABLE rota.frame_log (
+  pk_layer   uuid NOT NULL,
+  frame      integer NOT NULL,
+  attempt    smallint NOT NULL,
+  token      bigint NOT NULL,
+  stream     text NOT NULL CHECK (stream IN ('stdout', 'stderr', 'log')),
+  at         bigint NOT NULL CHECK (at >= 0),
+  data       bytea NOT NULL,
+  last       boolean NOT NULL DEFAULT false,
+  ts_written timestamptz NOT NULL DEFAULT now()
+) PARTITION BY RANGE (ts_written);
+
+CREATE TABLE rota.frame_log_default PARTITION OF rota.frame_log DEFAULT;
+CREATE INDEX ON rota.frame_log (pk_layer, frame, token);
+
+COMMENT ON COLUMN rota.frame_log.at IS 'Place of its first byte among all that the stream ever wrote; a gap is what was dropped or lost.';
+COMMENT ON COLUMN rota.frame_log.last IS 'Nothing follows in this stream.';
+
+-- Carried on to a later day, a row still says when its frame ended.
+ALTER TABLE rota.frame_end ADD COLUMN ts_ended timestamptz;
+COMMENT ON COLUMN rota.frame_end.ts_ended IS 'When the attempt ended, if its row was carried on to a later day than that.';
+CREATE INDEX frame_end_carried ON rota.frame_end (ts_ended) WHERE ts_ended IS NOT NULL;
+
+-- Jobs that lived across a midnight: what belongs to them may lie in an older day than they do.
+CREATE INDEX job_done_overnight ON rota.job_done (ts_submitted)
+  WHERE (ts_submitted AT TIME ZONE 'UTC')::date < (ts_finished AT TIME ZONE 'UTC')::date;
+
+CREATE INDEX ON rota.worker (ts_ended) WHERE state <> 'up';
+
+-- Partitions of a table but its default; `day` is in UTC.
+CREATE FUNCTION rota.days_of(of_table text) RETURNS TABLE (name text, day date, since timestamptz, until timestamptz)
+LANGUAGE sql STABLE AS $$
+  SELECT c.relname::text, (b.since AT TIME ZONE 'UTC')::date, b.since, b.until
+  FROM pg_inherits i
+  JOIN pg_class c ON c.oid = i.inhrelid
+  CROSS JOIN LATERAL (
+    SELECT (regexp_match(told, $re$FROM \('([^']+)'\)$re$))[1]::timestamptz AS since,
+           (regexp_match(told, $re$TO \('([^']+)'\)$re$))[1]::timestamptz AS until
+    FROM (SELECT pg_get_expr(c.relpartbound, c.oid) AS told) AS bound
+  ) AS b
+  WHERE i.inhparent = to_regclass('rota.' || quote_ident(of_table)) AND b.since IS NOT NULL
+$$;
+
+CREATE FUNCTION rota.day_column(of_table text) RETURNS name
+LANGUAGE sql STABLE AS $$
+  SELECT a.attname FROM pg_partitioned_table p
+  JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+  WHERE p.partrelid = to_regclass('rota.' || quote_ident(of_table))
+$$;
+
+-- Days of which the default partition has rows.
+CREATE FUNCTION rota.days_astray(of_table text, most integer) RETURNS SETOF date
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY EXECUTE format(
+    'SELECT DISTINCT (d.%I AT TIME ZONE ''UTC'')::date AS day FROM rota.%I d ORDER BY day LIMIT %s',
+    rota.day_column(of_table), of_table || '_default', most);
+END $$;
+
+-- A partition for a day, or for what is left of it. What the default took of it moves there in the same moment, at most
+-- `most` rows at a time, and those of the same instant: then the partition ends with them ('part'), and the next call
+-- makes one for the rest. 'there' when the day is complete; 'again' when nothing could be done yet.
+-- Who has looked up the partitions before would miss rows that move, so nobody may read meanwhile; with none to move,
+-- which is the rule, others are kept waiting by the default alone.
+CREATE FUNCTION rota.day_make(of_table text, of_day date, most integer) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  ends timestamptz := (of_day + 1)::timestamp AT TIME ZONE 'UTC';
+  starts timestamptz;
+  cut timestamptz;
+  parts integer;
+  alone boolean;
+  astray boolean;
+  moment name := rota.day_column(of_table);
+  fallback text := of_table || '_default';
+  is_astray text := format('SELECT EXISTS (SELECT FROM rota.%2$I d WHERE d.%1$I >= $1 AND d.%1$I < $2)', moment, fallback);
+  part text;
+BEGIN
+  EXECUTE is_astray INTO alone USING of_day::timestamp AT TIME ZONE 'UTC', ends;
+  EXECUTE format('LOCK TABLE ONLY rota.%I IN %s MODE', of_table,
+                 CASE WHEN alone THEN 'ACCESS EXCLUSIVE' ELSE 'SHARE UPDATE EXCLUSIVE' END);
+  SELECT coalesce(max(d.until), of_day::timestamp AT TIME ZONE 'UTC'), count(*) INTO starts, parts
+  FROM rota.days_of(of_table) AS d WHERE d.day = of_day;
+  IF starts >= ends THEN
+    RETURN 'there';
+  END IF;
+
+  EXECUTE format('LOCK TABLE rota.%I IN ACCESS EXCLUSIVE MODE', fallback);
+  EXECUTE is_astray INTO astray USING starts, ends;
+  IF astray AND NOT alone THEN
+    RETURN 'again';  -- it came while we waited
+  END IF;
+  EXECUTE format('SELECT d.%1$I FROM rota.%2$I d WHERE d.%1$I >= $1 AND d.%1$I < $2 ORDER BY 1 OFFSET $3 LIMIT 1',
+                 moment, fallback) INTO cut USING starts, ends, most;
+  IF cut IS NOT NULL THEN
+    ends := greatest(cut, starts + interval '1 microsecond');
+  END IF;
+
+  part := format('%s_%s', of_table, to_char(of_day, 'YYYYMMDD')) || CASE WHEN parts > 0 THEN '_' || parts ELSE '' END;
+  EXECUTE format('CREATE TABLE rota.%I (LIKE rota.%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)', part,
+                 of_table);
+  IF astray THEN
+    EXECUTE format('WITH moved AS (DELETE FROM rota.%2$I d WHERE d.%1$I >= $1 AND d.%1$I < $2 RETURNING d.*)'
+                   ' INSERT INTO rota.%3$I SELECT * FROM moved', moment, fallback, part) USING starts, ends;
+  END IF;
+  EXECUTE format('ALTER TABLE rota.%I ATTACH PARTITION rota.%I FOR VALUES FROM (%L) TO (%L)', of_table, part, starts, ends);
+  RETURN CASE WHEN cut IS NULL THEN 'made' ELSE 'part' END;
+END $$;
+
+CREATE FUNCTION rota.day_drop(of_table text, of_day date) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  part text;
+  dropped integer := 0;
+BEGIN
+  FOR part IN SELECT d.name FROM rota.days_of(of_table) AS d WHERE d.day = of_day ORDER BY 1 LOOP
+    EXECUTE format('DROP TABLE rota.%I', part);
+    dropped := dropped + 1;
+  END LOOP;
+  RETURN dropped;
+END $$;
+
+-- Ends of frames whose job is live, or is kept for longer than the day they lie in: to the day of their job, or to this one.
+-- Nothing can come to belong to a day that is over, so when this finds nothing, the day may be dropped.
+CREATE FUNCTION rota.frame_ends_carry(of_day date, most integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  starts timestamptz := of_day::timestamp AT TIME ZONE 'UTC';
+  ends timestamptz := (of_day + 1)::timestamp AT TIME ZONE 'UTC';
+  carried bigint;
+BEGIN
+  WITH overnight AS (
+    SELECT l.pk_layer, d.ts_finished FROM rota.job_done d CROSS JOIN LATERAL unnest(d.layers) AS l
+    WHERE d.ts_finished >= ends AND d.ts_submitted < ends
+      AND (d.ts_submitted AT TIME ZONE 'UTC')::date < (d.ts_finished AT TIME ZONE 'UTC')::date
+  ), kept AS (
+    SELECT e.tableoid AS part, e.ctid AS place, coalesce(o.ts_finished, now()) AS moment
+    FROM rota.frame_end e
+    LEFT JOIN rota.layer l ON l.pk_layer = e.pk_layer
+    LEFT JOIN overnight o ON o.pk_layer = e.pk_layer
+    WHERE e.ts_finished >= starts AND e.ts_finished < ends AND (l.pk_layer IS NOT NULL OR o.pk_layer IS NOT NULL)
+    LIMIT most
+  ), gone AS (
+    DELETE FROM rota.frame_end e USING kept k
+    WHERE e.ts_finished >= starts AND e.ts_finished < ends AND e.tableoid = k.part AND e.ctid = k.place
+    RETURNING e.*, k.moment
+  ), again AS (
+    INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state, value, value_at, code, error, took_ms, pk_host,
+                                artifacts, ts_finished, ts_ended)
+    SELECT g.pk_layer, g.frame, g.attempt, g.token, g.state, g.value, g.value_at, g.code, g.error, g.took_ms, g.pk_host,
+           g.artifacts, g.moment, coalesce(g.ts_ended, g.ts_finished)
+    FROM gone g RETURNING 1
+  ) SELECT count(*) INTO carried FROM again;
+  RETURN carried;
+END $$;

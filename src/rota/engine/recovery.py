@@ -1,0 +1,283 @@
+"""What one leader does so that nothing is left behind: silent workers, frames nobody has, jobs past their time.
+
+Every step starts from what PostgreSQL says, changes it by the same paths as everybody else (each fenced by closures and
+procs), and may be repeated. Only the word that a worker is lost rests on what the leader has *not* heard, so:
+- it is written under the leader's fence: a paused leader that wakes up declares nobody lost;
+- it is said only while the leader hears itself on the bus, and has done so for longer than a worker may be silent;
+- from then on PostgreSQL knows: the worker's procs are ended as lost, whoever books on it later is found by the next
+  pass, and what it reports is refused. The worker is told, stops its work and comes in as another one.
+
+A frame is lost on the way when it is booked on a live worker that does not list it, some heartbeats later, although
+everything that worker had reported until then was handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.engine import results
+from rota.engine.ender import Ender
+from rota.engine.finish import LOST, Finisher, Told
+from rota.engine.members import Members
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.nats import Bus
+from rota.infra.postgres import Database, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import NatsUnavailable
+from rota.model.ids import JobId
+from rota.model.lifecycle import JobState
+from rota.model.messages import CANCEL, TOLD, Cancel, End, Run, Status, encode, runs_of
+from rota.model.messages import Told as WorkersTold
+from rota.model.settings.lifecycle import Reconciler
+from rota.model.work import Work
+from rota.placement import Registry
+
+UP = query(__package__, "workers_up")
+END_WORKER = query(__package__, "worker_end")
+GONE = query(__package__, "workers_gone")
+ORPHANS = query(__package__, "procs_orphaned")
+PROCS = query(__package__, "procs_all")
+ENDING = query(__package__, "jobs_ending")
+OVERDUE = query(__package__, "jobs_overdue")
+
+log = structlog.get_logger(__name__)
+
+LEASE: Final = "rota:reconciler:default"
+TICK_S: Final = 0.5
+SILENT_S: Final = 3.5
+"""A worker beats every two seconds; with the tick its frames wait again within five."""
+NEW_S: Final = 10.0
+"""How long a worker that has just come in may take to its first heartbeat."""
+SWEEP_S: Final = 5.0
+UNHELD_S: Final = 8.0
+"""A booking as old as this was heard of by its worker, which has beaten since."""
+TELL_S: Final = 5.0
+LOST_TOLD_S: Final = 600.0
+BATCH: Final = 512
+PAGE: Final = 4096
+GRACE_S: Final = 60.0
+"""Beyond the time limit of a frame, for its worker to end it by itself."""
+
+LOST_WORKERS = metrics.counter("rota_workers_lost", "Workers that fell silent.")
+STALE = metrics.gauge("rota_stale_jobs", "Jobs found past their time by the last pass.", labels=("state",))
+UNHELD = metrics.counter("rota_frames_unheld", "Frames that were booked and never reached their worker.")
+
+_WORK = msgspec.msgpack.Decoder(Work)
+
+
+class Beat:
+    """What a worker said when it was last heard."""
+
+    def __init__(self, held: Sequence[Run], reported: int) -> None:
+        self.reported = reported
+        self._held = held
+        self._firsts = [first for first, _ in held]
+
+    def holds(self, token: int) -> bool:
+        at = bisect_right(self._firsts, token) - 1
+        return at >= 0 and token < self._held[at][0] + self._held[at][1]
+
+
+class Recovery:
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        leases: Leases,
+        registry: Registry,
+        members: Members,
+        finisher: Finisher,
+        ender: Ender,
+        on_told: Callable[[UUID, Told], None],
+        limits: Reconciler,
+        *,
+        silent_s: float = SILENT_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.bus = bus
+        self.leases = leases
+        self.registry = registry
+        self.members = members
+        self.finisher = finisher
+        self.ender = ender
+        self._on_told = on_told
+        self._limits = limits
+        self._silent_s = silent_s
+        self._clock = clock or SystemClock()
+        self._elected_at = 0.0
+        self._lost: dict[UUID, float] = {}
+        self._orphans_until = 0.0
+        self._due: dict[str, float] = {}
+
+    async def run(self, life: Lifecycle) -> None:
+        leadership = Leadership(self.leases, LEASE, self._lead, kind="reconciler")
+        await leadership.start()
+        life.ready()
+        try:
+            await life.until_draining()
+        finally:
+            await leadership.stop()
+
+    async def _lead(self, lease: Lease) -> None:
+        self._elected_at = self._clock.monotonic()
+        self._orphans_until = self._elected_at + 2 * SWEEP_S
+        self._due.clear()
+        while True:
+            await self.step(lease)
+            await asyncio.sleep(TICK_S)
+
+    async def step(self, lease: Lease) -> None:
+        """One pass. What fails because NATS is away is done by the next."""
+        try:
+            await self.judge_silence(lease)
+            if self._clock.monotonic() < self._orphans_until:
+                await self.rescue_orphans()
+            if self._is_due("tell", TELL_S):
+                await self._tell_workers()
+            if self._is_due("sweep", SWEEP_S):
+                await self.sweep()
+                await self.rescue_orphans()
+            await self.end_overdue()
+        except NatsUnavailable as away:
+            log.info("recovery_waits", reason=away.sentence)
+
+    async def judge_silence(self, lease: Lease) -> list[UUID]:
+        """Declare workers lost that were not heard of for too long; returns them."""
+        rows = await self.database.rows(UP)
+        silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"])]
+        if not silent or not self._may_judge():
+            return []
+        for row in silent:
+            await self._declare(lease, row["pk_host"], row["str_name"])
+        self._orphans_until = self._clock.monotonic() + 2 * SWEEP_S
+        await self._tell_workers()
+        return [row["pk_host"] for row in silent]
+
+    def _is_silent(self, worker: UUID, age_s: float) -> bool:
+        known = self.registry.workers.get(worker)
+        if known is None or not known.confirmed:
+            return age_s > NEW_S
+        return self._clock.monotonic() - known.seen_at > self._silent_s
+
+    def _may_judge(self) -> bool:
+        """Whether silence means anything: we lead, and have heard ourselves, for longer than a worker may be silent."""
+        since = self.members.hears_itself_since
+        if since is None or self.members.deaf():
+            return False
+        return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_S
+
+    async def _declare(self, lease: Lease, worker: UUID, name: str) -> None:
+        known = self.registry.workers.get(worker)
+        state = "gone" if known is not None and known.draining and not known.held else "lost"
+        async with self.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            if not await tx.run(END_WORKER, worker, state):
+                return
+        self.registry.forget(worker, lost=True)
+        if state == "lost":
+            self._lost[worker] = self._clock.monotonic()
+            LOST_WORKERS.inc()
+            log.warning("worker_lost", worker=name, silent_s=self._silent_s)
+
+    async def rescue_orphans(self) -> int:
+        """End what is booked on workers that have ended; another worker gets it. Returns how many frames."""
+        rescued = 0
+        while True:
+            rows = await self.database.rows(ORPHANS, BATCH)
+            by_worker: dict[UUID, list[int]] = defaultdict(list)
+            for row in rows:
+                by_worker[row["pk_host"]].append(row["token"])
+            for worker, tokens in by_worker.items():
+                ends = [End(token, Status.FAILED, code=LOST, error="Its worker fell silent.") for token in tokens]
+                self._on_told(worker, await self.finisher.ended(worker, ends))
+            rescued += len(rows)
+            if len(rows) < BATCH:
+                return rescued
+
+    async def sweep(self) -> None:
+        """Look at every proc: does its worker have it, has its job ended, has it run for too long?"""
+        # In this order: what a worker had reported when it last spoke was handled by now, or is not judged.
+        beats = {worker.id: Beat(worker.held, worker.reported) for worker in self.registry.workers.values()}
+        handled = await self.bus.handled(results.SPEC)
+        strangers = [run for worker in self.registry.workers.values() for run in worker.strangers]
+        if strangers:
+            await self.bus.tell(CANCEL, encode(Cancel(strangers, "not booked")))
+        after = -1
+        while True:
+            rows = await self.database.rows(PROCS, after, PAGE)
+            unheld: dict[UUID, list[int]] = defaultdict(list)
+            overdue: dict[UUID, list[int]] = defaultdict(list)
+            stop: list[int] = []
+            for row in rows:
+                beat = beats.get(row["pk_host"])
+                if beat is not None and row["age_s"] > UNHELD_S and not beat.holds(row["token"]):
+                    if handled is None or beat.reported <= handled:
+                        unheld[row["pk_host"]].append(row["token"])
+                elif row["ended"]:
+                    stop.append(row["token"])
+                elif row["work"] is not None and row["age_s"] > self._limit_s(row["work"]):
+                    overdue[row["pk_host"]].append(row["token"])
+            await self._return(unheld)
+            await self._time_out(overdue)
+            if stop:
+                await self.bus.tell(CANCEL, encode(Cancel(runs_of(stop))))
+            if len(rows) < PAGE:
+                return
+            after = rows[-1]["token"]
+
+    def _limit_s(self, work: bytes) -> float:
+        return (_WORK.decode(work).timeout_s or self._limits.running_timeout) + GRACE_S
+
+    async def _return(self, unheld: dict[UUID, list[int]]) -> None:
+        for worker, tokens in unheld.items():
+            UNHELD.inc(len(tokens))
+            log.warning("frames_unheld", worker=str(worker), frames=len(tokens))
+            for part in _parts(tokens):
+                ends = [End(token, Status.REFUSED, code="dispatch_lost") for token in part]
+                self._on_told(worker, await self.finisher.ended(worker, ends))
+
+    async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
+        STALE.labels("RUNNING").set(sum(len(tokens) for tokens in overdue.values()))
+        for worker, tokens in overdue.items():
+            for part in _parts(tokens):
+                ends = [End(token, Status.TIMEOUT, code="running_timeout") for token in part]
+                self._on_told(worker, await self.finisher.ended(worker, ends))
+            await self.bus.tell(CANCEL, encode(Cancel(runs_of(tokens), "running_timeout")))
+
+    async def end_overdue(self) -> None:
+        """Jobs past their deadline or their max_wait, and those whose ending was interrupted."""
+        overdue = await self.database.rows(OVERDUE, self._limits.batch_size)
+        for row in overdue:
+            await self.ender.end(JobId(row["pk_job"]), JobState(row["ends_as"]), row["reason"])
+        for row in await self.database.rows(ENDING, self._limits.batch_size):
+            await self.ender.go_on(row["pk_job"])
+
+    async def _tell_workers(self) -> None:
+        now = self._clock.monotonic()
+        self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_TOLD_S}
+        heard = [worker.id for worker in self.registry.workers.values() if now - worker.seen_at < self._silent_s]
+        unknown = {row["pk_host"] for row in await self.database.rows(GONE, heard)} if heard else set()
+        told = WorkersTold([worker for worker in heard if worker not in unknown], [*self._lost, *unknown])
+        await self.bus.tell(TOLD, encode(told))
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self._clock.monotonic()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+
+def _parts(tokens: Sequence[int]) -> list[Sequence[int]]:
+    return [tokens[at : at + BATCH] for at in range(0, len(tokens), BATCH)]

@@ -1,0 +1,166 @@
+"""What workers report: ends of frames from the stream, and what they began.
+
+Reports are handled many at a time, one transaction per worker and kind. Nothing is marked as processed: a report that
+comes again finds its frames ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost
+only with the whole stream, and then recovery finds frames that their worker neither holds nor has reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from rota.engine.finish import Finisher, Told
+from rota.engine.marks import Marks
+from rota.infra import faults
+from rota.infra.nats import Bus, ConsumerSpec, Delivery, Heard, Reject, Verdict
+from rota.infra.postgres import Database, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, PostgresUnavailable
+from rota.model.messages import PROGRESS, RESULT, End, Progress, Report, Run, decode
+from rota.queue.tokens import BATCH_MAX
+
+JOBS = query(__package__, "jobs_of_tokens")
+
+log = structlog.get_logger(__name__)
+SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT, ack_wait_s=30.0)
+STARTED_MAX: Final = 10_000
+ENDS_MAX: Final = 1000
+RUN_MAX: Final = 65_536
+
+INVALID = metrics.counter("rota_validation_rejections", "Messages that could not be read, by kind.", labels=("kind",))
+REPORTS = metrics.histogram(
+    "rota_report_frames", "Frames ended by one transaction.", buckets=(1, 4, 16, 64, 256, 512, 1024, 2048, 4096)
+)
+
+OnTold = Callable[[UUID, Told], None]
+"""Called after the commit with the worker whose frames ended."""
+
+
+class Results:
+    def __init__(self, finisher: Finisher, marks: Marks, on_told: OnTold) -> None:
+        self.finisher = finisher
+        self.marks = marks
+        self._on_told = on_told
+
+    async def handle(self, batch: Sequence[Delivery]) -> list[Verdict]:
+        done: dict[UUID, list[Run]] = defaultdict(list)
+        ends: dict[UUID, list[End]] = defaultdict(list)
+        took_ms: dict[UUID, int] = defaultdict(int)
+        verdicts: list[Verdict] = []
+        for delivery in batch:
+            try:
+                report = decode(Report, delivery.data)
+                _check(report)
+            except InvalidInput as error:
+                INVALID.labels("report").inc()
+                verdicts.append(Reject(error.sentence))
+                continue
+            done[report.worker] += report.done
+            ends[report.worker] += report.ends
+            took_ms[report.worker] += report.took_ms
+            verdicts.append(None)
+        for worker, runs in done.items():
+            await self._succeeded(worker, runs, took_ms[worker])
+        for worker, each in ends.items():
+            await self._ended(worker, each)
+        faults.at("results.after_commit_before_ack")
+        return verdicts
+
+    async def _succeeded(self, worker: UUID, runs: Sequence[Run], took_ms: int) -> None:
+        for part in chunked(runs, BATCH_MAX):
+            told = await self.finisher.succeeded(worker, part, took_ms)
+            took_ms = 0
+            self._tell(worker, told)
+
+    async def _ended(self, worker: UUID, ends: Sequence[End]) -> None:
+        for at in range(0, len(ends), ENDS_MAX):
+            self._tell(worker, await self.finisher.ended(worker, ends[at : at + ENDS_MAX]))
+
+    def _tell(self, worker: UUID, told: Told) -> None:
+        REPORTS.observe(sum(n for _, n in told.freed))
+        self.marks.ended(job.job for job in told.finished)
+        self._on_told(worker, told)
+
+
+class Beginnings:
+    """Hears what workers have begun; one replica hears each."""
+
+    def __init__(self, database: Database, bus: Bus, marks: Marks) -> None:
+        self.database = database
+        self.bus = bus
+        self.marks = marks
+
+    async def run(self, life: Lifecycle) -> None:
+        async with self.bus.hear(PROGRESS, group="rota-servers") as heard:
+            life.ready()
+            draining = asyncio.create_task(life.until_draining())
+            try:
+                while not life.draining:
+                    await self._next(heard, draining)
+            finally:
+                draining.cancel()
+
+    async def _next(self, heard: asyncio.Queue[Heard], draining: asyncio.Task[None]) -> None:
+        getting = asyncio.create_task(heard.get())
+        await asyncio.wait({getting, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            getting.cancel()
+            return
+        messages = [getting.result()]
+        while not heard.empty():
+            messages.append(heard.get_nowait())
+        tokens = [token for message in messages for token in _started(message)]
+        if not tokens:
+            return
+        try:
+            rows = await self.database.rows(JOBS, tokens[:STARTED_MAX])
+        except PostgresUnavailable:
+            return
+        self.marks.running(row["pk_job"] for row in rows)
+
+
+def chunked(runs: Sequence[Run], most: int) -> list[list[Run]]:
+    """Runs in groups of at most `most` tokens; a longer run is cut."""
+    groups: list[list[Run]] = []
+    room = 0
+    for first, n in runs:
+        while n > 0:
+            if room == 0:
+                groups.append([])
+                room = most
+            part = min(n, room)
+            groups[-1].append((first, part))
+            first, n, room = first + part, n - part, room - part
+    return groups
+
+
+def _started(message: Heard) -> list[int]:
+    try:
+        progress = decode(Progress, message.data)
+        _check_runs(progress.started)
+    except InvalidInput:
+        INVALID.labels("progress").inc()
+        return []
+    return [token for first, n in progress.started for token in range(first, first + n)]
+
+
+def _check(report: Report) -> None:
+    _check_runs(report.done)
+    if any(not 0 <= end.token < 2**53 for end in report.ends):
+        raise InvalidInput("A report names a token that cannot be one.")
+    seen = [first + at for first, n in report.done for at in range(n)]
+    seen += [end.token for end in report.ends]
+    if len(set(seen)) < len(seen):
+        raise InvalidInput("A report ends a frame twice.")
+
+
+def _check_runs(runs: Sequence[Run]) -> None:
+    if any(first < 0 or not 0 < n <= RUN_MAX or first + n > 2**53 for first, n in runs):
+        raise InvalidInput("A report names a run of tokens that cannot be one.")

@@ -1,0 +1,126 @@
+"""Submitting jobs: checked, then written with their layers, caps, keys and queue entries by one statement.
+
+What holds, and who sees to it:
+- nothing is written of a batch that has a fault: `rota.model.job_plan` before, `rota.job_submit` inside the statement;
+- a job is there with its queue entries or not at all: one statement, in the caller's transaction or one of its own;
+- one key, one job: the primary key of `rota.idempotency_key`, whose second user waits for the first to commit or not.
+
+Names of shows, folders and departments are looked up by the statement itself, so nothing that was renamed or deleted
+meanwhile is believed. Queues are made for good before the first submission that needs them, on a connection of the
+reserve, so that a caller that stays in its transaction keeps no other producer waiting; where there is no database of
+ours (`submit_on_sync`) they are made in the caller's transaction. If we die, or the reply is lost, a submission with a
+key may simply be repeated; without one it may be there or not, as with any insert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from rota.engine.gate import AllowAll, Gate
+from rota.engine.submit_steps import Batch, Statement, Submitted
+from rota.infra import faults
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, Transaction
+from rota.infra.postgres.foreign import Rows, async_fetch, sync_fetch
+from rota.model.errors import InvalidInput
+from rota.model.job import Submission, decode, encode
+from rota.model.job_plan import Plan, plan
+
+BATCH_MAX: Final = 10_000
+"""Submissions of one call."""
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+
+Given = Submission | bytes
+"""Bytes are a submission in msgpack or JSON."""
+
+
+class Submitter:
+    """Transactions of the caller's must be READ COMMITTED, the default of PostgreSQL."""
+
+    def __init__(self, database: Database, *, gate: Gate | None = None, clock: Clock | None = None) -> None:
+        self.database = database
+        self.gate: Gate = gate or AllowAll()
+        self._clock = clock or SystemClock()
+
+    async def submit(
+        self, submissions: Sequence[Given], *, on: Transaction | None = None, may_be_critical: bool = False
+    ) -> list[Submitted]:
+        """All of them or none, in their order."""
+        return await self.write(planned(submissions, may_be_critical=may_be_critical), on=on)
+
+    async def submit_on(
+        self, connection: Any, submissions: Sequence[Given], *, may_be_critical: bool = False
+    ) -> list[Submitted]:
+        """The same in a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async)."""
+        fetch = async_fetch(connection)
+        plans = planned(submissions, may_be_critical=may_be_critical)
+        if not plans:
+            return []
+        batch = self._batch(plans)
+        return await self._carry_out(batch, lambda step: fetch(step.query.text, step.arguments))
+
+    async def write(self, plans: Sequence[Plan], *, on: Transaction | None = None) -> list[Submitted]:
+        """Submissions that were checked before."""
+        if not plans:
+            return []
+        batch = self._batch(plans)
+        if on is None and batch.needs_transaction:
+            async with self.database.transaction() as tx:
+                return await self._carry_out(batch, lambda step: tx.rows(step.query, *step.arguments))
+        target = on or self.database
+        return await self._carry_out(batch, lambda step: target.rows(step.query, *step.arguments))
+
+    def _batch(self, plans: Sequence[Plan]) -> Batch:
+        return Batch(plans, self.gate, self._clock.now_ms())
+
+    async def _carry_out(self, batch: Batch, run: Callable[[Statement], Awaitable[Rows]]) -> list[Submitted]:
+        steps = batch.steps()
+        step = next(steps)
+        while True:
+            faults.at("submit.before_statement")
+            if step.ahead:
+                rows: Rows = await self.database.rows(step.query, *step.arguments, urgent=True)
+            else:
+                rows = await run(step)
+            faults.reply("submit.statement")
+            try:
+                step = steps.send(rows)
+            except StopIteration as end:
+                submitted: list[Submitted] = end.value
+                return submitted
+
+
+def submit_on_sync(
+    connection: Any,
+    submissions: Sequence[Given],
+    *,
+    gate: Gate | None = None,
+    clock: Clock | None = None,
+    may_be_critical: bool = False,
+) -> list[Submitted]:
+    """The same in a transaction that is open on psycopg or SQLAlchemy."""
+    fetch = sync_fetch(connection)
+    plans = planned(submissions, may_be_critical=may_be_critical)
+    if not plans:
+        return []
+    steps = Batch(plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).steps()
+    step = next(steps)
+    while True:
+        try:
+            step = steps.send(fetch(step.query.text, step.arguments))
+        except StopIteration as end:
+            submitted: list[Submitted] = end.value
+            return submitted
+
+
+def planned(submissions: Sequence[Given], *, may_be_critical: bool = False) -> list[Plan]:
+    """Checked, each as if it had come from outside."""
+    if len(submissions) > BATCH_MAX:
+        raise InvalidInput(f"{len(submissions)} submissions are too many for one call: submit {BATCH_MAX} at a time.")
+    messages = [given if isinstance(given, bytes) else encode(given) for given in submissions]
+    if sum(map(len, messages)) > BATCH_BYTES_MAX:
+        raise InvalidInput(
+            f"Submissions of more than {BATCH_BYTES_MAX} bytes are too many for one call: submit them in parts."
+        )
+    return [plan(decode(message), may_be_critical=may_be_critical) for message in messages]

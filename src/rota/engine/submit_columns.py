@@ -1,0 +1,168 @@
+"""Plans as the columns of one statement. No I/O.
+
+What many jobs or layers of a batch have in common travels once and is named by its place, from 1 on: a thousand jobs of
+one task are one head, one kind of layer, and a column of ids and inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from rota.engine.gate import Decision
+from rota.infra.store import Where, pointer_to
+from rota.model.ids import JobId, LayerId
+from rota.model.job_plan import Caps, LayerPlan, Plan
+from rota.model.job_plan import Place as Asked
+from rota.model.lifecycle import JobState
+
+INPUT_BYTES_MAX: Final = 65_536
+"""What is larger does not travel with a frame, but a pointer to it."""
+Column = list[Any]
+PlaceKey = tuple[str, str, str, bytes, int]
+
+
+class Distinct:
+    """Tuples, each once, by their place from 1 on."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def place(self, row: tuple[Any, ...]) -> int:
+        return self._places.setdefault(row, len(self._places) + 1)
+
+    def columns(self, width: int) -> list[Column]:
+        return [list(column) for column in zip(*self._places, strict=True)] or [[] for _ in range(width)]
+
+    def __iter__(self) -> Any:
+        return iter(self._places)
+
+
+class Columns:
+    """Arguments of submit_insert.sql, in its order."""
+
+    def __init__(self) -> None:
+        self.places = Distinct()
+        self.asked: dict[PlaceKey, Asked] = {}
+        self.large: list[bytes] = []
+        """Inputs that layers only point to; they belong into the store."""
+        self._heads = Distinct()
+        self._kinds = Distinct()
+        self._jobs: tuple[list[JobId], list[int], list[str | None], list[bytes | None]] = ([], [], [], [])
+        self._layers: tuple[list[LayerId], list[int], list[int], list[bytes | None], list[str | None]] = (
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
+        self._entries: tuple[Column, ...] = ([], [], [], [], [], [], [])
+        self._caps: tuple[Column, ...] = ([], [], [], [], [], [])
+        self._items: tuple[list[LayerId], list[bytes]] = ([], [])
+
+    def add(self, plan: Plan, decision: Decision, job: JobId, layers: Sequence[LayerId]) -> None:
+        state = decision.state
+        first = self._place(plan, plan.layers[0])
+        head = (
+            *(first, plan.name, plan.topic, plan.priority, state.value, decision.reason or None, len(plan.layers)),
+            *(plan.labels, plan.details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+        )
+        ids, heads, keys, digests = self._jobs
+        ids.append(job)
+        heads.append(self._heads.place(head))
+        keys.append(plan.key)
+        digests.append(plan.digest)
+        if plan.caps is not None:
+            self._cap(plan.caps, job, None, first, plan.priority)
+        for number, (layer, of) in enumerate(zip(layers, plan.layers, strict=True)):
+            place = first if number == 0 else self._place(plan, of)
+            self._layer(plan, of, number, place, job, layer)
+            if state is JobState.SCHEDULED:
+                self._queue(of, place, job, layer, plan.run_at)
+            elif of.items:
+                self._items[0].extend([layer] * len(of.items))
+                self._items[1].extend(of.items)
+
+    def arguments(self) -> tuple[object, ...]:
+        jobs = self._jobs if any(self._jobs[2]) else (*self._jobs[:2], None, None)
+        entries = self._entries if any(self._entries[6]) else (*self._entries[:6], None)
+        caps = self._caps if self._caps[0] else (None,) * 6
+        items = self._items if self._items[0] else (None, None)
+        shared = [*self.places.columns(5), *self._heads.columns(13), *self._kinds.columns(9)]
+        return (*shared, *jobs, *self._layers, *entries, *caps, *items)
+
+    def _place(self, plan: Plan, layer: LayerPlan) -> int:
+        key = (plan.show, plan.folder, plan.dept, layer.digest, plan.priority)
+        self.asked[key] = layer.place
+        return self.places.place(key)
+
+    def _layer(self, plan: Plan, of: LayerPlan, number: int, place: int, job: JobId, layer: LayerId) -> None:
+        frames = of.frames
+        ranges = _array(frames.ranges) if frames.ranges else None
+        capped = plan.caps is not None or of.caps is not None
+        kind = (place, number, of.name, of.work, frames.first, frames.step, frames.count, ranges, capped)
+        ids, jobs, kinds, inputs, input_ats = self._layers
+        ids.append(layer)
+        jobs.append(len(self._jobs[0]))
+        kinds.append(self._kinds.place(kind))
+        if of.input is not None and len(of.input) > INPUT_BYTES_MAX:
+            self.large.append(of.input)
+            inputs.append(None)
+            input_ats.append(str(pointer_to(of.input, Where.POSTGRES)))
+        else:
+            inputs.append(of.input)
+            input_ats.append(None)
+        if of.caps is not None:
+            self._cap(of.caps, job, layer, place, plan.priority)
+
+    def _queue(self, of: LayerPlan, place: int, job: UUID, layer: UUID, run_at: datetime | None) -> None:
+        places, jobs, layers, frames, counts, payloads, run_ats = self._entries
+        if of.items:
+            n = len(of.items)
+            frames.extend(range(n))
+            counts.extend([1] * n)
+            payloads.extend(of.items)
+        else:
+            n = 0
+            for first, count in of.frames.in_queue():
+                n += 1
+                frames.append(first)
+                counts.append(count)
+                payloads.append(None)
+        places.extend([place] * n)
+        jobs.extend([job] * n)
+        layers.extend([layer] * n)
+        run_ats.extend([run_at] * n)
+
+    def _cap(self, caps: Caps, job: JobId, layer: LayerId | None, place: int, priority: int) -> None:
+        for column, value in zip(self._caps, (job, layer, place, priority, caps.cores, caps.gpus), strict=True):
+            column.append(value)
+
+
+def queue_columns(columns: Columns) -> tuple[object, ...]:
+    """Arguments of submit_queues.sql."""
+    rows = [
+        (
+            *key[:4],
+            *(asked.topic, _json(asked.requires), _json(dict(asked.labels)), asked.preferred_pool),
+            *(asked.preferred_worker, asked.cores, asked.gpus, asked.memory_mb),
+        )
+        for key, asked in columns.asked.items()
+    ]
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+def _array(ranges: Sequence[tuple[int, int]]) -> str:
+    return "{" + ",".join(f"{first},{count}" for first, count in ranges) + "}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

@@ -1,0 +1,140 @@
+"""What submitting asks of PostgreSQL, one statement at a time, whoever carries it out. No I/O.
+
+`Batch.steps` is a generator: it yields a statement, is sent its rows, and ends with what was submitted. So one piece of
+code serves our own pool, a transaction of the caller's, and every foreign driver, waiting or not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Sequence
+from operator import attrgetter
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting.items import unknown
+from rota.engine.gate import LATER, Decision, Gate, wake
+from rota.engine.submit_columns import Columns, queue_columns
+from rota.infra.outbox.box import ADD as OUTBOX_ADD
+from rota.infra.postgres import Query, query
+from rota.infra.postgres.foreign import Rows
+from rota.infra.store import PUT as PUT_BLOBS
+from rota.infra.store import put_arguments
+from rota.model.errors import IdempotencyConflict, InvalidInput, Refused
+from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7
+from rota.model.job_plan import Plan
+from rota.model.lifecycle import JobState
+from rota.queue.room import MAKE as MAKE_QUEUE
+
+INSERT = query(__package__, "submit_insert")
+QUEUES = query(__package__, "submit_queues")
+NAMES = query(__package__, "submit_names")
+
+_KINDS: Final = {"unknown_show": "show", "unknown_folder": "folder", "unknown_dept": "dept"}
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    job: JobId
+    state: JobState | None
+    """None: the job of a key that was used long ago, and is not kept any more."""
+    already: bool = False
+    """Whether it was there before, under the same idempotency key."""
+
+
+class Statement(msgspec.Struct, frozen=True):
+    query: Query
+    arguments: tuple[object, ...]
+    ahead: bool = False
+    """To be committed by itself where that can be done, since others may wait for it."""
+
+
+Steps = Generator[Statement, Rows, list[Submitted]]
+
+
+class Batch:
+    """Plans that are written together, at least one, with the ids their jobs will have."""
+
+    def __init__(self, plans: Sequence[Plan], gate: Gate, now_ms: int) -> None:
+        self.plans = plans
+        self.decisions: Sequence[Decision] = gate.decide(plans) if gate.at_once else [LATER] * len(plans)
+        self.ids = [JobId(each) for each in _ids(len(plans), now_ms)]
+        self._columns = Columns()
+        layers = iter(_ids(sum(len(each.layers) for each in plans), now_ms))
+        for plan, decision, job in zip(plans, self.decisions, self.ids, strict=True):
+            self._columns.add(plan, decision, job, [LayerId(next(layers)) for _ in plan.layers])
+
+    @property
+    def needs_transaction(self) -> bool:
+        """Whether more than one statement must take effect together."""
+        return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
+
+    def steps(self) -> Steps:
+        arguments = self._columns.arguments()
+        unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "new_queue" for row in unwritten):
+            yield from self._made_queues()
+            unwritten = yield Statement(INSERT, arguments)
+        for row in unwritten:
+            if row[1] != "already":
+                raise (yield from self._fault(row))
+        submitted = self._submitted(unwritten)
+        yield from self._consequences(submitted)
+        return submitted
+
+    def _made_queues(self) -> Generator[Statement, Rows, None]:
+        columns = queue_columns(self._columns)
+        made = yield Statement(QUEUES, columns, ahead=True)
+        if any(row[1] is None for row in made):
+            # What only the caller's transaction knows, such as a folder that it has just made.
+            made = yield Statement(QUEUES, columns)
+        keys = list(self._columns.asked)
+        for row in made:
+            if row[1] is not None:
+                yield Statement(MAKE_QUEUE, (row[1], [keys[row[0] - 1][4]], None, None), ahead=True)
+
+    def _consequences(self, submitted: Sequence[Submitted]) -> Generator[Statement, Rows, None]:
+        """What else is written in the same transaction."""
+        if self._columns.large:
+            yield Statement(PUT_BLOBS, put_arguments(self._columns.large)[1])
+        undecided = [one.job for one in submitted if one.state is JobState.PENDING and not one.already]
+        if undecided:
+            message = wake(undecided)
+            yield Statement(OUTBOX_ADD, ([message.subject], [message.msg_id], [None], [message.data]))
+
+    def _submitted(self, known: Rows) -> list[Submitted]:
+        submitted = [Submitted(job, decision.state) for job, decision in zip(self.ids, self.decisions, strict=True)]
+        new = {one.job: one.state for one in submitted} if known else {}
+        for at, _, job, state in known:
+            # One whose key is used twice in this very batch was not there when it was looked for.
+            found = JobState(state) if state is not None else new.get(JobId(job))
+            submitted[at - 1] = Submitted(JobId(job), found, already=True)
+        return submitted
+
+    def _fault(self, row: Sequence[Any]) -> Generator[Statement, Rows, Exception]:
+        at, outcome, job = row[0], row[1], row[2]
+        if outcome == "conflict":
+            return IdempotencyConflict(
+                f"The idempotency key {self.plans[at - 1].key!r} was used for another submission, job {job}: use a new"
+                " key, or repeat exactly what was submitted with it.",
+                job=str(job),
+            )
+        if outcome in _KINDS:
+            return (yield from _unknown(_KINDS[outcome], list(self._columns.places)[at - 1]))
+        return Refused("The queues of this submission were removed while it was written: submit it again.")
+
+
+def _unknown(kind: str, place: tuple[Any, ...]) -> Generator[Statement, Rows, InvalidInput]:
+    show, folder, dept = place[:3]
+    rows = yield Statement(NAMES, (show,))
+    known = [row[1] for row in rows if row[0] == kind]
+    name = {"show": show, "folder": folder, "dept": dept}[kind]
+    return unknown(f"folder of show {show}" if kind == "folder" else kind, name, known)
+
+
+def _ids(count: int, now_ms: int) -> list[UUID]:
+    """New ids in ascending order."""
+    entropy = secrets.token_bytes(ENTROPY_BYTES * count)
+    parts = (entropy[at : at + ENTROPY_BYTES] for at in range(0, len(entropy), ENTROPY_BYTES))
+    return sorted((uuid7(now_ms, part) for part in parts), key=attrgetter("int"))

@@ -1,0 +1,223 @@
+"""What one leader does so that what has ended does not grow: days made ahead, days dropped, old names forgotten.
+
+Finished jobs, ends of frames and logs lie in partitions by day (UTC). A day past its retention is dropped whole: no row
+is deleted one by one, and nothing is left for vacuum. Who keeps what:
+- a row is always visible, and in one place: what the default partition took before its day was made moves in the
+  transaction that makes the day, in bounded parts and under a lock that readers wait for;
+- nothing that is still needed goes with a day: ends of frames whose jobs live, or ended on a later day, are carried on
+  before it is dropped, until a look finds none. None can come after that: a row is written on the day it ends;
+- nobody waits long: a lock that is not to be had within `PATIENCE_MS` is given up, and asked for again next round.
+
+Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. Dying
+between two steps leaves the rest to the next leader; repeating a step changes nothing. PostgreSQL's clock decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import date, datetime, timedelta
+from typing import Final
+
+import structlog
+
+from rota.infra import faults
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres import Database, Query, Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.store import Pointer, Store
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, SetupFailed
+from rota.model.settings.lifecycle import Retention
+from rota.queue.upkeep import BUSY
+
+MISSING = query(__package__, "upkeep_missing")
+DAYS = query(__package__, "upkeep_days")
+MAKE = query(__package__, "upkeep_make")
+DROP = query(__package__, "upkeep_drop")
+CARRY = query(__package__, "upkeep_carry")
+PATIENCE = query(__package__, "upkeep_patience")
+KEYS = query(__package__, "upkeep_keys")
+WORKERS = query(__package__, "upkeep_workers")
+POINTERS = query(__package__, "upkeep_pointers")
+NOW = query(__package__, "upkeep_now")
+
+log = structlog.get_logger(__name__)
+
+LEASE: Final = "rota:engine:upkeep"
+TABLES: Final = ("job_done", "frame_end", "frame_log")
+ROUND_S: Final = 60.0
+SOON_S: Final = 2.0
+"""Until the next round when somebody was in our way."""
+STORE_S: Final = 3600.0
+DAYS_AHEAD: Final = 7
+BATCH: Final = 10_000
+BATCHES_MAX: Final = 1_000
+"""Of one step in one round; the rest is for the next."""
+PATIENCE_MS: Final = 200
+LEASES_KEPT_S: Final = 86_400.0
+
+STEPS = metrics.counter("rota_upkeep", "Steps of the engine's upkeep by what came of them.", labels=("step", "outcome"))
+MADE = metrics.counter("rota_days_made", "Daily partitions made, by table.", labels=("table",))
+DROPPED = metrics.counter("rota_days_dropped", "Daily partitions dropped, by table.", labels=("table",))
+CARRIED = metrics.counter(
+    "rota_frame_ends_carried", "Ends of frames carried to a later day, since their jobs are kept."
+)
+
+
+class Upkeep:
+    """Every replica may run it, one of them leads."""
+
+    def __init__(
+        self, database: Database, leases: Leases, retention: Retention | None = None, *, store: Store | None = None
+    ) -> None:
+        self.database = database
+        self.leases = leases
+        self.retention = retention or Retention()
+        self._store = store
+        self._store_due_s = 0.0
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
+
+    async def run(self, life: Lifecycle) -> None:
+        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
+        life.ready()
+        leading = asyncio.create_task(self._leadership.run(), name="engine.upkeep")
+        draining = asyncio.create_task(life.until_draining(), name="engine.upkeep_draining")
+        try:
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        while True:
+            done = await self._round(lease)
+            await self.leases.clock.sleep(ROUND_S if done else SOON_S)
+
+    async def _round(self, lease: Lease) -> bool:
+        """Every step, whatever becomes of the others; False when one has to be taken again soon."""
+        steps = (self.make_days, self.drop_days, self.forget_keys, self.forget_workers, self.prune_leases)
+        done = [await self._try(lease, step) for step in steps]
+        if self._store is not None and self.leases.clock.monotonic() >= self._store_due_s:
+            done.append(await self._try(lease, self.tidy_store))
+            self._store_due_s = self.leases.clock.monotonic() + STORE_S
+        return all(done)
+
+    async def _try(self, lease: Lease, step: Callable[[Lease], Awaitable[object]]) -> bool:
+        try:
+            await step(lease)
+        except (*BUSY, SetupFailed) as error:
+            STEPS.labels(step.__name__, "busy").inc()
+            log.info("upkeep_busy", step=step.__name__, reason=str(error))
+            return False
+        STEPS.labels(step.__name__, "done").inc()
+        return True
+
+    async def make_days(self, lease: Lease, *, now: datetime | None = None, batch: int = BATCH) -> int:
+        """Partitions from today on `DAYS_AHEAD` days, and for what lies in a default; returns how many were made."""
+        today = now or await self._now()
+        made = 0
+        for table in TABLES:
+            for row in await self.database.rows(MISSING, table, today, DAYS_AHEAD):
+                made += await self._make_day(lease, table, row["day"], batch)
+        return made
+
+    async def drop_days(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Days past their retention, the ends of frames that are needed carried on; returns how many were dropped."""
+        over = before or await self._ago(self.retention.finished_jobs)
+        dropped = 0
+        for table in TABLES:
+            for row in await self.database.rows(DAYS, table, over):
+                if table == "frame_end":
+                    await self._carry(lease, row["day"], batch)
+                dropped += await self._drop_day(lease, table, row["day"])
+        return dropped
+
+    async def forget_keys(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Idempotency keys past their retention whose jobs have ended: they may be used again."""
+        over = before or await self._ago(self.retention.idempotency_keys)
+        return await self._in_batches(lease, KEYS, over, batch)
+
+    async def forget_workers(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Workers that ended before anything that is kept."""
+        over = before or await self._ago(self.retention.finished_jobs)
+        return await self._in_batches(lease, WORKERS, over, batch)
+
+    async def prune_leases(self, _lease: Lease) -> int:
+        return await self.leases.prune(LEASES_KEPT_S)
+
+    async def tidy_store(self, _lease: Lease, *, before: datetime | None = None) -> None:
+        """Inputs and results that nothing points to any more. Doing it twice, or two at once, is harmless."""
+        assert self._store is not None, "there is no store to tidy"
+        over = before or await self._ago(self.retention.finished_jobs)
+        rows = await self.database.rows(POINTERS, over)
+        used = {row["pointer"] for row in rows if row["pointer"] and _is_pointer(row["pointer"])}
+        await self._store.upkeep(self.retention.finished_jobs, used)
+
+    async def _make_day(self, lease: Lease, table: str, day: date, batch: int) -> int:
+        made = 0
+        for _ in range(BATCHES_MAX):
+            async with self._guarded(lease) as tx:
+                outcome = await tx.value(MAKE, table, day, batch)
+                faults.at("upkeep.after_day_made_before_commit")
+            made += outcome in ("made", "part")
+            if outcome in ("made", "there"):
+                break
+        MADE.labels(table).inc(made)
+        return made
+
+    async def _carry(self, lease: Lease, day: date, batch: int) -> None:
+        for _ in range(BATCHES_MAX):
+            async with self._guarded(lease) as tx:
+                carried = await tx.value(CARRY, day, batch)
+                faults.at("upkeep.after_carry_before_commit")
+            CARRIED.inc(carried)
+            if carried < batch:
+                return
+
+    async def _drop_day(self, lease: Lease, table: str, day: date) -> int:
+        async with self._guarded(lease) as tx:
+            if table == "frame_end" and await tx.value(CARRY, day, 1):
+                return 0  # more than was carried: the next round goes on
+            dropped = int(await tx.value(DROP, table, day))
+            faults.at("upkeep.after_drop_before_commit")
+        DROPPED.labels(table).inc(dropped)
+        log.info("day_dropped", table=table, day=day.isoformat())
+        return dropped
+
+    async def _in_batches(self, lease: Lease, forget: Query, before: datetime, batch: int) -> int:
+        gone = 0
+        for _ in range(BATCHES_MAX):
+            async with self._guarded(lease) as tx:
+                number = await tx.run(forget, before, batch)
+            gone += number
+            if number < batch:
+                break
+        return gone
+
+    async def _now(self) -> datetime:
+        now: datetime = await self.database.value(NOW)
+        return now
+
+    async def _ago(self, seconds: float) -> datetime:
+        return await self._now() - timedelta(seconds=seconds)
+
+    @asynccontextmanager
+    async def _guarded(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            await tx.run(PATIENCE, str(PATIENCE_MS))
+            yield tx
+
+
+def _is_pointer(text: str) -> bool:
+    """What a worker calls an artifact need not lie in the store."""
+    with suppress(InvalidInput):
+        Pointer.parse(text)
+        return True
+    return False

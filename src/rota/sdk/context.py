@@ -1,0 +1,97 @@
+"""What a task can ask about the frame it runs for, and tell about it: `rota.context()`.
+
+A task that is called like any function, in a test or a script, finds a context of nobody's: frame 0, never cancelled,
+and whatever it tells goes nowhere.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+from uuid import UUID
+
+from rota.sdk.endings import Cancelled
+
+
+class Attempt(Protocol):
+    """What all frames of a portion have in common."""
+
+    @property
+    def job(self) -> UUID: ...
+
+    @property
+    def layer(self) -> UUID: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+class Ear(Protocol):
+    """Who hears what a frame tells about itself."""
+
+    def progress(self, token: int, percent: float, word: str, /) -> None: ...
+
+    def log(self, token: int, line: str, /) -> None: ...
+
+
+class Context:
+    """One attempt of one frame. Its methods may be called from any thread of the task."""
+
+    __slots__ = ("_attempt", "_ear", "_token", "cancelled", "frame", "gpus")
+
+    def __init__(self, attempt: Attempt, frame: int, token: int, ear: Ear, gpus: tuple[int, ...] = ()) -> None:
+        self._attempt = attempt
+        self._token = token
+        self._ear = ear
+        self.frame = frame
+        """Its number in the layer."""
+        self.gpus = gpus
+        """Numbers of the devices that are this frame's while it runs."""
+        self.cancelled = False
+        """Whether it was asked to stop. It is killed, or given up, a while after that."""
+
+    @property
+    def job(self) -> UUID:
+        return self._attempt.job
+
+    @property
+    def layer(self) -> UUID:
+        return self._attempt.layer
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the frame this is."""
+        return self._attempt.attempt
+
+    def progress(self, percent: float, word: str = "") -> None:
+        """Tell how far it has come, from 0 to 100. Only the latest is kept."""
+        self._ear.progress(self._token, min(100.0, max(0.0, float(percent))), word)
+
+    def log(self, line: str) -> None:
+        """A line for the frame's own log."""
+        self._ear.log(self._token, line)
+
+    def check(self) -> None:
+        """Raises `Cancelled` if the frame was asked to stop: for loops that never wait for anything else."""
+        if self.cancelled:
+            raise Cancelled
+
+
+class _Nobody:
+    job = layer = UUID(int=0)
+    attempt = 0
+
+    def progress(self, _token: int, _percent: float, _word: str) -> None:
+        return None
+
+    def log(self, _token: int, _line: str) -> None:
+        return None
+
+
+_NOBODY = _Nobody()
+CURRENT: ContextVar[Context] = ContextVar("rota_context")
+
+
+def context() -> Context:
+    """Of the frame that runs this code."""
+    return CURRENT.get(None) or Context(_NOBODY, 0, 0, _NOBODY)

@@ -1,0 +1,102 @@
+"""How an attempt ended, as a worker reports it: values, exceptions, stops. No I/O.
+
+Codes are stable words: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
+`result_too_large`, `exit_status`, `signal`, `no_command`, `timeout`, `cancelled`, and of frames that never began or
+were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rota.infra.telemetry.redaction import MASK, is_secret, redact_text
+from rota.model.messages import End, Status
+from rota.sdk.endings import Cancelled, Fatal, Retry
+
+ERROR_MAX: Final = 10_000
+VALUE_MAX: Final = 64 * 1024
+"""Larger values do not travel with the report."""
+_SECRET_LEAST = 6
+
+
+class Input(msgspec.Struct, forbid_unknown_fields=True):
+    """What a task is called with."""
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+    @property
+    def shareable(self) -> bool:
+        """Whether several calls may be given the very same objects."""
+        return all(isinstance(held, _SCALARS) for held in (*self.args, *self.kwargs.values()))
+
+
+_SCALARS = (int, float, str, bytes, type(None))
+_INPUT = msgspec.msgpack.Decoder(Input)
+_NO_INPUT = Input()
+
+
+QUIET = (Fatal, Retry, Cancelled)
+"""Said on purpose: what they say is enough, nobody needs the trace."""
+
+
+class Unencodable(Exception):
+    """A value that msgpack has no way to write."""
+
+
+def read_input(data: bytes | None) -> Input:
+    """Raises msgspec.DecodeError when `data` is not what a task can be called with."""
+    return _NO_INPUT if data is None else _INPUT.decode(data)
+
+
+def encoded(value: object) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except Exception as error:
+        raise Unencodable(f"{type(error).__name__}: {error}") from error
+
+
+def failed(token: int, error: BaseException, env: Mapping[str, str] | None = None) -> End:
+    """An exception that left the task."""
+    status, code, after_s = Status.FAILED, "exception", 0.0
+    if isinstance(error, Fatal):
+        status, code = Status.FAILED_FATAL, "fatal"
+    elif isinstance(error, Retry):
+        status, code, after_s = Status.FAILED_RETRYABLE, "retry", max(0.0, float(error.after))
+    return End(token, status, code=code, error=told(described(error), env), after_s=after_s)
+
+
+def bad_input(token: int, error: BaseException) -> End:
+    return End(token, Status.FAILED_FATAL, code="bad_input", error=told(f"The task cannot be called: {error}"))
+
+
+def unencodable(token: int, error: Unencodable) -> End:
+    return End(token, Status.FAILED, code="unencodable_result", error=told(f"The result cannot be kept: {error}"))
+
+
+def too_large(token: int, size: int) -> End:
+    sentence = f"The result has {size} bytes; more than {VALUE_MAX} need store.directory to be set."
+    return End(token, Status.FAILED, code="result_too_large", error=sentence)
+
+
+def described(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - the task's own exception class may be broken
+        text = f"<its text failed with {type(broken).__name__}>"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def told(text: str, env: Mapping[str, str] | None = None) -> str:
+    """`text` without secrets, those of the frame's environment included, and not too long."""
+    for name, value in (env or {}).items():
+        if is_secret(name) and len(value) >= _SECRET_LEAST:
+            text = text.replace(value, MASK)
+    text = redact_text(text)
+    if len(text) > ERROR_MAX:
+        text = f"{text[: ERROR_MAX - 60]}... ({len(text)} characters in all)"
+    # Lone surrogates cannot travel.
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,77 @@
+"""Frames on a worker: a batch has not begun, a frame has. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rota.model.messages import Portion, Run, Status
+from rota.model.work import Work
+from rota.sdk.app import Task
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Why a frame is to end early, and how that is reported."""
+
+    status: Status
+    code: str
+    reason: str
+
+
+class Batch:
+    """Frames of one portion that have not begun: tokens `next` to `end - 1`, without those `dropped`."""
+
+    __slots__ = ("dropped", "end", "first", "input", "next", "portion", "task", "trace", "work")
+
+    def __init__(self, portion: Portion, run: Run, work: Work, task: Task[..., Any] | None, trace: str) -> None:
+        self.portion = portion
+        self.first = self.next = run[0]
+        self.end = run[0] + run[1]
+        self.work = work
+        self.task = task
+        """None for a command."""
+        self.trace = trace
+        self.input = portion.input
+        self.dropped: set[int] = set()
+        """Ended before they began."""
+
+    @property
+    def left(self) -> int:
+        return self.end - self.next
+
+    def frame_of(self, token: int) -> int:
+        """Its number in the layer."""
+        return self.portion.frame + (token - self.portion.token) * self.portion.step
+
+
+class Frame:
+    """One that has begun. Whoever runs it sets `ask` and `kill`; `Desk` stops it by them."""
+
+    __slots__ = ("ask", "batch", "began_at", "devices", "kill", "over", "stop", "timers", "token")
+
+    def __init__(self, batch: Batch, token: int, began_at: float, devices: tuple[int, ...]) -> None:
+        self.batch = batch
+        self.token = token
+        self.began_at = began_at
+        self.devices = devices
+        self.stop: Stop | None = None
+        self.over = False
+        """Its end was reported; whatever it still does changes nothing."""
+        self.timers: list[asyncio.TimerHandle] = []
+        self.ask: Callable[[], object] = _nothing
+        self.kill: Callable[[], object] = _nothing
+
+    @property
+    def work(self) -> Work:
+        return self.batch.work
+
+    @property
+    def number(self) -> int:
+        return self.batch.frame_of(self.token)
+
+
+def _nothing() -> None:
+    return None

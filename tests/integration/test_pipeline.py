@@ -1,0 +1,191 @@
+"""From a submission to its end, on real servers: the ways of a job, one by one."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from rota.model.job import Budget
+from rota.model.lifecycle import JobState
+from tests.ground.farm import Farm, hanging, seen
+from tests.ground.waiting import until
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+        await farm.quiet()
+
+
+async def test_a_job_of_one_frame(farm):
+    await farm.worker()
+    job = await farm.submit("noop")
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_layer_of_many_frames_is_counted_once_each(farm):
+    await farm.worker(slots=100)
+    job = await farm.submit("note", frames="1-999x2")
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert sorted(seen["note"]) == [(number, 1) for number in range(1, 1000, 2)]
+    [layer] = (await farm.done(job))["layers"]
+    assert (layer["frames"], layer["succeeded"]) == (500, 500)
+
+
+async def test_what_a_frame_returns_is_kept(farm):
+    await farm.worker()
+    job = await farm.submit("square", 12)
+    assert await farm.ended(job) == "SUCCEEDED"
+    [(_, attempt, state, _, _, value)] = await farm.ends(job)
+    assert (attempt, state, msgspec.msgpack.decode(value)) == (1, "SUCCEEDED", 144)
+
+
+async def test_a_job_that_fails_says_why(farm):
+    await farm.worker()
+    job = await farm.submit("boom")
+    assert await farm.ended(job) == "FAILED"
+    [(_, _, state, code, error, _)] = await farm.ends(job)
+    assert (state, code) == ("FAILED", "exception")
+    assert "no luck" in error
+
+
+async def test_a_failed_attempt_is_tried_again_as_often_as_asked(farm):
+    await farm.worker()
+    job = await farm.submit("flaky", 2, layer={"retries": 2})
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert seen["flaky"] == [1, 2, 3]
+    assert [(attempt, state) for _, attempt, state, *_ in await farm.ends(job)] == [
+        (1, "RETRIED"),
+        (2, "RETRIED"),
+        (3, "SUCCEEDED"),
+    ]
+
+
+async def test_a_fatal_failure_is_never_tried_again(farm):
+    await farm.worker()
+    job = await farm.submit("fatal", layer={"retries": 5})
+    assert await farm.ended(job) == "FAILED"
+    assert len(await farm.ends(job)) == 1
+
+
+async def test_a_job_waits_for_a_worker_and_runs_when_one_comes(farm):
+    job = await farm.submit("noop")
+    await until(lambda: farm.replica.engine.dispatcher.board.by_reason() == {"no_workers": 1}, what="a reason")
+    await farm.worker()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_layer_under_a_cap_runs_a_few_frames_at_a_time(farm):
+    await farm.worker(slots=50)
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=3, actor="test"))
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=10)
+    await farm.running("x", 3)
+    await until(lambda: farm.replica.engine.dispatcher.board.by_reason().get("quota_subscription"), what="a reason")
+    assert seen["began"] == ["x"] * 3
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert seen["began"] == ["x"] * 10
+
+
+async def test_a_raised_cap_lets_waiting_frames_run_at_once(farm):
+    await farm.worker(slots=50)
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=6)
+    await farm.running("x", 2)
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
+    await farm.running("x", 6)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_job_at_its_own_cap_lets_others_pass(farm):
+    await farm.worker(slots=50)
+    gate = hanging("capped")
+    capped = await farm.submit("hang", "capped", frames=6, max_cores=2)
+    await farm.running("capped", 2)
+    other = await farm.submit("noop", frames=3)
+    assert await farm.ended(other) == "SUCCEEDED"
+    assert seen["began"] == ["capped"] * 2
+    gate.set()
+    assert await farm.ended(capped) == "SUCCEEDED"
+
+
+async def test_cancelling_a_job_ends_what_waits_and_stops_what_runs(farm):
+    await farm.worker(slots=2)
+    hanging("x")
+    job = await farm.submit("hang", "x", frames=10)
+    await farm.running("x", 2)
+    assert await farm.replica.engine.ender.end(job, JobState.CANCELLED, "cancelled") is JobState.CANCELLED
+    assert await farm.ended(job) == "CANCELLED"
+    await until(lambda: seen.get("stopped") == ["x", "x"], what="both frames stopped")
+    [layer] = (await farm.done(job))["layers"]
+    assert layer["cancelled"] == 10
+    assert await farm.replica.engine.ender.end(job, JobState.CANCELLED, "cancelled") is None
+
+
+async def test_a_deadline_counts_from_the_submission_and_ends_the_job(farm):
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x", budget=Budget(deadline_ms=300))
+    await farm.running("x")
+    assert await farm.ended(job) == "TIMEOUT"
+    assert (await farm.done(job))["reason"] == "deadline_expired"
+
+
+async def test_a_topic_without_a_pool_fails_at_once_into_the_dead_letters(farm):
+    await farm.worker()
+    job = await farm.submit("noop", frames=3, labels={"preferred_pool": "mars"})
+    assert await farm.ended(job) == "FAILED"
+    letters = await farm.replica.queue.dead_letters.find(_letters())
+    assert [(letter.reason, letter.job) for letter in letters] == [("no_pool_mapping", job)] * 3
+
+
+def _letters():
+    from rota.queue.dead_letters import DeadLetterFilter
+
+    return DeadLetterFilter(kind="frame")
+
+
+async def test_an_unknown_task_is_a_failed_dispatch_that_waits_longer_each_time(farm):
+    await farm.worker()
+    job = await farm.submit("nobody_knows_it")
+    await until(lambda: _dispatch_failures(farm, job), what="a failed dispatch")
+    await farm.replica.engine.ender.end(job, JobState.CANCELLED, "cancelled")
+    assert await farm.ended(job) == "CANCELLED"
+
+
+async def _dispatch_failures(farm, job):
+    from tests.ground.queues import sql
+
+    return await farm.database.value(sql("SELECT dispatch_failures FROM rota.job WHERE pk_job = $1::uuid"), job)
+
+
+async def test_two_shows_share_a_pool_by_their_sizes(farm):
+    await farm.show("short", size=1, burst=100)
+    gate = hanging("x")
+    await asyncio.gather(
+        farm.submit("hang", "x", frames=50, show="short"),
+        farm.submit("hang", "x", frames=50, show="film"),
+    )
+    await farm.worker(slots=20)
+    await farm.running("x", 20)
+    used = await farm.replica.books.live.counters(await _show(farm, "film"))
+    assert max(usage.cores for usage in used.values()) >= 1000
+    gate.set()
+
+
+async def _show(farm, name):
+    return next(show.id for show in await farm.books.admin.shows() if show.name == name)
+
+
+async def test_two_replicas_and_three_workers_run_a_layer_together(farm):
+    await farm.server()
+    for number in range(3):
+        await farm.worker(f"w{number}", slots=20)
+    job = await farm.submit("note", frames=2000)
+    assert await farm.ended(job, within_s=30) == "SUCCEEDED"
+    assert sorted(frame for frame, _ in seen["note"]) == list(range(2000))

@@ -1,0 +1,111 @@
+"""`sys.job.submit`: the same checks as every other face, once however often it comes, refusals in the dead letters."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rota.engine.submit import Submitter
+from rota.engine.submit_intake import SUBMITS, Intake
+from rota.infra.nats import Message, StreamSpec
+from rota.infra.service import Lifecycle
+from rota.model.job import encode
+from rota.model.messages import SUBMIT
+from rota.queue import DeadLetterFilter, Queue
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.queues import agreed
+from tests.ground.waiting import until
+from tests.integration.bus_ground import acknowledged, buses
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+SYS = StreamSpec(name="SYS", subjects=("sys.job.>",), storage="memory")
+
+
+@pytest.fixture
+async def bus(nats_url, bus_prefix):
+    async with buses(nats_url, bus_prefix) as connect:
+        bus = await connect()
+        await bus.ensure([SYS, SUBMITS])
+        yield bus
+
+
+@pytest.fixture
+async def intake(database):
+    await a_show(database)
+    return Intake(Submitter(database), Queue(database).dead_letters)
+
+
+@asynccontextmanager
+async def working(intake, bus):
+    draining = asyncio.Event()
+    task = asyncio.create_task(intake.handling(bus).run(Lifecycle(draining, lambda: None)))
+    yield
+    draining.set()
+    await task
+
+
+async def publish(bus, *bodies):
+    await bus.publish_many([Message(subject=SUBMIT, data=body, msg_id=f"m{at}") for at, body in enumerate(bodies)])
+
+
+async def test_submissions_are_written_and_acknowledged_and_refusals_are_dead_letters(bus, intake, database):
+    keyed = task(idempotency_key="k")
+    await Submitter(database).submit([keyed])
+    other = encode(task("other", idempotency_key="k"))
+    plain = json.dumps({"show": "film", "layers": [{"argv": ["true"]}]}).encode()
+    bad = {
+        b"\xffnothing": "no submission",
+        encode(task(priority=9)): "for operators",
+        encode(task(show="flim")): "did you mean film",
+        other: "was used for another submission",
+    }
+    async with working(intake, bus):
+        await publish(bus, encode(task(layer={"frames": 4})), encode(keyed), plain, *bad)
+        await until(lambda: settled(bus, 3 + len(bad)), what="every message to be answered")
+    assert sum(counts["waiting"] for counts in (await agreed(database)).values()) == 4 + 1 + 1
+    letters = await Queue(database).dead_letters.find(DeadLetterFilter(kind="message"))
+    assert {(letter.payload, letter.reason) for letter in letters} == {(body, "submission_refused") for body in bad}
+    assert all(bad[letter.payload] in letter.error for letter in letters)
+
+
+async def settled(bus, number):
+    return await acknowledged(bus, SUBMITS) == number
+
+
+async def test_a_message_that_comes_again_submits_nothing_again(bus, intake, database):
+    await publish(bus, encode(task()), encode(task()), b"bad")
+    async with bus.consumer(SUBMITS) as consumer:
+        batch = []
+        while len(batch) < 3:
+            batch += await consumer.fetch(3, 5.0)
+        for _ in range(2):
+            verdicts = await intake.handle(batch)
+            await intake.terminated(batch[2], verdicts[2].reason)
+        for delivery in batch:
+            await delivery.ack()
+    assert await left(database) == {"jobs": 2, "layers": 2, "entries": 2, "keys": 2}
+    assert await Queue(database).dead_letters.count(DeadLetterFilter()) == 1
+
+
+async def test_a_stream_that_was_made_anew_counts_from_one_and_its_messages_are_new(bus, intake, database):
+    for _ in range(2):
+        await publish(bus, encode(task()))
+        async with bus.consumer(SUBMITS) as consumer:
+            batch = await consumer.fetch(1, 5.0)
+            assert [delivery.stream_seq for delivery in batch] == [1]
+            await intake.handle(batch)
+            await batch[0].ack()
+        await bus._connection.ask(f"$JS.API.STREAM.DELETE.{bus._names.stream('SYS')}")
+        await bus.ensure([SYS, SUBMITS])
+    assert (await left(database))["jobs"] == 2
+
+
+async def test_a_submission_of_the_largest_size_fits_through_the_bus(bus, intake, database):
+    await publish(bus, encode(task(value="x" * 900_000)))
+    async with working(intake, bus):
+        await until(lambda: settled(bus, 1), what="the message to be answered")
+    assert (await left(database))["jobs"] == 1

@@ -1,0 +1,274 @@
+"""An app with all kinds of tasks, good and bad. Imported by workers in tests, and by their processes."""
+
+import asyncio
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import rota
+from rota import Cancelled, Fatal, Retry, Rota
+
+app = Rota()
+mark = contextvars.ContextVar("mark", default="")
+finished = []
+KINDS = {"value": ValueError, "fatal": Fatal, "exit": SystemExit, "interrupt": KeyboardInterrupt}
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@app.task
+async def nothing():
+    return None
+
+
+@app.task
+async def add(a, b=0):
+    return a + b
+
+
+@app.task
+async def where():
+    context = rota.context()
+    return [str(context.job), str(context.layer), context.frame, context.attempt, list(context.gpus)]
+
+
+@app.task
+async def fails(kind, text, wait=False):
+    if wait:
+        await asyncio.sleep(0.001)
+    raise KINDS[kind](text)
+
+
+@app.task
+async def unspeakable():
+    raise Unspeakable
+
+
+@app.task
+async def later():
+    raise Retry("busy", after=7.5)
+
+
+@app.task
+async def naps(seconds):
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.task
+async def waits():
+    await asyncio.Event().wait()
+
+
+@app.task
+async def deaf():
+    """Goes on although it is cancelled, for a while."""
+    for _ in range(10):
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.1)
+    finished.append("deaf")
+    return "after all"
+
+
+@app.task
+async def tidies(path):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        Path(path).write_text("tidied")
+
+
+@app.task
+async def appends(items):
+    items.append(1)
+    return len(items)
+
+
+@app.task
+async def expects_nothing_in(items):
+    assert not items
+    items.append(1)
+
+
+@app.task
+async def marks():
+    seen = mark.get()
+    mark.set("left behind")
+    return seen
+
+
+@app.task
+async def times_out_inside():
+    """Its own time-out, begun in the first step, must hit itself and nobody else."""
+    try:
+        async with asyncio.timeout(0.05):
+            await asyncio.Event().wait()
+    except TimeoutError:
+        return "in time"
+
+
+@app.task
+async def gathers():
+    async with asyncio.TaskGroup() as tasks:
+        naps = [tasks.create_task(asyncio.sleep(0.01, n)) for n in range(3)]
+    return [nap.result() for nap in naps]
+
+
+@app.task
+async def cancels_its_task():
+    """The first frame cancels the task it finds itself in and ends; the others wait."""
+    if rota.context().frame == 1:
+        asyncio.current_task().cancel()
+        return None
+    await asyncio.sleep(0.01)
+    return "untouched"
+
+
+@app.task
+async def large(size):
+    return b"x" * size
+
+
+@app.task
+async def unencodable():
+    return object()
+
+
+@app.task
+async def holds_the_loop(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+@app.task
+async def forks():
+    """Comes back twice."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it ends at once
+    return pid != 0
+
+
+@app.task
+async def tells(percent):
+    context = rota.context()
+    context.progress(percent, "half way")
+    context.log("a line")
+    await asyncio.sleep(0.1)
+
+
+@app.task
+async def says():
+    rota.context().log("at once")
+
+
+@app.task
+def sync_add(a, b=0):
+    return a + b
+
+
+@app.task
+def sync_where():
+    context = rota.context()
+    return [context.frame, context.attempt, os.environ["ROTA_FRAME"], os.environ.get("COLOUR", ""), str(Path.cwd())]
+
+
+@app.task
+def sync_fails(kind, text):
+    raise KINDS[kind](text)
+
+
+@app.task
+def sync_pid():
+    return os.getpid()
+
+
+@app.task
+def prints(lines, wide=1):
+    line = "x" * (wide - 1)
+    for _ in range(lines):
+        print(line)
+    print("that was all")
+    print("on stderr", file=sys.stderr)
+
+
+@app.task
+def exits(status):
+    os._exit(status)
+
+
+@app.task
+def kills_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def sleeps(seconds):
+    time.sleep(seconds)
+
+
+@app.task
+def looks_for_cancel():
+    context = rota.context()
+    while True:
+        context.check()
+        time.sleep(0.005)
+
+
+@app.task
+def notices_cancel(path):
+    try:
+        looks_for_cancel()
+    except Cancelled:
+        Path(path).write_text("noticed")
+        raise
+
+
+@app.task
+def sync_forks():
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return pid != 0
+
+
+@app.task
+def leaves_a_child(path):
+    child = subprocess.Popen(["sleep", "600"])
+    Path(path).write_text(str(child.pid))
+    time.sleep(600)
+
+
+@app.task
+def sync_large(size):
+    return b"x" * size
+
+
+@app.task
+def sync_tells():
+    context = rota.context()
+    context.progress(25, "a quarter")
+    context.log("from a process")
+    time.sleep(0.1)
+
+
+@app.task
+def closes_stdout():
+    sys.stdout.close()
+    return "closed"
+
+
+@app.task
+async def deaf_for_ever():
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
