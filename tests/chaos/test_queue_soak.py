@@ -178,6 +178,7 @@ async def _run(url, spawn, *, seconds, rate, pins):
         soak.completed_in_time = soak.completed + soak.failed
         await asyncio.gather(*watching)
         await reader.say("")
+        await reader.wait()
         await until(lambda: soak.completed + soak.failed == soak.offered, within_s=60, what="every frame's end")
         for task in working:
             task.cancel()

@@ -1,4 +1,101 @@
-"""The ways of a frame through the queue, one by one; and late comers, who change nothing and are told so (J3)."""
+"""The ways of a frame through the queue, one by one; and late comers, who change nothing and are told so (J3).
+
+What a queue of this kind must be tested for, and by which tests, named by their first words. `upkeep`, `races`,
+`drivers`, `kills` and `report` are the files test_queue_*.py beside this one, `storm` is test_queue_concurrency.py,
+`model` the state machine of tests/property/test_queue_counts.py, `commands` tests/acceptance/test_queue_commands.py,
+`soak` tests/chaos/test_queue_soak.py, `bench` `python -m bench queue`; all others are here.
+
+What the live terminal counter has to show:
+
+| criterion | tests |
+|---|---|
+| exact counts read tables bounded by slots and lanes | upkeep: exact_counts_read; bench: exact_vs_count_star |
+| completing counts up | upkeep: folding_moves, every_counter_mode; model |
+| retry, move (one, many, on failing), discard count down | failed_frames_are_kept, a_queue_may_send |
+| | a_retry_and_a_move; model |
+| pruning turns live counts into the rollup, the sum stays | upkeep: a_slot_whose_frames_have_all_ended |
+| | upkeep: a_drifted_counter |
+| rebuilding from the rows | upkeep: counters_that_are_not_trusted; races: rebuilding_counts |
+| | commands: rebuilding_counts_mends; model; storm |
+| the skewed worst case, against no counter at all | bench: ledger_cost |
+
+Counters
+
+| what | tests |
+|---|---|
+| counts are those of the rows after every batch, whatever path | model; the storm |
+| the success path is the short one: rows are written and none is touched again | upkeep: success_updates |
+| a drift, as of a row deleted by hand, goes with its slot | upkeep: a_drifted_counter; model |
+| poisoned counters, distrust, and trust after a rebuild | upkeep: counters_that_are_not_trusted |
+| folding: freely, under a pin, around a transaction | upkeep: folding_moves, with_an_old_snapshot |
+| | upkeep: a_producer_that_stays, counting_waits; soak |
+| completing twice | completing_again |
+| fast counts lag by a fold and are then exact, in every mode | upkeep: folding_moves, every_counter_mode |
+| failed frames: kept for their time, counted after it | failed_frames_are_kept; upkeep: failed_frames_past |
+| stripes and shards | upkeep: every_counter_mode; fewer_shards |
+| an idle queue is not written to, a lap leaves nothing behind | upkeep: upkeep_of_an_idle_queue, the_ring_remembers |
+| | soak |
+| more frames than 32 bits count | upkeep: as_many_frames |
+
+Queueing and claiming
+
+| what | tests |
+|---|---|
+| no frame is claimed twice, by any number of claimers | storm: two_claimers, a_storm; model |
+| an earlier uncommitted entry is not passed; an abort leaves no gap | storm: an_enqueue_that_is_not_committed |
+| | storm: an_aborted_enqueue |
+| a lost reply after a claim: nothing to repair, cursors being derived | an_owner_finds; kills |
+| cancelled turns, wherever they are to the cursor | part_of_a_range; races: a_claim_that_ends_within |
+| | races: cancelling_on_both_sides, a_slot_of_cancelled_turns |
+| priorities; they do not age here, since who picks decides | higher_priority, ages_tell |
+| shards: own numbers, a key keeps to one, fewer of them drain | fewer_shards, a_key_keeps |
+| claims wait for no rotation, nobody waits in a circle | storm: a_claimer_passes_by, a_producer_that_stays |
+| | races: who_empties_a_slot, rebuilding_counts |
+| a batch whose lanes were waited for while the ring turned | races: a_batch_that_waited, cancelling_looks |
+| | races: parking_looks |
+| a first use that is rolled back | a_first_use |
+| parked jobs | a_job_at_its_cap, a_job_of_many_entries; races: unparking_while |
+| promotion: meets cancelling, a held lane is in nobody's way | races: cancelling_finds, promotion_waits |
+| | races: a_queue_that_cannot_be_promoted_to |
+
+Fences and rescue
+
+| what | tests |
+|---|---|
+| late ends after retry, cancel, return, failure, completion, prune, carry | a_late_end; upkeep: a_slot_whose_frames |
+| | upkeep: what_outlives |
+| retry and move have one winner | a_retry_and_a_move |
+| a dead dispatcher's claims come back, unless booked | upkeep: a_dead_dispatchers |
+| | races: a_dispatcher_that_is_declared_dead; report: what_a_dead_dispatcher |
+| what runs, was given back or comes back from a rescue keeps its slot | upkeep: a_slot_with_something |
+| heartbeats, deadlines and handlers are the worker's, whose lease decides; unique keys do not exist here | - |
+
+Pruning and the ring
+
+| what | tests |
+|---|---|
+| live slots stay, with a second look after the lock | upkeep: a_slot_with_something; races: a_prune_that_waited |
+| somebody in a slot blocks that slot alone, and no error comes of it | upkeep: a_reader_in_a_slot |
+| | upkeep: a_producer_that_stays |
+| one leader turns the ring; one that lost its lease changes nothing | upkeep: a_leader_that_lost, the_ring_remembers |
+| what outlives its slot: moved once, in parts, however much | upkeep: what_outlives, a_slot_is_carried |
+| | upkeep: a_deep_backlog; races: what_is_claimed |
+
+People, failures and neighbours
+
+| what | tests |
+|---|---|
+| dead letters: there and back, all or nothing, no purge without a filter | a_queue_may_send, one_cause |
+| | calls_that_make_no_sense; commands |
+| cancelling in every state; while frames are given back | cancelling_finds; races: of_cancelling |
+| failed rows keep their payload and error | failed_frames_are_kept |
+| dying or losing a reply anywhere; a busy server; a leader that fails | kills; upkeep: a_step_that_finds |
+| | report: upkeep_that_fails |
+| restarts of PostgreSQL, several starters of a schema | test_database.py, test_migrate.py |
+| enqueueing in a transaction of asyncpg, psycopg, SQLAlchemy | frames_queued_on_other_drivers; drivers |
+| retried and failing frames among the others, at a rate | soak |
+| cron, rate limits, weights and floors | rooms of their own |
+"""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -22,7 +119,7 @@ from rota.queue import (
     storage,
 )
 from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
+from tests.ground.queues import EMPTY, EXACT, Dispatcher, agreed, entry, sql
 
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
@@ -208,6 +305,47 @@ async def test_a_job_at_its_cap_is_parked_and_the_lane_moves_on(queue, dispatche
     assert [piece.frames for piece in await dispatcher.pieces(95)] == [range(10, 100), range(100, 105)]
     assert await queue.unpark(big.job, 10**6) == 49_895
     assert await queue.unpark(big.job, 1) == 0
+
+
+async def test_a_job_of_many_entries_is_parked_as_one_row(queue, dispatcher, database):
+    job, other = entry(), entry(payload=b"other")
+    [placed] = await queue.enqueue([*(entry(job=job.job, frame=frame) for frame in range(2000)), other])
+    await queue.cancel_waiting(job.job, frames=range(1000, 1010))
+    await queue.park([], job.job, rest_of=[placed.lane])
+    assert await database.value(sql("SELECT count(*) FROM rota.queue_returned")) == 2, (
+        "on both sides of what is cancelled"
+    )
+    assert [piece.payload for piece in await dispatcher.pieces()] == [b"other"]
+    assert await counts(database) == {"waiting": 1990, "running": 1, "cancelled": 10}
+    assert await queue.unpark(job.job, 1500) == 1500
+    frames = [frame for piece in await dispatcher.pieces(4000) for frame in piece.frames]
+    assert frames == [*range(1000), *range(1010, 1510)]
+
+
+async def test_fewer_shards_are_used_at_once_and_the_others_are_drained(queue, dispatcher, database):
+    await queue.make("film", shards=3)
+    async with database.transaction() as first, database.transaction() as second:
+        for tx in (first, second, None):
+            [placed] = await queue.enqueue([entry(frames=2)], on=tx)
+            assert placed.first_seq == 0, "each shard numbers its own turns"
+    assert len({candidate.lane for candidate in await queue.candidates()}) == 3
+    await queue.make("film", shards=1)
+    lanes = {(await queue.enqueue([entry(key=str(number))]))[0].lane for number in range(8)}
+    assert len(lanes) == 1
+    assert len(await dispatcher.tokens()) == 6 + 8
+    assert await counts(database) == {"running": 14}
+
+
+async def test_a_first_use_that_is_rolled_back_leaves_the_queue_usable(queue, database, dispatcher):
+    async def used():
+        async with database.transaction() as tx:
+            await queue.enqueue([entry("new")], on=tx)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await used()
+    assert (await queue.enqueue([entry("new")]))[0].first_seq == 0
+    assert len(await dispatcher.tokens()) == 1
 
 
 async def test_failed_frames_are_kept_and_move_once(queue, dispatcher, database):
@@ -396,8 +534,27 @@ async def test_a_retry_of_several_of_which_one_has_not_failed_retries_none(queue
     assert await counts(database) == {"running": 1, "failed": 1}
 
 
-async def test_the_queue_is_not_used_in_a_snapshot_older_than_its_locks(queue, database):
-    for use in (lambda tx: queue.enqueue([entry()], on=tx), lambda tx: queue.complete([512], on=tx)):
-        with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
-            async with database.transaction("repeatable read") as tx:
-                await use(tx)
+IN_A_TRANSACTION = {
+    "enqueue": lambda queue, tx: queue.enqueue([entry()], on=tx),
+    "enqueue later": lambda queue, tx: queue.enqueue([entry(run_at=datetime.now(UTC))], on=tx),
+    "complete": lambda queue, tx: queue.complete([512], on=tx),
+    "give back": lambda queue, tx: queue.give_back([512], on=tx),
+    "park": lambda queue, tx: queue.park([], uuid4(), rest_of=[1], on=tx),
+    "unpark": lambda queue, tx: queue.unpark(uuid4(), 1, on=tx),
+    "retry": lambda queue, tx: queue.retry([512], 0.0, on=tx),
+    "fail": lambda queue, tx: queue.fail([Failure(512, "broke")], on=tx),
+    "cancel running": lambda queue, tx: queue.cancel_running([512], on=tx),
+    "cancel waiting": lambda queue, tx: queue.cancel_waiting(uuid4(), on=tx),
+    "retry failed": lambda queue, tx: queue.failed.retry(FailedFilter(), on=tx),
+    "move failed": lambda queue, tx: queue.failed.move_to_dead_letters(FailedFilter(), on=tx),
+    "retry dead": lambda queue, tx: queue.dead_letters.retry(DeadLetterFilter(), on=tx),
+    "rebuild": lambda queue, tx: queue.rebuild_counts(on=tx),
+    "count": lambda queue, tx: tx.rows(EXACT),
+}
+
+
+@pytest.mark.parametrize("use", IN_A_TRANSACTION)
+async def test_the_queue_is_not_used_in_a_snapshot_older_than_its_locks(queue, database, use):
+    with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
+        async with database.transaction("repeatable read") as tx:
+            await IN_A_TRANSACTION[use](queue, tx)

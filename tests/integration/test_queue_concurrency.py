@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from uuid import uuid4
 
 import pytest
 
 from rota.infra.postgres import Database, PostgresTarget
-from rota.queue import Failure, Pace, Queue
+from rota.queue import DeadLetterFilter, FailedFilter, Failure, Pace, Queue, storage
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import EMPTY, Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
@@ -14,6 +15,8 @@ from tests.ground.waiting import until
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
+PARKED = uuid4()
+"""In whose name the storm parks, so that all of it can be brought back."""
 BLOCKED = sql(
     "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
     " WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted"
@@ -103,8 +106,9 @@ async def test_a_producer_that_stays_in_its_transaction_delays_nobody(queue, dat
     assert len(await dispatcher.tokens()) == 3
 
 
-async def test_a_storm_of_everything_at_once_conserves_every_frame(queue, database):
+async def test_a_storm_of_everything_at_once_conserves_every_frame(queue, database, monkeypatch):
     """Frames only move between states: at every moment their sum is what was queued and committed by then."""
+    monkeypatch.setattr(storage, "CARRY_MAX", 5)
     storm = Storm(queue, database, frames=6000)
     async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
         for number in range(2):
@@ -112,6 +116,7 @@ async def test_a_storm_of_everything_at_once_conserves_every_frame(queue, databa
         for number in range(3):
             dispatcher = await Dispatcher(database, str(number)).enlisted()
             tasks.create_task(storm.work(dispatcher, random.Random(number)))
+        tasks.create_task(storm.disturb(random.Random(7)))
         tasks.create_task(storm.keep_house())
         tasks.create_task(storm.watch())
     counts = (await agreed(database))["film"]
@@ -125,6 +130,7 @@ class Storm:
     def __init__(self, queue, database, frames):
         self.queue, self.database, self.frames = queue, database, frames
         self.queued = self.asked = self.seen = 0
+        self.jobs = []
         self.pruned = False
         self.done = asyncio.Event()
 
@@ -132,10 +138,12 @@ class Storm:
         while self.asked < self.frames:
             number = min(rng.choice([1, 5, 40, 300]), self.frames - self.asked)
             self.asked += number
+            job = entry(frames=number)
             async with self.database.transaction() as tx:
-                await self.queue.enqueue([entry(frames=number)], on=tx)
+                await self.queue.enqueue([job], on=tx)
                 await asyncio.sleep(rng.random() * 0.01)
             self.queued += number
+            self.jobs.append(job.job)
 
     async def work(self, dispatcher, rng):
         while not self.done.is_set():
@@ -146,7 +154,26 @@ class Storm:
             await self.queue.give_back(tokens[: cut[0] // 4])
             await self.queue.retry(tokens[cut[0] // 4 : cut[0] // 2], 0.0)
             await self.queue.fail([Failure(token, "broke") for token in tokens[cut[0] // 2 : cut[0]]])
+            await self.queue.park(tokens[cut[0] : cut[0] + 2], PARKED, rest_of=[1])
             await self.queue.complete(tokens)
+
+    async def disturb(self, rng):
+        """What people do while frames come in, and changes of the counter mode; then all that is parked comes back."""
+        while self.queued < self.frames:
+            await self.queue.unpark(PARKED, rng.choice([1, 20, 1000]))
+            if self.jobs:
+                first = rng.randrange(40)
+                await self.queue.cancel_waiting(rng.choice(self.jobs), frames=range(first, first + rng.choice([1, 30])))
+            await self.queue.failed.retry(FailedFilter(queue="film"), most=10)
+            await self.queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=5)
+            await self.queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=5)
+            if rng.random() < 0.1:
+                await self.queue.rebuild_counts(rng.choice(["ledger", "scan"]))
+            await asyncio.sleep(rng.random() * 0.02)
+        await self.queue.rebuild_counts("ledger")
+        while not self.done.is_set():
+            await self.queue.unpark(PARKED, self.frames)
+            await asyncio.sleep(0.02)
 
     async def keep_house(self):
         leader = await Leader.of(self.queue, Pace(slot_bytes=8192))
@@ -154,6 +181,7 @@ class Storm:
             await leader.promote()
             await leader.fold()
             await leader.turn_ring()
+            await leader.shed()
             await asyncio.sleep(0.02)
         self.pruned = bool(await self.database.value(sql("SELECT count(*) FROM rota.queue_terminal_rollups")))
 
@@ -165,6 +193,6 @@ class Storm:
                 total = counts.waiting + counts.running + counts.deferred + counts.terminal + counts.dead
                 assert least <= total <= self.asked
                 self.seen += 1
-                if counts.terminal == self.frames:
+                if self.queued == self.frames and not counts.waiting + counts.running + counts.deferred:
                     self.done.set()
                     return

@@ -9,7 +9,9 @@ from rota.queue import enqueue_on, enqueue_on_sync
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import EMPTY, agreed, entry
 
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="a development dependency: `make setup` installs it")
+sqlalchemy = pytest.importorskip(
+    "sqlalchemy", reason="SQLAlchemy is a development dependency: `make setup` installs it"
+)
 asynchronous = pytest.importorskip("sqlalchemy.ext.asyncio")
 orm = pytest.importorskip("sqlalchemy.orm")
 

@@ -266,3 +266,76 @@ async def test_rebuilding_counts_and_completing_wait_for_each_other_in_one_order
 
 async def two_wait(database):
     return await database.value(WAITING_LOCKS) >= 2
+
+
+async def test_scanned_counts_wait_for_a_prune_and_then_see_both_of_its_sides(queue, database, leader, dispatcher):
+    """The rows that go and the rollup they go into are of one moment also where no counter is kept."""
+    await queue.rebuild_counts("scan")
+    await queue.enqueue([entry(frames=5)])
+    await queue.complete(await dispatcher.tokens())
+    assert await leader.turn_ring() == "rotated"
+    async with database.transaction() as pruning:
+        assert await storage.prune(pruning, 0) == "pruned"
+        counting = await blocked(database, queue.counts_exact())
+    assert (await counting)["film"].completed == 5
+
+
+async def test_a_prune_that_waited_looks_again(queue, database, leader, dispatcher):
+    """A producer of the slot commits while the lock is waited for: what it queued must not go."""
+    await queue.make("film", shards=1)
+    await queue.enqueue([entry(frames=2)])
+    await queue.complete(await dispatcher.tokens())
+    async with database.transaction() as producing:
+        await queue.enqueue([entry(frames=3)], on=producing)
+        assert await leader.turn_ring() == "rotated"
+        async with database.transaction() as pruning:
+            await pruning.run(sql("SET LOCAL lock_timeout = '20s'"))
+            waiting = await blocked(database, pruning.value(sql("SELECT rota.queue_prune(0, 20000)")))
+            await producing.run(sql("COMMIT"))
+            assert await waiting == "live"
+        await producing.run(sql("BEGIN"))
+    assert await counts(database) == {"waiting": 3, "completed": 2}
+    assert len(await finish(queue, dispatcher)) == 3
+
+
+async def test_who_empties_a_slot_waits_for_claims_and_never_in_a_circle(queue, database, leader, dispatcher):
+    """A claim looks for the cursor in the claims and then at the entries; so that is the order of the locks."""
+    [placed] = await queue.enqueue([entry(frames=3)])
+    for _ in range(6):
+        await leader.turn_ring()
+        await queue.enqueue([entry("other")])
+    async with database.transaction() as claiming:
+        await claiming.rows(sql("SELECT * FROM rota.queue_cursor($1, rota.queue_generation())"), placed.lane)
+        async with database.transaction() as carrying:
+            emptying = await blocked(database, carrying.value(storage.CARRY, 20_000, 100))
+            async with asyncio.timeout(5):
+                [row] = await claiming.rows(CLAIM, [placed.lane], 3, dispatcher.owner)
+            await claiming.run(sql("COMMIT"))
+            assert await emptying == "carried"
+        await claiming.run(sql("BEGIN"))
+    assert row["n"] == 3
+    assert await counts(database) == {"running": 3}
+
+
+async def test_a_dispatcher_that_is_declared_dead_while_it_claims_loses_what_it_got(queue, database, leader):
+    doomed = await Dispatcher(database, "doomed").enlisted()
+    [placed] = await queue.enqueue([entry(frames=4)])
+    async with database.transaction() as claiming:
+        await claiming.rows(CLAIM, [placed.lane], 4, doomed.owner)
+        await database.run(sql("UPDATE rota.lease SET expires_at = clock_timestamp() WHERE name = 'dispatcher:doomed'"))
+        returning = await blocked(database, leader.return_orphans())
+    assert await returning == 4
+    assert await counts(database) == {"waiting": 4}
+
+
+async def test_of_cancelling_and_giving_back_at_once_neither_loses_a_frame(queue, database, dispatcher):
+    job = entry(frames=6)
+    await queue.enqueue([job])
+    tokens = await dispatcher.tokens(4)
+    async with database.transaction() as returning:
+        await queue.give_back(tokens[:2], on=returning)
+        assert await queue.cancel_waiting(job.job) == 2, (
+            "what comes back later waits again: cancelling is of its moment"
+        )
+    assert await counts(database) == {"waiting": 2, "running": 2, "cancelled": 2}
+    assert await queue.cancel_waiting(job.job) == 2

@@ -9,7 +9,7 @@ import pytest
 from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
-from rota.queue import Failure, Pace, Queue, Upkeep, storage
+from rota.queue import FailedFilter, Failure, Pace, Queue, Upkeep, storage, upkeep
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import EMPTY, GENERATION, Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
@@ -23,6 +23,15 @@ PRUNED = sql("SELECT coalesce(sum(pruned_completed_count), 0)::int FROM rota.que
 ROWS = sql("SELECT (SELECT count(*) FROM rota.ready_entries) + (SELECT count(*) FROM rota.queue_claims)")
 SLOT_OF_ALL = sql("SELECT array_agg(DISTINCT ready_slot) FROM rota.ready_entries")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() WHERE name = $1")
+LIVE_ROWS = sql("SELECT count(*) FROM rota.queue_terminal_live_counts")
+READ = sql(
+    "SELECT DISTINCT c.relname AS name FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+    " WHERE l.pid = pg_backend_pid() AND c.relnamespace = 'rota'::regnamespace AND c.relkind IN ('r', 'p')"
+)
+WRITTEN = sql(
+    "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::int FROM pg_stat_xact_user_tables"
+    " WHERE schemaname = 'rota' AND relname <> 'lease'"
+)
 DEAD = sql("SELECT n_tup_upd + n_tup_del FROM pg_stat_xact_all_tables WHERE relid = $1::text::regclass")
 
 
@@ -153,8 +162,8 @@ async def test_a_producer_that_stays_in_its_transaction_blocks_no_slot_it_has_no
     async with database.transaction() as tx:
         await queue.enqueue([entry("short")], on=tx)
         await leader.fold()
-        async with database.transaction() as upkeep:
-            assert await storage.prune(upkeep, 0) == "pruned"
+        async with database.transaction() as pruning:
+            assert await storage.prune(pruning, 0) == "pruned"
 
 
 async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(queue, dispatcher, leader, database):
@@ -165,6 +174,26 @@ async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(qu
     await leader.turn_ring()
     await leader.turn_ring()
     assert (await agreed(database))["film"]["completed"] == 10
+
+
+async def test_exact_counts_read_no_slot_and_no_more_than_slots_times_lanes(queue, dispatcher, leader, database):
+    """Whatever a transaction reads it has a lock of, so its locks tell what counting looked at."""
+    for _ in range(12):
+        await completed(queue, dispatcher, 5)
+        await queue.enqueue([entry(frames=2)])
+        await queue.fail([Failure(token, "broke") for token in await dispatcher.tokens(2)])
+        await leader.turn_ring()
+    await leader.fold()
+    async with database.transaction() as tx:
+        counted = await tx.row(sql("SELECT * FROM rota.queue_counts_exact()"))
+        read = {row["name"] for row in await tx.rows(READ)}
+    assert (counted["completed"], counted["failed"]) == (60, 24)
+    assert read == {
+        *("queue_terminal_count_deltas", *(f"queue_terminal_count_deltas_{turn}" for turn in range(4))),
+        *("queue_storage", "queue_terminal_live_counts", "queue_terminal_rollups", "queue_lanes", "queues"),
+    }
+    rows, lanes = await database.value(LIVE_ROWS), await database.value(sql("SELECT count(*) FROM rota.queue_lanes"))
+    assert rows <= (storage.RING + 2) * lanes
 
 
 async def test_counters_that_are_not_trusted_are_not_used_until_they_are_rebuilt(queue, dispatcher, database):
@@ -191,6 +220,7 @@ async def test_every_counter_mode_counts_the_same(queue, dispatcher, leader, dat
     await queue.fail([Failure(tokens[3], "broke")])
     assert await queue.cancel_waiting(job.job, frames=range(9, 10)) == 1
     assert await database.value(PENDING) == 0
+    assert (await queue.counts_fast()) == (await queue.counts_exact())
     expected = {"waiting": 3, "running": 2, "deferred": 1, "completed": 5, "failed": 1, "cancelled": 1, "dead": 0}
     assert (await agreed(database))["film"] == expected
     await leader.turn_ring()
@@ -267,6 +297,111 @@ async def test_what_outlives_the_ring_is_carried_once_and_keeps_its_tokens_and_o
     assert (await agreed(database))["slow"]["completed"] == 501
 
 
+async def test_a_slot_is_carried_in_parts_that_cut_no_claim(queue, dispatcher, leader, database, monkeypatch):
+    """Between two parts some of a lane is in the ring and some beside it; claims, returns and cancelled turns alike."""
+    monkeypatch.setattr(storage, "CARRY_MAX", 2)
+    monkeypatch.setattr(upkeep, "CARRIES_MAX", 1)
+    jobs = [entry("slow", frames=5, payload=bytes([number])) for number in range(6)]
+    long = [entry("slow", job=jobs[-1].job, frame=frame, frames=5, payload=b"\5") for frame in (5, 10, 15, 20)]
+    await queue.enqueue([*jobs, *long, *(entry("slow", priority=priority) for priority in (1, 9))])
+    lanes = [candidate.lane for candidate in await queue.candidates(["slow"]) if candidate.priority == 5]
+    [first, second] = [(await queue.claim(lanes, want, dispatcher.owner))[0] for want in (12, 3)]
+    await queue.give_back(first.tokens[3:8])
+    await queue.complete(first.tokens[:2])
+    await queue.cancel_waiting(jobs[-1].job, frames=range(3, 22))
+    before = (await agreed(database))["slow"]
+    await queue.pause("slow")
+    seen = []
+    while "carrying" not in seen or seen[-1] != "rotated":
+        await completed(queue, dispatcher, 1)
+        seen.append(await leader.turn_ring())
+        assert await queue.cancel_waiting(jobs[-1].job, frames=range(3, 22)) == 0
+        if seen == ["rotated"] * 6 + ["carrying"]:
+            assert (await queue.retry([first.tokens[2], first.tokens[8]], 3600.0)).accepted == 2
+            before |= {"running": before["running"] - 2, "deferred": 2}
+        assert (await agreed(database))["slow"] == before
+    assert seen.count("carrying") >= 3
+    assert before["deferred"] == 2
+    assert (await queue.complete([*first.tokens[9:], *second.tokens])).refused == frozenset()
+    await queue.resume("slow")
+    pieces = []
+    while more := await dispatcher.pieces(7):
+        pieces += more
+    frames = [(piece.job, frame) for piece in pieces for frame in piece.frames]
+    assert len(frames) == len(set(frames)) == before["waiting"]
+    ours = [frame for frame in frames if frame[0] in (jobs[0].job, jobs[1].job)]
+    assert ours == [(jobs[0].job, 3), (jobs[0].job, 4), *((jobs[1].job, frame) for frame in range(3))]
+    assert all(piece.payload == bytes([jobs.index(job)]) for piece in pieces for job in jobs if job.job == piece.job)
+    await queue.complete([token for piece in pieces for token in piece.tokens])
+    await leader.shed()
+    assert 7 not in (await database.value(SLOT_OF_ALL) or [])
+    assert (await agreed(database))["slow"]["completed"] == before["completed"] + before["waiting"] + before["running"]
+
+
+async def test_a_slot_that_has_ended_is_emptied_even_if_the_folded_counts_are_too_old_to_tell(
+    queue, dispatcher, leader, database
+):
+    """While somebody pins old rows nothing is folded; a slot in the way is not deleted row by row for that."""
+    await queue.enqueue([entry(frames=5)])
+    await leader.fold()
+    await queue.complete(await dispatcher.tokens())
+    seen = []
+    while seen[-1:] in ([], ["rotated"]):
+        seen.append(await leader.turn_ring())
+        await completed(queue, dispatcher, 1)
+    assert seen == ["rotated"] * 6 + ["pruned"]
+    assert (await agreed(database))["film"]["completed"] == 12
+
+
+async def test_a_deep_backlog_does_not_keep_the_ring_from_turning(queue, dispatcher, leader, database, monkeypatch):
+    monkeypatch.setattr(storage, "CARRY_MAX", 100)
+    await queue.enqueue([entry("slow") for _ in range(2000)])
+    await queue.pause("slow")
+    for _ in range(20):
+        await completed(queue, dispatcher, 1)
+        await leader.turn_ring()
+    assert await database.value(GENERATION) > 7 + storage.RING
+    assert (await agreed(database))["slow"]["waiting"] == 2000
+
+
+async def test_as_many_frames_as_may_be_queued_are_counted_folded_and_carried(queue, dispatcher, leader, database):
+    """Three thousand million in one lane, which is more than 32 bits hold."""
+    most = 10_000_000
+    await queue.enqueue([entry("huge", frames=most) for _ in range(300)])
+    await queue.pause("huge")
+    async with database.transaction() as tx:
+        await storage.fold(tx, pinned=True)
+    for _ in range(9):
+        await completed(queue, dispatcher, 1)
+        await leader.turn_ring()
+    assert 7 in await database.value(SLOT_OF_ALL)
+    assert (await agreed(database))["huge"]["waiting"] == 300 * most
+
+
+async def test_upkeep_of_an_idle_queue_writes_nothing(queue, dispatcher, leader, database):
+    await completed(queue, dispatcher, 3)
+    for _ in range(3):
+        await leader.fold()
+        await leader.turn_ring()
+    async with database.transaction() as tx:
+        before = await tx.value(WRITTEN)
+        await storage.promote(tx)
+        await storage.fold(tx, pinned=False)
+        for slot in range(storage.RING):
+            assert await storage.prune(tx, slot) == "not needed"
+        await storage.rotate(tx)
+        await storage.shed_oldest(tx)
+        await storage.shed_kept(tx)
+        assert await tx.value(WRITTEN) == before
+
+
+async def test_the_ring_remembers_one_lap(queue, dispatcher, leader, database):
+    for _ in range(20):
+        await completed(queue, dispatcher, 1)
+        await leader.turn_ring()
+    assert await database.value(sql("SELECT count(*) FROM rota.queue_ring_rotations")) <= storage.RING + 2
+
+
 async def test_success_updates_and_deletes_no_row(queue, dispatcher, database):
     await queue.make("film")
     tables = [
@@ -312,12 +447,20 @@ async def test_a_dead_dispatchers_frames_go_back_unless_they_are_booked(queue, d
     assert await leader.return_orphans() == 0
 
 
-async def test_failed_frames_past_their_retention_are_forgotten_and_stay_counted(queue, dispatcher, leader, database):
-    await queue.enqueue([entry(frames=3)])
-    await queue.fail([Failure(token, "broke") for token in await dispatcher.tokens()])
-    assert await leader.expire() == 3
-    assert (await agreed(database))["film"]["failed"] == 3
-    assert await database.value(sql("SELECT count(*) FROM rota.done_entries")) == 0
+async def test_failed_frames_past_their_retention_are_forgotten_and_stay_counted(
+    queue, dispatcher, leader, database, monkeypatch
+):
+    """However many, in steps; and by PostgreSQL's clock, which is the one that said when they failed."""
+    monkeypatch.setattr(upkeep, "REMOVE_MAX", 2)
+    leader.upkeep.pace = Pace(failed_retention_s=3600.0)
+    await queue.enqueue([entry(frames=7)])
+    [fresh, *tokens] = await dispatcher.tokens()
+    await queue.fail([Failure(token, "broke") for token in tokens])
+    await database.run(sql("UPDATE rota.done_entries SET failed_at = failed_at - interval '1 h'"))
+    await queue.fail([Failure(fresh, "broke")])
+    assert await leader.expire() == 6
+    assert (await agreed(database))["film"]["failed"] == 7
+    assert [frame.token for frame in await queue.failed.find(FailedFilter())] == [fresh]
 
 
 async def test_a_leader_that_lost_its_lease_changes_nothing(queue, dispatcher, leader, database):
@@ -332,9 +475,9 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(queue, dispatcher, l
 
 
 async def test_the_service_promotes_folds_and_turns_by_itself(database, queue, dispatcher):
-    upkeep = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01, fold_s=0.01, slot_bytes=1))
+    keeping = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01, fold_s=0.01, slot_bytes=1))
     supervisor = Supervisor()
-    supervisor.add(Service("queue_upkeep", upkeep.run))
+    supervisor.add(Service("queue_upkeep", keeping.run))
     async with supervisor.running():
         await completed(queue, dispatcher, 5)
         await queue.enqueue([entry(run_at=datetime.now(UTC))])
@@ -358,9 +501,9 @@ async def test_a_step_that_finds_somebody_in_its_way_is_taken_again(database, qu
         return await promote(tx)
 
     monkeypatch.setattr(storage, "promote", busy_once)
-    upkeep = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01))
+    keeping = Upkeep(queue, Leases(database), none_buried, Pace(promote_s=0.01))
     supervisor = Supervisor()
-    supervisor.add(Service("queue_upkeep", upkeep.run))
+    supervisor.add(Service("queue_upkeep", keeping.run))
     async with supervisor.running():
         await queue.enqueue([entry(run_at=datetime.now(UTC))])
         assert await until(dispatcher.tokens, what="promotion")

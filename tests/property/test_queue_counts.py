@@ -34,8 +34,8 @@ ENQUEUE = st.tuples(
 STEP = st.one_of(
     ENQUEUE,
     ENQUEUE,
-    st.tuples(st.just("claim"), st.sampled_from([1, 5, 40, 700])),
-    st.tuples(st.just("claim"), st.sampled_from([1, 5, 40, 700])),
+    st.tuples(st.just("claim"), st.sampled_from([1, 3, 8, 40, 700])),
+    st.tuples(st.just("claim"), st.sampled_from([1, 3, 8, 40, 700])),
     st.tuples(st.sampled_from(ENDS), SHARE),
     st.tuples(st.sampled_from(ENDS), SHARE),
     st.tuples(st.just("finish")),

@@ -26,7 +26,8 @@ _ATTEMPT_END: Final = 2**15
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """`frames` frames of one layer, numbered from `frame` on, that wait, are counted and may be claimed one by one.
 
-    `key`: entries of a queue with the same key are claimed in their order, whatever the number of shards.
+    `key`: entries of a queue with the same key are claimed in their order, however many shards there are; not if their
+    number is changed meanwhile, nor after a delay or a retry.
     `run_at`: not before this moment, by the clock of PostgreSQL.
     """
 

@@ -229,7 +229,10 @@ class Queue:
         *,
         on: Transaction | None = None,
     ) -> int:
-        """Cancel what waits, is parked or deferred, in part if asked; returns how many frames that were."""
+        """Cancel what waits, is parked or deferred, in part if asked; returns how many frames that were.
+
+        What is claimed now is not among them and may be given back right after: ask again until nothing is left.
+        """
         if not frames or frames.step != 1 or not 0 <= frames.start < frames.stop <= FRAME_LAST + 1:
             raise InvalidInput("Frames to cancel are a range of numbers from 0 on, such as range(100, 200).")
         faults.at("queue.before_cancel_waiting")
@@ -246,7 +249,10 @@ class Queue:
         return await self._counts(FAST, queues)
 
     async def candidates(self, queues: Sequence[str] | None = None) -> list[Candidate]:
-        """Where something can be claimed, the highest priority first. Counted exactly; paused queues are left out."""
+        """Where something can be claimed, the highest priority first. Counted exactly; paused queues are left out.
+
+        Lanes of one priority come by their number, and no priority ages: take turns, or go by `ages_s`.
+        """
         rows = await self.database.rows(CANDIDATES, queues)
         return [Candidate(*row.values()) for row in rows]
 

@@ -1,7 +1,8 @@
 """The steps that keep the queue's storage small, one function each. Who may take them is up to the caller.
 
 Each is safe to repeat and safe to die in, being one statement in the caller's transaction. None waits for a producer, a
-dispatcher or a worker for longer than `LOCK_MS`, and none makes them wait for longer than that plus its own work.
+dispatcher or a worker for longer than `LOCK_MS` to get into a slot, and none makes them wait for longer than that plus
+its own work there, which is short: a fold, a truncation, or `CARRY_MAX` entries.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ async def prunable(on: Database | Transaction) -> list[int]:
     return [row["slot"] for row in await on.rows(PRUNABLE)]
 
 
-async def prune(on: Transaction, slot: int) -> Pruned:
-    """Empty a sealed slot in which everything has ended. `blocked`: somebody has an open transaction in it."""
+async def prune(on: Transaction, slot: int | None = None) -> Pruned:
+    """Empty a sealed slot in which everything has ended. `blocked`: somebody has an open transaction in it.
+
+    None is the oldest slot, and its rows are asked even if the folded counters say that something in it lives.
+    """
     answer: Pruned = await on.value(PRUNE, slot, LOCK_MS)
     return answer
 

@@ -177,7 +177,7 @@ class Upkeep:
         expired = 0
         for _ in range(EXPIRIES_MAX):
             async with self._guarded(lease) as tx:
-                number = len(await self.queue.failed.expire(self.pace.failed_retention_s, on=tx))
+                number = len(await self.queue.failed.expire(self.pace.failed_retention_s, most=REMOVE_MAX, on=tx))
                 faults.at("queue.after_expire_before_commit")
             expired += number
             if number < REMOVE_MAX:
@@ -196,7 +196,11 @@ class Upkeep:
             return (await self.queue.give_back(buried, on=tx)).accepted
 
     async def _make_room(self, lease: Lease) -> str:
-        """The oldest slot is in the way of a new one: move what lives in it out of the ring, part by part."""
+        """The oldest slot is in the way of a new one: if it lives, move that out of the ring, part by part."""
+        async with self._guarded(lease) as tx:
+            pruned = await storage.prune(tx)
+        if pruned != "live":
+            return await self._made_room("prune", pruned)
         async with self._guarded(lease) as tx:
             await storage.shed_oldest(tx)
         carried: storage.Carried = "carrying"
@@ -204,13 +208,16 @@ class Upkeep:
             async with self._guarded(lease) as tx:
                 carried = await storage.carry(tx)
                 faults.at("queue.after_carry_before_commit")
-            STEPS.labels("carry", carried).inc()
             if carried != "carrying":
                 break
-        if carried == "blocked" and self._is_due("warn", WARN_EVERY_S):
+        return await self._made_room("carry", carried)
+
+    async def _made_room(self, step: str, outcome: str) -> str:
+        STEPS.labels(step, outcome).inc()
+        if outcome == "blocked" and self._is_due("warn", WARN_EVERY_S):
             held = await report.sessions(self.queue.database)
-            log.warning("queue_ring_full", outcome=carried, sessions=[msgspec.structs.asdict(each) for each in held])
-        return carried
+            log.warning("queue_ring_full", outcome=outcome, sessions=[msgspec.structs.asdict(each) for each in held])
+        return outcome
 
     async def _measure(self, _lease: Lease) -> None:
         await measures.measure(self.queue)

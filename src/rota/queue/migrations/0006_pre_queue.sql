@@ -319,9 +319,13 @@ CREATE TYPE rota.queue_counted AS (
   dead      bigint
 );
 
--- Whether counters may be believed; otherwise the rows are counted.
+-- Whether counters may be believed; otherwise the rows are counted. Locks in the order of those who count.
 CREATE FUNCTION rota.queue_counters_hold() RETURNS boolean
-LANGUAGE sql AS $$ SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s $$;
+LANGUAGE plpgsql AS $$
+BEGIN
+  LOCK TABLE rota.queue_terminal_count_deltas IN ACCESS SHARE MODE;
+  RETURN (SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s);
+END $$;
 
 -- Pruned ends are counted in; `queues` of null are all of them, and each has a row. Volatile, so that the snapshot is
 -- taken after the locks: with an older one a fold that we waited for would be missing on both sides.
@@ -429,4 +433,35 @@ BEGIN
                WHERE r.parked_job IS NOT NULL GROUP BY 1) AS p ON p.lane_id = c.lane_id
     WHERE (queues IS NULL OR q.queue = ANY (queues)) AND c.waiting > coalesce(p.parked, 0)
     ORDER BY l.priority DESC, l.lane_id;
+END $$;
+
+-- Since when the turn that would be claimed next has been waiting, for each lane that has one.
+CREATE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  generation bigint := rota.queue_generation();
+  at record;
+  slots integer[];
+BEGIN
+  FOREACH lane_id IN ARRAY lanes LOOP
+    SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
+    WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
+    IF FOUND THEN
+      slots := ARRAY[at.slot];
+    ELSE
+      SELECT rota.queue_past_tombstones(queue_heads.lane_id, c.cursor) AS seq, c.age INTO at
+      FROM rota.queue_cursor(queue_heads.lane_id, generation) AS c;
+      slots := ARRAY(SELECT rota.queue_slot(generation, age) FROM generate_series(at.age, 0, -1) AS age);
+    END IF;
+    FOR place IN 1 .. cardinality(slots) LOOP
+      EXECUTE format('SELECT e.enqueued_at FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq <= $2'
+                     ' AND e.lane_seq + e.n > $2 ORDER BY e.lane_seq DESC LIMIT 1', slots[place])
+        INTO enqueued_at USING queue_heads.lane_id, at.seq;
+      EXIT WHEN enqueued_at IS NOT NULL;
+    END LOOP;
+    IF enqueued_at IS NOT NULL THEN
+      RETURN NEXT;
+    END IF;
+  END LOOP;
 END $$;

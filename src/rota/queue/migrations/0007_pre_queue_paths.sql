@@ -26,24 +26,22 @@ END $$;
 CREATE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation - age) % 7)::integer END $$;
 
--- One delta, in the mode that is set. Amounts are signed.
+-- One delta, in the mode that is set. Amounts are signed. Of the tables that counting needs, everybody locks the deltas
+-- first, then `queue_storage`, then the live counts.
 CREATE FUNCTION rota.queue_count(
   of_slot integer, of_lane integer, waiting bigint DEFAULT 0, running bigint DEFAULT 0, completed bigint DEFAULT 0,
   cancelled bigint DEFAULT 0, failed bigint DEFAULT 0, deferred bigint DEFAULT 0, dead bigint DEFAULT 0
 ) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-  storage rota.queue_storage;
 BEGIN
-  SELECT * INTO storage FROM rota.queue_storage;
-  IF storage.counter_mode = 'ledger' THEN
-    INSERT INTO rota.queue_terminal_count_deltas
-    SELECT t.last_value % 4, of_slot, of_lane, waiting, running, completed, cancelled, failed, deferred, dead
-    FROM rota.queue_delta_turn AS t;
-  ELSIF storage.counter_mode = 'upsert' THEN
+  INSERT INTO rota.queue_terminal_count_deltas
+  SELECT t.last_value % 4, of_slot, of_lane, waiting, running, completed, cancelled, failed, deferred, dead
+  FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger';
+  IF NOT FOUND THEN
     INSERT INTO rota.queue_terminal_live_counts AS c
-    VALUES (of_lane, of_slot, pg_backend_pid() % storage.counter_stripes,
-            waiting, running, completed, cancelled, failed, deferred, dead)
+    SELECT of_lane, of_slot, pg_backend_pid() % s.counter_stripes,
+           waiting, running, completed, cancelled, failed, deferred, dead
+    FROM rota.queue_storage AS s WHERE s.counter_mode = 'upsert'
     ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
       waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
       completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
@@ -90,7 +88,8 @@ BEGIN
       IF pg_try_advisory_xact_lock(1903519025, lane) THEN
         RETURN lane;
       END IF;
-      held := coalesce(held, lane);
+      -- Those who must wait do not all wait for the same one.
+      held := CASE WHEN shard = pg_backend_pid() % shards THEN lane ELSE coalesce(held, lane) END;
     END LOOP;
   ELSE
     held := rota.queue_lane(of_queue, of_priority, ((hashtextextended(key, 0) & 2147483647) % shards)::integer);
@@ -358,19 +357,30 @@ BEGIN
   END IF;
 END $$;
 
--- The first turn from `seq` on that is not tombstoned. Ranges do not overlap, so each is looked at once.
+-- The first turn from `seq` on that is not tombstoned.
 CREATE FUNCTION rota.queue_past_tombstones(of_lane integer, seq bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   stone record;
 BEGIN
-  LOOP
-    SELECT t.first_seq + t.n AS next INTO stone FROM rota.ready_tombstones t
-    WHERE t.lane_id = of_lane AND t.first_seq <= seq ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1;
-    EXIT WHEN NOT FOUND OR stone.next <= seq;
-    seq := stone.next;
-  END LOOP;
+  SELECT t.first_seq, t.first_seq + t.n AS next INTO stone FROM rota.ready_tombstones t
+  WHERE t.lane_id = of_lane AND t.first_seq <= seq ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1;
+  IF stone.next > seq THEN
+    RETURN rota.queue_tombstones_end(of_lane, stone.first_seq);
+  END IF;
   RETURN seq;
+END $$;
+
+-- Where the row of tombstones ends that has one at `first`. Ranges do not overlap, and there may be very many of them.
+CREATE FUNCTION rota.queue_tombstones_end(of_lane integer, first bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+BEGIN
+  RETURN (
+    SELECT t.first_seq + t.n FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq >= first AND NOT EXISTS (
+      SELECT FROM rota.ready_tombstones u WHERE u.lane_id = t.lane_id AND u.first_seq = t.first_seq + t.n)
+    ORDER BY t.lane_id, t.first_seq LIMIT 1);
 END $$;
 
 -- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
@@ -495,13 +505,16 @@ DECLARE
   ended rota.queue_closed[] := rota.queue_close(1, ids, masks);
   one rota.queue_closed := ended[1];
   n bigint := bit_count(one.closed);
+  counted boolean := false;
 BEGIN
-  -- Most batches are one claim, and need not be grouped.
+  -- Most batches are one claim. Counting that in one statement costs half of grouping and `queue_count`.
   IF cardinality(ended) = 1 THEN
-    IF n > 0 THEN
-      PERFORM rota.queue_count(one.ready_slot, one.lane_id, running => -n, completed => n);
-    END IF;
-  ELSE
+    INSERT INTO rota.queue_terminal_count_deltas
+    SELECT t.last_value % 4, one.ready_slot, one.lane_id, 0, -n, n, 0, 0, 0, 0
+    FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger' AND n > 0;
+    counted := FOUND;
+  END IF;
+  IF NOT counted THEN
     PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
     FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
           FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d

@@ -231,8 +231,14 @@ BEGIN
       behind := '{}';
       ahead := entry.turns * int8multirange(int8range(cursor, NULL)) - coalesce(
         (SELECT range_agg(int8range(t.first_seq, t.first_seq + t.n)) FROM rota.ready_tombstones t
-         WHERE t.lane_id = lane AND t.ready_slot = entry.slot), '{}');
-      FOR returned IN SELECT * FROM rota.queue_returned r WHERE r.lane_id = lane AND r.ready_slot = entry.slot LOOP
+         WHERE t.lane_id = lane AND t.ready_slot = entry.slot AND t.first_seq < upper(entry.turns)
+           AND t.first_seq >= coalesce((  -- of those that begin before, the last one alone can reach into these turns
+             SELECT u.first_seq FROM rota.ready_tombstones u WHERE u.lane_id = lane
+               AND u.first_seq <= lower(entry.turns) ORDER BY u.lane_id DESC, u.first_seq DESC LIMIT 1), 0)), '{}');
+      FOR returned IN
+        SELECT * FROM rota.queue_returned r WHERE r.lane_id = lane AND r.ready_slot = entry.slot
+          AND r.first_seq < upper(entry.turns) AND r.first_seq + r.n > lower(entry.turns)
+      LOOP
         asked := int8multirange(int8range(returned.first_seq, returned.first_seq + returned.n));
         CONTINUE WHEN NOT asked && entry.turns;
         behind := behind + asked * entry.turns;

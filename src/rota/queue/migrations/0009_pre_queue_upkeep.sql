@@ -1,43 +1,12 @@
 -- Where frames wait and end: what one leader does to keep the storage small. See docs/adr/0013-the-queue.md.
 
--- Since when the turn that would be claimed next has been waiting, for each lane that has one.
-CREATE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  generation bigint := rota.queue_generation();
-  at record;
-  slots integer[];
-BEGIN
-  FOREACH lane_id IN ARRAY lanes LOOP
-    SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
-    WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
-    IF FOUND THEN
-      slots := ARRAY[at.slot];
-    ELSE
-      SELECT rota.queue_past_tombstones(queue_heads.lane_id, c.cursor) AS seq, c.age INTO at
-      FROM rota.queue_cursor(queue_heads.lane_id, generation) AS c;
-      slots := ARRAY(SELECT rota.queue_slot(generation, age) FROM generate_series(at.age, 0, -1) AS age);
-    END IF;
-    FOR place IN 1 .. cardinality(slots) LOOP
-      EXECUTE format('SELECT e.enqueued_at FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq <= $2'
-                     ' AND e.lane_seq + e.n > $2 ORDER BY e.lane_seq DESC LIMIT 1', slots[place])
-        INTO enqueued_at USING queue_heads.lane_id, at.seq;
-      EXIT WHEN enqueued_at IS NOT NULL;
-    END LOOP;
-    IF enqueued_at IS NOT NULL THEN
-      RETURN NEXT;
-    END IF;
-  END LOOP;
-END $$;
-
 -- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both. The
--- tables are locked in the order in which `queue_count` uses them.
+-- tables are locked in the order of those who count.
 CREATE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.queue_read_committed();
-  LOCK TABLE rota.queue_storage, rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts
+  LOCK TABLE rota.queue_terminal_count_deltas, rota.queue_storage, rota.queue_terminal_live_counts
     IN ACCESS EXCLUSIVE MODE;
   TRUNCATE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts;
   INSERT INTO rota.queue_terminal_live_counts
@@ -59,15 +28,11 @@ DECLARE
   truncated boolean;
   moved text;
 BEGIN
+  LOCK TABLE ONLY rota.queue_terminal_count_deltas IN ROW EXCLUSIVE MODE;
   FOR turn IN SELECT t FROM generate_series(0, 3) AS t WHERE t <> current LOOP
     EXECUTE format('SELECT EXISTS (SELECT FROM rota.queue_terminal_count_deltas_%s)', turn) INTO holds;
     CONTINUE WHEN NOT holds;
-    BEGIN
-      EXECUTE format('LOCK TABLE ONLY rota.queue_terminal_count_deltas_%s IN ACCESS EXCLUSIVE MODE NOWAIT', turn);
-      truncated := true;
-    EXCEPTION WHEN lock_not_available THEN
-      truncated := false;
-    END;
+    truncated := rota.queue_turn_lock(turn);
     IF truncated THEN
       moved := format('SELECT * FROM rota.queue_terminal_count_deltas_%s', turn);
     ELSE
@@ -82,6 +47,22 @@ BEGIN
     done := CASE WHEN pinned THEN 'compacted' WHEN truncated THEN 'folded' ELSE 'folded around a transaction' END;
     RETURN NEXT;
   END LOOP;
+END $$;
+
+-- Nobody is in the deltas of a turn from here on; false if somebody stays there. Asked again and again instead of
+-- waiting, since whoever waits for such a lock keeps everybody else waiting too.
+CREATE FUNCTION rota.queue_turn_lock(turn integer) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  FOR attempt IN 1..10 LOOP
+    BEGIN
+      EXECUTE format('LOCK TABLE ONLY rota.queue_terminal_count_deltas_%s IN ACCESS EXCLUSIVE MODE NOWAIT', turn);
+      RETURN true;
+    EXCEPTION WHEN lock_not_available THEN
+      PERFORM pg_sleep(0.002);
+    END;
+  END LOOP;
+  RETURN false;
 END $$;
 
 CREATE FUNCTION rota.queue_fold_into(pinned boolean) RETURNS text
@@ -139,7 +120,7 @@ BEGIN
 END $$;
 
 -- Whether the counters, as far as they are folded, say that a slot still has something to do. Asked first, since it
--- costs nothing; only the rows decide that a slot is done. `queue_storage` comes first here as everywhere.
+-- costs nothing; only the rows decide that a slot is done.
 CREATE FUNCTION rota.queue_slot_busy(slot integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -196,8 +177,9 @@ BEGIN
 END $$;
 
 -- Forget a sealed slot in which everything has ended. Asked before the lock, so as not to stop anybody in vain, and
--- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go.
-CREATE FUNCTION rota.queue_prune(slot integer, lock_ms integer) RETURNS text
+-- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go. `by_rows`:
+-- whatever the folded counters say, which are old while somebody pins them.
+CREATE FUNCTION rota.queue_prune(slot integer, lock_ms integer, by_rows boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
   holds boolean;
@@ -208,7 +190,7 @@ BEGIN
   IF NOT holds OR slot = rota.queue_generation() % 7 OR slot > 6 THEN
     RETURN 'not needed';
   END IF;
-  IF rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) THEN
+  IF NOT by_rows AND rota.queue_slot_busy(slot) OR rota.queue_slot_live(slot) THEN
     RETURN 'live';
   END IF;
   IF NOT rota.queue_slot_lock(slot, lock_ms) THEN
@@ -267,12 +249,12 @@ CREATE FUNCTION rota.queue_slot_empty(slot integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   DELETE FROM rota.ready_tombstones t WHERE t.ready_slot = slot;
-  DELETE FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot;
   INSERT INTO rota.queue_terminal_count_deltas
   SELECT t.last_value % 4, slot, d.lane_id, -sum(d.waiting), -sum(d.running), -sum(d.completed), -sum(d.cancelled),
          -sum(d.failed), -sum(d.deferred), -sum(d.dead)
   FROM rota.queue_terminal_count_deltas d, rota.queue_delta_turn t WHERE d.ready_slot = slot
   GROUP BY t.last_value, d.lane_id;
+  DELETE FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot;
   EXECUTE format('TRUNCATE ONLY rota.ready_entries_%1$s, ONLY rota.queue_claims_%1$s, ONLY rota.queue_closures_%1$s',
                  slot);
 END $$;
