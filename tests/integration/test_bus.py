@@ -427,6 +427,7 @@ async def test_what_somebody_else_answers_to_a_publish_does_not_count_as_stored(
 
     await stranger.subscribe(bus._names.subject("job.a"), cb=reply)
     await stranger.flush()
+    assert await bus.ask("job.a", b"") == answer, "the stranger is heard"
     (receipt,) = await bus.publish_many([message()])
     await stranger.close()
     assert receipt.outcome is Outcome.UNSETTLED

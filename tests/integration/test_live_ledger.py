@@ -48,7 +48,7 @@ from rota.accounting.live.publisher import FAILED, RELEASE
 from rota.accounting.live.recount import HEALED
 from rota.accounting.live.seeding import seed
 from rota.infra.redis.script import LOADS
-from rota.model.errors import ScriptFailed
+from rota.model.errors import RedisUnavailable, ScriptFailed
 from rota.model.quota import Level, Refusal, Resource, Usage
 from tests.contract.ledger_suite import EMPTY, outcome_of, sql
 from tests.ground.databases import cleaned_by, one_database
@@ -452,3 +452,20 @@ async def test_an_error_of_the_publisher_is_counted_told_and_swallowed(farm, mon
     assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["release_not_published"]
     assert (await farm.recount()).released == 2
     assert await farm.agrees()
+
+
+async def test_releases_that_redis_missed_are_told_when_it_is_back(farm, monkeypatch):
+    await farm.book(range(5))
+
+    async def away(*_, **__):
+        raise RedisUnavailable("Redis is away: wait.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(RELEASE), "__call__", away)
+        assert await farm.release([0, 1]) == [0, 1]
+        assert await farm.release([3]) == [3]
+        assert not await farm.live.publisher.pay()
+    assert not await farm.agrees()
+    assert await farm.live.publisher.pay()
+    assert await farm.agrees()
+    assert await farm.live.publisher.pay(), "there is nothing left to tell"

@@ -51,6 +51,7 @@ SHOW_LOCK = query(__package__, "show_lock")
 SHOW_GET = query(__package__, "show_get")
 SHOW_CREATE = query(__package__, "show_create")
 SHOW_RENAME = query(__package__, "show_rename")
+SHOW_CHANGE = query(__package__, "show_change")
 SHOW_DELETE = query(__package__, "show_delete")
 SHOW_SET_MANAGED = query(__package__, "show_set_managed")
 SHOW_RAISE_FENCE = query(__package__, "show_raise_fence")
@@ -126,6 +127,15 @@ class Admin:
             show = await _locked(tx, name)
             await tx.run(SHOW_RENAME, show.id, new)
             return await _record(tx, actor, "show", "rename", await _get_show(tx, show.id), show)
+
+    async def change_show(self, name: str, *, max_jobs: int, actor: str) -> Change:
+        """How many jobs of it may run at once; -1 is as many as there are. Those that run go on."""
+        if not -1 <= max_jobs < 2**31:
+            raise InvalidInput(f"{max_jobs} is no number of jobs: give 0 or more, or -1 for as many as there are.")
+        async with self.database.transaction() as tx:
+            show = await _locked(tx, name)
+            await tx.run(SHOW_CHANGE, show.id, max_jobs)
+            return await _record(tx, actor, "show", "change", await _get_show(tx, show.id), show)
 
     async def delete_show(self, name: str, *, actor: str) -> Change:
         async with self.database.transaction() as tx:
@@ -429,7 +439,7 @@ async def _record(
 
 
 def _show(row: Record) -> Show:
-    return Show(ShowId(row["id"]), row["name"], row["managed"], row["fence"], row["version"])
+    return Show(ShowId(row["id"]), row["name"], row["managed"], row["fence"], row["version"], row["max_jobs"])
 
 
 def _item(row: Record) -> Item:

@@ -34,6 +34,8 @@ class Show(msgspec.Struct, frozen=True):
     managed: bool
     fence: int
     version: int
+    max_jobs: int = -1
+    """Jobs that may run at once; -1 is as many as there are."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -134,7 +136,8 @@ def shown(thing: Show | Item | None) -> Mapping[str, object] | None:
         case None:
             return None
         case Show():
-            return {"name": thing.name, "managed": thing.managed, "fence": thing.fence}
+            limit = {"max_jobs": thing.max_jobs} if thing.max_jobs >= 0 else {}
+            return {"name": thing.name, "managed": thing.managed, "fence": thing.fence} | limit
         case Item():
             return {"name": thing.name} | {field: _shown(field, value) for field, value in thing.limits.items()}
 

@@ -6,6 +6,7 @@
   counted: tokens against rows, counters against tokens; the five tables of managed shows from `SUM(proc)`; and, as
   often, graves that are needless go;
 - *limits*, `accounting.limit_reseed_interval_seconds`: all limits to Redis; shows that are no longer managed go there;
+- *pay*, twice a second and in every replica: releases that Redis was not told of while it was away;
 - *recalculate*, `accounting.recalculate_subs_interval`: the five tables of unmanaged shows from `SUM(proc)`.
 
 One replica does it, under a lease. Should two believe that they do, nothing breaks: every step asks for the mark or the
@@ -47,6 +48,7 @@ GRAVES = metrics.gauge("rota_accounting_graves", "Graves of released tokens at t
 
 LOOK_S: Final = 1.0
 AWAIT_S: Final = 0.05
+PAY_S: Final = 0.5
 GRAVES_MAX: Final = 100_000
 """Beyond this many graves of one fence the fence of a show rises, which makes them needless."""
 PRUNED_PER_ROUND: Final = 100
@@ -71,11 +73,19 @@ class Upkeep:
         await self.books.check_publishing()
         async with asyncio.TaskGroup() as tasks:
             leading = tasks.create_task(self.leadership.run())
+            paying = tasks.create_task(self._pay())
             while not await self.all_seeded() and await life.pause(AWAIT_S):
                 pass
             life.ready()
             await life.until_draining()
             leading.cancel()
+            paying.cancel()
+
+    async def _pay(self) -> None:
+        """In every replica: each owes what it could not tell."""
+        while True:
+            await asyncio.sleep(PAY_S)
+            await self.books.publisher.pay()
 
     async def all_seeded(self) -> bool:
         return not await self.lagging() if self.books.live else True

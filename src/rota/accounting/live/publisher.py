@@ -1,14 +1,16 @@
 """Telling Redis what was released, once the deletion of its rows is committed.
 
 A release that is not told, because Redis was away or we died, leaves tokens without rows: Redis counts too much, never
-too little, until the next recount finds them in their graves. So nothing here fails the caller. A release is told with
-the show's fence at the deletion, and is void under a higher one: by then the token may be somebody else's row.
+too little, until it is back and is told, or the next recount finds them in their graves. So nothing here fails the
+caller. A release is told with the show's fence at the deletion, and is void under a higher one: by then the token may
+be somebody else's row.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 import msgspec
@@ -32,6 +34,7 @@ MISCONFIGURED = metrics.gauge(
     "1 while managed shows exist and this process does not tell Redis of releases (accounting.redis.enabled=false).",
 )
 
+OWED_MAX: Final = 1000
 NOWHERE = UUID(int=0)
 """Host of groups that are released: nobody asks."""
 
@@ -62,22 +65,48 @@ class Publisher(Protocol):
         """After the commit. Never raises for Redis's sake."""
         ...
 
+    async def pay(self) -> bool:
+        """Whether everything was told."""
+        ...
+
 
 class RedisPublisher:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client = client
         self.keys = keys
+        self._owed: deque[tuple[ShowId, Deleted]] = deque(maxlen=OWED_MAX)
+        """Releases that Redis was not told of because it was away, the oldest first."""
 
     async def released(self, show: ShowId, deleted: Deleted) -> None:
         if not deleted.managed or not deleted.released:
             return
-        groups = [Group(each.charge, NOWHERE, each.tokens) for each in deleted.released]
         faults.at("publisher.before_release")
         try:
-            await self.release(show, deleted.fence, groups)
+            await self._told(show, deleted)
         except (RedisUnavailable, ScriptFailed) as error:
             FAILED.inc(sum(len(each.tokens) for each in deleted.released))
-            log.warning("release_not_published", show=str(show), code=error.code, remedy="the next recount mends it")
+            self._owed.append((show, deleted))
+            log.warning("release_not_published", show=str(show), code=error.code, remedy="told when Redis is back")
+
+    async def pay(self) -> bool:
+        """Tell Redis what it was not told while it was away; False if it still is. Releases may be told twice.
+
+        What is forgotten because we die, or because there is too much of it, is mended by the next recount.
+        """
+        while self._owed:
+            show, deleted = self._owed[0]
+            try:
+                await self._told(show, deleted)
+            except RedisUnavailable:
+                return False
+            except ScriptFailed as error:
+                log.warning("release_not_published", show=str(show), code=error.code, remedy="the recount mends it")
+            if self._owed and self._owed[0] == (show, deleted):
+                self._owed.popleft()
+        return True
+
+    async def _told(self, show: ShowId, deleted: Deleted) -> None:
+        await self.release(show, deleted.fence, [Group(each.charge, NOWHERE, each.tokens) for each in deleted.released])
 
     async def give_back(self, show: ShowId, fence: int, groups: Sequence[Group]) -> None:
         """Take out what was booked under `fence` and got no row. A higher fence by now is no hindrance: whoever booked
@@ -131,3 +160,6 @@ class SilentPublisher:
         del show
         if deleted.managed and deleted.released:
             MISCONFIGURED.set(1)
+
+    async def pay(self) -> bool:
+        return True

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from random import SystemRandom
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from rota.infra.cancelling import cancellable
 from rota.infra.nats.target import NatsTarget
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
@@ -140,7 +141,7 @@ class Connection:
         """Hand over for sending. Says nothing about arrival."""
         client = self._live()
         try:
-            with _cancellable():
+            with cancellable():
                 await client.publish(subject, data, reply=reply, headers=headers)
         except (errors.Error, OSError) as error:
             raise self._unavailable("does not take messages", error) from error
@@ -149,7 +150,7 @@ class Connection:
         """The answer to one question, within `publish_timeout_s`."""
         client = self._live()
         try:
-            with _cancellable():
+            with cancellable():
                 answer = await client.request(subject, data, timeout=self.target.publish_timeout_s)
         except errors.NoRespondersError as error:
             raise self._unavailable("has nobody who answers: is JetStream on?", error) from error
@@ -317,16 +318,6 @@ def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -
         leftover.close()  # type: ignore[no-untyped-call]
     chosen = min(servers, key=lambda server: server.reconnects)
     return chosen, RECONNECT.pause_s(chosen.reconnects + 1, _chance())
-
-
-@contextmanager
-def _cancellable() -> Iterator[None]:
-    """The library swallows a cancellation that meets a full write buffer; here it takes effect after all."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
 
 
 def _is_login_refusal(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 import redis.asyncio
 from redis import exceptions
 
+from rota.infra.cancelling import cancellable
 from rota.model.errors import LoginRefused, RedisUnavailable, RotaError, SetupFailed
 
 # redis-py has no classes for these two; should its words change, the outcome is "unknown", which is safe.
@@ -76,19 +77,21 @@ _UNWILLING = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
 
 
 class guard:
-    """`with guard(client): await client.get(key)` lets failures leave as errors of Rota."""
+    """`with guard(client): await client.get(key)` lets failures leave as errors of Rota, and cancellations at all."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_cancellable", "_client")
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
+        self._cancellable = cancellable()
 
     def __enter__(self) -> None:
-        return None
+        self._cancellable.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._cancellable.__exit__(kind, error, trace)
         if isinstance(error, (exceptions.RedisError, OSError)):
             told = explain(error, self._client)
             if told is not None:

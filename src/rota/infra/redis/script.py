@@ -31,6 +31,7 @@ import structlog
 from redis.exceptions import NoScriptError, RedisError
 
 from rota.infra import faults
+from rota.infra.cancelling import cancellable
 from rota.infra.redis.call import Call, Word
 from rota.infra.redis.failures import explain
 from rota.infra.redis.header import lua, parse
@@ -145,7 +146,8 @@ class _Loading:
 
 
 async def _send(client: redis.asyncio.Redis, command: str, text: str, words: list[Word]) -> Any:
-    return await client.execute_command(command, text, *words)  # type: ignore[no-untyped-call]
+    with cancellable():
+        return await client.execute_command(command, text, *words)  # type: ignore[no-untyped-call]
 
 
 def script(package: str, name: str, replies: TypeForm[R]) -> Script[R]:
