@@ -8,7 +8,10 @@ import pytest
 from rota.model.job import Budget
 from rota.model.lifecycle import JobState
 from tests.ground.farm import Farm, hanging, seen
+from tests.ground.queues import sql
 from tests.ground.waiting import until
+
+PARKED = sql("SELECT sum(n) = 7 FROM rota.queue_returned WHERE parked_job IS NOT NULL")
 
 
 @pytest.fixture
@@ -114,6 +117,18 @@ async def test_a_job_at_its_own_cap_lets_others_pass(farm):
     assert await farm.ended(capped) == "SUCCEEDED"
 
 
+async def test_a_job_whose_own_cap_is_raised_runs_more_at_once(farm):
+    await farm.worker(slots=50)
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=8, max_cores=1)
+    await farm.running("x", 1)
+    await until(lambda: farm.database.value(PARKED), what="all that waits to be parked")
+    await farm.books.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
+    await farm.running("x", 4)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
 async def test_cancelling_a_job_ends_what_waits_and_stops_what_runs(farm):
     await farm.worker(slots=2)
     hanging("x")
@@ -171,6 +186,8 @@ async def test_two_shows_share_a_pool_by_their_sizes(farm):
         farm.submit("hang", "x", frames=50, show="short"),
         farm.submit("hang", "x", frames=50, show="film"),
     )
+    board = farm.replica.engine.dispatcher.board
+    await until(lambda: board.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=20)
     await farm.running("x", 20)
     used = await farm.replica.books.live.counters(await _show(farm, "film"))

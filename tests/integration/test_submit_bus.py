@@ -10,7 +10,7 @@ from rota.engine.submit import Submitter
 from rota.engine.submit_intake import SUBMITS, Intake
 from rota.infra.nats import Message, StreamSpec
 from rota.infra.service import Lifecycle
-from rota.model.job import encode
+from rota.model.job import LayerSpec, Submission, encode
 from rota.model.messages import SUBMIT
 from rota.queue import DeadLetterFilter, Queue
 from tests.ground.databases import cleaned_by, one_database
@@ -105,7 +105,8 @@ async def test_a_stream_that_was_made_anew_counts_from_one_and_its_messages_are_
 
 
 async def test_a_submission_of_the_largest_size_fits_through_the_bus(bus, intake, database):
-    await publish(bus, encode(task(value="x" * 900_000)))
+    layers = tuple(LayerSpec(name=name, task="t", input="x" * 450_000) for name in ("a", "b"))
+    await publish(bus, encode(Submission(show="film", layers=layers)))
     async with working(intake, bus):
         await until(lambda: settled(bus, 1), what="the message to be answered")
     assert (await left(database))["jobs"] == 1

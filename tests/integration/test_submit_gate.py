@@ -95,7 +95,7 @@ async def test_an_admitted_job_is_queued_as_if_it_had_been_submitted_so(submitte
         | {(mapped, at, msgspec.msgpack.encode(item)) for at, item in enumerate(["x", None, {"y": 1}])}
         | {(even, frame, None) for frame in range(10, 20)}
     )
-    assert [job.layers[2].work.number(frame) for frame in range(10, 20)] == list(range(10, 101, 10))
+    assert list(job.layers[2].frames.numbers()) == list(range(10, 101, 10))
     assert await database.value(sql("SELECT count(items) FROM rota.layer")) == 0
 
 

@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from rota.engine import idempotency
-from rota.engine.jobs import Jobs
 from rota.engine.submit import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import IdempotencyConflict, InvalidInput
@@ -22,7 +20,7 @@ ENDED = sql("""
 WITH gone AS (DELETE FROM rota.job RETURNING *)
 INSERT INTO rota.job_done (pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, ts_submitted,
                            ts_finished, history, layers)
-SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, 'FAILED', ts_submitted, now(), history, '[]'
+SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, 'FAILED', ts_submitted, now(), history, '{}'
 FROM gone
 """)
 
@@ -139,19 +137,6 @@ async def test_many_submitters_of_the_same_keys_make_each_job_once(submitter, da
     assert len({one.job for answer in answers for one in answer}) == 20
     assert await left(database) == {"jobs": 20, "layers": 20, "entries": 20, "keys": 20}
     assert sum(not one.already for answer in answers for one in answer) == 20
-
-
-async def test_keys_are_forgotten_after_their_retention_unless_their_job_lives(submitter, database):
-    await submitter.submit([task(idempotency_key="ended")])
-    await database.run(ENDED)
-    [live] = await submitter.submit([task(idempotency_key="live")])
-    assert await idempotency.forget(database, 3600.0) == 0
-    await database.run(sql("UPDATE rota.idempotency_key SET ts_created = now() - interval '2 h'"))
-    assert await idempotency.forget(database, 3600.0) == 1
-    assert (await submitter.submit([task(idempotency_key="live")]))[0].job == live.job
-    [again] = await submitter.submit([task(idempotency_key="ended")])
-    assert not again.already
-    assert (await Jobs(database).get(again.job)).details.idempotency_key == "ended"
 
 
 async def test_a_key_that_no_row_can_hold_is_refused(submitter):

@@ -272,3 +272,8 @@ async def deaf_for_ever():
     while True:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
+
+
+@app.task
+async def yields():
+    await asyncio.sleep(0)

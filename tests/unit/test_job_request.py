@@ -213,8 +213,6 @@ def test_a_plan_says_what_every_layer_runs():
         cores=50,
         memory_mb=4096,
         retries=Retries(most=3),
-        first=1,
-        step=2,
     )
     assert (render.frames.count, msgspec.msgpack.decode(render.input)) == (50, {"shot": "a01"})
     assert msgspec.msgpack.decode(echo.work, type=Work).argv == ("/bin/echo", "hello")

@@ -34,6 +34,7 @@ from rota.engine.finish import Finisher
 from rota.engine.handing import REFUSALS, Handing
 from rota.engine.marks import Marks
 from rota.engine.parking import Parking
+from rota.engine.tenant import Tenants
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import Leases
@@ -63,7 +64,9 @@ UNTOLD_S: Final = 0.03
 UNSETTLED_S: Final = 0.25
 """How long a show is passed over whose books cannot be asked now."""
 
-LATENCY = metrics.histogram("rota_dispatch_latency_seconds", "From the claim to the hand-over of a batch.")
+LATENCY = metrics.histogram(
+    "rota_dispatch_latency_seconds", "From the claim to the hand-over of a batch.", labels=("topic",)
+)
 
 
 class Dispatcher:
@@ -89,8 +92,20 @@ class Dispatcher:
         self.board = Board(database, queue, self.clock)
         self.marks = Marks(database, self.clock)
         self.parking = Parking(database, queue)
+        self.tenants = Tenants(database)
         self.handing = Handing(
-            database, queue, books, bus, registry, finisher, store, self.board, self.marks, self.parking, self.clock
+            database,
+            queue,
+            books,
+            bus,
+            registry,
+            finisher,
+            store,
+            self.board,
+            self.marks,
+            self.parking,
+            self.tenants,
+            self.clock,
         )
         self._wake = asyncio.Event()
         registry.on_room = self._on_room
@@ -113,6 +128,7 @@ class Dispatcher:
     def released(self, show: ShowId, jobs: Mapping[UUID, int]) -> None:
         """So many frames of these jobs have given back what they held."""
         self.parking.released(jobs)
+        self.tenants.released(show)
         self.board.release(show, sum(jobs.values()))
         self._wake.set()
 
@@ -125,8 +141,10 @@ class Dispatcher:
                 async with hold as lease:
                     self._owner = await self.queue.enlist(lease)
                     await self._serve(life)
-            except (LeaseLost, StaleFence) as error:
-                log.warning("dispatcher_lost_its_lease", code=error.code, remedy="it goes on under a new one")
+            except* (LeaseLost, StaleFence) as errors:
+                # From a round it comes wrapped by the group of all rounds.
+                codes = sorted({type(error).__name__ for error in errors.exceptions})
+                log.warning("dispatcher_lost_its_lease", errors=codes, remedy="it goes on under a new one")
 
     async def _serve(self, life: Lifecycle) -> None:
         async with (
@@ -150,11 +168,16 @@ class Dispatcher:
     async def _turn(self, tasks: asyncio.TaskGroup) -> None:
         """Begin as many rounds as there is work and room for."""
         self._wake.clear()
+        if not self.handing.bus.connected:
+            return  # what is booked now could not be handed over
         if self._room_came:
             self._room_came = False
             self.board.workers_changed()
         if self._doubt and not await self._settle_doubt():
             return
+        if self.tenants.take_left():
+            with suppress(PostgresUnavailable):
+                await self.parking.look()
         await self.parking.unpark()
         await self._look_at_shares()
         if self._stale is not None:
@@ -207,7 +230,7 @@ class Dispatcher:
             claims = await self._claim(spot, plan.planned)
             if claims:
                 await self.handing.hand_out(spot, plan, claims)
-                LATENCY.observe(self.clock.monotonic() - started)
+                LATENCY.labels(spot.key.cls.topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
             self._in_doubt(spot, error)
         finally:
@@ -285,9 +308,13 @@ class Dispatcher:
 
     async def _hear_limits(self, limits: Notifications) -> None:
         async for _ in limits:
+            with suppress(PostgresUnavailable):
+                await self.tenants.look()
+                await self.parking.look()
             self.look_again()
             # Redis is told of a limit after its commit, a moment later than we are.
             await self.clock.sleep(UNTOLD_S)
+            await self._look(None)
             self.look_again()
 
     async def _look_again(self) -> None:
@@ -299,7 +326,9 @@ class Dispatcher:
     async def _look(self, queues: Sequence[str] | None) -> None:
         try:
             await self.board.look(queues)
-            if queues is None and any(spot.parked for spot in self.board.spots.values()):
+            if queues is None:
+                await self.tenants.look()
+                # In any case: of lanes in which all is parked the board knows nothing.
                 await self.parking.look()
         except PostgresUnavailable as away:
             log.warning("look_failed", reason=away.sentence)

@@ -27,6 +27,7 @@ ADD = query(__package__, "worker_add")
 log = structlog.get_logger(__name__)
 NAME_MAX: Final = 200
 SLOTS_MAX: Final = 1_000_000
+OFFER_MAX: Final = 2**40
 
 
 class Doors:
@@ -78,7 +79,11 @@ class Doors:
 def _check(hello: Hello) -> None:
     if not 0 < len(hello.name) <= NAME_MAX or not hello.name.isprintable():
         raise InvalidInput(f"A worker needs a name of 1 to {NAME_MAX} printable characters.")
+    if not 0 < len(hello.pool) <= NAME_MAX or not hello.pool.isprintable():
+        raise InvalidInput(f"A worker needs a pool of 1 to {NAME_MAX} printable characters.")
     if not 1 <= hello.slots <= SLOTS_MAX:
         raise InvalidInput(f"{hello.slots} is no number of places: give 1 to {SLOTS_MAX}.")
     if min(hello.cores, hello.gpus, hello.memory_mb) < 0:
         raise InvalidInput("A worker cannot have less than nothing: give cores, gpus and memory_mb from 0 on.")
+    if max(hello.cores, hello.gpus, hello.memory_mb) > OFFER_MAX:
+        raise InvalidInput(f"A worker cannot have so much: give cores, gpus and memory_mb up to {OFFER_MAX}.")

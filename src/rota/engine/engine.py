@@ -10,6 +10,11 @@
 | results | ends what workers report | whoever gets the message |
 | beginnings | marks jobs as RUNNING | whoever hears it |
 | recovery | silent workers, lost frames, deadlines | the leader |
+| submits | submissions from the bus | whoever gets the message |
+| logs | keeps what frames write | whoever hears it |
+| letters | messages that NATS gave up | whoever hears it |
+| gate | decides about jobs that are PENDING | whoever gets the message |
+| replayer | jobs that nobody has decided about | the leader |
 | upkeep | days of what has ended, old names | the leader |
 """
 
@@ -24,17 +29,23 @@ from uuid import UUID
 from redis.asyncio import Redis
 
 from rota.accounting.books import Books
-from rota.engine import results
+from rota.engine import gatekeeper, results
 from rota.engine.dispatch import Dispatcher
 from rota.engine.doors import Doors
 from rota.engine.ender import Ender
 from rota.engine.finish import Finisher, JobEnd, Told
+from rota.engine.gatekeeper import Gatekeeper, Policy
+from rota.engine.logs import LogKeeper
 from rota.engine.members import Members
 from rota.engine.recovery import Recovery
+from rota.engine.replay import Replayer
 from rota.engine.results import Beginnings, Results
+from rota.engine.submit import Submitter
+from rota.engine.submit_intake import SUBMITS, Intake
 from rota.engine.upkeep import Upkeep
+from rota.engine.upkeep_letters import Letters
 from rota.infra.lease import Leases
-from rota.infra.nats import Bus, Delivery, Handling, Heard
+from rota.infra.nats import Bus, Handling, Heard
 from rota.infra.nats.declared import streams
 from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle, Service
@@ -48,12 +59,18 @@ from rota.placement.listening import HeartbeatListener
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.queue import Queue
-from rota.queue.dead_letters import DeadLetter
 
 
 class Engine:
     def __init__(
-        self, settings: Settings, database: Database, redis: Redis, bus: Bus, books: Books, queue: Queue
+        self,
+        settings: Settings,
+        database: Database,
+        redis: Redis,
+        bus: Bus,
+        books: Books,
+        queue: Queue,
+        policy: Policy | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
@@ -81,6 +98,18 @@ class Engine:
             self.freed,
             settings.reconciler,
         )
+        self.logs = LogKeeper(database, bus)
+        self.letters = Letters(bus, queue.dead_letters)
+        self.intake = Intake(Submitter(database), queue.dead_letters)
+        self.gatekeeper = Gatekeeper(database, self.finisher, policy)
+        self.gatekeeper.on_ended = self._ended
+        self.replayer = Replayer(
+            database,
+            leases,
+            self.gatekeeper,
+            settings.replayer,
+            ask_again_s=settings.scheduler.safety_throttle_delay,
+        )
         self.upkeep = Upkeep(database, leases, settings.retention, store=self.store)
         self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
@@ -92,7 +121,7 @@ class Engine:
 
     async def declare(self) -> None:
         """Make the streams and consumers that this replica needs."""
-        await self.bus.ensure([*streams(self._settings.nats), results.SPEC])
+        await self.bus.ensure([*streams(self._settings.nats), results.SPEC, gatekeeper.SPEC, SUBMITS])
 
     async def warm_up(self) -> None:
         """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
@@ -101,7 +130,8 @@ class Engine:
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
-        handling = Handling(self.bus, results.SPEC, self.results.handle, self._dead_letter, most=64)
+        handling = Handling(self.bus, results.SPEC, self.results.handle, self.letters.terminated, most=64)
+        gate = Handling(self.bus, gatekeeper.SPEC, self.gatekeeper.handle, self.letters.terminated)
         return [
             Service("members", self.members.run),
             Service("routes", RoutesWatch(Routing(self.database), self.registry).run),
@@ -115,6 +145,11 @@ class Engine:
             Service("results", handling.run),
             Service("beginnings", self.beginnings.run),
             Service("recovery", self.recovery.run),
+            Service("submits", self.intake.handling(self.bus).run),
+            Service("letters", self.letters.run),
+            Service("logs", self.logs.run),
+            Service("gate", gate.run),
+            Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
         ]
 
@@ -154,16 +189,6 @@ class Engine:
 
     def _ended(self, jobs: list[JobEnd]) -> None:
         self.dispatcher.marks.ended(job.job for job in jobs)
-
-    async def _dead_letter(self, delivery: Delivery, reason: str) -> None:
-        letter = DeadLetter(
-            kind="message",
-            reason="unreadable_report",
-            cause=f"{delivery.stream}:{delivery.stream_seq}",
-            payload=delivery.data,
-            error=reason,
-        )
-        await self.queue.dead_letters.add([letter])
 
 
 def store_target(settings: Settings) -> StoreTarget:

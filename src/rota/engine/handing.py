@@ -19,6 +19,7 @@ from rota.engine.board import Board, Spot
 from rota.engine.finish import Finisher
 from rota.engine.marks import Marks
 from rota.engine.parking import Parking
+from rota.engine.tenant import Tenants
 from rota.infra import faults
 from rota.infra.clock import Clock
 from rota.infra.nats import Bus, Message
@@ -105,6 +106,7 @@ class Handing:
         board: Board,
         marks: Marks,
         parking: Parking,
+        tenants: Tenants,
         clock: Clock,
     ) -> None:
         self.database = database
@@ -117,6 +119,7 @@ class Handing:
         self.board = board
         self.marks = marks
         self.parking = parking
+        self.tenants = tenants
         self.clock = clock
         self._layers: dict[LayerId, Runnable] = {}
         self._works: dict[bytes, Work] = {}
@@ -128,11 +131,27 @@ class Handing:
         live = [piece for piece in pieces if (known := runnables.get(piece.layer)) and known.ends_as is None]
         if len(live) < len(pieces):
             await self._drop([piece for piece in pieces if piece not in live], runnables)
+        if spot.key.show in self.tenants.limited:
+            live = await self._let_in(spot, live)
         parts = _placed(live, plan, runnables)
         pools = {portion.worker: portion.pool_id for portion in plan.portions}
         outcomes = await self._book(spot, parts, pools)
         await self._turn_down(spot, parts, outcomes)
         await self._publish(spot, parts, outcomes, pools)
+
+    async def _let_in(self, spot: Spot, pieces: Sequence[Piece]) -> list[Piece]:
+        """Put aside what belongs to more jobs than the show may run at once."""
+        let_in = await self.tenants.let_in(spot.key.show, [piece.job for piece in pieces])
+        outside: dict[JobId, list[int]] = defaultdict(list)
+        for piece in pieces:
+            if piece.job not in let_in:
+                outside[piece.job] += piece.tokens
+        if outside:
+            REFUSALS.labels(Reason.TENANT_LIMIT.value).inc(sum(map(len, outside.values())))
+            async with self.database.transaction() as tx:
+                for job, tokens in outside.items():
+                    await self.queue.park(tokens, job, rest_of=spot.lanes, on=tx)
+        return [piece for piece in pieces if piece.job in let_in]
 
     async def _runnables(self, layers: set[LayerId]) -> dict[LayerId, Runnable]:
         found = {layer: known for layer in layers if (known := self._layers.get(layer)) is not None}
@@ -217,6 +236,8 @@ class Handing:
         ends = [End(token, Status.REFUSED, code="publish_failed") for token in tokens]
         told = await self.finisher.ended(worker, ends)
         self.registry.freed(worker, told.freed)
+        for show, deleted in told.released.items():
+            self.board.release(show, sum(len(each.tokens) for each in deleted.released))
 
     def _message(self, worker: UUID, given: Sequence[Held]) -> Message:
         works: dict[bytes, int] = {}

@@ -1,20 +1,23 @@
 """Writing down how far jobs have come: DISPATCHED and RUNNING, a moment after it happened and many at a time.
 
 A job that ended meanwhile needs no mark: its end says that it was dispatched. If we die before a mark is written, the
-job shows an earlier state until its next mark or its end; nothing is decided by it.
+job shows an earlier state until its next mark or its end; nothing is decided by it. So marks wait for no lock: whoever
+ends jobs takes them in an order of its own, and a mark that waited for it could wait in a circle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
 from uuid import UUID
 
+import asyncpg
 import structlog
 
 from rota.infra.clock import Clock
-from rota.infra.postgres import Database, query
+from rota.infra.postgres import Database, Record, query
 from rota.infra.telemetry import metrics
 from rota.model.errors import PostgresUnavailable
 
@@ -27,30 +30,37 @@ MOST: Final = 1000
 WAIT = metrics.histogram("rota_queue_wait_seconds", "From submission to the first hand-over.", labels=("topic",))
 
 
+class Mark(NamedTuple):
+    """When it happened, by the wall and by what no change of the wall moves."""
+
+    at_ms: int
+    since_s: float
+
+
 class Marks:
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
         self._clock = clock
-        self._dispatched: dict[UUID, int] = {}
-        self._running: dict[UUID, int] = {}
+        self._dispatched: dict[UUID, Mark] = {}
+        self._running: dict[UUID, Mark] = {}
         self._some = asyncio.Event()
 
     def dispatched(self, jobs: Iterable[UUID]) -> None:
-        now_ms = self._clock.now_ms()
-        for job in jobs:
-            self._dispatched.setdefault(job, now_ms)
-        self._some.set()
+        self._note(self._dispatched, jobs)
 
     def running(self, jobs: Iterable[UUID]) -> None:
-        now_ms = self._clock.now_ms()
-        for job in jobs:
-            self._running.setdefault(job, now_ms)
-        self._some.set()
+        self._note(self._running, jobs)
 
     def ended(self, jobs: Iterable[UUID]) -> None:
         for job in jobs:
             self._dispatched.pop(job, None)
             self._running.pop(job, None)
+
+    def _note(self, marks: dict[UUID, Mark], jobs: Iterable[UUID]) -> None:
+        mark = Mark(self._clock.now_ms(), self._clock.monotonic())
+        for job in jobs:
+            marks.setdefault(job, mark)
+        self._some.set()
 
     async def run(self) -> None:
         while True:
@@ -58,17 +68,44 @@ class Marks:
             await self._clock.sleep(SETTLE_S)
             try:
                 await self.write()
-            except PostgresUnavailable as away:
-                log.warning("marks_wait", reason=away.sentence)
+            except (PostgresUnavailable, asyncpg.PostgresError) as away:
+                # Nothing is decided by marks: whatever it was, the dispatcher goes on, and they are tried again.
+                log.warning("marks_wait", reason=str(away))
+
+    @property
+    def pending(self) -> int:
+        """Marks that are not written yet."""
+        return len(self._dispatched) + len(self._running)
 
     async def write(self) -> None:
-        """Write what is there now. Kept until it is written."""
+        """Write what has stood for long enough. Kept until it is written."""
+        before_s = self._clock.monotonic() - SETTLE_S
         for state, marks in (("DISPATCHED", self._dispatched), ("RUNNING", self._running)):
-            while marks:
-                some = dict(sorted(marks.items())[:MOST])
-                for row in await self.database.rows(MARK, list(some), state, list(some.values())):
-                    if state == "DISPATCHED":
-                        WAIT.labels(row["topic"]).observe(max(0, some[row["pk_job"]] - row["submitted_ms"]) / 1000)
-                for job in some:
-                    marks.pop(job, None)
-        self._some.clear()
+            while some := _settled(marks, before_s):
+                rows = await self.database.rows(MARK, list(some), state, [mark.at_ms for mark in some.values()])
+                taken = {row["pk_job"] for row in rows if row["topic"] is None}
+                self._written(marks, some, taken)
+                if state == "DISPATCHED":
+                    _observe(some, [row for row in rows if row["topic"] is not None])
+        if not self.pending:
+            self._some.clear()
+
+    def _written(self, marks: dict[UUID, Mark], some: Iterable[UUID], taken: set[UUID]) -> None:
+        """Jobs that somebody else was at are tried again a while later, unless they ended meanwhile."""
+        now_s = self._clock.monotonic()
+        for job in some:
+            mark = marks.pop(job, None)
+            if mark and job in taken:
+                marks[job] = mark._replace(since_s=now_s)
+
+
+def _settled(marks: Mapping[UUID, Mark], before_s: float) -> dict[UUID, Mark]:
+    """The oldest, as many as are written together."""
+    old = takewhile(lambda item: item[1].since_s <= before_s, marks.items())
+    return dict(islice(old, MOST))
+
+
+def _observe(marks: Mapping[UUID, Mark], rows: Iterable[Record]) -> None:
+    for row in rows:
+        wait_ms = marks[row["pk_job"]].at_ms - row["submitted_ms"]
+        WAIT.labels(row["topic"]).observe(max(0, wait_ms) / 1000)

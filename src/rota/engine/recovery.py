@@ -121,13 +121,18 @@ class Recovery:
         self._due: dict[str, float] = {}
 
     async def run(self, life: Lifecycle) -> None:
-        leadership = Leadership(self.leases, LEASE, self._lead, kind="reconciler")
-        await leadership.start()
+        """Lead or campaign until draining. What leading fails with is raised, so that the service is started again."""
         life.ready()
+        leading = asyncio.create_task(Leadership(self.leases, LEASE, self._lead, kind="reconciler").run())
+        draining = asyncio.create_task(life.until_draining())
         try:
-            await life.until_draining()
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await leadership.stop()
+            leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
 
     async def _lead(self, lease: Lease) -> None:
         self._elected_at = self._clock.monotonic()

@@ -33,6 +33,7 @@ SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT, ack_w
 STARTED_MAX: Final = 10_000
 ENDS_MAX: Final = 1000
 RUN_MAX: Final = 65_536
+CODE_MAX: Final = 100
 
 INVALID = metrics.counter("rota_validation_rejections", "Messages that could not be read, by kind.", labels=("kind",))
 REPORTS = metrics.histogram(
@@ -155,10 +156,22 @@ def _check(report: Report) -> None:
     _check_runs(report.done)
     if any(not 0 <= end.token < 2**53 for end in report.ends):
         raise InvalidInput("A report names a token that cannot be one.")
+    if not 0 <= report.took_ms < 2**53 or any(map(_is_odd, report.ends)):
+        raise InvalidInput("A report tells of a time or a code that cannot be one.")
     seen = [first + at for first, n in report.done for at in range(n)]
     seen += [end.token for end in report.ends]
     if len(set(seen)) < len(seen):
         raise InvalidInput("A report ends a frame twice.")
+
+
+def _is_odd(end: End) -> bool:
+    words = (end.code, end.pointer or "", *end.artifacts)
+    return (
+        not 0 <= end.took_ms < 2**53
+        or not 0 <= end.after_s < float("inf")
+        or len(end.code) > CODE_MAX
+        or any("\0" in word for word in words)
+    )
 
 
 def _check_runs(runs: Sequence[Run]) -> None:

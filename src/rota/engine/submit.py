@@ -14,6 +14,7 @@ key may simply be repeated; without one it may be there or not, as with any inse
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Transaction
 from rota.infra.postgres.foreign import Rows, async_fetch, sync_fetch
+from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
 from rota.model.job import Submission, decode, encode
 from rota.model.job_plan import Plan, plan
@@ -30,6 +32,8 @@ from rota.model.job_plan import Plan, plan
 BATCH_MAX: Final = 10_000
 """Submissions of one call."""
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+
+RECEIVED = metrics.counter("rota_jobs_received", "Jobs submitted by this process.", labels=("topic",))
 
 Given = Submission | bytes
 """Bytes are a submission in msgpack or JSON."""
@@ -88,6 +92,7 @@ class Submitter:
                 step = steps.send(rows)
             except StopIteration as end:
                 submitted: list[Submitted] = end.value
+                _count(batch.plans, submitted)
                 return submitted
 
 
@@ -111,7 +116,15 @@ def submit_on_sync(
             step = steps.send(fetch(step.query.text, step.arguments))
         except StopIteration as end:
             submitted: list[Submitted] = end.value
+            _count(plans, submitted)
             return submitted
+
+
+def _count(plans: Sequence[Plan], submitted: Sequence[Submitted]) -> None:
+    """Also of transactions that are undone later: what is counted is what was asked for."""
+    new = Counter(plan.topic for plan, one in zip(plans, submitted, strict=True) if not one.already)
+    for topic, jobs in new.items():
+        RECEIVED.labels(topic).inc(jobs)
 
 
 def planned(submissions: Sequence[Given], *, may_be_critical: bool = False) -> list[Plan]:

@@ -123,7 +123,7 @@ class Columns:
         places, jobs, layers, frames, counts, payloads, run_ats = self._entries
         if of.items:
             n = len(of.items)
-            frames.extend(range(n))
+            frames.extend(of.frames.places())
             counts.extend([1] * n)
             payloads.extend(of.items)
         else:

@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from rota.engine.results import INVALID
 from rota.engine.submit import Submitter, planned
 from rota.infra import faults
 from rota.infra.nats import Bus, ConsumerSpec, Delivery, Handling, Reject, Verdict
-from rota.infra.telemetry import metrics
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.model.job_plan import Plan
 from rota.model.messages import SUBMIT
@@ -24,7 +24,6 @@ from rota.queue import DeadLetter, DeadLetters
 
 SUBMITS: Final = ConsumerSpec(stream="SYS", durable="engine-submit", filter=SUBMIT, ack_wait_s=30.0, max_deliver=100)
 REFUSED: Final = "submission_refused"
-REJECTED = metrics.counter("rota_validation_rejections", "Messages that were refused as they are.", labels=("subject",))
 
 
 class Intake:
@@ -57,7 +56,7 @@ class Intake:
         return verdicts
 
     async def terminated(self, delivery: Delivery, reason: str) -> None:
-        REJECTED.labels(SUBMIT).inc()
+        INVALID.labels("submission").inc()
         letter = DeadLetter(
             kind="message", reason=REFUSED, cause=_name(delivery), payload=delivery.data, error=reason[:10_000]
         )

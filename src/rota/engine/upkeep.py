@@ -42,6 +42,7 @@ KEYS = query(__package__, "upkeep_keys")
 WORKERS = query(__package__, "upkeep_workers")
 POINTERS = query(__package__, "upkeep_pointers")
 NOW = query(__package__, "upkeep_now")
+STATES = query(__package__, "upkeep_states")
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,7 @@ ROUND_S: Final = 60.0
 SOON_S: Final = 2.0
 """Until the next round when somebody was in our way."""
 STORE_S: Final = 3600.0
+LIVE: Final = ("PENDING", "APPROVAL_REQUIRED", "SCHEDULED", "DISPATCHED", "RUNNING")
 DAYS_AHEAD: Final = 7
 BATCH: Final = 10_000
 BATCHES_MAX: Final = 1_000
@@ -59,6 +61,10 @@ PATIENCE_MS: Final = 200
 LEASES_KEPT_S: Final = 86_400.0
 
 STEPS = metrics.counter("rota_upkeep", "Steps of the engine's upkeep by what came of them.", labels=("step", "outcome"))
+JOBS = metrics.gauge("rota_jobs", "Live jobs by state, counted by the leader.", labels=("state",))
+OLDEST = metrics.gauge(
+    "rota_job_state_oldest_seconds", "How long the job that is longest in a state has been in it.", labels=("state",)
+)
 MADE = metrics.counter("rota_days_made", "Daily partitions made, by table.", labels=("table",))
 DROPPED = metrics.counter("rota_days_dropped", "Daily partitions dropped, by table.", labels=("table",))
 CARRIED = metrics.counter(
@@ -95,13 +101,20 @@ class Upkeep:
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""
-        while True:
-            done = await self._round(lease)
-            await self.leases.clock.sleep(ROUND_S if done else SOON_S)
+        try:
+            while True:
+                done = await self._round(lease)
+                await self.leases.clock.sleep(ROUND_S if done else SOON_S)
+        finally:
+            # Two replicas that tell the same would be added up.
+            JOBS.clear()
+            OLDEST.clear()
 
     async def _round(self, lease: Lease) -> bool:
         """Every step, whatever becomes of the others; False when one has to be taken again soon."""
-        steps = (self.make_days, self.drop_days, self.forget_keys, self.forget_workers, self.prune_leases)
+        steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
+            *(self.make_days, self.drop_days, self.forget_keys, self.forget_workers, self.prune_leases, self.measure),
+        )
         done = [await self._try(lease, step) for step in steps]
         if self._store is not None and self.leases.clock.monotonic() >= self._store_due_s:
             done.append(await self._try(lease, self.tidy_store))
@@ -150,6 +163,12 @@ class Upkeep:
 
     async def prune_leases(self, _lease: Lease) -> int:
         return await self.leases.prune(LEASES_KEPT_S)
+
+    async def measure(self, _lease: Lease) -> None:
+        found = {row["state"]: row for row in await self.database.rows(STATES)}
+        for state in LIVE:
+            JOBS.labels(state).set(found[state]["jobs"] if state in found else 0)
+            OLDEST.labels(state).set(found[state]["oldest_s"] if state in found else 0.0)
 
     async def tidy_store(self, _lease: Lease, *, before: datetime | None = None) -> None:
         """Inputs and results that nothing points to any more. Doing it twice, or two at once, is harmless."""

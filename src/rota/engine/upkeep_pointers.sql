@@ -1,5 +1,5 @@
--- Pointers into the store that are in use and may be older than $1: those of live jobs, of jobs that lived across a
--- midnight, and of ends of frames that were carried on or lie next to that moment.
+-- Pointers into the store that are in use and may be older than $1.
+-- Those of live jobs, of jobs that lived across a midnight, and of ends of frames that were carried on or lie next to it.
 SELECT input_at AS pointer FROM rota.layer WHERE input_at IS NOT NULL
 UNION SELECT l.input_at FROM rota.job_done d CROSS JOIN LATERAL unnest(d.layers) AS l
   WHERE d.ts_submitted < $1::timestamptz + interval '1 day' AND l.input_at IS NOT NULL

@@ -163,6 +163,9 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     context_hints: ContextHints | None = None
     compensation: Compensation | None = None
     idempotency_key: str = ""
+    max_wait_s: float = 0.0
+    maps: tuple[int, ...] = ()
+    """Numbers of the layers whose frames are each called with an item of their own."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -196,6 +199,10 @@ def decode(data: bytes) -> Submission:
 def canonical(submission: Submission) -> bytes:
     """The same bytes for the same submission, however its maps are ordered."""
     return _CANONICAL.encode(submission)
+
+
+def encode_details(details: Details) -> bytes | None:
+    return None if details == Details() else _ENCODER.encode(details)
 
 
 def decode_details(data: bytes | None) -> Details:

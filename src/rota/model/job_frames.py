@@ -39,11 +39,15 @@ class Frames(msgspec.Struct, frozen=True):
     def in_queue(self) -> tuple[tuple[int, int], ...]:
         return self.ranges or ((self.first, self.count),)
 
+    def places(self) -> Iterator[int]:
+        """Every frame as the queue numbers it, ascending."""
+        for first, count in self.in_queue():
+            yield from range(first, first + count)
+
     def numbers(self) -> Iterator[int]:
         """Every frame number, ascending."""
-        for first, count in self.in_queue():
-            for place in range(first, first + count):
-                yield self.number(place)
+        for place in self.places():
+            yield self.number(place)
 
     def number(self, place: int) -> int:
         """The number of the frame that the queue calls `place`."""

@@ -128,17 +128,19 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(submission: Submission, *, may_be_critical: bool = False) -> Plan:
     """What to write for this submission, or InvalidInput.
 
-    Of many that differ in their input alone, all but that is checked once.
+    Of many that differ in name and input alone, all but these is checked once.
     """
     given = submission
     if len(given.layers) == 1 and not given.idempotency_key and given.context is None:
         [layer] = given.layers
         if layer.items is None and layer.input is not None:
-            bare = _packed(replace(given, layers=(replace(layer, input=None),)))
+            bare = _packed(replace(given, name="", layers=(replace(layer, input=None),)))
             if len(bare) <= SHARED_BYTES_MAX:
                 shared = _shared(bare, may_be_critical)
                 [ready] = shared.layers
-                return replace(shared, layers=(replace(ready, input=_input(layer.input, ready.name)),))
+                name = given.name or ready.name
+                _check_text("name of the job", name, NAME_CHARS_MAX)
+                return replace(shared, name=name, layers=(replace(ready, input=_input(layer.input, ready.name)),))
     return _planned(given, may_be_critical)
 
 
@@ -224,7 +226,7 @@ def _layer(spec: LayerSpec, job: Submission, number: int, job_caps: Caps | None)
     name = spec.name or _default_name(spec, number)
     _check_text(f"name of layer {number}", name, NAME_CHARS_MAX)
     frames, items = _frames(spec, name)
-    work = _work(spec, job, name, frames)
+    work = _work(spec, job, name)
     caps = _caps(spec.max_cores, spec.max_gpus, f"layer {name}")
     for what, limit in (("job", job_caps), (f"layer {name}", caps)):
         _check_fits(work, limit, name, what)
@@ -242,7 +244,7 @@ def _layer(spec: LayerSpec, job: Submission, number: int, job_caps: Caps | None)
     )
 
 
-def _work(spec: LayerSpec, job: Submission, name: str, frames: Frames) -> Work:
+def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
     _check_what_runs(spec, name)
     if spec.env:
         _check_env(spec.env)
@@ -260,8 +262,6 @@ def _work(spec: LayerSpec, job: Submission, name: str, frames: Frames) -> Work:
         gpus=spec.gpus,
         memory_mb=parse_memory(spec.memory) if spec.memory else 0,
         retries=_retries(spec.retries, name) if spec.retries != 0 else Retries(),
-        first=frames.first if frames.step > 1 else 0,
-        step=frames.step,
     )
 
 
@@ -408,6 +408,8 @@ def _details(given: Submission) -> bytes | None:
         context_hints=given.context_hints,
         compensation=given.compensation,
         idempotency_key=given.idempotency_key,
+        max_wait_s=given.max_wait_s,
+        maps=tuple(number for number, layer in enumerate(given.layers) if layer.items is not None),
     )
     return None if details == _NOTHING else _packed(details)
 

@@ -39,10 +39,3 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     gpus: int = 0
     memory_mb: int = 0
     retries: Retries = Retries()
-    first: int = 0
-    step: int = 1
-    """Frames are handed out by consecutive places; `number` is what people call them."""
-
-    def number(self, place: int) -> int:
-        """The number of the frame in that place: see rota.model.job_frames."""
-        return self.first + (place - self.first) * self.step

@@ -97,7 +97,8 @@ def _level(heights: Sequence[float], n: int) -> float:
     for count, total in enumerate(accumulate(heights), start=1):
         level = (n + total) / count - 1
         if level < heights[count - 1]:
-            break
+            # What is higher was not counted, so nothing is dealt to it here.
+            return min(best, heights[count - 1])
         best = level
     return best
 
@@ -112,7 +113,7 @@ def _deal(scores: Sequence[float], rooms: Sequence[int], given: list[int], alive
         for _, i in heap[:left]:
             given[i] += 1
         return
-    while left > 0:
+    while left > 0 and heap:
         height, i = heap[0]
         if given[i] == rooms[i]:
             heapreplace(heap, (float("inf"), i))

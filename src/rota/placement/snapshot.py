@@ -146,7 +146,10 @@ async def warm_start(
             with guard(client):
                 document = await client.get((keys or Keys()).workers_snapshot())
             now_ms = await _now_ms(client)
-        snapshot = msgspec.json.decode(document or b"", type=Snapshot)
+        if document is None:
+            log.info("cold_start", reason="there is no snapshot yet")
+            return 0
+        snapshot = msgspec.json.decode(document, type=Snapshot)
     except (RotaError, redis.RedisError, TimeoutError, msgspec.MsgspecError, UnicodeError) as error:
         log.warning("cold_start", reason=type(error).__name__, remedy="heartbeats fill the registry within seconds")
         return 0

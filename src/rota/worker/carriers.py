@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import types
 from asyncio import tasks as asyncio_tasks
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import Context as Variables
@@ -23,12 +24,16 @@ OnEnd = Callable[[Any, BaseException | None], None]
 """Called with what the frame returned, or with what it raised."""
 
 CLOSE_S: Final = 1.0
+SPARE_MAX: Final = 512
+"""That stand by; more would only wait for their turn."""
 
 
 class Carrier:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Carrier], bool]) -> None:
         self.gate: asyncio.Future[None] = loop.create_future()
-        self.task = loop.create_task(self._wait(), name="rota frame")
+        self.task = loop.create_task(self._stand_by(), name="rota frame")
+        self._loop = loop
+        self._on_free = on_free
         self._frame: tuple[Awaited, Any, Variables, OnEnd] | None = None
 
     @property
@@ -42,15 +47,25 @@ class Carrier:
         if not self.gate.done():
             self.gate.set_result(None)
 
-    async def _wait(self) -> None:
-        cancelled = False
-        try:
-            await self.gate
-        except asyncio.CancelledError:
-            cancelled = True
-        if self._frame is None:
-            return
-        coroutine, awaited, variables, on_end = self._frame
+    async def _stand_by(self) -> None:
+        """Carry one frame after the other; one that was ever cancelled is not used again."""
+        while True:
+            cancelled = False
+            try:
+                await self.gate
+            except asyncio.CancelledError:
+                cancelled = True
+            if self._frame is None:
+                return
+            await self._carry(*self._frame, cancelled)
+            self._frame = None
+            self.gate = self._loop.create_future()
+            if self.task.cancelling() or not self._on_free(self):
+                return
+
+    async def _carry(
+        self, coroutine: Awaited, awaited: Any, variables: Variables, on_end: OnEnd, cancelled: bool
+    ) -> None:
         value, raised = None, None
         try:
             value = await _resume(coroutine, awaited, variables, cancelled)
@@ -92,16 +107,34 @@ class Carriers:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._all: set[asyncio.Task[None]] = set()
-        self._spare: Carrier | None = None
+        self._spare: deque[Carrier] = deque()
 
-    async def spare(self) -> Carrier:
-        """One that is ready to carry; the same again until it has a frame."""
-        while self._spare is None or not self._spare.fit:
-            self._spare = Carrier(self._loop)
-            self._all.add(self._spare.task)
-            self._spare.task.add_done_callback(self._all.discard)
+    async def stock(self, n: int) -> None:
+        """See to it that some `n` stand by."""
+        missing = n - len(self._spare)
+        if missing > 0:
+            self._spare.extend(self._made() for _ in range(missing))
+            # They have started when it is our turn again.
             await asyncio.sleep(0)
-        return self._spare
+
+    def first(self) -> Carrier | None:
+        """One that can carry; the same again until it has a frame."""
+        while self._spare and not self._spare[0].fit:
+            self._spare.popleft()
+        return self._spare[0] if self._spare else None
+
+    def _freed(self, carrier: Carrier) -> bool:
+        """Whether a carrier is kept that has lost its frame."""
+        if len(self._spare) >= SPARE_MAX:
+            return False
+        self._spare.append(carrier)
+        return True
+
+    def _made(self) -> Carrier:
+        carrier = Carrier(self._loop, self._freed)
+        self._all.add(carrier.task)
+        carrier.task.add_done_callback(self._all.discard)
+        return carrier
 
     @contextmanager
     def in_name_of(self, carrier: Carrier) -> Iterator[None]:

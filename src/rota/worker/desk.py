@@ -104,9 +104,7 @@ class Desk:
         """A frame is over; None: it succeeded and returned nothing. The reason it was stopped for wins."""
         if frame.over:
             return
-        frame.over = True
-        for timer in frame.timers:
-            timer.cancel()
+        frame.close()
         took_s = self._loop.time() - frame.began_at
         if frame.stop is not None:
             end = End(frame.token, frame.stop.status, code=frame.stop.code, error=frame.stop.reason)

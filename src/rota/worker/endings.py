@@ -1,8 +1,8 @@
 """How an attempt ended, as a worker reports it: values, exceptions, stops. No I/O.
 
 Codes are stable words: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
-`result_too_large`, `exit_status`, `signal`, `no_command`, `timeout`, `cancelled`, and of frames that never began or
-were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
+`result_too_large`, `exit_status`, `signal`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that
+never began or were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,13 @@ class Frame:
         self.ask: Callable[[], object] = _nothing
         self.kill: Callable[[], object] = _nothing
 
+    def close(self) -> None:
+        """It is over; nothing keeps it alive any more."""
+        self.over = True
+        for timer in self.timers:
+            timer.cancel()
+        self.ask = self.kill = _nothing
+
     @property
     def work(self) -> Work:
         return self.batch.work

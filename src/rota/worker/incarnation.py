@@ -30,7 +30,7 @@ from rota.infra.nats.declared import assignments
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, NatsUnavailable
-from rota.model.messages import CANCEL, HEARTBEAT, Assignment, Cancel, Heartbeat, Welcome, decode, encode
+from rota.model.messages import CANCEL, HEARTBEAT, Assignment, Cancel, Heartbeat, Run, Welcome, decode, encode
 from rota.worker.commands import Commands
 from rota.worker.desk import STOPPED_WITH_WORKER, Desk
 from rota.worker.frames import Batch
@@ -211,7 +211,7 @@ class Incarnation:
                 except InvalidInput as error:
                     log.warning("cancel_unreadable", reason=error.sentence)
                 else:
-                    self._desk.cancel(cancel.tokens, cancel.reason)
+                    self._desk.cancel(filter(_is_possible, cancel.tokens), cancel.reason)
 
     async def _tick(self) -> None:
         """Show that the loop turns, and look at the clock of our lease."""
@@ -248,6 +248,10 @@ class Incarnation:
             held=held,
             reported=self._reports.reported,
         )
+
+
+def _is_possible(run: Run) -> bool:
+    return run[0] >= 0 and 0 < run[1] <= 2**53
 
 
 def _checked(assignment: Assignment) -> Assignment:

@@ -24,7 +24,7 @@ import msgspec
 from rota.model.messages import End
 from rota.sdk.context import CURRENT, Context
 from rota.worker import endings
-from rota.worker.carriers import Awaited, Carrier, Carriers
+from rota.worker.carriers import SPARE_MAX, Awaited, Carrier, Carriers
 from rota.worker.desk import Desk
 from rota.worker.endings import Input
 from rota.worker.frames import Batch, Frame
@@ -50,6 +50,7 @@ class OnLoop:
         self._carriers = Carriers()
         self._waiting: deque[Batch] = deque()
         self._some = asyncio.Event()
+        self._wanted = 1
 
     @property
     def busy(self) -> bool:
@@ -73,8 +74,17 @@ class OnLoop:
         return await self._carriers.close()
 
     async def _stretch(self) -> None:
-        carrier = await self._carriers.spare()
+        await self._carriers.stock(self._wanted)
         until = monotonic() + STRETCH_S
+        used = 0
+        while self._waiting and monotonic() < until and (carrier := self._carriers.first()) is not None:
+            self._begin_with(carrier, until)
+            used += not carrier.fit
+        # As many as were needed this time, or twice that when there were too few.
+        self._wanted = min(SPARE_MAX, max(1, used if self._carriers.first() else 2 * used))
+
+    def _begin_with(self, carrier: Carrier, until: float) -> None:
+        """Frames in the name of one carrier, until it has one to carry."""
         with self._carriers.in_name_of(carrier):
             while self._waiting and carrier.fit and monotonic() < until:
                 batch = self._waiting[0]

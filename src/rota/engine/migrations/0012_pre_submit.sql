@@ -9,8 +9,9 @@ CREATE TYPE rota.job_place AS (
 CREATE FUNCTION rota.job_places(
   shows text[], folders text[], depts text[], digests bytea[], priorities smallint[]
 ) RETURNS rota.job_place[]
-LANGUAGE sql STABLE AS $$
-  SELECT array_agg(ROW(s.pk_show, f.pk_folder, d.pk_dept, q.queue, given.priority, CASE
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  RETURN (SELECT array_agg(ROW(s.pk_show, f.pk_folder, d.pk_dept, q.queue, given.priority, CASE
     WHEN s.pk_show IS NULL THEN 'unknown_show'
     WHEN f.pk_folder IS NULL THEN 'unknown_folder'
     WHEN d.pk_dept IS NULL THEN 'unknown_dept'
@@ -24,8 +25,8 @@ LANGUAGE sql STABLE AS $$
   LEFT JOIN rota.dept d ON d.str_name = given.dept
   LEFT JOIN rota.placement_class c ON c.digest = given.digest
   LEFT JOIN rota.queue_class q
-    ON q.pk_show = s.pk_show AND q.pk_folder = f.pk_folder AND q.pk_dept = d.pk_dept AND q.class_id = c.class_id
-$$;
+    ON q.pk_show = s.pk_show AND q.pk_folder = f.pk_folder AND q.pk_dept = d.pk_dept AND q.class_id = c.class_id);
+END $$;
 
 -- The queue of a show, folder, department and placement class; both are made when they are new.
 CREATE FUNCTION rota.job_queue(
@@ -173,6 +174,7 @@ BEGIN
       AS h (place, name, topic, priority, state, reason, layers, labels, request, workflow, deadline_ms, wait_ms,
             run_at, head)
     JOIN unnest(places) WITH ORDINALITY AS p ON p.ordinality = h.place
+    OFFSET 0  -- once for each head, not for each of its jobs
   ) AS h ON h.head = given.head
   WHERE left_out IS NULL OR given.at <> ALL (left_out);
 
@@ -319,7 +321,12 @@ BEGIN
       SELECT l.ranges[at], l.ranges[at + 1], NULL
       FROM generate_series(1, cardinality(l.ranges), 2) AS at WHERE l.items IS NULL
       UNION ALL
-      SELECT (item.at - 1)::integer, 1, item.payload FROM unnest(l.items) WITH ORDINALITY AS item (payload, at)
+      SELECT coalesce(place.frame, (item.at - 1)::integer), 1, item.payload
+      FROM unnest(l.items) WITH ORDINALITY AS item (payload, at)
+      LEFT JOIN (SELECT r.first + step.n AS frame, row_number() OVER (ORDER BY r.first, step.n) AS at
+                 FROM (SELECT l.ranges[i] AS first, l.ranges[i + 1] AS n
+                       FROM generate_series(1, cardinality(l.ranges), 2) AS i) AS r
+                 CROSS JOIN LATERAL generate_series(0, r.n - 1) AS step (n)) AS place ON place.at = item.at
     ) AS part
     WHERE j.pk_job = ANY (admitted) ORDER BY j.pk_job, l.number, part.frame
   ) AS s;

@@ -9,6 +9,7 @@ CREATE TABLE rota.frame_log (
   token      bigint NOT NULL,
   stream     text NOT NULL CHECK (stream IN ('stdout', 'stderr', 'log')),
   at         bigint NOT NULL CHECK (at >= 0),
+  dropped    bigint NOT NULL DEFAULT 0,
   data       bytea NOT NULL,
   last       boolean NOT NULL DEFAULT false,
   ts_written timestamptz NOT NULL DEFAULT now()
@@ -17,7 +18,8 @@ CREATE TABLE rota.frame_log (
 CREATE TABLE rota.frame_log_default PARTITION OF rota.frame_log DEFAULT;
 CREATE INDEX ON rota.frame_log (pk_layer, frame, token);
 
-COMMENT ON COLUMN rota.frame_log.at IS 'Place of its first byte among all that the stream ever wrote; a gap is what was dropped or lost.';
+COMMENT ON COLUMN rota.frame_log.at IS 'Place of its first byte among all that the stream ever wrote; pieces may overlap or leave gaps.';
+COMMENT ON COLUMN rota.frame_log.dropped IS 'So many bytes right before it were too many to be kept; what else is missing there got lost.';
 COMMENT ON COLUMN rota.frame_log.last IS 'Nothing follows in this stream.';
 
 -- Carried on to a later day, a row still says when its frame ended.
@@ -157,3 +159,82 @@ BEGIN
   ) SELECT count(*) INTO carried FROM again;
   RETURN carried;
 END $$;
+
+-- How many jobs of a show may run at once. Shows without such a limit have no rows here and pay nothing.
+ALTER TABLE rota.show ADD COLUMN int_max_jobs integer NOT NULL DEFAULT -1 CHECK (int_max_jobs >= -1);
+COMMENT ON COLUMN rota.show.int_max_jobs IS 'Jobs of it that are dispatched or running at a time; -1: as many as there are.';
+
+CREATE TABLE rota.job_slot (
+  pk_job   uuid PRIMARY KEY,
+  pk_show  uuid NOT NULL,
+  ts_taken timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON rota.job_slot (pk_show);
+
+COMMENT ON TABLE rota.job_slot IS 'Jobs that were let in under a limit of their show. One counts for as long as its job lives; see job_slots_used.';
+
+-- A job that was let in and of which nothing was booked for a while, because of some other limit, keeps nobody out.
+CREATE FUNCTION rota.job_slots_used(of_show uuid) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+  SELECT count(*) FROM rota.job_slot s JOIN rota.job j ON j.pk_job = s.pk_job
+  WHERE s.pk_show = of_show AND (
+    j.state <> 'SCHEDULED' OR s.ts_taken > clock_timestamp() - interval '30 s'
+    OR EXISTS (SELECT FROM rota.proc p WHERE p.pk_job = s.pk_job))
+$$;
+
+-- Those of the jobs, in their order, that may run: they run already, were let in before, or there is room for them. The
+-- others say why they wait. Two who ask for one show wait for each other; a show without a limit lets all in.
+CREATE FUNCTION rota.jobs_let_in(of_show uuid, jobs uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  most integer := (SELECT s.int_max_jobs FROM rota.show s WHERE s.pk_show = of_show);
+  let_in uuid[];
+BEGIN
+  IF most IS NULL OR most < 0 THEN
+    RETURN jobs;
+  END IF;
+  let_in := ARRAY(SELECT s.pk_job FROM rota.job_slot s WHERE s.pk_job = ANY (jobs));
+  IF let_in @> jobs THEN
+    RETURN let_in;
+  END IF;
+
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock(1936486260, rota.show_lock_number(of_show));
+  DELETE FROM rota.job_slot s WHERE s.pk_show = of_show AND NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = s.pk_job);
+  INSERT INTO rota.job_slot (pk_job, pk_show)
+  SELECT j.pk_job, of_show FROM rota.job j WHERE j.pk_job = ANY (jobs) AND j.state IN ('DISPATCHED', 'RUNNING')
+  ON CONFLICT DO NOTHING;
+  INSERT INTO rota.job_slot (pk_job, pk_show)
+  SELECT asked.job, of_show FROM unnest(jobs) WITH ORDINALITY AS asked (job, at)
+  WHERE NOT EXISTS (SELECT FROM rota.job_slot s WHERE s.pk_job = asked.job)
+  ORDER BY asked.at LIMIT greatest(0, most - rota.job_slots_used(of_show))
+  ON CONFLICT DO NOTHING;
+
+  let_in := ARRAY(SELECT s.pk_job FROM rota.job_slot s WHERE s.pk_job = ANY (jobs));
+  UPDATE rota.job j SET reason = waits.reason, ts_updated = clock_timestamp()
+  FROM (SELECT w.pk_job, CASE WHEN w.pk_job <> ALL (let_in) THEN 'tenant_limit' END AS reason FROM rota.job w
+        WHERE w.pk_job = ANY (jobs) AND (w.pk_job <> ALL (let_in)) <> (w.reason IS NOT DISTINCT FROM 'tenant_limit')
+        ORDER BY w.pk_job FOR NO KEY UPDATE) AS waits
+  WHERE j.pk_job = waits.pk_job;
+  RETURN let_in;
+END $$;
+
+-- What runs when a limit comes counts against it.
+CREATE FUNCTION rota.show_jobs_limited() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.int_max_jobs < 0 THEN
+    DELETE FROM rota.job_slot s WHERE s.pk_show = NEW.pk_show;
+  ELSIF OLD.int_max_jobs < 0 THEN
+    INSERT INTO rota.job_slot (pk_job, pk_show)
+    SELECT j.pk_job, NEW.pk_show FROM rota.job j
+    WHERE j.pk_show = NEW.pk_show AND (j.state IN ('DISPATCHED', 'RUNNING')
+                                       OR EXISTS (SELECT FROM rota.proc p WHERE p.pk_job = j.pk_job))
+    ON CONFLICT DO NOTHING;
+  END IF;
+  PERFORM pg_notify('rota_limits', NEW.pk_show::text);
+  RETURN NULL;
+END $$;
+
+CREATE TRIGGER jobs_limited AFTER UPDATE OF int_max_jobs ON rota.show FOR EACH ROW
+  WHEN (OLD.int_max_jobs IS DISTINCT FROM NEW.int_max_jobs) EXECUTE FUNCTION rota.show_jobs_limited();

@@ -1,0 +1,281 @@
+"""What frames write: heard from workers, kept by the day, read back in order.
+
+Workers tell pieces past the streams of the bus, and one server hears each; nobody repeats them, so a piece may be lost,
+and its place in the stream shows that. Kept here:
+- bounded memory: at most `BUFFER_BYTES` wait to be written, whatever comes beyond that is dropped and counted;
+- bounded tables: a frame may write `FRAME_BYTES_MAX` per server, a piece may have `PIECE_BYTES_MAX`; days go with their
+  retention (`rota.engine.upkeep`);
+- pieces are written in batches. A batch whose outcome is unknown is written again, so pieces may be there twice:
+  reading passes over what it has read.
+
+A piece belongs to the attempt that its token names, which the queue knows for as long as the turn is in its ring; one
+of an attempt that nobody knows is dropped. If we die, what we had heard and not written is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Literal
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.engine.jobs import Job, Jobs
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.nats import Bus, Heard
+from rota.infra.postgres import Database, Record, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
+from rota.model.errors import InvalidInput, PostgresUnavailable
+from rota.model.ids import JobId
+from rota.model.messages import LOG, LogChunk, decode
+from rota.queue.room import LOOK
+from rota.queue.tokens import masks_of
+
+ADD = query(__package__, "logs_add")
+READ = query(__package__, "logs_read")
+
+log = structlog.get_logger(__name__)
+Stream = Literal["stdout", "stderr", "log"]
+STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
+
+HEARD_MAX: Final = 1024
+BUFFER_BYTES: Final = 32 * 1024 * 1024
+BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH: Final = 1000
+PIECE_BYTES_MAX: Final = 256 * 1024
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+REMEMBERED: Final = 20_000
+PLACE_END: Final = 2**53
+SETTLE_S: Final = 0.05
+"""Pieces that come within this time are written together."""
+AGAIN: Final = Backoff(0.2, 5.0)
+READ_MAX: Final = 1000
+
+KEPT = metrics.counter("rota_log_bytes", "Bytes of logs that were kept.")
+DROPPED = metrics.counter("rota_log_dropped", "Pieces of logs that were not kept, by why.", labels=("reason",))
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Whose log it is."""
+
+    layer: UUID
+    frame: int
+    """As the queue numbers it."""
+    attempt: int
+
+
+class LogKeeper:
+    """Every replica runs it; each piece is heard by one."""
+
+    def __init__(self, database: Database, bus: Bus, *, clock: Clock | None = None) -> None:
+        self.database = database
+        self.bus = bus
+        self._clock = clock or SystemClock()
+        self._buffer: deque[LogChunk] = deque()
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._turns: dict[int, Turn] = {}
+        self._written: dict[int, int] = {}
+        """Bytes taken of each frame that is still writing, as far as it is remembered."""
+
+    async def run(self, life: Lifecycle) -> None:
+        async with (
+            self.bus.hear(LOG, group="rota-servers", most=HEARD_MAX) as heard,
+            asyncio.TaskGroup() as tasks,
+        ):
+            working = [tasks.create_task(self._hear(heard)), tasks.create_task(self._write_on())]
+            life.ready()
+            await life.until_draining()
+            for task in working:
+                task.cancel()
+        await self._write_rest()
+
+    async def _hear(self, heard: asyncio.Queue[Heard]) -> None:
+        while True:
+            self.take(await heard.get())
+
+    def take(self, message: Heard) -> None:
+        """Have a piece written soon, if there is room for it."""
+        try:
+            chunk = decode(LogChunk, message.data)
+        except InvalidInput:
+            DROPPED.labels("unreadable").inc()
+            return
+        if (why := self._refusal(chunk)) is not None:
+            DROPPED.labels(why).inc()
+            return
+        self._buffer.append(chunk)
+        self._bytes += len(chunk.data)
+        self._note(chunk)
+        self._some.set()
+
+    def _refusal(self, chunk: LogChunk) -> str | None:
+        if not 0 <= chunk.token < PLACE_END or not 0 <= chunk.at < PLACE_END or not 0 <= chunk.dropped < PLACE_END:
+            return "unreadable"
+        if len(chunk.data) > PIECE_BYTES_MAX:
+            return "too_large"
+        if self._written.get(chunk.token, 0) + len(chunk.data) > FRAME_BYTES_MAX:
+            return "frame_limit"
+        return "full" if self._bytes + len(chunk.data) > BUFFER_BYTES else None
+
+    def _note(self, chunk: LogChunk) -> None:
+        if len(self._written) >= REMEMBERED:
+            self._written.clear()
+        self._written[chunk.token] = self._written.get(chunk.token, 0) + len(chunk.data)
+
+    async def _write_on(self) -> None:
+        streak = 0
+        while True:
+            await self._some.wait()
+            await self._clock.sleep(SETTLE_S)
+            try:
+                await self.write()
+                streak = 0
+            except PostgresUnavailable as away:
+                streak += 1
+                log.warning("logs_wait", reason=away.sentence, waiting=len(self._buffer))
+                await self._clock.sleep(AGAIN.pause_s(streak, 0.5))
+
+    async def _write_rest(self) -> None:
+        try:
+            await self.write()
+        except PostgresUnavailable:
+            DROPPED.labels("ended").inc(len(self._buffer))
+
+    async def write(self) -> None:
+        """Write what is there now. Kept until it is written."""
+        while self._buffer:
+            batch = self._batch()
+            await self._write(batch)
+            for _ in batch:
+                self._bytes -= len(self._buffer.popleft().data)
+        self._some.clear()
+
+    def _batch(self) -> list[LogChunk]:
+        batch: list[LogChunk] = []
+        size = 0
+        for chunk in self._buffer:
+            size += len(chunk.data)
+            if batch and (size > BATCH_BYTES or len(batch) >= BATCH):
+                break
+            batch.append(chunk)
+        return batch
+
+    async def _write(self, batch: Sequence[LogChunk]) -> None:
+        turns = await self._turns_of({chunk.token for chunk in batch})
+        known = [(chunk, turns[chunk.token]) for chunk in batch if chunk.token in turns]
+        if known:
+            await self.database.run(
+                ADD,
+                [turn.layer for _, turn in known],
+                [turn.frame for _, turn in known],
+                [turn.attempt for _, turn in known],
+                [chunk.token for chunk, _ in known],
+                [chunk.stream for chunk, _ in known],
+                [chunk.at for chunk, _ in known],
+                [chunk.dropped for chunk, _ in known],
+                [chunk.data for chunk, _ in known],
+                [chunk.last for chunk, _ in known],
+            )
+        DROPPED.labels("unknown_frame").inc(len(batch) - len(known))
+        KEPT.inc(sum(len(chunk.data) for chunk, _ in known))
+
+    async def _turns_of(self, tokens: set[int]) -> dict[int, Turn]:
+        unknown = sorted(tokens.difference(self._turns))
+        if unknown:
+            if len(self._turns) >= REMEMBERED:
+                self._turns.clear()
+                unknown = sorted(tokens)
+            for row in await self.database.rows(LOOK, *masks_of(unknown)):
+                self._turns[row["token"]] = Turn(row["layer_id"], row["frame"], row["attempt"])
+        return {token: self._turns[token] for token in tokens if token in self._turns}
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a stream wrote from place `at` on."""
+
+    attempt: int
+    stream: Stream
+    at: int
+    data: bytes
+    dropped: int = 0
+    """So many bytes right before it were too many to be kept."""
+    lost: int = 0
+    """So many bytes right before it are not there for any other reason: they may still come, or never will."""
+    last: bool = False
+    """Nothing follows in this stream."""
+
+
+class Logs:
+    """Reading back what frames wrote."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._jobs = Jobs(database)
+
+    async def read(
+        self,
+        job: JobId,
+        frame: int | None = None,
+        *,
+        layer: str | None = None,
+        attempt: int | None = None,
+        stream: Stream | None = None,
+        after: int = 0,
+        most: int = 100,
+    ) -> list[Piece]:
+        """What a frame wrote, stream by stream, each in its order; of its last attempt unless one is named.
+
+        Without a frame or a layer the first one is meant. To go on reading a stream name it, with `after` the place
+        behind the last byte read.
+        """
+        if not 1 <= most <= READ_MAX:
+            raise InvalidInput(f"{most} is no number of pieces to read: give 1 to {READ_MAX}.")
+        found = await self._jobs.get(job)
+        pk_layer, place = _place(found, layer, frame)
+        rows = await self.database.rows(READ, pk_layer, place, attempt, stream, max(after, 0), most)
+        return _pieces(rows, after if stream is not None else 0)
+
+
+def _place(job: Job, name: str | None, frame: int | None) -> tuple[UUID, int]:
+    layers = [layer for layer in job.layers if name is None or layer.name == name]
+    if not layers:
+        names = ", ".join(layer.name for layer in job.layers)
+        raise InvalidInput(f"Job {job.id} has no layer {name!r}: it has {names}.")
+    frames = layers[0].frames
+    place = frames.in_queue()[0][0] if frame is None else frames.place(frame)
+    if place is None:
+        raise InvalidInput(f"Layer {layers[0].name} of job {job.id} has no frame {frame}.")
+    return layers[0].id, place
+
+
+def _pieces(rows: Sequence[Record], after: int) -> list[Piece]:
+    """Rows in order as pieces that do not overlap; what is missing between two is told."""
+    pieces: list[Piece] = []
+    ends = dict.fromkeys(STREAMS, after)
+    for row in rows:
+        stream: Stream = row["stream"]
+        at, data = row["at"], bytes(row["data"])
+        seen = max(0, ends[stream] - at)
+        if seen >= len(data) and not row["last"]:
+            continue
+        missing = max(0, at - ends[stream])
+        dropped = min(row["dropped"], missing)
+        ends[stream] = max(ends[stream], at + len(data))
+        pieces.append(
+            Piece(
+                attempt=row["attempt"],
+                stream=stream,
+                at=at + min(seen, len(data)),
+                data=data[seen:],
+                dropped=dropped,
+                lost=missing - dropped,
+                last=row["last"],
+            )
+        )
+    return pieces

@@ -1,0 +1,204 @@
+"""Trying again what has ended: as a new job that is linked to the old one, never by reopening that.
+
+An end that was recorded stays (ADR 15), so frames that failed cannot go back to their job: it may have ended, and it
+counts them as failed in any case. They are submitted again as a job of their own, with `parent_job_id` and the label
+`retry_of`, everything else as it was: priority, budget, workflow, compensation, environment, caps. It comes to the gate
+like any other. Deadline and max_wait begin anew.
+
+The rows that are removed are the frames that are submitted, in one transaction: of two who retry the same frame one
+does, and whoever dies in between has done nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.engine.reopen_plan import Wanted, reopened_plan
+from rota.engine.submit import Submitter
+from rota.infra import faults
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.store import Store
+from rota.model.errors import InvalidInput
+from rota.model.ids import JobId
+from rota.model.job_frames import FRAMES_MAX
+from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, Queue
+from rota.queue.dead_letters import FIND, REMOVE_MAX
+
+JOBS = query(__package__, "reopen_jobs")
+KNOWN = query(__package__, "reopen_known")
+LETTERS = query(__package__, "reopen_letters")
+
+BATCHES_MAX: Final = FRAMES_MAX // REMOVE_MAX
+
+
+class Reopened(msgspec.Struct, frozen=True):
+    old: JobId
+    job: JobId
+    frames: int
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """`gone` are the ids of the letters, or the tokens of the failed frames, that were removed."""
+
+    gone: list[int]
+    jobs: list[Reopened]
+
+
+class Reopener:
+    def __init__(self, database: Database, queue: Queue, submitter: Submitter, store: Store) -> None:
+        self.database = database
+        self.queue = queue
+        self.submitter = submitter
+        self.store = store
+
+    async def retry_job(self, job: JobId, *, every_frame: bool = False, on: Transaction | None = None) -> Reopened:
+        """Failed frames of a job, or all of them; its failed frames and dead letters are settled with that."""
+        async with self._transaction(on) as tx:
+            rows = await tx.rows(JOBS, [job])
+            if not rows:
+                raise InvalidInput(f"There is no job {job}, or it is not kept any more.", job=str(job))
+            if every_frame and rows[0]["live"]:
+                raise InvalidInput(f"Job {job} has not ended: cancel it, or wait for it, to run all of it again.")
+            letters = await self._letters_of(tx, job)
+            await self._purge(tx, letters)
+            wanted = _wanted([letter for letter in letters if letter.kind == "frame"])
+            if not every_frame and not wanted:
+                raise InvalidInput(f"Job {job} has no failed frame that is kept: retry all of it, or submit it again.")
+            return await self._submit(tx, rows, None if every_frame else wanted)
+
+    async def retry_letters(
+        self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+    ) -> Retried:
+        """Frames and jobs among the dead letters; those that cannot be run again stay, unless they are named.
+
+        Frames of queues that are not the engine's go back to them as they are.
+        """
+        async with self._transaction(on) as tx:
+            letters = [one for one in await _find(tx, which, most) if one.kind in ("frame", "job")]
+            strangers = await _strangers(tx, letters)
+            gone = await self._queue_again(tx, strangers)
+            jobs, taken = await self._reopen(
+                tx, [one for one in letters if one.id not in strangers], strict=bool(which.ids)
+            )
+        return Retried(sorted([*gone, *taken]), jobs)
+
+    async def retry_failed(
+        self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+    ) -> Retried:
+        """The same for failed frames that are not among the dead letters; those that are named must all be there."""
+        async with self._transaction(on) as tx:
+            tokens = await self.queue.failed.move_to_dead_letters(which, most=most, on=tx)
+            if missing := sorted(set(which.tokens or ()).difference(tokens)):
+                raise InvalidInput(
+                    f"The frame with token {missing[0]} is not a failed one, so nothing was retried: look at what has"
+                    " failed, and name only that.",
+                    tokens=missing[:100],
+                )
+            rows = await tx.rows(LETTERS, [f"token:{token}" for token in tokens])
+            ids = [row["id"] for row in rows]
+            retried = await self.retry_letters(DeadLetterFilter(ids=ids), on=tx) if ids else Retried([], [])
+        return Retried(tokens, retried.jobs)
+
+    async def _letters_of(self, tx: Transaction, job: JobId) -> list[DeadLetter]:
+        """Everything that was given up of a job, failed frames among it."""
+        for _ in range(BATCHES_MAX):
+            if len(await self.queue.failed.move_to_dead_letters(FailedFilter(job=job), on=tx)) < REMOVE_MAX:
+                break
+        found: list[DeadLetter] = []
+        for kind in ("frame", "job"):
+            found += await _find(tx, DeadLetterFilter(kind=kind, job=job), FRAMES_MAX)
+        return found
+
+    async def _queue_again(self, tx: Transaction, strangers: Collection[int]) -> list[int]:
+        if not strangers:
+            return []
+        return await self.queue.dead_letters.retry(DeadLetterFilter(ids=sorted(strangers)), on=tx)
+
+    async def _reopen(
+        self, tx: Transaction, letters: Sequence[DeadLetter], *, strict: bool
+    ) -> tuple[list[Reopened], list[int]]:
+        by_job: dict[UUID, list[DeadLetter]] = defaultdict(list)
+        for letter in letters:
+            if letter.job is not None:
+                by_job[letter.job].append(letter)
+        layers: dict[UUID, list[Record]] = defaultdict(list)
+        for row in await tx.rows(JOBS, list(by_job)) if by_job else ():
+            layers[row["pk_job"]].append(row)
+        reopened: list[Reopened] = []
+        gone: list[int] = []
+        refused: InvalidInput | None = None
+        for job, given in by_job.items():
+            try:
+                async with tx.savepoint():
+                    one, taken = await self._reopen_one(tx, job, layers.get(job, []), given)
+            except InvalidInput as error:
+                refused = error
+                if strict:
+                    raise
+                continue
+            reopened += one
+            gone += taken
+        if refused is not None and not reopened:
+            raise refused
+        return reopened, gone
+
+    async def _reopen_one(
+        self, tx: Transaction, job: UUID, layers: Sequence[Record], letters: Sequence[DeadLetter]
+    ) -> tuple[list[Reopened], list[int]]:
+        if not layers:
+            raise InvalidInput(
+                f"Job {job} of dead letter {letters[0].id} is not kept any more: submit it again, and purge the letter."
+            )
+        taken = await self._purge(tx, letters)
+        left = [letter for letter in letters if letter.id in taken]
+        if not left:
+            return [], []
+        whole = any(letter.kind == "job" for letter in left)
+        return [await self._submit(tx, layers, None if whole else _wanted(left))], sorted(taken)
+
+    async def _purge(self, tx: Transaction, letters: Sequence[DeadLetter]) -> set[int]:
+        gone: set[int] = set()
+        ids = [letter.id for letter in letters]
+        for at in range(0, len(ids), REMOVE_MAX):
+            gone |= set(await self.queue.dead_letters.purge(DeadLetterFilter(ids=ids[at : at + REMOVE_MAX]), on=tx))
+        faults.at("reopen.after_purge")
+        return gone
+
+    async def _submit(self, tx: Transaction, layers: Sequence[Record], wanted: Wanted | None) -> Reopened:
+        inputs = {row["pk_layer"]: await self.store.get(row["input_at"], on=tx) for row in layers if row["input_at"]}
+        plan = reopened_plan(layers, wanted, inputs)
+        [submitted] = await self.submitter.write([plan], on=tx)
+        return Reopened(layers[0]["pk_job"], submitted.job, sum(layer.frames.count for layer in plan.layers))
+
+    @asynccontextmanager
+    async def _transaction(self, on: Transaction | None) -> AsyncIterator[Transaction]:
+        if on is not None:
+            yield on
+            return
+        async with self.database.transaction() as tx:
+            yield tx
+
+
+def _wanted(letters: Sequence[DeadLetter]) -> Wanted:
+    wanted: Wanted = defaultdict(dict)
+    for letter in letters:
+        if letter.layer is not None and letter.frame is not None:
+            wanted[letter.layer][letter.frame] = letter.payload
+    return wanted
+
+
+async def _find(tx: Transaction, which: DeadLetterFilter, most: int) -> list[DeadLetter]:
+    return [DeadLetter(**dict(row.items())) for row in await tx.rows(FIND, *which.arguments(), 0, most)]
+
+
+async def _strangers(tx: Transaction, letters: Sequence[DeadLetter]) -> set[int]:
+    """Frames that somebody else than the engine has queued."""
+    queues = {letter.queue for letter in letters if letter.kind == "frame"}
+    known = {row["queue"] for row in await tx.rows(KNOWN, list(queues))} if queues else set()
+    return {letter.id for letter in letters if letter.kind == "frame" and letter.queue not in known}

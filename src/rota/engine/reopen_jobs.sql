@@ -1,0 +1,22 @@
+-- Jobs $1, live or done, with all that is needed to submit them again; a row for each layer.
+SELECT j.pk_job, j.live, s.str_name AS show, f.str_name AS folder, d.str_name AS dept, j.str_name AS name, j.topic,
+       j.priority, j.labels, j.request, j.workflow_id, l.pk_layer, l.number, l.str_name AS layer, l.queue, l.work, l.input,
+       l.input_at, l.first_frame, l.frame_step, l.ranges, l.items, l.frames, c.digest, c.topic AS place_topic, c.requires,
+       c.labels AS place_labels, c.preferred_pool, c.preferred_worker, c.cores, c.gpus, c.memory_mb,
+       jr.int_max_cores AS job_cores, jr.int_max_gpus AS job_gpus, lr.int_max_cores AS layer_cores,
+       lr.int_max_gpus AS layer_gpus
+FROM (
+  SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, labels, request, workflow_id, true AS live,
+         ARRAY(SELECT k FROM rota.layer k WHERE k.pk_job = job.pk_job) AS layers
+  FROM rota.job WHERE pk_job = ANY ($1::uuid[])
+  UNION ALL
+  SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, labels, request, workflow_id, false, layers
+  FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])
+) AS j
+CROSS JOIN LATERAL unnest(j.layers) AS l
+LEFT JOIN rota.show s USING (pk_show) LEFT JOIN rota.folder f USING (pk_folder) LEFT JOIN rota.dept d USING (pk_dept)
+LEFT JOIN rota.queue_class q ON q.queue = l.queue
+LEFT JOIN rota.placement_class c ON c.class_id = q.class_id
+LEFT JOIN rota.job_resource jr ON jr.pk_job = j.pk_job
+LEFT JOIN rota.layer_resource lr ON lr.pk_layer = l.pk_layer
+ORDER BY j.pk_job, l.number

@@ -1,0 +1,115 @@
+"""A job once more: the plan of a new one out of the rows of an old one. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.postgres import Record
+from rota.model.errors import InvalidInput
+from rota.model.job import Details, decode_details, encode_details
+from rota.model.job_frames import Frames
+from rota.model.job_plan import Caps, LayerPlan, Place, Plan
+from rota.model.messages import runs_of
+
+RETRY_OF: Final = "retry_of"
+Wanted = dict[UUID, dict[int, bytes | None]]
+"""By layer: frames, as the queue numbers them, each with its item if it has one."""
+
+
+def reopened_plan(layers: Sequence[Record], wanted: Wanted | None, inputs: Mapping[UUID, bytes]) -> Plan:
+    """The job of these rows once more: the wanted frames of it, or all of them."""
+    job = layers[0]
+    if None in (job["show"], job["folder"], job["dept"]):
+        raise InvalidInput(f"The show, folder or department of job {job['pk_job']} is gone: submit it somewhere else.")
+    details = decode_details(job["request"])
+    chosen = [row for row in layers if wanted is None or row["pk_layer"] in wanted]
+    plans = tuple(
+        _layer_plan(
+            row, None if wanted is None else wanted[row["pk_layer"]], inputs, mapped=row["number"] in details.maps
+        )
+        for row in chosen
+    )
+    numbers = {row["number"]: at for at, row in enumerate(chosen)}
+    return Plan(
+        show=job["show"],
+        folder=job["folder"],
+        dept=job["dept"],
+        name=job["name"],
+        topic=job["topic"],
+        priority=job["priority"],
+        layers=plans,
+        labels=_labels(job),
+        details=encode_details(_details(details, job["pk_job"], numbers)),
+        workflow_id=job["workflow_id"],
+        deadline_ms=(details.budget.deadline_ms or None) if details.budget else None,
+        max_wait_s=details.max_wait_s or None,
+        caps=_caps(job["job_cores"], job["job_gpus"]),
+    )
+
+
+def _details(of: Details, parent: UUID, numbers: Mapping[int, int]) -> Details:
+    maps = tuple(numbers[number] for number in of.maps if number in numbers)
+    return msgspec.structs.replace(of, parent_job_id=parent, idempotency_key="", maps=maps)
+
+
+def _labels(job: Record) -> str:
+    labels: dict[str, str] = msgspec.json.decode(job["labels"]) if job["labels"] else {}
+    return msgspec.json.encode({**labels, RETRY_OF: str(job["pk_job"])}).decode()
+
+
+def _layer_plan(
+    row: Record, wanted: Mapping[int, bytes | None] | None, inputs: Mapping[UUID, bytes], *, mapped: bool
+) -> LayerPlan:
+    frames, items = _all_frames(row, mapped=mapped) if wanted is None else _some_frames(row, wanted, mapped=mapped)
+    if row["digest"] is None:
+        raise InvalidInput(f"The queue {row['queue']} of job {row['pk_job']} is gone: submit it again.")
+    return LayerPlan(
+        name=row["layer"],
+        place=_place(row),
+        digest=row["digest"],
+        work=row["work"],
+        frames=frames,
+        input=inputs.get(row["pk_layer"], row["input"]),
+        items=items,
+        caps=_caps(row["layer_cores"], row["layer_gpus"]),
+    )
+
+
+def _all_frames(row: Record, *, mapped: bool) -> tuple[Frames, tuple[bytes, ...]]:
+    if mapped and row["items"] is None:
+        raise InvalidInput(
+            f"The items of layer {row['layer']} are not kept once they were queued: retry what failed, or submit them"
+            " again."
+        )
+    given = row["ranges"] or []
+    ranges = tuple(zip(given[::2], given[1::2], strict=True))
+    return Frames(row["first_frame"], row["frames"], row["frame_step"], ranges), tuple(row["items"] or ())
+
+
+def _some_frames(row: Record, wanted: Mapping[int, bytes | None], *, mapped: bool) -> tuple[Frames, tuple[bytes, ...]]:
+    places = sorted(wanted)
+    items = tuple(item for place in places if (item := wanted[place]) is not None) if mapped else ()
+    return Frames(row["first_frame"], len(places), row["frame_step"], tuple(runs_of(places))), items
+
+
+def _place(row: Record) -> Place:
+    labels = msgspec.json.decode(row["place_labels"], type=dict[str, str])
+    return Place(
+        row["place_topic"],
+        tuple(row["requires"]),
+        tuple(sorted(labels.items())),
+        row["preferred_pool"] or "",
+        row["preferred_worker"] or "",
+        row["cores"],
+        row["gpus"],
+        row["memory_mb"],
+    )
+
+
+def _caps(cores: int | None, gpus: int | None) -> Caps | None:
+    caps = Caps(-1 if cores is None else cores, -1 if gpus is None else gpus)
+    return caps if caps.cores > 0 or caps.gpus > 0 else None

@@ -1,0 +1,80 @@
+"""Messages that are given up: each becomes a dead letter, once, whoever gives it up and however often.
+
+`Handling` writes the letter before it terminates a message. A message that NATS gives up by itself, because nobody
+answered any of its deliveries, is told by an advisory that is not kept; consumers of ours have deliveries to spare, so
+this is for what was declared otherwise. Both name the message by its stream and number, so it has one letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from rota.infra.nats import Bus, Delivery, Exhausted
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.backoff import Backoff
+from rota.model.errors import Unavailable
+from rota.queue.dead_letters import DeadLetter, DeadLetters
+
+log = structlog.get_logger(__name__)
+UNREADABLE = "unreadable_message"
+EXHAUSTED = "deliveries_exhausted"
+AGAIN = Backoff(first_s=0.5, longest_s=30.0)
+GIVEN_UP = metrics.counter("rota_bus_exhausted", "Messages that NATS gave up, by consumer.", labels=("consumer",))
+FAILED = metrics.counter("rota_dlq_emit_failures", "Dead letters that could not be written at the first try.")
+
+
+class Letters:
+    def __init__(self, bus: Bus, dead_letters: DeadLetters) -> None:
+        self.bus = bus
+        self._dead_letters = dead_letters
+
+    async def terminated(self, delivery: Delivery, reason: str) -> None:
+        """For `Handling`: called before a message is terminated, and again if we die in between."""
+        try:
+            await self._write(delivery.stream, delivery.stream_seq, UNREADABLE, delivery.data, reason)
+        except Unavailable:
+            FAILED.inc()
+            raise
+
+    async def run(self, life: Lifecycle) -> None:
+        async with self.bus.exhausted() as told, asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._write_all(told))
+            life.ready()
+            await life.until_draining()
+            writing.cancel()
+
+    async def _write_all(self, told: asyncio.Queue[Exhausted]) -> None:
+        while True:
+            await self._patiently(await told.get())
+
+    async def _patiently(self, given_up: Exhausted) -> None:
+        """However long a server is away: nobody tells us again."""
+        GIVEN_UP.labels(given_up.consumer).inc()
+        log.error("deliveries_exhausted", **_facts(given_up))
+        streak = 0
+        while True:
+            try:
+                return await self.given_up(given_up)
+            except Unavailable as away:
+                streak += 1
+                FAILED.inc()
+                log.warning("dead_letter_waits", reason=away.sentence)
+                await asyncio.sleep(AGAIN.pause_s(streak, 0.5))
+
+    async def given_up(self, message: Exhausted) -> None:
+        stored = await self.bus.stored(message.stream, message.stream_seq)
+        reason = f"Consumer {message.consumer} had it {message.deliveries} times and never answered."
+        data = stored.data if stored is not None else None
+        await self._write(message.stream, message.stream_seq, EXHAUSTED, data, reason)
+
+    async def _write(self, stream: str, stream_seq: int, reason: str, data: bytes | None, error: str) -> None:
+        cause = f"{stream}:{stream_seq}"
+        letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
+        await self._dead_letters.add([letter])
+
+
+def _facts(given_up: Exhausted) -> dict[str, object]:
+    return {"stream": given_up.stream, "stream_seq": given_up.stream_seq, "consumer": given_up.consumer}

@@ -1,0 +1,83 @@
+"""The lesser services of a replica, on a farm with a real bus: submissions from it, the gate, letters, logs."""
+
+import json
+
+import msgspec
+import pytest
+
+from rota.engine.logs import Logs
+from rota.engine.submit import Submitter
+from rota.infra.nats import ConsumerSpec, Message
+from rota.model.job import LayerSpec, Submission
+from rota.model.messages import SUBMIT
+from rota.queue import DeadLetterFilter
+from tests.ground.farm import Farm
+from tests.ground.queues import sql
+from tests.ground.waiting import until
+
+STATES = sql("SELECT state FROM rota.job_done")
+
+
+class Later:
+    at_once = False
+
+    def decide(self, _batch):
+        raise AssertionError("nobody is asked while jobs are written")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+        await farm.quiet()
+
+
+async def test_a_submission_from_the_bus_runs_and_one_that_is_no_submission_is_a_dead_letter(farm):
+    await farm.worker()
+    bus = farm.replica.bus
+    good = json.dumps({"show": "film", "layers": [{"task": "noop"}]}).encode()
+    await bus.publish_many([Message(subject=SUBMIT, data=data, msg_id=f"m{n}") for n, data in enumerate((good, b"x"))])
+    await until(lambda: farm.database.rows(STATES), what="a job that ended")
+    assert [row["state"] for row in await farm.database.rows(STATES)] == ["SUCCEEDED"]
+    letters = farm.replica.queue.dead_letters
+    await until(lambda: letters.count(DeadLetterFilter(kind="message")), what="a dead letter")
+    [letter] = await letters.find(DeadLetterFilter())
+    assert (letter.reason, letter.payload) == ("submission_refused", b"x")
+
+
+async def test_a_job_that_is_to_be_decided_about_is_and_then_runs(farm):
+    await farm.worker()
+    submitter = Submitter(farm.database, gate=Later())
+    [one] = await submitter.submit([Submission(show="film", layers=(LayerSpec(task="noop", frames=3),))])
+    assert one.state == "PENDING"
+    assert await farm.ended(one.job) == "SUCCEEDED"
+
+
+async def test_a_message_that_nats_gives_up_is_one_dead_letter(farm):
+    bus = farm.replica.bus
+    spec = ConsumerSpec(stream="SYS", durable="deaf", filter="sys.audit.x", ack_wait_s=0.25, max_deliver=1)
+    spec = msgspec.structs.replace(spec, spare_deliveries=0)
+    await bus.ensure([spec])
+    letters = farm.replica.queue.dead_letters
+    async with bus.consumer(spec) as consumer:
+        receipt = await bus.publish(Message(subject="sys.audit.x", data=b"unheard", msg_id="u"))
+        assert await consumer.fetch(1, 5.0)
+        await until(lambda: letters.count(DeadLetterFilter(kind="message")), what="a dead letter")
+    [letter] = await letters.find(DeadLetterFilter())
+    assert (letter.reason, letter.payload) == ("deliveries_exhausted", b"unheard")
+    assert letter.cause == f"SYS:{receipt.stream_seq}"
+
+
+async def test_what_a_frame_writes_is_kept_and_can_be_read_when_it_has_ended(farm):
+    await farm.worker()
+    layer = LayerSpec(argv=("sh", "-c", "echo out; echo err >&2"))
+    [one] = await farm.submitter.submit([Submission(show="film", layers=(layer,))])
+    assert await farm.ended(one.job) == "SUCCEEDED"
+    logs = Logs(farm.database)
+
+    async def both():
+        pieces = await logs.read(one.job)
+        return {piece.stream: piece.data for piece in pieces if piece.data} == {"stdout": b"out\n", "stderr": b"err\n"}
+
+    await until(both, what="what it wrote")

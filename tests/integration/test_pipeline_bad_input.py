@@ -1,0 +1,261 @@
+"""Bad input from end to end: messages that make no sense, and tasks that behave badly. Nobody dies, nothing is lost."""
+
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from rota.infra.nats import Message
+from rota.model.messages import (
+    CANCEL,
+    FREED,
+    HANDSHAKE,
+    HEARTBEAT,
+    JOBS_SUBJECT,
+    PROGRESS,
+    RESULT,
+    TOLD,
+    Cancel,
+    End,
+    Hello,
+    Progress,
+    Report,
+    Status,
+    Welcome,
+    decode,
+    encode,
+)
+from rota.queue.dead_letters import DeadLetterFilter
+from tests.ground.farm import Farm, hanging
+from tests.ground.waiting import until
+
+ROOT = Path(__file__).parents[2]
+NOBODY = uuid4()
+UNREADABLE = {
+    "empty": b"",
+    "no msgpack": b"\xc1\xff\x00",
+    "text": b"hello",
+    "another kind": msgspec.msgpack.encode({"a": [1, 2, {"b": None}]}),
+    "cut off": encode(Report(NOBODY, [(1, 1)]))[:-3],
+    "deep": b"\x91" * 100_000,
+    "a number": msgspec.msgpack.encode(2**63),
+    "nulls": b"\x00" * 1000,
+}
+IMPOSSIBLE = {
+    "a negative run": Report(NOBODY, [(-1, 5)]),
+    "an endless run": Report(NOBODY, [(0, 2**40)]),
+    "a token beyond all": Report(NOBODY, ends=[End(2**60, Status.SUCCEEDED)]),
+    "a frame twice": Report(NOBODY, [(5, 2), (6, 1)]),
+    "less than no time": Report(NOBODY, [(5, 2)], took_ms=-1),
+    "a frame that took less than no time": Report(NOBODY, ends=[End(5, Status.FAILED, took_ms=-(2**40))]),
+    "a pause that is no number": Report(NOBODY, ends=[End(5, Status.FAILED, after_s=float("nan"))]),
+    "a null in a code": Report(NOBODY, ends=[End(5, Status.FAILED, code="a\0b")]),
+    "a null in a pointer": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, pointer="a\0b")]),
+    "a null in an artifact": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=("a\0b",))]),
+    "a code without end": Report(NOBODY, ends=[End(5, Status.FAILED, code="c" * 5000)]),
+}
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+        await farm.quiet()
+
+
+async def letters(farm):
+    return await farm.replica.queue.dead_letters.find(DeadLetterFilter(kind="message"))
+
+
+def crashed(farm):
+    return {service.name: service.error for service in farm.replica.supervisor.services if service.error is not None}
+
+
+async def test_reports_that_cannot_be_read_are_in_the_dead_letters_once_and_hold_up_nobody(farm):
+    await farm.worker()
+    bad = [*UNREADABLE.values(), *map(encode, IMPOSSIBLE.values())]
+    before = await farm.submit("noop", frames=20)
+    for number, data in enumerate(bad):
+        await farm.replica.bus.publish(Message(subject=RESULT, data=data, msg_id=f"bad:{number}"))
+    after = await farm.submit("noop", frames=20)
+    assert await farm.ended(before) == await farm.ended(after) == "SUCCEEDED"
+
+    async def all_there():
+        return len(await letters(farm)) >= len(bad)
+
+    await until(all_there, what="every dead letter")
+    found = await letters(farm)
+    assert len(found) == len({letter.cause for letter in found}) == len(bad)
+    assert {letter.reason for letter in found} == {"unreadable_message"}
+    assert not crashed(farm)
+
+
+async def test_reports_about_frames_of_others_or_of_nobody_change_nothing(farm):
+    await farm.worker()
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=3)
+    await farm.running("x", 3)
+    [worker] = farm.replica.engine.registry.workers.values()
+    stranger = Report(NOBODY, list(worker.booked.runs()))
+    await farm.replica.bus.publish(Message(subject=RESULT, data=encode(stranger), msg_id="stranger"))
+    unknown = Report(worker.id, [(2**50, 5)], [End(2**51, Status.FAILED, error="never was")])
+    await farm.replica.bus.publish(Message(subject=RESULT, data=encode(unknown), msg_id="unknown"))
+    other = await farm.submit("noop")
+    assert await farm.ended(other) == "SUCCEEDED"
+    assert await farm.done(job) is None
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert not await letters(farm)
+
+
+async def test_an_error_of_any_length_and_with_any_character_is_kept_in_part(farm):
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x")
+    await farm.running("x")
+    [worker] = farm.replica.engine.registry.workers.values()
+    [(token, _)] = worker.booked.runs()
+    long = End(token, Status.FAILED, code="odd", error="e\0" * 200_000)
+    await farm.replica.bus.publish(Message(subject=RESULT, data=encode(Report(worker.id, ends=[long])), msg_id="odd"))
+    assert await farm.ended(job) == "FAILED"
+    assert not crashed(farm)
+
+
+@pytest.mark.parametrize("subject", [HEARTBEAT, PROGRESS, TOLD, CANCEL, FREED, "sys.server.heartbeat"])
+async def test_what_is_told_and_cannot_be_read_is_passed_over(farm, subject):
+    await farm.worker()
+    for data in UNREADABLE.values():
+        await farm.replica.bus.tell(subject, data)
+    job = await farm.submit("noop", frames=5)
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert not crashed(farm)
+
+
+async def test_progress_that_begins_everything_there_is_passed_over(farm):
+    await farm.worker()
+    for run in ((0, 2**52), (-5, 3), (2**53, 1)):
+        await farm.replica.bus.tell(PROGRESS, encode(Progress(NOBODY, [run])))
+    for _ in range(20):
+        await farm.replica.bus.tell(PROGRESS, encode(Progress(NOBODY, [(0, 65_536)])))
+    job = await farm.submit("noop")
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert not crashed(farm)
+
+
+@pytest.mark.parametrize("bad", UNREADABLE)
+async def test_a_hello_that_cannot_be_read_is_refused_with_a_sentence(farm, bad):
+    answer = decode(Welcome, await farm.replica.bus.ask(HANDSHAKE, UNREADABLE[bad]))
+    assert answer.worker is None
+    assert "is no Hello" in answer.refusal
+    await farm.worker()
+    assert await farm.ended(await farm.submit("noop")) == "SUCCEEDED"
+
+
+ODD_HELLOS = {
+    "a null in its pool": Hello("w", "a\0b", 1, 100),
+    "a null in its name": Hello("a\0b", "local", 1, 100),
+    "more cores than there are numbers": Hello("w", "local", 1, 2**64 - 1),
+    "a pool without end": Hello("w", "p" * 100_000, 1, 100),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_HELLOS)
+async def test_a_hello_that_says_odd_things_never_ends_a_server(farm, odd):
+    for _ in range(7):  # more often than a service may crash
+        answer = decode(Welcome, await farm.replica.bus.ask(HANDSHAKE, encode(ODD_HELLOS[odd])))
+        assert answer.worker is None
+        assert answer.refusal
+    assert not crashed(farm)
+
+
+async def test_cancelling_more_frames_than_there_are_numbers_harms_no_worker(farm):
+    await farm.worker()
+    gate = hanging("x")
+    job = await farm.submit("hang", "x")
+    await farm.running("x")
+    [worker] = farm.replica.engine.registry.workers
+    for run in ((2**62, 2**63), (2**63, 2**64 - 1), (-(2**63), 1), (5, -1)):
+        await farm.replica.bus.tell(CANCEL, encode(Cancel([run])))
+    other = await farm.submit("noop")
+    assert await farm.ended(other) == "SUCCEEDED"
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert worker in farm.replica.engine.registry.workers, "it began anew"
+
+
+async def test_a_worker_passes_over_assignments_that_cannot_be_read(farm):
+    await farm.worker()
+    [worker] = farm.replica.engine.registry.workers
+    for number, data in enumerate(UNREADABLE.values()):
+        subject = JOBS_SUBJECT.format(worker)
+        await farm.replica.bus.publish(Message(subject=subject, data=data, msg_id=f"bad:{number}"))
+    assert await farm.ended(await farm.submit("noop", frames=5)) == "SUCCEEDED"
+    assert worker in farm.replica.engine.registry.workers, "it began anew"
+
+
+class Wild:
+    """A real worker with an app of tasks that behave badly."""
+
+    def __init__(self, farm, process):
+        self.farm = farm
+        self.process = process
+
+    @classmethod
+    async def start(cls, farm, spawn, folder):
+        words = ["worker", "tests/integration/pipeline_wild.py:app", "--name", "wild", "--slots", "16", "--cores", "16"]
+        env = {
+            "ROTA_NATS_URL": farm.urls.nats,
+            "ROTA_NATS_PREFIX": farm.settings.nats.prefix,
+            "ROTA_WORKER_PROCESSES": "4",
+            "ROTA_LOG_LEVEL": "error",
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        process = await spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=env)
+        known = farm.replica.engine.registry.workers
+        await until(lambda: any(worker.name == "wild" for worker in known.values()), within_s=20, what="the worker")
+        return cls(farm, process)
+
+    async def end(self, task, **layer):
+        """In which state a job of one frame ended, and with which code and error."""
+        job = await self.farm.submit(task, layer={"kill_after_s": 0.5, **layer})
+        state = await self.farm.ended(job, within_s=60)
+        ends = await self.farm.ends(job)
+        return state, ends[-1][3], ends[-1][4] or "", ends[-1][5]
+
+
+async def test_tasks_that_behave_badly_harm_nobody_but_themselves(farm, spawn, tmp_path):
+    wild = await Wild.start(farm, spawn, tmp_path)
+    worker = next(iter(farm.replica.engine.registry.workers))
+
+    state, code, error, _ = await wild.end("raises")
+    assert (state, code) == ("FAILED", "exception")
+    assert "out of luck" in error
+    assert (await wild.end("hangs", timeout_s=0.5))[:2] == ("TIMEOUT", "timeout")
+    assert (await wild.end("hangs_async", timeout_s=0.5))[:2] == ("TIMEOUT", "timeout")
+    assert (await wild.end("leaves_a_child", timeout_s=1))[0] == "TIMEOUT"
+    state, _, _, value = await wild.end("forks")
+    assert (state, msgspec.msgpack.decode(value)) == ("SUCCEEDED", "from the parent")
+    state, _, _, value = await wild.end("prints")
+    assert (state, msgspec.msgpack.decode(value)) == ("SUCCEEDED", "printed")
+    assert (await wild.end("exits"))[0] == "FAILED"
+    assert (await wild.end("kills_itself"))[0] == "FAILED"
+    assert (await wild.end("exits_async"))[0] == "FAILED"
+
+    assert (await wild.end("fine"))[0] == "SUCCEEDED"
+    assert wild.process.status is None, "the worker ended"
+    assert worker in farm.replica.engine.registry.workers, "it began anew"
+    assert not _left_by_a_frame()
+
+
+def _left_by_a_frame():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"left by a frame" in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found

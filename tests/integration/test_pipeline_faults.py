@@ -1,0 +1,94 @@
+"""What the pipeline does when a step of its own fails half way. Each test is named after what went wrong once."""
+
+import pytest
+
+from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
+from rota.model.job import Budget
+from tests.ground.farm import Farm, hanging, seen
+from tests.ground.waiting import until
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+        await farm.quiet()
+
+
+def fails_once(monkeypatch, holder, name, error):
+    """The next call of a method does nothing but fail; those after it are as before."""
+    whole = getattr(holder, name)
+    failed = []
+
+    async def once(*args, **kwargs):
+        if not failed:
+            failed.append(name)
+            raise error
+        return await whole(*args, **kwargs)
+
+    monkeypatch.setattr(holder, name, once)
+    return failed
+
+
+AWAY = PostgresUnavailable("PostgreSQL was lost during a statement.", outcome="unknown")
+
+
+@pytest.mark.parametrize("step", ["_runnables", "_turn_down", "_publish"])
+async def test_frames_in_the_hand_of_a_round_that_lost_postgres_go_back(farm, monkeypatch, step):
+    failed = fails_once(monkeypatch, farm.replica.engine.dispatcher.handing, step, AWAY)
+    await farm.worker()
+    job = await farm.submit("note", frames=5)
+    assert await farm.ended(job, within_s=25) == "SUCCEEDED"
+    assert failed
+    assert sorted(frame for frame, _ in seen["note"]) == list(range(5))
+
+
+async def test_a_dispatcher_whose_lease_went_in_a_round_goes_on_under_a_new_one(farm, monkeypatch):
+    failed = fails_once(monkeypatch, farm.replica.queue, "claim", StaleFence("Its lease has ended.", fences=[1]))
+    await farm.worker()
+    job = await farm.submit("noop")
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert failed
+    dispatch = next(service for service in farm.replica.supervisor.services if service.name == "dispatch")
+    assert dispatch.error is None, "it crashed and was started again"
+
+
+async def test_parked_frames_that_no_dispatcher_remembers_are_taken_up_again(farm):
+    await farm.worker()
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=3, max_cores=1)
+    await farm.running("x")
+    dispatcher = farm.replica.engine.dispatcher
+    await until(lambda: dispatcher.parking._parked, what="parked frames")
+    dispatcher.parking._parked.clear()  # as of one that was killed, or heard nothing of the release
+    dispatcher.board.spots.clear()
+    dispatcher.released = lambda *_: None
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_recovery_that_failed_is_started_again(farm, monkeypatch):
+    failed = fails_once(monkeypatch, farm.replica.engine.recovery, "judge_silence", ValueError("unforeseen"))
+    await until(lambda: failed, what="a failure")
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x", budget=Budget(deadline_ms=100))
+    assert await farm.ended(job) == "TIMEOUT"
+
+
+async def test_an_outage_that_meets_a_large_layer_frame_by_frame_does_not_use_up_its_tries(farm, monkeypatch):
+    bus = farm.replica.bus
+    whole, failed = bus.publish_many, []
+
+    async def away(messages):
+        if len(failed) < 60:
+            failed.append(messages)
+            raise NatsUnavailable("NATS is away.")
+        return await whole(messages)
+
+    monkeypatch.setattr(bus, "publish_many", away)
+    await farm.worker(slots=1)  # one frame in a round
+    job = await farm.submit("noop", frames=80)
+    assert await farm.ended(job, within_s=40) == "SUCCEEDED"
+    assert len(failed) == 60

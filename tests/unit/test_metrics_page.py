@@ -1,0 +1,46 @@
+"""The page about metrics is what the code says, and tells what became of every name of the seed."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import rota
+from rota.infra.telemetry.metrics import REGISTRY
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+SEED = (
+    *("jobs_received", "jobs_dispatched", "jobs_completed", "safety_denied", "safety_unavailable", "dispatch_latency"),
+    *("job_lock_wait", "active_goroutines", "stale_jobs", "orphan_replayed"),
+)
+
+
+def declared():
+    """Rows of the page, as they should be."""
+    for module in pkgutil.walk_packages(rota.__path__, "rota."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    known = [each for each in REGISTRY._collector_to_names if hasattr(each, "_labelnames")]
+    return [_row(each) for each in sorted(known, key=lambda each: each._name)]
+
+
+def _row(metric):
+    name = f"{metric._name}_total" if metric._type == "counter" else metric._name
+    labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+    return f"| `{name}` | {metric._type} | {labels} | {metric._documentation} |"
+
+
+def written(heading):
+    part = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [line for line in part.splitlines() if line.startswith("| `")]
+
+
+def test_every_metric_is_on_the_page_as_it_is_declared():
+    assert written("All of them") == declared(), "\n".join(declared())
+
+
+def test_every_name_of_the_seed_is_told_and_every_name_told_exists():
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in written("Names of the seed")]
+    assert [row[0].strip("`") for row in rows] == list(SEED)
+    names = {row.split("`")[1] for row in declared()}
+    told = {word for row in rows for word in row[1].split("`")[1::2]}
+    assert told <= names
