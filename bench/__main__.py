@@ -1,6 +1,7 @@
 """Run one benchmark: a table for people, then one line of JSON for programs.
 
     python -m bench foundations [--quick]
+    python -m bench e2e --memory   of `e2e` what takes ten minutes by itself
     python -m bench setup          prepares peers and data beforehand; its time is not counted
 
 A benchmark is a module of this package with `run(quick: bool) -> Report`, and `setup()` if it needs anything prepared.
@@ -22,11 +23,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("name", choices=(*BENCHES, "setup"))
     parser.add_argument("--quick", action="store_true", help="fewer repeats; figures are rougher")
+    parser.add_argument("--memory", action="store_true", help="e2e: memory of the server over ten minutes, alone")
     chosen = parser.parse_args()
     logs.configure("console", "warning")
     if chosen.name == "setup":
         return _set_up()
-    report: Report = importlib.import_module(f"bench.{chosen.name}").run(chosen.quick)
+    wanted = {"memory": True} if chosen.memory else {}
+    report: Report = importlib.import_module(f"bench.{chosen.name}").run(chosen.quick, **wanted)
     report.print(chosen.name)
     return 0 if report.within_bars else 1
 

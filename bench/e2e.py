@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench import e2e_farm, e2e_pickup
+from bench import e2e_depth, e2e_farm, e2e_memory, e2e_pickup, e2e_slots, peers
 from bench.e2e_farm import Farm, Lap, farm
 from bench.e2e_ground import Ground, one_ground
+from bench.e2e_race import Peers
 from bench.report import Figure, Report
 
 MADE: Final = "made_e2e"
@@ -26,12 +27,43 @@ class Sizes:
     laps: int
     frames: int
     jobs: int
+    entries: dict[str, int]
+    """Of each peer; slower ones get fewer, and a short backlog is the easier one."""
     pickup_rounds: int
     pickup_s: int
+    slots_rounds: int
+    depth_rounds: int
+    depth_frames: int
+    depth: int
+    memory_s: float
 
 
-FULL: Final = Sizes(laps=7, frames=100_000, jobs=30_000, pickup_rounds=5, pickup_s=10)
-QUICK: Final = Sizes(laps=2, frames=50_000, jobs=10_000, pickup_rounds=2, pickup_s=5)
+FULL: Final = Sizes(
+    laps=7,
+    frames=100_000,
+    jobs=30_000,
+    entries={"pgqueuer": 20_000, "awa": 20_000, "procrastinate": 1_000, "dramatiq": 5_000, "celery": 1_500},
+    pickup_rounds=5,
+    pickup_s=10,
+    slots_rounds=3,
+    depth_rounds=3,
+    depth_frames=60_000,
+    depth=1_000_000,
+    memory_s=0.0,
+)
+QUICK: Final = Sizes(
+    laps=2,
+    frames=50_000,
+    jobs=10_000,
+    entries={"pgqueuer": 8_000, "awa": 6_000, "procrastinate": 300, "dramatiq": 2_000, "celery": 600},
+    pickup_rounds=2,
+    pickup_s=5,
+    slots_rounds=1,
+    depth_rounds=1,
+    depth_frames=30_000,
+    depth=50_000,
+    memory_s=30.0,
+)
 
 
 @dataclass(slots=True)
@@ -55,20 +87,37 @@ class Own:
         yield from _cpu("job", self.jobs, "all processes")
 
 
-def run(quick: bool) -> Report:
-    return asyncio.run(_run(QUICK if quick else FULL))
+def setup() -> None:
+    peers.install()
+
+
+def run(quick: bool, memory: bool = False) -> Report:
+    """With `memory`: that alone, at its full length."""
+    sizes = QUICK if quick else FULL
+    return asyncio.run(_memory() if memory else _run(sizes))
 
 
 async def _run(sizes: Sizes) -> Report:
-    report, own = Report(), Own()
+    own = Own()
     async with one_ground() as ground:
         await e2e_farm.prepare(ground, MADE)
+        others = Peers(ground)
+        await others.prepare()
         for _ in range(sizes.laps):
             await _own_laps(ground, sizes, own)
+            await others.round(sizes.entries)
         pickups = await e2e_pickup.measure(ground, MADE, sizes.pickup_rounds, sizes.pickup_s)
-    for figure in (*own.figures(), *pickups.figures()):
-        report.add(figure)
-    return report
+        by_slots = await e2e_slots.measure(ground, MADE, sizes.slots_rounds)
+        deep = await e2e_depth.measure(ground, MADE, sizes.depth_rounds, sizes.depth_frames, sizes.depth)
+        resident = await e2e_memory.measure(ground, MADE, sizes.memory_s) if sizes.memory_s else ()
+    raced = others.figures([lap.per_s for lap in own.frames], [lap.per_s for lap in own.jobs])
+    return Report([*raced, *own.figures(), *by_slots, *pickups.figures(), *deep, *resident])
+
+
+async def _memory() -> Report:
+    async with one_ground() as ground:
+        await e2e_farm.prepare(ground, MADE)
+        return Report([*await e2e_memory.measure(ground, MADE, e2e_memory.FULL_S)])
 
 
 async def _own_laps(ground: Ground, sizes: Sizes, own: Own) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+import asyncpg
 import redis.asyncio
 
 from bench import peers
@@ -51,7 +52,9 @@ WARM: Final = 2000
 REDIS_DB: Final = 0
 
 UP = statement("SELECT count(*) FROM rota.worker WHERE state = 'up'")
-LIVE = statement("SELECT count(*) FROM rota.job WHERE pk_job = ANY($1::uuid[])")
+LIVE: Final = "SELECT count(*) FROM rota.job WHERE pk_job = ANY($1::uuid[])"
+BY_INDEX: Final = {"enable_seqscan": "off", "enable_bitmapscan": "off"}
+"""For looking at a few jobs in a table that was never analysed."""
 PROCS = statement("SELECT count(*) FROM rota.proc")
 
 
@@ -92,23 +95,44 @@ async def prepare(ground: Ground, database: str) -> None:
     for pool in (POOL, ELSEWHERE):
         await admin.create_subscription(SHOW, pool, size=PLENTY, burst=PLENTY, gpu_burst=PLENTY, actor="bench")
     await opened.close()
+    async with farm(ground, database):
+        """What the first server on a database makes for good, such as partitions, is in every copy."""
 
 
-def layer_of(n: int, topic: str = POOL, **more: object) -> Submission:
-    """One job of one layer, with caps of its own."""
-    spec = LayerSpec(task="noop", frames=n, max_cores=PLENTY, max_gpus=PLENTY, **more)  # type: ignore[arg-type]
-    return Submission(show=SHOW, topic=topic, layers=(spec,), max_cores=PLENTY, max_gpus=PLENTY)
+def layer_of(n: int) -> Submission:
+    """One job of one layer, both with caps of their own."""
+    layer = LayerSpec(task="noop", frames=n, max_cores=PLENTY, max_gpus=PLENTY)
+    return Submission(show=SHOW, topic=POOL, layers=(layer,), max_cores=PLENTY, max_gpus=PLENTY)
 
 
-def job_of(number: int, topic: str = POOL) -> Submission:
+def job_of(number: int) -> Submission:
     """A job of one frame with a payload of its own."""
-    return Submission(show=SHOW, topic=topic, layers=(LayerSpec(task="noop", input={"kwargs": body(number)}),))
+    return Submission(show=SHOW, topic=POOL, layers=(LayerSpec(task="noop", input={"kwargs": body(number)}),))
+
+
+async def put_all(submitter: Submitter, submissions: Sequence[Submission]) -> list[UUID]:
+    """Several producers, many jobs in a commit. Returns the last jobs of each."""
+    batches = iter([submissions[first : first + FILL] for first in range(0, len(submissions), FILL)])
+
+    async def produce() -> list[UUID]:
+        last: list[UUID] = []
+        for batch in batches:
+            last = [each.job for each in await submitter.submit(batch)]
+        return last[-10:]
+
+    return [job for last in await asyncio.gather(*(produce() for _ in range(PRODUCERS))) for job in last]
 
 
 class Farm:
     """A server and a worker that are up."""
 
-    def __init__(self, ground: Ground, database: Database, pids: dict[str, int]) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        database: Database,
+        looking: asyncpg.Connection[asyncpg.Record],
+        pids: dict[str, int],
+    ) -> None:
         self.database = database
         self.queue = Queue(database)
         self.submitter = Submitter(database)
@@ -116,18 +140,20 @@ class Farm:
         self.polls = 0
         """Statements of ours, which are no cost of Rota's."""
         self._ground = ground
+        self._looking = looking
         self.submitted = 0
+        self._ended_before = 0
         self._others = 0
 
     async def begin(self) -> None:
-        """What waits already is not ours to wait for."""
+        """What waits or has ended already is none of ours."""
         counts = (await self.queue.counts_exact()).values()
-        self.submitted = sum(each.completed for each in counts)
+        self._ended_before = sum(each.completed for each in counts)
         self._others = sum(each.waiting for each in counts)
 
-    async def warm_up(self) -> None:
-        await self.frames(WARM)
-        await self.jobs(WARM // 10)
+    async def warm_up(self, frames: int) -> None:
+        await self.frames(frames)
+        await self.jobs(max(1, frames // 10))
 
     async def frames(self, n: int) -> Lap:
         """A layer of n frames, from its submission to the commit of its last end."""
@@ -141,31 +167,19 @@ class Farm:
     async def jobs(self, n: int) -> Lap:
         """n jobs of one frame each, submitted as the peers are: several producers, many in a commit."""
         submissions = [job_of(number) for number in range(n)]
-        return await self.lap(n, lambda: self.put_all(submissions))
-
-    async def put_all(self, submissions: Sequence[Submission]) -> list[UUID]:
-        """Returns the jobs of the last batches."""
-        batches = iter([submissions[first : first + FILL] for first in range(0, len(submissions), FILL)])
-
-        async def produce() -> list[UUID]:
-            last: list[UUID] = []
-            for batch in batches:
-                last = [each.job for each in await self.submitter.submit(batch)]
-            return last[-10:]
-
-        return [job for last in await asyncio.gather(*(produce() for _ in range(PRODUCERS))) for job in last]
+        return await self.lap(n, lambda: put_all(self.submitter, submissions))
 
     async def lap(self, n: int, put: Callable[[], Awaitable[list[UUID]]]) -> Lap:
         self.expect(n)
-        before = self._used_s()
+        before = self.used_s()
         began = time.perf_counter()
         last = await put()
         await self.ended(last)
         seconds = time.perf_counter() - began
-        after = self._used_s()
+        after = self.used_s()
         return Lap(n, seconds, {name: after[name] - before[name] for name in before})
 
-    def _used_s(self) -> dict[str, float]:
+    def used_s(self) -> dict[str, float]:
         """Of this process, which is everybody's parent, without its children."""
         return used_s(self.pids) | {"submitter": time.process_time()}
 
@@ -173,13 +187,20 @@ class Farm:
         """The books: each frame ended once, nothing is booked any more, in PostgreSQL and in Redis."""
         counts = (await self.queue.counts_exact()).values()
         found = {word: sum(getattr(each, word) for each in counts) for word in Counts.__struct_fields__}
-        wanted = dict.fromkeys(found, 0) | {"completed": self.submitted, "waiting": self._others}
+        wanted = dict.fromkeys(found, 0) | {"completed": self._ended_before + self.submitted, "waiting": self._others}
         if found != wanted:
             raise Broken(f"the queue counts {found} after {self.submitted} frames were submitted")
-        await _until(self._nothing_booked, END_TIMEOUT_S, "nothing to be booked any more")
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while left := await self._booked():
+            if time.monotonic() > deadline:
+                raise Broken(f"all frames have ended, and yet {left}")
+            await asyncio.sleep(POLL_S)
 
-    async def _nothing_booked(self) -> bool:
-        return not await self.database.value(PROCS) and not await self._counted_in_redis()
+    async def _booked(self) -> str:
+        """What is, in words."""
+        procs, counted = await self.database.value(PROCS), await self._counted_in_redis()
+        found = (f"{procs} procs are left" if procs else "", f"Redis counts at {counted[:5]}" if counted else "")
+        return " and ".join(filter(None, found))
 
     async def _counted_in_redis(self) -> list[str]:
         client = redis.asyncio.from_url(self._ground.redis_url(REDIS_DB), decode_responses=True)
@@ -204,15 +225,16 @@ class Farm:
 
     async def _have_ended(self, last: Sequence[UUID]) -> bool:
         self.polls += 1
-        if await self.database.value(LIVE, last):
+        if await self._looking.fetchval(LIVE, last):
             return False
         self.polls += 1
-        return sum(each.completed for each in (await self.queue.counts_exact()).values()) >= self.submitted
+        completed = sum(each.completed for each in (await self.queue.counts_exact()).values())
+        return completed >= self._ended_before + self.submitted
 
 
 @asynccontextmanager
 async def farm(
-    ground: Ground, database: str, *, slots: int = SLOTS, marks: Path | None = None, warm: bool = True
+    ground: Ground, database: str, *, slots: int = SLOTS, marks: Path | None = None, warm: int = WARM
 ) -> AsyncIterator[Farm]:
     """Up and warm; everything is checked at the end, and the processes are gone when this returns."""
     await ground.flush(REDIS_DB)
@@ -223,10 +245,11 @@ async def farm(
         server = await closing.enter_async_context(_process("server", ground, env, "server"))
         worker = await closing.enter_async_context(_process("worker", ground, env, *_worker_words(slots)))
         await _until(lambda: _is_up(opened, server, worker), START_TIMEOUT_S, "the worker to be up")
-        running = Farm(ground, opened, {"server": server.pid, "worker": worker.pid})
+        looking = await asyncpg.connect(ground.postgres.url(database), server_settings=BY_INDEX)
+        closing.push_async_callback(looking.close)
+        running = Farm(ground, opened, looking, {"server": server.pid, "worker": worker.pid})
         await running.begin()
-        if warm:
-            await running.warm_up()
+        await running.warm_up(warm)
         await ground.postgres.checkpoint()
         yield running
         await running.check()
@@ -245,8 +268,10 @@ def _worker_words(slots: int) -> tuple[str, ...]:
 def _environment(ground: Ground, database: str, marks: Path | None) -> dict[str, str]:
     """A URL holds a password, so it goes where only we can read it. Settings of whoever runs this are left out."""
     path = os.pathsep.join(filter(None, (str(peers.ROOT), os.environ.get("PYTHONPATH"))))
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROTA_")} | {
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PYTHON"))}
+    return kept | {
         "PYTHONPATH": path,
+        "PYTHONPYCACHEPREFIX": str(ground.folder / "compiled"),
         "ROTA_POSTGRES_URL": ground.postgres.url(database),
         "ROTA_REDIS_URL": ground.redis_url(REDIS_DB),
         "ROTA_NATS_URL": ground.nats_url,

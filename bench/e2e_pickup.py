@@ -33,12 +33,15 @@ class Pickups:
 
     from_commit: list[list[float]] = field(default_factory=list)
     from_call: list[list[float]] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    """Of all processes, per job."""
 
     def figures(self) -> Iterator[Figure]:
         note = f"{PER_S} jobs/s, a commit each; from the commit to the handler's first line"
         yield Figure("pickup_p50_ms", _quantiles(self.from_commit, 0.5), bar=P50_BAR_MS, note=note)
         yield Figure("pickup_p99_ms", _quantiles(self.from_commit, 0.99), bar=P99_BAR_MS, note="the same")
         yield Figure("pickup_max_ms", _quantiles(self.from_commit, 1.0), note="the same, the slowest of a round")
+        yield Figure("pickup_cpu_ms", self.cpu_ms, note="of all processes, per job at that rate")
         yield Figure("submit_to_start_p50_ms", _quantiles(self.from_call, 0.5), note="from the call of submit")
         yield Figure("submit_to_start_p99_ms", _quantiles(self.from_call, 0.99), note="from the call of submit")
 
@@ -68,12 +71,14 @@ async def _round(running: Farm, marks: Marks, numbers: range, found: Pickups) ->
         commits[number] = time.time_ns()
 
     running.expect(len(numbers))
+    before = sum(running.used_s().values())
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for at, number in enumerate(numbers):
             await asyncio.sleep(began + at / PER_S - time.perf_counter())
             tasks.create_task(submit(number))
     await running.ended()
+    found.cpu_ms.append((sum(running.used_s().values()) - before) / len(numbers) * 1e3)
     starts = marks.read()
     measured = numbers[FIRST:]
     found.from_commit.append([(starts[number] - commits[number]) / 1e6 for number in measured])

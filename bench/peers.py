@@ -19,6 +19,8 @@ REQUIREMENTS: Final = {
     "pgqueuer": ("pgqueuer[asyncpg]", "uvloop"),
     "awa": ("awa-pg", "uvloop"),
     "procrastinate": ("procrastinate", "psycopg[binary,pool]", "uvloop"),
+    "dramatiq": ("dramatiq[redis]",),
+    "celery": ("celery[redis]",),
 }
 """What each peer is made of; the first is the peer itself. Versions are pinned in `peers.txt`."""
 

@@ -1,1 +1,1 @@
-"""The queues that `bench queue` races, each in a process of its own and all through the same three requests."""
+"""The queues that `bench queue` and `bench e2e` race, each in a process of its own and all through three requests."""
