@@ -99,6 +99,8 @@ async def test_the_second_signal_gives_frames_back_at_once(server, rota_worker, 
         end = await server.ended(token)
         assert (end.status, end.code) == (Status.REFUSED, "worker_stopped")
     await gone(children)
+    last = server.beats()[-1]
+    assert (last.draining, last.held) == (True, [])
     assert server.twice == []
 
 
@@ -181,3 +183,19 @@ async def test_without_nats_a_worker_says_what_to_set(typed, tmp_path, monkeypat
     said = await typed("worker")
     assert said.status == 2
     assert "nats.url must be set" in said.err
+
+
+async def test_a_report_whose_reply_was_lost_is_published_again_and_counted_once(server, rota_worker):
+    await rota_worker(LOST_REPLY_AT="worker.report")
+    await until_known(server)
+    assert await server.run("nothing") is None
+    assert await server.run("nothing") is None
+    assert server.twice == []
+
+
+async def test_a_worker_that_dies_with_an_assignment_in_hand_reports_nothing(server, rota_worker):
+    process = await rota_worker(CRASH_AT="worker.taken_before_ack")
+    await until_known(server)
+    token = await server.send("waits")
+    assert await process.wait() == 137
+    assert token not in server.ends

@@ -1,0 +1,241 @@
+"""The pipeline as a person sees it: large layers, shared pools, unplugged workers, caps that change, Ctrl-C."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from rota.engine.submit import Submitter
+from rota.infra.postgres import Database, PostgresTarget
+from rota.model.job import LayerSpec, Submission
+from tests.chaos.pipeline_farm import Farm as Processes
+from tests.chaos.pipeline_history import faults
+from tests.ground.farm import Farm, hanging, seen
+from tests.ground.queues import sql
+from tests.ground.servers import options_for_tests
+from tests.ground.waiting import until
+
+ROOT = Path(__file__).parents[2]
+CORES = sql("SELECT pk_show::text AS show, sum(int_cores_reserved)::bigint AS cores FROM rota.proc GROUP BY 1")
+WRITTEN = sql("""
+SELECT (SELECT count(*) FROM rota.job) + (SELECT count(*) FROM rota.layer) + (SELECT count(*) FROM rota.ready_entries)
+     + (SELECT count(*) FROM rota.idempotency_key) + (SELECT count(*) FROM rota.outbox)""")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        yield farm
+        await farm.quiet()
+
+
+class Peak:
+    """The most that was booked of each show at a time, looked at again and again."""
+
+    def __init__(self, database):
+        self.cores = {}
+        self._database = database
+        self._ended = asyncio.Event()
+
+    async def __aenter__(self):
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_failure):
+        self._ended.set()
+        await self._looking
+
+    async def _look(self):
+        while not self._ended.is_set():
+            for row in await self._database.rows(CORES):
+                self.cores[row["show"]] = max(self.cores.get(row["show"], 0), row["cores"])
+            await asyncio.sleep(0.002)
+
+
+async def test_ten_thousand_frames_under_a_cap(farm):
+    await farm.show(burst=50)
+    await farm.worker(slots=400)
+    async with Peak(farm.database) as peak:
+        job = await farm.submit("note", frames=10_000)
+        assert await farm.ended(job, within_s=60) == "SUCCEEDED"
+    assert sorted(seen["note"]) == [(frame, 1) for frame in range(10_000)]
+    [layer] = (await farm.done(job))["layers"]
+    assert (layer["frames"], layer["succeeded"]) == (10_000, 10_000)
+    [most] = peak.cores.values()
+    assert 0 < most <= 5000
+
+
+async def test_two_shows_share_a_pool_and_neither_passes_its_cap(farm):
+    await farm.show("film", size=30, burst=40)
+    await farm.show("short", size=10, burst=15)
+    gate = hanging("x")
+    jobs = [await farm.submit("hang", "x", show=show, frames=60) for show in ("film", "short")]
+    await farm.worker(slots=40)
+    await farm.running("x", 40)
+    shows = {str(show.id): show.name for show in await farm.books.admin.shows()}
+    held = {shows[row["show"]]: row["cores"] for row in await farm.database.rows(CORES)}
+    assert held == {"film": 3000, "short": 1000}, "each has what it was promised"
+    async with Peak(farm.database) as peak:
+        gate.set()
+        assert [await farm.ended(job) for job in jobs] == ["SUCCEEDED", "SUCCEEDED"]
+    assert all(cores <= {"film": 4000, "short": 1500}[shows[show]] for show, cores in peak.cores.items())
+
+
+async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_moment(farm):
+    await farm.show(burst=1)
+    await farm.worker(slots=20)
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=10)
+    await farm.running("x", 1)
+    await until(lambda: farm.replica.engine.dispatcher.board.by_reason().get("quota_subscription"), what="a reason")
+    began = time.monotonic()
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))
+    await farm.running("x", 10)
+    assert time.monotonic() - began < 2
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_submit_in_a_transaction_that_is_rolled_back_leaves_nothing(farm, database_url):
+    await farm.show()
+    await farm.worker()
+    await farm.ended(await farm.submit("noop", frames=3))  # its queue is made for good by the first job
+    before = await farm.database.value(WRITTEN)
+    submission = Submission(
+        show="film", layers=(LayerSpec(task="note", frames=7),), idempotency_key="once", max_cores=1
+    )
+    connection = await asyncpg.connect(database_url)
+    try:
+        undone = connection.transaction()
+        await undone.start()
+        (submitted,) = await farm.submitter.submit_on(connection, [submission])
+        await undone.rollback()
+        assert await farm.database.value(WRITTEN) == before
+        async with connection.transaction():
+            (again,) = await farm.submitter.submit_on(connection, [submission])
+    finally:
+        await connection.close()
+    assert again.job != submitted.job
+    assert await farm.ended(again.job) == "SUCCEEDED"
+    assert await farm.done(submitted.job) is None
+    assert sorted(seen["note"]) == [(frame, 1) for frame in range(7)]
+
+
+async def test_a_worker_that_is_unplugged_loses_its_frames_to_another_within_seconds(private_stack, tmp_path, proxy):
+    stack = await private_stack("postgres", "redis", "nats")
+    async with Processes(stack, tmp_path, proxy, links=False) as farm:
+        await farm.show("film")
+        await farm.start(servers=1, workers=2, slots=4)
+        await farm.submit("nap", 4, frames=8)
+        await until(lambda: len(farm.read_runs()) == 8, within_s=15, what="all frames running")
+        unplugged = farm.workers[0]
+        lost = {run.frame for run in farm.read_runs() if run.worker == unplugged.name}
+        assert lost
+        await unplugged.kill()
+        at = time.monotonic()
+        await farm.add_worker("spare", slots=8)
+
+        def elsewhere():
+            return {run.frame for run in farm.read_runs() if run.frame in lost and run.attempt > 1} == lost
+
+        await until(elsewhere, within_s=20, what="its frames elsewhere")
+        again_s = max(run.began for run in farm.read_runs() if run.attempt > 1) - at
+        await farm.quiet(within_s=30)
+        assert not faults(await farm.history())
+        assert again_s <= 8, f"they began again after {again_s:.1f} s"
+
+
+class Up:
+    """`rota up` in a directory of its own, and workers beside it."""
+
+    def __init__(self, spawn, folder, made_data):
+        self.spawn = spawn
+        self.data = folder / "data"
+        shutil.copytree(made_data, self.data)
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(folder).bins.items()}
+        self.env = {
+            "ROTA_LISTEN_PORT": "0",
+            "ROTA_GRPC_PORT": "0",
+            "ROTA_LOCAL_DATA_DIR": str(self.data),
+            "ROTA_LOG_LEVEL": "error",
+            "ROTA_WORKER_DRAIN_TIMEOUT": "2s",
+            "RUNS": str(self.runs),
+            "WORKER_NAME": "w",
+            "PYTHONPATH": str(ROOT / "src"),
+            **bins,
+        }
+
+    async def start(self, *words):
+        return await self.spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=self.env)
+
+    async def ready(self, process):
+        assert "Rota is up" in await process.line(60)
+        return msgspec.json.decode((self.data / "up.json").read_bytes())["urls"]["postgres"]
+
+    def left(self):
+        """Processes that still know of this directory."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            except OSError:
+                continue
+            if str(self.data).encode() in told and not dead:
+                found.append((folder.name, told[:80]))
+        return found
+
+
+@pytest.mark.timeout(180)
+async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tmp_path, made_data):
+    rota = Up(spawn, tmp_path, made_data)
+    jobs = []
+    for moment_s in (0.1, 0.6, 1.2, None):
+        up = await rota.start("up")
+        if moment_s is None:
+            jobs += await _submit(await rota.ready(up))
+            worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "2", "--cores", "2")
+            await until(lambda: list(rota.runs.iterdir()), within_s=30, what="a frame that runs")
+            worker.send(signal.SIGINT)
+            assert await worker.wait(20) == 0
+        else:
+            await asyncio.sleep(moment_s)  # the moment is what is tested
+        up.send(signal.SIGINT)
+        assert await up.wait(40) in (0, 130, -signal.SIGINT)
+        await until(lambda: not rota.left(), within_s=10, what=f"no process left ({moment_s})")
+
+    up = await rota.start("up")
+    url = await rota.ready(up)
+    worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "50", "--cores", "50")
+    database = await Database.open(PostgresTarget(url=url))
+    states = sql("SELECT pk_job, state FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])")
+    try:
+
+        async def ended():
+            return [row["state"] for row in await database.rows(states, jobs)] == ["SUCCEEDED"] * len(jobs)
+
+        await until(ended, within_s=60, what="the end of every job")
+    finally:
+        await database.close()
+    for process in (worker, up):
+        process.send(signal.SIGINT)
+        assert await process.wait(40) == 0
+    await until(lambda: not rota.left(), within_s=10, what="no process left")
+
+
+async def _submit(url):
+    database = await Database.open(PostgresTarget(url=url))
+    try:
+        naps = LayerSpec(task="nap", input={"args": [0.3], "kwargs": {}}, frames=12)
+        submitted = await Submitter(database).submit([Submission(show="default", layers=(naps,))] * 3)
+    finally:
+        await database.close()
+    return [each.job for each in submitted]

@@ -1,0 +1,78 @@
+"""Does by hand what no server does by itself, as a process that may be killed on the way.
+
+    python -m tests.chaos.pipeline_hand submit KEY | cancel JOB | admit KEY | route TOPIC
+
+DATABASE and NATS say where. It prints the job, if there is one, when all is done, and `lost` when a reply was.
+"""
+
+import asyncio
+import os
+import sys
+from uuid import UUID
+
+from rota.accounting.books import Books
+from rota.engine.ender import Ender
+from rota.engine.finish import Finisher
+from rota.engine.submit import Submitter
+from rota.engine.submit_admit import admit
+from rota.infra import faults
+from rota.infra.nats import Bus, NatsTarget
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.model.job import LayerSpec, Submission
+from rota.model.lifecycle import JobState
+from rota.placement.routing import Routing
+from rota.queue import Queue
+
+
+class Later:
+    """A gate that is asked when the job is written, and decides nothing then."""
+
+    at_once = False
+
+
+async def submit(database, key, gate=None):
+    spec = LayerSpec(task="noop", frames=3)
+    submission = Submission(show="film", layers=(spec,), idempotency_key=key)
+    (submitted,) = await Submitter(database, gate=gate).submit([submission])
+    return submitted.job
+
+
+async def cancel(database, job):
+    bus = await Bus.connect(NatsTarget(url=os.environ["NATS"]))
+    try:
+        ender = Ender(database, bus, Finisher(database, Queue(database), Books(database, None)))
+        await ender.end(UUID(job), JobState.CANCELLED, "cancelled")
+    finally:
+        await bus.close()
+    return job
+
+
+async def admit_later(database, key):
+    job = await submit(database, key, Later())
+    async with database.transaction() as tx:
+        await admit(tx, [job])
+    return job
+
+
+async def route(database, topic):
+    await Routing(database).set_topic(topic, ["local"], actor="test")
+    return topic
+
+
+WORK = {"submit": submit, "cancel": cancel, "admit": admit_later, "route": route}
+
+
+async def main(what, about):
+    database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
+    try:
+        print(await WORK[what](database, about), flush=True)
+    except faults.LostReply:
+        print("lost", flush=True)
+    finally:
+        await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure("json", "error")
+    asyncio.run(main(*sys.argv[1:]))
