@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from rota.cli import books_app, books_caps_app, dlq_app, jobs_app, ledger_app, output, queue_app, worker_app
+from rota.cli import books_app, books_caps_app, dlq_app, jobs_app, ledger_app, output, pools_app, queue_app, worker_app
 from rota.cli.options import Json, load
 from rota.infra import loop
 from rota.model.errors import RotaError
@@ -42,6 +42,8 @@ app.add_typer(queue_app.queue_app, name="queue")
 app.add_typer(dlq_app.dlq_app, name="dlq")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
+app.command()(jobs_app.explain)
+app.command()(pools_app.workers)
 app.command()(worker_app.worker)
 
 

@@ -74,6 +74,19 @@ def show_rename(context: typer.Context, name: Name, new: NextName, json: Json = 
     change(context, json, lambda admin, actor: admin.rename_show(name, new, actor=actor))
 
 
+@show_app.command("set")
+def show_set(
+    context: typer.Context,
+    name: Name,
+    max_jobs: Annotated[
+        int, typer.Option("--max-jobs", help="Jobs that may run at once; -1: as many as there are.", show_default=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Limit how many jobs of a show run at once. Those that run go on; the others wait as tenant_limit."""
+    change(context, json, lambda admin, actor: admin.change_show(name, max_jobs=max_jobs, actor=actor))
+
+
 @show_app.command("delete")
 def show_delete(context: typer.Context, name: Name, json: Json = False) -> None:
     """Remove a show with all its limits. Refused while frames of it run."""

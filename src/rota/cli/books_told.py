@@ -88,6 +88,8 @@ def _having(change: Change) -> str:
 
 def _difference(change: Change) -> str:
     before, after = change.before, change.after
+    if isinstance(before, Show) and isinstance(after, Show):
+        return f"{_jobs(after)} at once (was {_jobs(before)})"
     assert isinstance(before, Item), "what has limits is no show"
     assert isinstance(after, Item), "what has limits is no show"
     return ", ".join(
@@ -95,6 +97,10 @@ def _difference(change: Change) -> str:
         for field, word in FIELDS.items()
         if after.limits.get(field) != before.limits.get(field)
     )
+
+
+def _jobs(show: Show) -> str:
+    return f"{show.max_jobs} jobs" if show.max_jobs >= 0 else "any number of jobs"
 
 
 def _notes(change: Change) -> Iterator[str]:

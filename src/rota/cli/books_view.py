@@ -184,7 +184,8 @@ def limit_text(kind: Kind, field: str, limits: Mapping[str, int]) -> str:
 
 
 def show_data(show: Show) -> dict[str, object]:
-    return {"id": show.id, "name": show.name, "managed": show.managed, "fence": show.fence}
+    data: dict[str, object] = {"id": show.id, "name": show.name, "managed": show.managed, "fence": show.fence}
+    return data | ({"max_jobs": show.max_jobs} if show.max_jobs >= 0 else {})
 
 
 def item_data(item: Item) -> dict[str, object]:

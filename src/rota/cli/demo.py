@@ -1,4 +1,4 @@
-"""`rota demo`: a stack of its own, a small real workload with two servers killed on the way, and a count at the end.
+"""`rota demo`: a farm from nothing, two shows that share it, and what goes wrong on such a day; counted at the end.
 
 Every line it prints is checked before it is printed: a promise that is not kept ends the demo with status 1.
 """
@@ -6,185 +6,228 @@ Every line it prints is checked before it is printed: a promise that is not kept
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
-from rich.console import Console
-
-from rota.cli.demo_books import quotas_fill_and_refuse
-from rota.cli.demo_tour import Tour, bars
+from rota.accounting.audit import Line
+from rota.accounting.audit import audit as audit_books
+from rota.cli.demo_farm import ACTOR, DemoFarm, Seen
+from rota.cli.demo_view import Story
+from rota.cli.explain import findings_of
+from rota.cli.jobs_view import counts_of
 from rota.infra import audit
-from rota.infra.audit import AuditEntry
-from rota.infra.breaker import Breaker
-from rota.infra.clock import SystemClock
-from rota.infra.lease import Leases
-from rota.infra.nats import Bus, ConsumerSpec, Message, NatsTarget, StreamSpec
-from rota.infra.outbox import Relay, add
-from rota.infra.postgres import Database, PostgresTarget, migrate
-from rota.infra.redis import Keys, RedisTarget, connect
-from rota.infra.service import Service, Supervisor
-from rota.local import LocalStack, StackOptions
-from rota.model.breaker import Consecutive, ProbesByCount, Rules
-from rota.model.errors import BreakerOpen, NatsUnavailable, PostgresUnavailable, StaleFence
+from rota.infra.postgres import query
+from rota.model.errors import RotaError
+from rota.model.job import LayerSpec, RetrySpec, Submission
+from rota.model.lifecycle import FrameState, JobState
+from rota.model.quota import Usage
+from rota.placement.routing import Routing
 
-MESSAGES = 20_000
-BATCH = 250
-QUIET_S = 60.0
-DEMO = StreamSpec(name="DEMO", subjects=("demo.>",))
-READER = ConsumerSpec(stream="DEMO", durable="reader", ack_wait_s=5.0)
-SAFETY = Rules(counting=Consecutive(3), open_ms=30_000, probing=ProbesByCount(3, 2))
+ENDS = query(__package__, "demo_ends")
+LOST_FRAMES = query(__package__, "demo_lost")
+
+LOOK_S: Final = 0.2
+LONG_S: Final = 90.0
+FILM, SHORT = "film", "short"
+BURSTS: Final = {FILM: 1200, SHORT: 600}
+FRAMES: Final = {"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30}
+BROKEN: Final = 5
+RAISED: Final = 4
 
 
 async def run() -> int:
     task = asyncio.current_task()
     assert task
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left behind
-    console = Console(highlight=False)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder:
-        async with _opened(console, Path(folder)) as tour:
-            await _messages_survive_killed_servers(tour)
-            await _a_stale_holder_cannot_write(tour)
-            await _a_breaker_opens_for_everybody(tour)
-            await quotas_fill_and_refuse(tour)
-            await _the_audit_log_is_whole(tour)
-    console.print(f"[bold green]All kept[/], {time.monotonic() - began:.1f} s from nothing to stopped.")
+    with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder, Story() as story:
+        story.chapter("A farm from nothing")
+        async with DemoFarm.opened(Path(folder)) as farm:
+            demo = Demo(farm, story)
+            await demo.prepare()
+            await demo.tell()
+            await demo.count()
+        story.kept(True, "everything has stopped")
     return 0
 
 
-@asynccontextmanager
-async def _opened(console: Console, folder: Path) -> AsyncIterator[Tour]:
-    console.print("[bold]A stack from nothing[/]")
-    async with AsyncExitStack() as closing:
-        stack = LocalStack(StackOptions(folder))
-        closing.push_async_callback(stack.stop)
-        await stack.start()
-        names = ", ".join(server.binary.label for server in stack.servers.values())
-        console.print(f"  [green]✓[/] {names} answer after {stack.start_s:.2f} s")
-        done = await migrate(stack.url("postgres"))
-        console.print(f"  [green]✓[/] schema made by {len(done)} migrations")
-        database = await Database.open(PostgresTarget(url=stack.url("postgres")))
-        closing.push_async_callback(database.close)
-        bus = await Bus.connect(NatsTarget(url=stack.url("nats"), name="demo"))
-        closing.push_async_callback(bus.close)
-        yield Tour(console, stack, database, bus)
+class Demo:
+    def __init__(self, farm: DemoFarm, story: Story) -> None:
+        self.farm = farm
+        self.story = story
+        self._most: Counter[str] = Counter()
+        self._looks = 0
+
+    async def prepare(self) -> None:
+        farm, story = self.farm, self.story
+        names = ", ".join(server.binary.label for server in farm.stack.servers.values())
+        story.kept(True, f"{names} and a server are up, schema made by {farm.migrations} migrations")
+        await farm.show(FILM, {"farm": (8, 12, -1), "gpu": (4, 4, 2)})
+        await farm.show(SHORT, {"farm": (4, 6, -1)})
+        for topic, pool in (("*", "farm"), ("train", "gpu")):
+            await Routing(farm.database).set_topic(topic, [pool], actor=ACTOR)
+        for name in ("anna", "bert"):
+            farm.start_worker(name, pool="farm", cores=8)
+        farm.start_worker("cleo", pool="gpu", cores=4, gpus=2)
+        seen = await self.until(lambda seen: len(seen.workers) == len(farm.processes), "the workers")
+        told = ", ".join(f"{worker.name} ({worker.hello.cores // 100} cores)" for worker in seen.workers)
+        story.kept(True, f"workers, each a process of its own: {told}; cleo has 2 GPUs")
+
+    async def look(self) -> Seen:
+        """For the picture, and for the most that each show was ever seen to use."""
+        seen = await self.farm.look()
+        self._looks += 1
+        for show in BURSTS:
+            self._most[show] = max(self._most[show], seen.used(show, "farm"))
+        if "comp" in seen.jobs:
+            self._most["comp"] = max(self._most["comp"], _on_workers(seen, "comp"))
+        self.story.show(seen)
+        return seen
+
+    async def until(self, condition: Callable[[Seen], bool], what: str) -> Seen:
+        """The farm at the first moment at which this is so."""
+        deadline = time.monotonic() + LONG_S
+        while not condition(seen := await self.look()):
+            if time.monotonic() > deadline:
+                raise RotaError(f"The demo waited {LONG_S:.0f} s in vain for {what}; please report it.")
+            await asyncio.sleep(LOOK_S)
+        return seen
+
+    async def tell(self) -> None:
+        await self._submit()
+        await self._a_full_share()
+        await self._a_cancelled_job()
+        await self._a_killed_worker()
+        await self._a_raised_cap()
+        await self._an_emptied_redis()
+        await self.until(lambda seen: all(job.state.terminal for job in seen.jobs.values()), "the end of all jobs")
+
+    async def _submit(self) -> None:
+        self.story.chapter(f"Two shows, {len(FRAMES)} jobs, {sum(FRAMES.values())} frames")
+        submit = self.farm.submit
+        await submit(_job(FILM, "render", 1.2))
+        await submit(_job(FILM, "train", 1.5, layer={"gpus": 1}))
+        await submit(_job(SHORT, "comp", 0.8, task="render", max_cores=1))
+        await submit(_job(SHORT, "flaky", BROKEN, layer={"retries": RetrySpec(most=2)}))
+        await submit(_job(FILM, "oops", 600.0, task="render", max_cores=2))
+
+    async def _a_full_share(self) -> None:
+        await self.until(lambda seen: seen.used(FILM, "farm") == BURSTS[FILM], "a full share")
+        kept = await self._explained("render", "quota_subscription")
+        self.story.kept(kept, "film has all 12 cores of its share: render waits, quota_subscription")
+        seen = await self.until(lambda seen: _on_workers(seen, "train") == 2, "two GPUs in use")
+        self.story.kept(_on_workers(seen, "train") == 2, "cleo runs one frame of train on each of its 2 GPUs")
+
+    async def _explained(self, name: str, reason: str) -> bool:
+        """Whether `rota explain` says so, in one of a few looks: between two frames there is room for a moment."""
+        for _ in range(20):
+            job = await self.farm.jobs.get(self.farm.submitted[name])
+            if reason in [finding.code for finding in await findings_of(self.farm.database, job)]:
+                return True
+            await asyncio.sleep(LOOK_S / 4)
+        return False
+
+    async def _a_cancelled_job(self) -> None:
+        await self.until(lambda seen: _on_workers(seen, "oops") > 0, "frames of oops")
+        job = self.farm.submitted["oops"]
+        began = time.monotonic()
+        await self.farm.replica.engine.ender.end(job, JobState.CANCELLED, "cancelled")
+        seen = await self.until(lambda seen: seen.jobs["oops"].state is JobState.CANCELLED, "the end of oops")
+        await self.until(lambda seen: _on_workers(seen, "oops") == 0, "frames of oops to stop")
+        ended = _counts(seen, "oops")[FrameState.CANCELLED]
+        took_s = time.monotonic() - began
+        self.story.kept(
+            ended == FRAMES["oops"], f"oops is cancelled: {ended} frames, those that ran stopped {took_s:.1f} s later"
+        )
+
+    async def _a_killed_worker(self) -> None:
+        seen = await self.until(
+            lambda seen: any(w.name == "bert" and w.frames > 3 for w in seen.workers), "work for bert"
+        )
+        bert = next(worker for worker in seen.workers if worker.name == "bert")
+        self.farm.kill("bert")
+        began = time.monotonic()
+        await self.until(lambda seen: bert.id not in seen.busy, "the frames of bert")
+        took_s = time.monotonic() - began
+        lost = await self.farm.database.value(LOST_FRAMES, bert.id)
+        self.story.kept(lost > 0, f"bert was killed with -9: its {lost} frames wait again {took_s:.1f} s later")
+
+    async def _a_raised_cap(self) -> None:
+        await self.until(lambda seen: _counts(seen, "comp")[FrameState.SUCCEEDED] > 3, "frames of comp")
+        job, kept = self.farm.submitted["comp"], await self._explained("comp", "quota_job")
+        self.story.kept(kept, "comp waits at its own cap of 1 core: quota_job")
+        self.story.kept(self._most["comp"] == 1, "and was never seen with more than 1")
+        await self.farm.books.change(lambda admin: admin.change_job(SHORT, job, max_cores=RAISED, actor=ACTOR))
+        began = time.monotonic()
+        await self.until(lambda seen: _on_workers(seen, "comp") > 1, "more of comp")
+        self.story.kept(True, f"its cap is raised to {RAISED}: more of it runs {time.monotonic() - began:.1f} s later")
+
+    async def _an_emptied_redis(self) -> None:
+        live = self.farm.books.live
+        assert live is not None, "shows of the demo are managed"
+        done = _counts(await self.farm.look(), "render")[FrameState.SUCCEEDED]
+        await live.client.flushdb()
+        await self.until(lambda seen: _counts(seen, "render")[FrameState.SUCCEEDED] > done + 20, "frames after that")
+        self.story.kept(True, "Redis was emptied: its books are rebuilt from PostgreSQL, and frames go on")
+
+    async def count(self) -> None:
+        farm, story = self.farm, self.story
+        seen = await farm.look()
+        story.show(seen)
+        story.chapter("Counted at the end")
+        expected = {name: {FrameState.SUCCEEDED: n} for name, n in FRAMES.items()}
+        expected["flaky"] = {FrameState.SUCCEEDED: FRAMES["flaky"] - 1, FrameState.FAILED: 1}
+        expected["oops"] = {FrameState.CANCELLED: FRAMES["oops"]}
+        counted = {name: dict(_counts(seen, name)) for name in FRAMES}
+        story.kept(counted == expected, f"{sum(FRAMES.values())} frames, and each ended in the way it should")
+        row = await farm.database.row(ENDS, list(farm.submitted.values()))
+        assert row is not None
+        good = sum(each.get(FrameState.SUCCEEDED, 0) for each in expected.values())
+        story.kept(
+            (row["ends"], row["frames"]) == (good, good),
+            f"{row['ends']} results of {row['frames']} frames: none lost, none twice; "
+            f"{row['retried']} attempts were made again, {row['lost']} of them bert's",
+        )
+        for show, burst in BURSTS.items():
+            most = self._most[show]
+            story.kept(
+                most <= burst,
+                f"{show} was never seen above {burst // 100} cores in {self._looks} looks (most {most / 100:g})",
+            )
+        await self._books_are_empty()
+        whole = await audit.verify(farm.database)
+        story.kept(whole.ok, f"{whole.checked} entries of the audit log, every hash recomputed")
+
+    async def _books_are_empty(self) -> None:
+        for show in await self.farm.books.admin.shows():
+            found = await audit_books(self.farm.books, show)
+            empty = all(_is_empty(line) for line in found.lines)
+            text = (
+                f"the books of {show.name} are empty: {len(found.lines)} keys agree in Redis and PostgreSQL, all at 0"
+            )
+            self.story.kept(found.ok and empty, text)
 
 
-async def _messages_survive_killed_servers(tour: Tour) -> None:
-    tour.console.print(f"[bold]{MESSAGES:,} messages, with NATS and then PostgreSQL killed on the way[/]")
-    await tour.bus.ensure([DEMO, READER])
-    relay = Relay(tour.database, tour.bus, poll_s=0.2)
-    supervisor = Supervisor()
-    supervisor.add(tour.stack.service, Service("relay", relay.run))
-    received: set[str] = set()
-    pids = _pids(tour.stack)
-    began = time.monotonic()
-    async with supervisor.running():
-        with bars(tour.console) as drawn:
-            committed_bar = drawn.add_task("committed", total=MESSAGES)
-            received_bar = drawn.add_task("received", total=MESSAGES)
-            async with asyncio.timeout(QUIET_S), asyncio.TaskGroup() as tasks:
-                tasks.create_task(_commit_all(tour, lambda n: drawn.update(committed_bar, completed=n)))
-                repeated = tasks.create_task(
-                    _receive_all(tour, received, lambda: drawn.update(received_bar, completed=len(received)))
-                )
-    took_s = time.monotonic() - began
-    killed = [name for name, pid in _pids(tour.stack).items() if pid != pids[name]]
-    tour.shown(killed == ["postgres", "nats"], "both were killed with -9 and are back at the same URLs")
-    tour.shown(
-        len(received) == MESSAGES,
-        f"{len(received):,} of {MESSAGES:,} received in {took_s:.1f} s: none lost, {repeated.result()} delivered twice",
+def _job(
+    show: str, name: str, argument: float, *, task: str = "", layer: dict[str, Any] | None = None, **more: Any
+) -> Submission:
+    spec = LayerSpec(
+        task=task or name, input={"args": [argument], "kwargs": {}}, frames=f"1-{FRAMES[name]}", **(layer or {})
     )
+    return Submission(show=show, name=name, topic=name, layers=(spec,), **more)
 
 
-def _pids(stack: LocalStack) -> dict[str, int]:
-    return {name: server.process.pid for name, server in stack.servers.items() if server.process}
+def _counts(seen: Seen, job: str) -> Counter[FrameState]:
+    return Counter(counts_of(seen.jobs[job]))
 
 
-async def _commit_all(tour: Tour, tell: Callable[[int], None]) -> None:
-    batches = range(0, MESSAGES, BATCH)
-    victims = {batches[len(batches) // 3]: "nats", batches[2 * len(batches) // 3]: "postgres"}
-    for first in batches:
-        if name := victims.get(first):
-            process = tour.stack.servers[name].process
-            assert process
-            os.kill(process.pid, signal.SIGKILL)
-        await _commit(tour, [f"demo:{number}" for number in range(first, first + BATCH)])
-        tell(first + BATCH)
+def _on_workers(seen: Seen, job: str) -> int:
+    return _counts(seen, job)[FrameState.DISPATCHED]
 
 
-async def _commit(tour: Tour, ids: list[str]) -> None:
-    """One transaction. When nobody knows whether it took effect it is made again: the ids tell that it is the same."""
-    messages = [Message(subject="demo.tick", data=b"tick", msg_id=name) for name in ids]
-    while True:
-        try:
-            async with tour.database.transaction() as transaction:
-                await add(transaction, messages)
-        except PostgresUnavailable:
-            await asyncio.sleep(0.05)
-        else:
-            return
-
-
-async def _receive_all(tour: Tour, received: set[str], tell: Callable[[], None]) -> int:
-    repeated = 0
-    async with tour.bus.consumer(READER) as reader:
-        async for batch in reader.batches(wait_s=1.0):
-            with suppress(NatsUnavailable):  # what is not answered comes again
-                for delivery in batch:
-                    repeated += delivery.msg_id in received
-                    received.add(delivery.msg_id)
-                    await delivery.ack()
-            tell()
-            if len(received) >= MESSAGES:
-                return repeated
-    raise AssertionError("batches end only when we leave them")
-
-
-async def _a_stale_holder_cannot_write(tour: Tour) -> None:
-    tour.console.print("[bold]A lock with a time limit, and a holder that slept too long[/]")
-    leases = Leases(tour.database)
-    old = (await leases.acquire(["demo"], kind="demo", ttl_s=0.2)).granted[0]
-    async with leases.hold("demo", kind="demo", ttl_s=5, wait_s=5) as new:
-        tour.shown(
-            new.fence > old.fence, f"its lease ran out and went to another (fence {old.fence}, then {new.fence})"
-        )
-        try:
-            async with tour.database.transaction() as transaction:
-                await leases.guard(transaction, old)
-            refused = False
-        except StaleFence:
-            refused = True
-        tour.shown(refused, "when it woke up, PostgreSQL refused its write")
-
-
-async def _a_breaker_opens_for_everybody(tour: Tour) -> None:
-    tour.console.print("[bold]A failing service, and two replicas that call it[/]")
-    client = connect(RedisTarget(url=tour.stack.url("redis")))
-    try:
-        one, other = (Breaker.shared("demo", SAFETY, SystemClock(), client, Keys()) for _ in range(2))
-        for _ in range(3):
-            await one.failure(await one.allow())
-        try:
-            await other.allow()
-            told = ""
-        except BreakerOpen as error:
-            told = error.sentence
-        tour.shown(bool(told), f"three failures here; there: {told}")
-    finally:
-        await client.aclose()
-
-
-async def _the_audit_log_is_whole(tour: Tour) -> None:
-    tour.console.print("[bold]A log that shows when it was changed[/]")
-    async with tour.database.transaction() as transaction:
-        await audit.append(
-            transaction, [AuditEntry(actor="demo", action="visit", target=f"stop {n}") for n in range(5)]
-        )
-    found = await audit.verify(tour.database)
-    tour.shown(found.ok, f"{found.checked} entries, every hash recomputed, head {str(found.head)[:14]}…")
+def _is_empty(line: Line) -> bool:
+    return line.procs == Usage() and line.redis in (None, Usage())

@@ -171,9 +171,11 @@ async def _count(settings: Settings, asked: Asked) -> Counted:
 
 
 def _frames_of(which: DeadLetterFilter) -> DeadLetterFilter:
-    if which.kind not in (None, "frame"):
-        raise InvalidInput(f"Dead letters of kind {which.kind} cannot be queued again from here: only frames can.")
-    return msgspec.structs.replace(which, kind="frame")
+    if which.kind not in (None, "frame", "job"):
+        raise InvalidInput(
+            f"Dead letters of kind {which.kind} cannot be queued again from here: only frames and jobs can."
+        )
+    return msgspec.structs.replace(which, kind=which.kind or "frame")
 
 
 async def _do(settings: Settings, asked: Asked, counted: Counted) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rota.engine.reopen import Reopener
+from rota.engine.submit import Submitter
 from rota.infra.postgres import Transaction
+from rota.infra.store import Store
 from rota.model.errors import InvalidInput
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
 
@@ -16,6 +19,7 @@ class LetterPile:
 
     def __init__(self, queue: Queue, which: DeadLetterFilter) -> None:
         self._letters = queue.dead_letters
+        self._reopener = _reopener(queue)
         self._which = which
         self.named = which.ids or ()
 
@@ -28,7 +32,7 @@ class LetterPile:
     async def remove(self, act: str, most: int, tx: Transaction) -> list[int]:
         match act:
             case "retry":
-                return await self._letters.retry(self._which, most=most, on=tx)
+                return (await self._reopener.retry_letters(self._which, most=most, on=tx)).gone
             case "purge":
                 return await self._letters.purge(self._which, most=most, on=tx)
         raise AssertionError(act)
@@ -53,6 +57,7 @@ class FailedPile:
 
     def __init__(self, queue: Queue, which: FailedFilter) -> None:
         self._failed = queue.failed
+        self._reopener = _reopener(queue)
         self._which = which
         self.named = which.tokens or ()
 
@@ -65,7 +70,7 @@ class FailedPile:
     async def remove(self, act: str, most: int, tx: Transaction) -> list[int]:
         match act:
             case "retry":
-                return await self._failed.retry(self._which, most=most, on=tx)
+                return (await self._reopener.retry_failed(self._which, most=most, on=tx)).gone
             case "move":
                 return await self._failed.move_to_dead_letters(self._which, most=most, on=tx)
             case "discard":
@@ -80,6 +85,10 @@ class FailedPile:
         else:
             why = f"{one} is not a failed frame: `rota dlq list --failed` shows those there are."
         return InvalidInput(why, id=one)
+
+
+def _reopener(queue: Queue) -> Reopener:
+    return Reopener(queue.database, queue, Submitter(queue.database), Store(queue.database))
 
 
 Pile = LetterPile | FailedPile

@@ -14,7 +14,8 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -24,8 +25,8 @@ from rota.cli import db, output
 from rota.cli import jobs_view as view
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
-from rota.cli.jobs_wanted import Wanted, submission
-from rota.cli.local import with_store
+from rota.cli.jobs_wanted import Wanted, declared, submission
+from rota.cli.local import local_up, with_store
 from rota.engine.ender import END_AS
 from rota.engine.engine import store_target
 from rota.engine.jobs import FrameEnd, Job, Jobs, Layer
@@ -42,8 +43,10 @@ from rota.model.messages import Hello
 from rota.model.reasons import Reason
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
+from rota.sdk.app import Task
 
 FIND = query(__package__, "jobs_find")
+NAMED = query(__package__, "jobs_named")
 TASKS = query(__package__, "jobs_tasks")
 
 PREFIX_LEAST: Final = 4
@@ -73,7 +76,7 @@ def submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> 
 
 
 async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> int:
-    given = submission(wanted, actor())
+    given = submission(wanted, actor(), _declared(settings, wanted))
     async with opened(settings) as jobs:
         [submitted] = await Submitter(jobs.database).submit([given], may_be_critical=True)
         if wanted.task and not submitted.already:
@@ -83,6 +86,19 @@ async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bo
             return 0
         _say_which(submitted)
         return await _until_ended(jobs, submitted.job, within_s=None, as_json=as_json, settings=settings)
+
+
+def _declared(settings: Settings, wanted: Wanted) -> Task[..., Any] | None:
+    """As the app says that is named, or the one of the `rota up` whose servers are used."""
+    told = None if settings.postgres.url else local_up(settings)
+    if wanted.app or not wanted.task or told is None or not told.app:
+        return declared(wanted)
+    try:
+        return declared(msgspec.structs.replace(wanted, app=told.app, app_folder=Path(told.folder)))
+    except InvalidInput as error:
+        if error.facts.get("kind") != "task":  # a task of other workers is no news
+            output.aside(f"What {wanted.task} declares that it needs is not known here: {error.sentence}")
+        return None
 
 
 def _say_which(submitted: Submitted) -> None:
@@ -123,6 +139,10 @@ async def _until_ended(jobs: Jobs, which: JobId, *, within_s: float | None, as_j
         raise Refused(f"Job {which} has not ended within {within_s:g} s, it is {job.state}: `rota explain {which}`.")
     page = await _ended_page(jobs, job, settings)
     print_page(page, as_json=as_json)
+    if not as_json and _is_one_frame(job) and job.layers[0].work.argv:
+        from rota.cli import jobs_logs
+
+        jobs_logs.write(await jobs_logs.of_one_frame(jobs, which))
     return 0 if job.state is JobState.SUCCEEDED else 1
 
 
@@ -143,9 +163,13 @@ async def _ended(jobs: Jobs, which: JobId, within_s: float | None) -> Job:
 async def _ended_page(jobs: Jobs, job: Job, settings: Settings) -> Page:
     """With what it returned, when that is one value."""
     failed = [end for layer in job.layers for end in await _failures(jobs, layer)]
-    single = len(job.layers) == 1 and job.layers[0].frames.count == 1 and job.state is JobState.SUCCEEDED
+    single = _is_one_frame(job) and job.state is JobState.SUCCEEDED
     values = [await _value(jobs, end, settings) for end in await jobs.ends(job.layers[0].id)] if single else []
     return view.ended_page(job, failed[:1], values)
+
+
+def _is_one_frame(job: Job) -> bool:
+    return len(job.layers) == 1 and job.layers[0].frames.count == 1
 
 
 async def _failures(jobs: Jobs, layer: Layer) -> Sequence[tuple[Layer, FrameEnd]]:
@@ -203,7 +227,7 @@ async def _value(jobs: Jobs, end: FrameEnd, settings: Settings) -> view.Value:
 
 
 async def cancel(jobs: Jobs, prefixes: Sequence[str]) -> Page:
-    found = [await find(jobs, prefix) for prefix in prefixes]
+    found = [await find_by_id(jobs, prefix) for prefix in prefixes]
     marked = [await _mark(jobs.database, job) for job in found]
     deadline = time.monotonic() + CANCELLED_WITHIN_S
     while True:
@@ -223,19 +247,35 @@ async def _mark(database: Database, job: JobId) -> bool:
     return True
 
 
-async def find(jobs: Jobs, prefix: str) -> JobId:
-    """The job whose id begins like this."""
-    text = prefix.strip().lower()
+async def find(jobs: Jobs, text: str) -> JobId:
+    """The job whose id begins like this, or else the newest of this name."""
+    found = await _by_prefix(jobs, text.strip().lower())
+    if found is None:
+        found = await jobs.database.value(NAMED, text)
+    if found is None:
+        raise InvalidInput(
+            f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: see `rota jobs`."
+        )
+    return JobId(found)
+
+
+async def find_by_id(jobs: Jobs, text: str) -> JobId:
+    """For what cannot be undone: a name may be somebody else's, too."""
+    found = await _by_prefix(jobs, text.strip().lower())
+    if found is None:
+        raise InvalidInput(f"There is no job with the id {text[:64]!r}: `rota jobs` lists them.")
+    return found
+
+
+async def _by_prefix(jobs: Jobs, text: str) -> JobId | None:
     digits = text.replace("-", "")
     if not _PREFIX.fullmatch(text) or not PREFIX_LEAST <= len(digits) <= 32:
-        raise InvalidInput(f"{prefix[:64]!r} is no id of a job, nor the beginning of one: `rota jobs` lists them.")
+        return None
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     found = [JobId(row["id"]) for row in await jobs.database.rows(FIND, first, last)]
-    if not found:
-        raise InvalidInput(f"There is no job {text}, or it is not kept any more: `rota jobs` lists them.")
     if len(found) > 1:
         several = ", ".join(str(job) for job in found[:3])
         raise InvalidInput(
             f"Several jobs begin with {text} ({several}{', ...' if len(found) > 3 else ''}): write more."
         )
-    return found[0]
+    return found[0] if found else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +12,7 @@ from rota.cli.books_caps_app import job_app
 from rota.cli.options import Json, load
 
 ARGV = "rota.argv"
+StreamName = Literal["stdout", "stderr", "log"]
 
 
 class TaskOrCommand(TyperCommand):
@@ -28,7 +29,9 @@ def _option(metavar: str, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, show_default=False)
 
 
-Which = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.", show_default=False)]
+Which = Annotated[
+    str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its name: the newest.", show_default=False)
+]
 
 
 def submit(
@@ -56,7 +59,9 @@ def submit(
     deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
     max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
     key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
-    app: Annotated[str | None, _option("APP", "module:app or file.py; takes what the task declares it needs.")] = None,
+    app: Annotated[
+        str | None, _option("APP", "Declares what the task needs: module:app or file.py; that of `rota up`.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; exit status 1 if it failed.")] = False,
     json: Json = False,
 ) -> None:
@@ -105,6 +110,13 @@ def jobs_list(
     _print(context, json, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
 
 
+def explain(context: typer.Context, which: Which, json: Json = False) -> None:
+    """Why a job is not running, and what would help."""
+    from rota.cli import explain as explaining
+
+    _print(context, json, lambda found: explaining.explained(found, which))
+
+
 @job_app.command("show")
 def job_show(context: typer.Context, which: Which, json: Json = False) -> None:
     """Everything about a job: its layers, how many of its frames are in which state, and its history."""
@@ -138,6 +150,23 @@ def job_cancel(
     from rota.cli import jobs
 
     _print(context, json, lambda found: jobs.cancel(found, which))
+
+
+@job_app.command("logs")
+def job_logs(
+    context: typer.Context,
+    which: Which,
+    frame: Annotated[int | None, _option("N", "Of this frame; the first.")] = None,
+    layer: Annotated[str | None, _option("LAYER", "Of this layer; the first.")] = None,
+    attempt: Annotated[int | None, _option("N", "Of this attempt; the last that wrote anything.")] = None,
+    stream: Annotated[StreamName | None, typer.Option(help="Of this alone; all of them.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """What a frame wrote: its standard output, then its errors, then what the task logged."""
+    from rota.cli import jobs_logs
+
+    settings = load(context, quietly=True).settings
+    jobs_logs.show(settings, which, frame=frame, layer=layer, attempt=attempt, stream=stream, as_json=json)
 
 
 @job_app.command("results")

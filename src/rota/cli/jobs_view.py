@@ -124,15 +124,21 @@ def job_page(job: Job) -> Page:
 
 
 def _headline(job: Job) -> str:
-    why = f" ({_meaning(job.reason)})" if job.reason else ""
-    return f"{job.name} {job.id}: {job.state}{why}"
+    return f"{job.name} {job.id}: {job.state}{_why(job.reason)}"
 
 
-def _meaning(reason: str) -> str:
+def meaning(reason: str) -> str:
+    """In a sentence; nothing for what is no word of `rota.model.reasons`."""
     try:
-        return f"{reason}: {Reason(reason).meaning.rstrip('.')}"
+        return Reason(reason).meaning
     except ValueError:
-        return reason
+        return ""
+
+
+def _why(reason: str | None) -> str:
+    if reason is None:
+        return ""
+    return f" ({reason}: {told.rstrip('.')})" if (told := meaning(reason)) else f" ({reason})"
 
 
 def _facts(job: Job) -> list[str]:
@@ -219,9 +225,8 @@ def ended_page(job: Job, failed: Sequence[tuple[Layer, FrameEnd]], values: Seque
     assert job.finished_at is not None, "it has ended"
     took = span(max(0.0, (job.finished_at - job.submitted_at).total_seconds()))
     good = sum(layer.counts.get(FrameState.SUCCEEDED, 0) for layer in job.layers)
-    why = f" ({_meaning(job.reason)})" if job.reason else ""
     parts: list[str | Table] = [
-        f"{job.name} {job.state} after {took}{why}: {good} of {several(_frames(job), 'frame')} succeeded."
+        f"{job.name} {job.state} after {took}{_why(job.reason)}: {good} of {several(_frames(job), 'frame')} succeeded."
     ]
     parts += [_failure(job, layer, end) for layer, end in failed]
     parts += [str(value) for value in values]

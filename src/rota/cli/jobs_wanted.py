@@ -1,4 +1,4 @@
-"""What `rota submit` was told, made into a submission. No I/O but reading the app, where one is named.
+"""What `rota submit` was told, made into a submission. No I/O but importing the app that declares the task.
 
 A word after the task is JSON where it reads as JSON, `name=value` is an argument by its name, and anything else is
 text. What begins like JSON and is none was meant to be, and is refused.
@@ -34,6 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     words: Sequence[str] = ()
     argv: Sequence[str] = ()
     app: str | None = None
+    app_folder: Path | None = None
     show: str = "default"
     folder: str | None = None
     dept: str | None = None
@@ -54,11 +55,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
-def submission(wanted: Wanted, actor: str) -> Submission:
+def submission(wanted: Wanted, actor: str, declared: Task[..., Any] | None = None) -> Submission:
     """What is given wins over what the task declares, and that over what Rota takes to be meant."""
     if bool(wanted.task) == bool(wanted.argv):
         raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
-    declared = _declared(wanted) if wanted.app else None
     job: dict[str, Any] = {
         "folder": wanted.folder,
         "dept": wanted.dept,
@@ -111,10 +111,13 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != () and value != {}}
 
 
-def _declared(wanted: Wanted) -> Task[..., Any]:
+def declared(wanted: Wanted) -> Task[..., Any] | None:
+    """The task as its app has it; None where no app is named."""
+    if wanted.app is None:
+        return None
     if wanted.task is None:
         raise InvalidInput("--app says what a task needs, and a command was given: leave it out.")
-    tasks = loading.load(wanted.app or "", Path.cwd()).tasks
+    tasks = loading.load(wanted.app, wanted.app_folder or Path.cwd()).tasks
     if wanted.task not in tasks:
         raise unknown("task", wanted.task, tasks)
     return tasks[wanted.task]

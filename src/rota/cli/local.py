@@ -47,6 +47,9 @@ class Up(msgspec.Struct):
     urls: runtime.Urls
     worker: str = ""
     """Its name; empty without one."""
+    app: str = ""
+    folder: str = ""
+    """Its tasks, and from where they are found."""
 
 
 class ServerStatus(msgspec.Struct):
@@ -150,8 +153,10 @@ def _announcement(
 ) -> Service:
     async def body(life: Lifecycle) -> None:
         told = data_dir(settings) / "up.json"
-        name = worker.name if worker else ""
-        write_private(told, msgspec.json.encode(Up(os.getpid(), replica.listen_url, replica.urls, name)))
+        up = Up(os.getpid(), replica.listen_url, replica.urls)
+        if worker is not None:
+            up.worker, up.app, up.folder = worker.name, worker.app, str(Path.cwd())
+        write_private(told, msgspec.json.encode(up))
         _print_banner(stack, replica, worker, time.monotonic() - began)
         try:
             life.ready()
@@ -232,9 +237,15 @@ def down(settings: Settings) -> str:
 
 def local_url(settings: Settings, name: str) -> str | None:
     """Where the `rota up` of this data directory reaches `name`; None when none is up."""
+    told = local_up(settings)
+    return getattr(told.urls, name) if told else None
+
+
+def local_up(settings: Settings) -> Up | None:
+    """What the `rota up` of this data directory tells; None when none is up."""
     folder = data_dir(settings)
     told, owner = _told(folder), owner_of(folder)
-    return getattr(told.urls, name) if told and owner and told.pid == owner.pid else None
+    return told if told and owner and told.pid == owner.pid else None
 
 
 async def status(settings: Settings, *, with_secrets: bool) -> Status:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,7 @@ from rota.placement import Worker
 from rota.runtime import Replica
 
 POLL_S: Final = 0.02
+_CODE = re.compile(r" \[[a-z_]+\]$")
 KILL_S: Final = 1.5
 """Less than a cancelled service may take."""
 
@@ -91,25 +94,8 @@ class LocalWorker:
         return self._folder / "log" / "worker.log"
 
     def _spawn(self) -> Process:
-        words = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid())]
-        words += ["--deathsig", str(int(signal.SIGKILL)), *(["--guard"] if GUARDED else []), "--"]
-        # -P: a file in the current directory must not be taken for a module of ours or of a library.
-        words += [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(self._config)] if self._config else [])]
-        words += ["worker", *([self.app] if self.app else []), "--name", self.name]
-        try:
-            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._log.open("wb") as log:
-                child = subprocess.Popen(
-                    words,
-                    stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | self._environment(),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise cannot_use(self._folder, error) from error
-        return Process(child, self._log)
+        words = [*([self.app] if self.app else []), "--name", self.name]
+        return spawned(words, os.environ | self._environment(), self._log, self._config)
 
     def _environment(self) -> dict[str, str]:
         """What it cannot find out by itself, since `up.json` is written when it is there."""
@@ -119,7 +105,32 @@ class LocalWorker:
         found = {"ROTA_NATS_URL": self._replica.urls.nats, "ROTA_WORKER_DRAIN_TIMEOUT": f"{drain_s * 1000:.0f}ms"}
         if wanted.store.directory:
             found["ROTA_STORE_DIRECTORY"] = wanted.store.directory
+        if not wanted.worker.work_dir:
+            # A temporary one would stay behind when it is killed.
+            found["ROTA_WORKER_WORK_DIR"] = str(self._folder / "work")
         return found
+
+
+def spawned(words: Sequence[str], env: Mapping[str, str], log: Path, config: Path | None = None) -> Process:
+    """`rota worker WORDS` in a session of its own, which dies with this process."""
+    launch = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid())]
+    launch += ["--deathsig", str(int(signal.SIGKILL)), *(["--guard"] if GUARDED else []), "--"]
+    # -P: a file in the current directory must not be taken for a module of ours or of a library.
+    rota = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else [])]
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                [*launch, *rota, "worker", *words],
+                stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise cannot_use(log.parent, error) from error
+    return Process(child, log)
 
 
 async def _first_of(process: Process, life: Lifecycle) -> None:
@@ -134,7 +145,8 @@ async def _first_of(process: Process, life: Lifecycle) -> None:
 
 
 def _last_line(process: Process) -> str:
+    """The sentence with which it ended, without our name and its code."""
     with suppress(OSError):
         if said := process.said():
-            return said.splitlines()[-1].removeprefix("rota: ")
-    return f"it ended with status {process.status}"
+            return _CODE.sub("", said.splitlines()[-1].removeprefix("rota: "))
+    return f"it ended with status {process.status}."

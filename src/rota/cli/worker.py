@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -64,6 +65,9 @@ def run(settings: Settings, wanted: Wanted) -> int:
 
 async def _serve(plan: Plan, target: NatsTarget, settings: Settings) -> int:
     worker = Worker(plan, target, streams(settings.nats))
+    # What is loaded by now stays: the collector need not look at it each time frames have come and gone.
+    gc.collect()
+    gc.freeze()
     supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=plan.drain_s + 10.0)
     supervisor.add(Service("worker", worker.run))
     status = await run_until_signalled(supervisor)

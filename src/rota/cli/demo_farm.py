@@ -1,0 +1,134 @@
+"""The demo's farm: servers of its own, a replica in this process, and workers as processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota import runtime
+from rota.accounting.admin import Admin
+from rota.accounting.items import Item, Show
+from rota.cli.books_read import Counting
+from rota.cli.local_worker import spawned
+from rota.cli.workers import Known
+from rota.cli.workers import known as known_workers
+from rota.engine.jobs import Job, Jobs
+from rota.engine.submit import Submitter
+from rota.infra.postgres import migrate
+from rota.local import LocalStack, StackOptions
+from rota.local.process import Process
+from rota.model.ids import JobId
+from rota.model.job import Submission
+from rota.model.quota import Level
+from rota.model.settings import Settings
+
+APP: Final = "rota.cli.demo_tasks:app"
+ACTOR: Final = "demo"
+DRAIN_S: Final = 20.0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The farm at one moment."""
+
+    jobs: dict[str, Job]
+    workers: list[Known]
+    shares: dict[str, list[Item]]
+    """Subscriptions by the name of their show, with what Redis counts."""
+
+    @property
+    def busy(self) -> set[UUID]:
+        """Workers on which something is booked, or that are up."""
+        return {worker.id for worker in self.workers if worker.frames or worker.ended_at is None}
+
+    def used(self, show: str, pool: str) -> int:
+        """Cores in hundredths."""
+        return next(share.usage.cores for share in self.shares[show] if share.name == pool)
+
+
+class DemoFarm:
+    def __init__(self, stack: LocalStack, replica: runtime.Replica, folder: Path) -> None:
+        self.stack = stack
+        self.replica = replica
+        self.books = replica.books
+        self.database = replica.database
+        self.jobs = Jobs(replica.database)
+        self.submitted: dict[str, JobId] = {}
+        self.processes: dict[str, Process] = {}
+        self.migrations = 0
+        self._submitter = Submitter(replica.database)
+        self._folder = folder
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, folder: Path) -> AsyncIterator[DemoFarm]:
+        async with AsyncExitStack() as closing:
+            stack = LocalStack(StackOptions(folder))
+            closing.push_async_callback(stack.stop)
+            await stack.start()
+            applied = await migrate(stack.url("postgres"))
+            urls = runtime.Urls(**{name: stack.url(name) for name in runtime.SERVERS})
+            replica = await closing.enter_async_context(runtime.Replica.open(_settings(), urls))
+            replica.supervisor.add(stack.service)
+            await closing.enter_async_context(replica.supervisor.running())
+            farm = cls(stack, replica, folder)
+            farm.migrations = len(applied)
+            closing.push_async_callback(farm.stop_workers)
+            yield farm
+
+    def start_worker(self, name: str, *, pool: str, cores: int, gpus: int = 0) -> None:
+        words = [APP, "--name", name, "--pool", pool, "--cores", str(cores), "--gpus", str(gpus)]
+        found = {"ROTA_NATS_URL": self.stack.url("nats"), "ROTA_WORKER_WORK_DIR": str(self._folder / "work")}
+        self.processes[name] = spawned(words, os.environ | found, self._folder / f"worker-{name}.log")
+
+    def kill(self, name: str) -> None:
+        self.processes[name].send(signal.SIGKILL)
+
+    async def stop_workers(self) -> None:
+        for process in self.processes.values():
+            process.send(signal.SIGTERM)
+        for process in self.processes.values():
+            if not await process.ended(DRAIN_S):
+                process.send(signal.SIGKILL)
+                await process.ended(1.0)
+
+    async def show(self, name: str, shares: dict[str, tuple[int, int, int]]) -> None:
+        """A show that Redis keeps the books of, with shares of pools: size, burst, GPUs."""
+        change = self.books.change
+        known = {item.name for item in [*await self.books.admin.pools(), *await self.books.admin.depts()]}
+        for pool in shares.keys() - known:
+            await change(partial(Admin.create_pool, name=pool, actor=ACTOR))
+        if "default" not in known:
+            await change(partial(Admin.create_dept, name="default", actor=ACTOR))
+        await change(partial(Admin.create_show, name=name, managed=True, actor=ACTOR))
+        await change(partial(Admin.create_folder, show=name, name="default", actor=ACTOR))
+        for pool, (size, burst, gpus) in shares.items():
+            share = partial(Admin.create_subscription, show=name, pool=pool, actor=ACTOR)
+            await change(partial(share, size=size, burst=burst, gpu_burst=gpus))
+
+    async def submit(self, given: Submission) -> JobId:
+        [submitted] = await self._submitter.submit([given])
+        self.submitted[given.name] = submitted.job
+        return submitted.job
+
+    async def look(self) -> Seen:
+        jobs = {name: await self.jobs.get(job) for name, job in self.submitted.items()}
+        # Read anew: with the fence that holds now, without which Redis is not believed.
+        shares = {show.name: await self._shares(show) for show in await self.books.admin.shows()}
+        return Seen(jobs, await known_workers(self.database, everyone=True), shares)
+
+    async def _shares(self, show: Show) -> list[Item]:
+        counting = await Counting.of(self.books, show)
+        return list(counting.used(Level.SUBSCRIPTION, await self.books.admin.subscriptions(show.name)))
+
+
+def _settings() -> Settings:
+    plain = Settings()
+    return msgspec.structs.replace(plain, listen=msgspec.structs.replace(plain.listen, port=0))

@@ -1,0 +1,35 @@
+"""What the demo's workers run. Frames return something, so that each of their ends is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rota.sdk import Fatal, Retry, Rota, context
+
+app = Rota()
+
+
+@app.task
+async def render(seconds: float) -> str:
+    """Frames differ in how long they take, the same ones in every run."""
+    now = context()
+    await asyncio.sleep(seconds * (0.6 + 0.1 * (now.frame * 7 % 9)))
+    return f"frame.{now.frame:04d}.exr"
+
+
+@app.task
+async def train(seconds: float) -> list[int]:
+    await asyncio.sleep(seconds)
+    return list(context().gpus)
+
+
+@app.task
+async def flaky(broken: int) -> int:
+    """Every first attempt fails; one frame never succeeds."""
+    now = context()
+    await asyncio.sleep(0.1)
+    if now.frame == broken:
+        raise Fatal(f"there is no texture for frame {now.frame}")
+    if now.attempt == 1:
+        raise Retry("the file server hung up", after=1.0)
+    return now.attempt
