@@ -14,6 +14,7 @@ import pytest
 from rota.engine.submit import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.job import LayerSpec, Submission
+from tests.chaos.pipeline_farm import STUCK
 from tests.chaos.pipeline_farm import Farm as Processes
 from tests.chaos.pipeline_history import faults
 from tests.ground.farm import Farm, hanging, seen
@@ -199,7 +200,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
     rota = Up(spawn, tmp_path, made_data)
     jobs = []
     for moment_s in (0.1, 0.6, 1.2, None):
-        up = await rota.start("up")
+        up = await rota.start("up", *(["--no-worker"] if moment_s is None else []))
         if moment_s is None:
             jobs += await _submit(await rota.ready(up))
             worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "2", "--cores", "2")
@@ -212,7 +213,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
         assert await up.wait(40) in (0, 130, -signal.SIGINT)
         await until(lambda: not rota.left(), within_s=10, what=f"no process left ({moment_s})")
 
-    up = await rota.start("up")
+    up = await rota.start("up", "--no-worker")
     url = await rota.ready(up)
     worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "50", "--cores", "50")
     database = await Database.open(PostgresTarget(url=url))
@@ -222,7 +223,11 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
         async def ended():
             return [row["state"] for row in await database.rows(states, jobs)] == ["SUCCEEDED"] * len(jobs)
 
-        await until(ended, within_s=60, what="the end of every job")
+        try:
+            await until(ended, within_s=60, what="the end of every job")
+        except AssertionError as error:
+            stuck = [dict(row.items()) for row in await database.rows(STUCK)]
+            raise AssertionError(f"{error}\n{stuck}") from None
     finally:
         await database.close()
     for process in (worker, up):

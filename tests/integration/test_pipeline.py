@@ -165,18 +165,16 @@ def _letters():
     return DeadLetterFilter(kind="frame")
 
 
-async def test_an_unknown_task_is_a_failed_dispatch_that_waits_longer_each_time(farm):
+async def test_a_task_that_no_worker_knows_waits_for_one_that_does(farm):
     await farm.worker()
     job = await farm.submit("nobody_knows_it")
-    await until(lambda: _dispatch_failures(farm, job), what="a failed dispatch")
+    board = farm.replica.engine.dispatcher.board
+    await until(lambda: board.by_reason() == {"no_workers": 1}, what="a reason")
+    [spot] = [spot for spot in board.spots.values() if spot.waiting]
+    [passed] = farm.replica.engine.registry.explain(spot.key.cls).passed
+    assert passed.why == "it does not know the task nobody_knows_it"
     await farm.replica.engine.ender.end(job, JobState.CANCELLED, "cancelled")
     assert await farm.ended(job) == "CANCELLED"
-
-
-async def _dispatch_failures(farm, job):
-    from tests.ground.queues import sql
-
-    return await farm.database.value(sql("SELECT dispatch_failures FROM rota.job WHERE pk_job = $1::uuid"), job)
 
 
 async def test_two_shows_share_a_pool_by_their_sizes(farm):

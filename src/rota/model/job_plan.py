@@ -32,7 +32,7 @@ from rota.model.job import (
 )
 from rota.model.job_frames import FRAMES_MAX, Frames
 from rota.model.units import Centicores, format_cores, parse_cores, parse_cores_limit, parse_memory
-from rota.model.work import Retries, Work
+from rota.model.work import TASK_CAPABILITY, Retries, Work
 
 LAYERS_MAX: Final = 100
 ENTRIES_MAX: Final = 10_000
@@ -54,6 +54,7 @@ SECONDS_MAX: Final = 10 * 366 * 86_400.0
 COUNT_MAX: Final = 2**53 - 1
 SHARED_BYTES_MAX: Final = 4096
 """Longer ones are not remembered."""
+TASK_CONSTRAINT: Final = f"constraint.{TASK_CAPABILITY}"
 PLACEMENT: Final = ("placement.", "constraint.", "node.")
 """Labels that a worker must have; all others are only kept."""
 
@@ -335,6 +336,9 @@ def _place(job: Submission, spec: LayerSpec, work: Work) -> Place:
     labels: tuple[tuple[str, str], ...] = ()
     if job.labels:
         labels = tuple(sorted(pair for pair in job.labels.items() if pair[0].startswith(PLACEMENT)))
+    if work.task:
+        # Only a worker that knows the task: each of them says which it has.
+        labels = tuple(sorted((*labels, (f"{TASK_CONSTRAINT}{work.task}", "true"))))
     return Place(
         job.topic,
         requires,

@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 import msgspec
 
+TASK_CAPABILITY: Final = "task."
+"""What comes before the name of a task among the capabilities of workers that know it."""
+
 Failed = Literal["error", "timeout", "lost"]
 """How an attempt may fail: the task said so, it took too long, or its worker was lost."""
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from rota.model.errors import InvalidInput
 from rota.model.messages import Heartbeat, Run
 from rota.model.settings.lifecycle import Routing
+from rota.model.work import TASK_CAPABILITY
 from rota.placement.classes import CONSTRAINT, Need, PlacementClass, required
 from rota.placement.holdings import Holdings, in_order, intersect, subtract
 from rota.placement.scoring import Load, overload
@@ -143,6 +144,8 @@ class Worker:
             return "it is ending and takes nothing new"
         for key, value in wanted.labels:
             if self.labels.get(key) != value and not self._meets(key, value):
+                if key.startswith(f"{CONSTRAINT}{TASK_CAPABILITY}"):
+                    return f"it does not know the task {key.removeprefix(CONSTRAINT + TASK_CAPABILITY)}"
                 has = f"it has {self.labels[key]}" if key in self.labels else "it does not have it"
                 return f"its label {key} must be {value}, and {has}"
         if not self.capacity(wanted.need):

@@ -64,6 +64,7 @@ class Incarnation:
         """Handlers that ignored their cancellation and still run on this loop."""
         self._bus = bus
         self._plan = plan
+        self._offer = plan.offer.knowing(plan.tasks)
         self._welcome = welcome
         self._reports = Reports(bus, self.worker, self._is_busy)
         self._teller = Teller(bus, self.worker, plan.output_max)
@@ -240,7 +241,7 @@ class Incarnation:
     def _heartbeat(self) -> Heartbeat:
         # Held first: what leaves it has raised `reported` before.
         held = joined(self._desk.held())
-        return self._plan.offer.heartbeat(
+        return self._offer.heartbeat(
             self.worker,
             next(self._numbers),
             load=self._load,

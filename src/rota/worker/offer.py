@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 import msgspec
 
 from rota.model.messages import Heartbeat, Hello, Run
+from rota.model.work import TASK_CAPABILITY
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -42,6 +44,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             tasks=tasks,
             version=version,
         )
+
+    def knowing(self, tasks: Iterable[str]) -> Offer:
+        """The same, saying which tasks it can run: frames are placed where their task is known."""
+        known = (f"{TASK_CAPABILITY}{name}" for name in sorted(tasks))
+        return msgspec.structs.replace(self, capabilities=(*self.capabilities, *known))
 
     def heartbeat(
         self, worker: UUID, number: int, *, load: Load, draining: bool, held: list[Run], reported: int
