@@ -77,6 +77,8 @@ async def test_two_shows_share_a_pool_and_neither_passes_its_cap(farm):
     await farm.show("short", size=10, burst=15)
     gate = hanging("x")
     jobs = [await farm.submit("hang", "x", show=show, frames=60) for show in ("film", "short")]
+    board = farm.replica.engine.dispatcher.board
+    await until(lambda: board.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=40)
     await farm.running("x", 40)
     shows = {str(show.id): show.name for show in await farm.books.admin.shows()}

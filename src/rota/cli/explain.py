@@ -127,6 +127,13 @@ def _in_the_queue(layer: Layer, row: Record) -> Iterator[Finding]:
 
 
 def _of_placement(layer: Layer, wanted: PlacementClass, routes: Routes, workers: Sequence[Known]) -> Iterator[Finding]:
+    task = layer.work.task
+    pools = {pool.name for pool in eligible(wanted, routes).pools}
+    able = [worker for worker in workers if worker.pool in pools]
+    if task and able and not any(task in worker.hello.tasks for worker in able):
+        sentence = f"None of the {several(len(able), 'worker')} of its pools knows the task {task}."
+        yield _finding(Kind.MISCONFIGURED, "unknown_task", sentence, "Start one with `rota worker APP`.", layer)
+        return
     found = explain_placement(wanted, routes, [worker.placed() for worker in workers])
     if found.reason is not None:
         kind = Kind.MISCONFIGURED if found.reason is Reason.NO_POOL_MAPPING else Kind.CAPACITY
@@ -135,12 +142,6 @@ def _of_placement(layer: Layer, wanted: PlacementClass, routes: Routes, workers:
         sentence = f"{found.sentence}{f' ({passed}{more})' if passed else ''}"
         facts = {"considered": found.considered, "passed": found.passed}
         yield _finding(kind, found.reason, sentence, _placement_remedy(found.reason, wanted), layer, facts)
-    task = layer.work.task
-    pools = {pool.name for pool in eligible(wanted, routes).pools}
-    able = [worker for worker in workers if worker.pool in pools]
-    if task and able and not any(task in worker.hello.tasks for worker in able):
-        sentence = f"None of the {several(len(able), 'worker')} of its pools knows the task {task}."
-        yield _finding(Kind.MISCONFIGURED, "unknown_task", sentence, "Start one with `rota worker APP`.", layer)
 
 
 def _placement_remedy(reason: Reason, wanted: PlacementClass) -> str:

@@ -18,6 +18,7 @@ from rota.cli.queue_view import span
 from rota.infra.postgres import Database, query
 from rota.model.messages import Heartbeat, Hello
 from rota.model.settings.lifecycle import Routing
+from rota.model.work import TASK_CAPABILITY
 from rota.placement import Need, Worker
 
 LIST = query(__package__, "workers_list")
@@ -54,7 +55,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
             gpus=hello.gpus,
             memory_mb=hello.memory_mb,
             labels=hello.labels,
-            capabilities=hello.capabilities,
+            capabilities=(*hello.capabilities, *(f"{TASK_CAPABILITY}{name}" for name in hello.tasks)),
         )
         worker.told(beat, Routing())
         worker.reserve(Need(0, 0, 0), self.frames)
