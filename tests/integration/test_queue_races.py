@@ -1,6 +1,7 @@
 """Schedules that could break the queue, played step by step: who waits for whom is decided by locks, never by luck."""
 
 import asyncio
+from uuid import uuid4
 
 import pytest
 
@@ -339,3 +340,34 @@ async def test_of_cancelling_and_giving_back_at_once_neither_loses_a_frame(queue
         )
     assert await counts(database) == {"waiting": 2, "running": 2, "cancelled": 2}
     assert await queue.cancel_waiting(job.job) == 2
+
+
+async def test_parking_and_cancelling_never_wait_in_a_circle(queue, database, dispatcher):
+    """Both need the lane and a claim that holds frames of both jobs; whoever needs both takes the lane first."""
+    cancelled, capped = entry(frames=4), entry(frames=4)
+    [placed] = await queue.enqueue([cancelled, capped])
+    tokens = await dispatcher.tokens(6)
+    async with database.transaction() as ending:
+        await queue.cancel_waiting(cancelled.job, on=ending)
+        await ending.value(TAKE_LANE, placed.lane)
+        parking = await blocked(database, queue.park(tokens[4:], capped.job, rest_of=[placed.lane]))
+        assert (await queue.cancel_running(tokens[:4], on=ending)).accepted == 4
+    assert (await parking).accepted == 2
+    assert await counts(database) == {"waiting": 4, "cancelled": 4}
+
+
+async def test_two_jobs_that_are_cancelled_layer_by_layer_never_wait_in_a_circle(queue, database):
+    """Whoever ends a job asks for one layer after the other; the lanes of all of them are taken with the first."""
+    first, second = uuid4(), uuid4()
+    layers = {(job, name): entry(name, job=job, layer=uuid4()) for job in (first, second) for name in ("a", "b")}
+    await queue.enqueue(list(layers.values()))
+    async with database.transaction() as one:
+        assert await queue.cancel_waiting(first, layers[first, "a"].layer, on=one) == 1
+        async with database.transaction() as two:
+            waiting = await blocked(database, queue.cancel_waiting(second, layers[second, "b"].layer, on=two))
+            assert await queue.cancel_waiting(first, layers[first, "b"].layer, on=one) == 1
+            await one.run(sql("COMMIT"))
+            assert await waiting == 1
+            assert await queue.cancel_waiting(second, layers[second, "a"].layer, on=two) == 1
+        await one.run(sql("BEGIN"))
+    assert await counts(database, "a") == await counts(database, "b") == {"cancelled": 2}

@@ -179,11 +179,11 @@ class Queue:
         if on is None:
             async with self.database.transaction() as tx:
                 return await self.park(tokens, job, rest_of=rest_of, on=tx)
-        ended = await self._end("parked", GIVE_BACK, tokens, on, job)
-        faults.at("queue.after_park_before_rest")
         if rest_of:
+            # First, since whoever cancels a job has its lanes before he asks for claims.
             await on.value(PARK_REST, rest_of, job)
-        return ended
+        faults.at("queue.after_rest_before_park")
+        return await self._end("parked", GIVE_BACK, tokens, on, job)
 
     async def unpark(self, job: UUID, most: int, *, on: Transaction | None = None) -> int:
         """There is room for `most` frames of this job; returns how many were parked and can be claimed now."""

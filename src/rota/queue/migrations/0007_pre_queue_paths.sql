@@ -4,7 +4,8 @@
 --   1903519026, lane    taking turns out of a lane, in whatever way
 --   1903519027, claim   ending turns of a claim
 --   1903519028, owner   shared: claiming in this name; exclusive: declaring the owner dead
--- Nobody waits for the first one while holding any of the others, and several of a kind are taken in order.
+-- Nobody waits for the first one while holding any of the others, and several of a kind are taken in order. Whoever
+-- needs both takes lanes before claims.
 
 -- What is read after a lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
 CREATE FUNCTION rota.queue_read_committed() RETURNS void

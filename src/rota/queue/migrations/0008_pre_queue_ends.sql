@@ -104,8 +104,8 @@ DECLARE
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock(1903519026, lane) FROM unnest(lanes) AS lane;
-  -- Rows are locked, since whoever carries turns out of the ring moves and cuts them without the lock of their lane. What
-  -- he cut off is not seen here, and stays parked.
+  -- Rows are locked, since whoever carries turns out of the ring moves and cuts them without the lock of their lane.
+  -- What he cut off is not seen here, and stays parked.
   FOR parked IN
     SELECT * FROM rota.queue_returned r WHERE r.parked_job = of_job AND r.lane_id = ANY (lanes)
     ORDER BY r.lane_id, r.first_seq FOR UPDATE
@@ -213,13 +213,20 @@ DECLARE
   found_in text := '';
 BEGIN
   PERFORM rota.queue_read_committed();
-  cancelled := rota.queue_cancel_deferred(of_job, of_layer, first_frame, last_frame);
   FOR slot IN 0..7 LOOP
     found_in := found_in || CASE WHEN slot > 0 THEN ' UNION ALL ' ELSE '' END || format(
       'SELECT %1$s AS slot, lane_id, int8range(greatest(lane_seq, lane_seq + $3 - frame),'
       ' least(lane_seq + n, lane_seq + $4::bigint - frame + 1)) AS turns FROM rota.ready_entries_%1$s'
       ' WHERE job_id = $1 AND layer_id = coalesce($2, layer_id) AND frame <= $4 AND frame + n > $3', slot);
   END LOOP;
+  -- All lanes of the job, so that whoever goes on with another layer of it needs no more.
+  FOR lane IN EXECUTE 'SELECT lane_id FROM (' || found_in || ') AS f'
+                      ' UNION SELECT lane_id FROM rota.deferred_jobs WHERE job_id = $1 ORDER BY 1'
+    USING of_job, NULL::uuid, 0, 2147483646
+  LOOP
+    PERFORM pg_advisory_xact_lock(1903519026, lane);
+  END LOOP;
+  cancelled := rota.queue_cancel_deferred(of_job, of_layer, first_frame, last_frame);
   FOR lane IN EXECUTE 'SELECT DISTINCT lane_id FROM (' || found_in || ') AS f ORDER BY 1'
     USING of_job, of_layer, first_frame, last_frame
   LOOP
