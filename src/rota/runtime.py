@@ -1,16 +1,20 @@
 """One running replica, built out of settings: connections, services, one listener.
 
-Order of life: connections open (a bad URL, login or schema is told before anything runs), then services start in
-order, the listener first, so that `/health` answers from the beginning; they end in reverse, and connections close
-last. Every replica may run every service: what must be done once is decided by leases and row locks in PostgreSQL.
+Order of life: connections open (a bad login or schema is told before anything runs; a server that does not answer is
+waited for, `service.start_timeout` long), then services start in order, the listener first, so that `/health` answers
+from the beginning; they end in reverse, and connections close last. Every replica may run every service: what must be
+done once is decided by leases and row locks in PostgreSQL.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
 
 from rota.accounting import procs
@@ -26,12 +30,15 @@ from rota.infra.redis import RedisTarget
 from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
-from rota.model.errors import InvalidSetting, RotaError
+from rota.model.errors import InvalidSetting, RotaError, Unavailable
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
 
+log = structlog.get_logger(__name__)
+
 SERVERS = ("postgres", "redis", "nats")
+ASK_AGAIN_S = 1.0
 
 
 class Urls(msgspec.Struct, frozen=True):
@@ -131,9 +138,23 @@ async def serve(
     settings: Settings, urls: Urls, faces: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
 ) -> int:
     """Run a replica with what else it shows to the outside, which lies above this module."""
-    async with Replica.open(settings, urls) as replica:
+    async with AsyncExitStack() as closing:
+        replica = await _opened(settings, urls, closing)
         replica.supervisor.add(*faces(replica))
         return await replica.run()
+
+
+async def _opened(settings: Settings, urls: Urls, closing: AsyncExitStack) -> Replica:
+    """After a power cut everything starts at once: who does not answer yet is waited for, who refuses us is told."""
+    give_up_at = time.monotonic() + settings.service.start_timeout
+    while True:
+        try:
+            return await closing.enter_async_context(Replica.open(settings, urls))
+        except Unavailable as error:
+            if time.monotonic() >= give_up_at:
+                raise
+            log.warning("start_waits", code=error.code, because=error.sentence)
+        await asyncio.sleep(ASK_AGAIN_S)
 
 
 def postgres_target(settings: Settings, url: str) -> PostgresTarget:

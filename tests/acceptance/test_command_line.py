@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -197,11 +198,29 @@ async def test_a_server_that_cannot_run_says_why_in_a_sentence(rota, stack, data
     known = {"PG": database_url, "REDIS": stack.redis_url, "NATS": stack.nats_url}
     wrong = {f"{name}-WRONG": _with_wrong_password(url) for name, url in known.items()}
     env = {name: {**known, **wrong}.get(value, value) for name, value in env.items()}
-    ended, out, errors = await _ended(await rota("server", env=env))
+    ended, out, errors = await _ended(await rota("server", env={"ROTA_SERVICE_START_TIMEOUT": "0s", **env}))
     assert (ended, out) == (status, "")
     assert sentence in errors
     assert "Traceback" not in errors
     assert "hunter2secret" not in errors
+
+
+async def test_a_server_waits_for_servers_that_start_later_than_it(rota, stack, database_url, proxy):
+    at = urlsplit(database_url)
+    way = await proxy(at.hostname, at.port)
+    way.cut()
+    env = {
+        "ROTA_POSTGRES_URL": way.url(database_url),
+        "ROTA_REDIS_URL": stack.redis_url,
+        "ROTA_NATS_URL": stack.nats_url,
+    }
+    server = await rota("server", env=env)
+    await server.said("start_waits")
+    way.heal()
+    await server.said("all_ready")
+    server.send(signal.SIGTERM)
+    status, _, errors = await _ended(server)
+    assert status == 0, errors
 
 
 def _with_wrong_password(url):

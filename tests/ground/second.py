@@ -48,6 +48,14 @@ class SecondProcess:
             raise AssertionError(f"process {self.pid} ended without a line: {await self.errors()}")
         return line.decode().rstrip("\n")
 
+    async def said(self, text, timeout_s=LINE_TIMEOUT_S):
+        """The next line on standard error with `text` in it."""
+        async with asyncio.timeout(timeout_s):
+            async for line in self._process.stderr:
+                if text in line.decode():
+                    return line.decode()
+        raise AssertionError(f"process {self.pid} ended without saying {text!r}")
+
     async def say(self, text):
         self.stdin.write(f"{text}\n".encode())
         await self.stdin.drain()

@@ -162,6 +162,8 @@ async def run_until_signalled(supervisor: Supervisor) -> int:
 
     with _handled(on_signal):
         async with supervisor.running():
+            if not supervisor.stopping:
+                log.info("all_ready", services=len(supervisor.services))
             await supervisor.until_stopping()
     return supervisor.exit_status
 

@@ -35,6 +35,9 @@ class Log(Section, frozen=True):
 class Service(Section, frozen=True):
     """Start and stop."""
 
+    start_timeout: Annotated[
+        float, Duration("Longest wait at the start of `rota server` for servers that do not answer.", least=0.0)
+    ] = 60.0
     drain_timeout: Annotated[float, Duration("Longest wait at stop for work under way.")] = 15.0
 
 
