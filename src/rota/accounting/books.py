@@ -13,7 +13,7 @@ both; of what it releases of managed shows Redis hears only at the next recount.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import structlog
@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.admin import Admin
 from rota.accounting.items import Change, Show
-from rota.accounting.ledger import Group, Outcome, Released, Why, merged, still_declined
+from rota.accounting.ledger import Batch, Outcome, Released, Why, merged, still_declined
 from rota.accounting.live.ledger import LiveLedger, undecided
 from rota.accounting.live.publisher import MISCONFIGURED, Publisher, SilentPublisher
 from rota.accounting.live.seeding import forget, seed
@@ -63,7 +63,7 @@ class Books:
         self._managed: dict[ShowId, bool] = {}
         self._read_at_s = float("-inf")
 
-    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
         outcomes = await self._book(show, groups, force=force, managed=await self.is_managed(show))
         elsewhere = still_declined(groups, outcomes, _ELSEWHERE)
         if elsewhere:
@@ -121,7 +121,7 @@ class Books:
             )
         return not shows
 
-    async def _book(self, show: ShowId, groups: Sequence[Group], *, force: bool, managed: bool) -> list[Outcome]:
+    async def _book(self, show: ShowId, groups: Batch, *, force: bool, managed: bool) -> list[Outcome]:
         if not managed:
             return await self.transactional.book(show, groups, force=force)
         if self.live is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 from uuid import UUID
 
 import msgspec
@@ -51,6 +51,7 @@ class Why(StrEnum):
     REDIS_OFF = "redis_off"
     NOT_MANAGED = "not_managed"
     MANAGED = "managed"
+    CAPPED = "capped"
     UNKNOWN_SHOW = "unknown_show"
     NO_SUBSCRIPTION = "no_subscription"
     UNKNOWN_FOLDER = "unknown_folder"
@@ -99,6 +100,51 @@ class Group(msgspec.Struct, frozen=True):
     """False when neither job nor layer had caps when the caller read them, which spares the live ledger a look: a cap
     that is set later raises the fence, and what was booked without it is refused."""
 
+    def only(self, tokens: Sequence[int]) -> Group:
+        """The same for some of its tokens, in the order given."""
+        return Group(self.charge, self.host, tokens, self.capped)
+
+
+class Swarm(msgspec.Struct, frozen=True):
+    """Frames of many jobs, one of each, that are alike in all else: as if each were a group that is not capped.
+
+    Most jobs have one frame. As columns they cost a tenth of what they cost as groups.
+    """
+
+    charge: Charge
+    """What each of them holds; its job and layer are nobody's."""
+    host: UUID
+    tokens: Sequence[int]
+    jobs: Sequence[JobId]
+    layers: Sequence[LayerId]
+    capped: ClassVar[bool] = False
+
+    def only(self, tokens: Sequence[int]) -> Swarm:
+        if tokens == self.tokens[: len(tokens)]:
+            n = len(tokens)
+            return Swarm(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n])
+        at = {token: place for place, token in enumerate(self.tokens)}
+        places = [at[token] for token in tokens]
+        jobs, layers = [self.jobs[place] for place in places], [self.layers[place] for place in places]
+        return Swarm(self.charge, self.host, tokens, jobs, layers)
+
+    def groups(self) -> list[Group]:
+        like = self.charge
+        return [
+            Group(
+                Charge(like.alloc, like.folder, job, layer, like.dept, like.cores, like.gpus),
+                self.host,
+                (token,),
+                capped=False,
+            )
+            for token, job, layer in zip(self.tokens, self.jobs, self.layers, strict=True)
+        ]
+
+
+Batch = Sequence[Group | Swarm]
+NOBODY: Final = UUID(int=0)
+"""The host of what is released, job and layer of a swarm's charge: nobody asks."""
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """What came of one group. Each of its tokens is in exactly one of the four."""
@@ -129,8 +175,8 @@ Key = tuple[Level, UUID]
 class Ledger(Protocol):
     """One show per call; see the module's promises."""
 
-    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
-        """An outcome per group, in order. `force` asks no limit."""
+    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
+        """An outcome per group or swarm, in order. `force` asks no limit."""
         ...
 
     async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
@@ -160,7 +206,35 @@ def runs(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def check(groups: Sequence[Group]) -> None:
+def apart(groups: Batch) -> list[Group]:
+    """With a group for each frame of a swarm."""
+    return [each for group in groups for each in ([group] if isinstance(group, Group) else group.groups())]
+
+
+def together(groups: Batch, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What came of groups that were taken `apart`, one for each of those they came from.
+
+    A frame of a swarm whose job or layer has caps by now, and that these refuse, is declined as capped: only a group
+    can say which cap it was.
+    """
+    left = iter(outcomes)
+    return [next(left) if isinstance(group, Group) else _summed([next(left) for _ in group.tokens]) for group in groups]
+
+
+def _summed(outcomes: Sequence[Outcome]) -> Outcome:
+    by_own_cap = [each for each in outcomes if each.refusal and each.refusal.table in (Level.JOB, Level.LAYER)]
+    refusing = [each for each in outcomes if each.refusal and each not in by_own_cap]
+    declined = {token: why for each in outcomes for token, why in each.declined.items()}
+    return Outcome(
+        booked=[token for each in outcomes for token in each.booked],
+        already=[token for each in outcomes for token in each.already],
+        refused=[token for each in refusing for token in each.refused],
+        declined=declined | {token: Why.CAPPED for each in by_own_cap for token in each.refused},
+        refusal=refusing[0].refusal if refusing else None,
+    )
+
+
+def check(groups: Batch) -> None:
     """Refuse asks that make no sense, before anything is sent."""
     for group in groups:
         _check_charge(group.charge)
@@ -189,13 +263,13 @@ def _check_charge(charge: Charge) -> None:
         raise InvalidInput("A frame must ask for cores or GPUs: give it at least a hundredth of a core.")
 
 
-def still_declined(groups: Sequence[Group], outcomes: Sequence[Outcome], why: Collection[Why]) -> dict[int, Group]:
+def still_declined(groups: Batch, outcomes: Sequence[Outcome], why: Collection[Why]) -> dict[int, Group | Swarm]:
     """What was declined for one of these reasons, by the place of its group, to be tried again in the order given."""
-    left: dict[int, Group] = {}
+    left: dict[int, Group | Swarm] = {}
     for at, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
         tokens = [token for token in group.tokens if outcome.declined.get(token) in why] if outcome.declined else []
         if tokens:
-            left[at] = msgspec.structs.replace(group, tokens=tokens)
+            left[at] = group.only(tokens)
     return left
 
 

@@ -24,13 +24,27 @@ cost every insert 20 % and more, all day. Recounts and adoption read ranges of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, Released, Why, check, check_tokens, runs
+from rota.accounting.ledger import (
+    BATCH_MAX,
+    NOBODY,
+    TOKEN_END,
+    Batch,
+    Charge,
+    Group,
+    Released,
+    Swarm,
+    Why,
+    check,
+    check_tokens,
+    runs,
+)
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
@@ -67,6 +81,26 @@ class Deleted(msgspec.Struct, frozen=True):
     """Whether Redis counts these, too, and must be told once the transaction is committed."""
     fence: int
     """Of the show when they were deleted, 0 if nothing was: Redis takes the release under this one only."""
+    swarms: Sequence[Swarm] = ()
+    """What else was released, of jobs of one frame each."""
+
+    @property
+    def frames(self) -> int:
+        return sum(len(each.tokens) for each in self.released) + sum(len(each.tokens) for each in self.swarms)
+
+    @property
+    def batch(self) -> Batch:
+        """For the ledger that is told of it."""
+        return [*(Group(each.charge, NOBODY, each.tokens) for each in self.released), *self.swarms]
+
+    def by_job(self) -> Counter[UUID]:
+        """How many frames of each job."""
+        jobs: Counter[UUID] = Counter()
+        for each in self.released:
+            jobs[each.charge.job] += len(each.tokens)
+        for swarm in self.swarms:
+            jobs.update(swarm.jobs)
+        return jobs
 
 
 class Proc(msgspec.Struct, frozen=True):
@@ -95,7 +129,7 @@ class Sum(msgspec.Struct, frozen=True):
     procs: int
 
 
-async def insert(on: Database | Transaction, show: ShowId, fence: int, groups: Sequence[Group]) -> Inserted:
+async def insert(on: Database | Transaction, show: ShowId, fence: int, groups: Batch) -> Inserted:
     """Insert what was booked in Redis under `fence`. Repeating it is free."""
     check(groups)
     faults.at("procs.before_insert")
@@ -191,25 +225,46 @@ def charge_of(row: Record) -> Charge:
     )
 
 
-def group_columns(groups: Sequence[Group]) -> Columns:
-    """A value per group in each column."""
-    charges = [group.charge for group in groups]
-    return (
-        [charge.alloc for charge in charges],
-        [charge.folder for charge in charges],
-        [charge.job for charge in charges],
-        [charge.layer for charge in charges],
-        [charge.dept for charge in charges],
-        [group.host for group in groups],
-        [charge.cores for charge in charges],
-        [charge.gpus for charge in charges],
-    )
+def group_columns(groups: Batch) -> Columns:
+    """A value per group in each column, and per frame of a swarm."""
+    columns: Columns = ([], [], [], [], [], [], [], [])
+    allocs, folders, jobs, layers, depts, hosts, cores, gpus = columns
+    for group in groups:
+        charge, n = group.charge, 1
+        if isinstance(group, Swarm):
+            n = len(group.tokens)
+            jobs += group.jobs
+            layers += group.layers
+        else:
+            jobs.append(charge.job)
+            layers.append(charge.layer)
+        allocs += [charge.alloc] * n
+        folders += [charge.folder] * n
+        depts += [charge.dept] * n
+        hosts += [group.host] * n
+        cores += [charge.cores] * n
+        gpus += [charge.gpus] * n
+    return columns
 
 
-def run_columns(groups: Sequence[Group]) -> Runs:
+def run_columns(groups: Batch) -> Runs:
     """The number of the group (from 1), first and last token of each run."""
-    spans = [(number, *run) for number, group in enumerate(groups, 1) for run in runs(group.tokens)]
-    return [owner for owner, _, _ in spans], [first for _, first, _ in spans], [last for _, _, last in spans]
+    columns: Runs = ([], [], [])
+    owners, firsts, lasts = columns
+    number = 1
+    for group in groups:
+        if isinstance(group, Swarm):
+            owners += range(number, number + len(group.tokens))
+            firsts += group.tokens
+            lasts += group.tokens
+            number += len(group.tokens)
+            continue
+        for first, last in runs(group.tokens):
+            owners.append(number)
+            firsts.append(first)
+            lasts.append(last)
+        number += 1
+    return columns
 
 
 def _bounds(tokens: Iterable[int]) -> tuple[list[int], list[int]]:

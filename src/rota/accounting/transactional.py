@@ -19,7 +19,7 @@ from typing import Final
 import asyncpg
 
 from rota.accounting import procs
-from rota.accounting.ledger import Group, Key, Outcome, Released, Why, check, count
+from rota.accounting.ledger import Batch, Group, Key, Outcome, Released, Why, apart, check, count, together
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import ShowId
@@ -40,11 +40,12 @@ class TransactionalLedger:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
         check(groups)
-        rows = await self._book(show, groups, force=force)
+        each = apart(groups)
+        rows = await self._book(show, each, force=force)
         faults.reply("ledger.book")
-        outcomes = _outcomes(groups, rows)
+        outcomes = together(groups, _outcomes(each, rows))
         count("transactional", outcomes)
         return outcomes
 

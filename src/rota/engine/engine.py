@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -157,12 +156,9 @@ class Engine:
         """Frames ended: their worker has room, and so have their shows; other replicas hear of it, too."""
         self.registry.freed(worker, told.freed)
         for show, deleted in told.released.items():
-            jobs: Counter[UUID] = Counter()
-            for each in deleted.released:
-                jobs[each.charge.job] += len(each.tokens)
-            self.dispatcher.released(show, jobs)
+            self.dispatcher.released(show, deleted.by_job())
             if len(self.members.present()) > 1:
-                self._news.put_nowait(Freed(worker, told.freed, show, sum(jobs.values())))
+                self._news.put_nowait(Freed(worker, told.freed, show, deleted.frames))
 
     async def _share_news(self, life: Lifecycle) -> None:
         """Tell other replicas what was freed here, and hear what was freed there."""

@@ -25,7 +25,7 @@ import msgspec
 
 from rota.accounting import procs
 from rota.accounting.books import Books
-from rota.accounting.ledger import Charge, Released
+from rota.accounting.ledger import NOBODY, Charge, Released, Swarm
 from rota.accounting.procs import Deleted
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
@@ -354,17 +354,15 @@ def _read_released(row: Record, told: Told, *, single: bool) -> None:
     """Procs of one layer; or of many jobs that are alike but for their ids, one token each."""
     alloc, folder, dept, cores, gpus = (row[name] for name in ("pk_alloc", "pk_folder", "pk_dept", "cores", "gpus"))
     jobs, layers, tokens = row["jobs"], row["layers"], row["tokens"]
-    released = (
-        [
-            Released(Charge(alloc, folder, job, layer, dept, cores, gpus), (token,))
-            for job, layer, token in zip(jobs, layers, tokens, strict=True)
-        ]
-        if single
-        else [Released(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
-    )
     show = ShowId(row["pk_show"])
-    before = told.released.get(show)
-    told.released[show] = Deleted([*before.released, *released] if before else released, row["managed"], row["fence"])
+    before = told.released.get(show) or Deleted([], row["managed"], row["fence"])
+    released, swarms = before.released, before.swarms
+    if single:
+        charge = Charge(alloc, folder, JobId(NOBODY), LayerId(NOBODY), dept, cores, gpus)
+        swarms = [*swarms, Swarm(charge, NOBODY, tokens, jobs, layers)]
+    else:
+        released = [*released, Released(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
+    told.released[show] = Deleted(released, row["managed"], row["fence"], swarms)
     told.freed += runs_of(tokens)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from rota.accounting.books import Books
-from rota.accounting.ledger import Charge, Group, Outcome, Why
+from rota.accounting.ledger import NOBODY, Batch, Charge, Group, Outcome, Swarm, Why
 from rota.engine.board import Board, Spot
 from rota.engine.finish import Finisher
 from rota.engine.marks import Marks
@@ -89,6 +89,13 @@ class Part(msgspec.Struct):
     runnable: Runnable
 
 
+class Bundle(msgspec.Struct):
+    """Parts that are booked as one, in the order of their tokens."""
+
+    parts: list[Part]
+    asked: Group | Swarm
+
+
 Held = tuple[Part, Sequence[int]]
 """A part, and those of its tokens that were booked."""
 
@@ -135,9 +142,10 @@ class Handing:
             live = await self._let_in(spot, live)
         parts = _placed(live, plan, runnables)
         pools = {portion.worker: portion.pool_id for portion in plan.portions}
-        outcomes = await self._book(spot, parts, pools)
-        await self._turn_down(spot, parts, outcomes)
-        await self._publish(spot, parts, outcomes, pools)
+        bundles = _bundled(spot, parts, pools)
+        outcomes = await self._book(spot, [bundle.asked for bundle in bundles])
+        await self._turn_down(spot, bundles, outcomes)
+        await self._publish(spot, bundles, outcomes, pools)
 
     async def _let_in(self, spot: Spot, pieces: Sequence[Piece]) -> list[Piece]:
         """Put aside what belongs to more jobs than the show may run at once."""
@@ -180,9 +188,8 @@ class Handing:
             self._layers.clear()
         self._layers[layer] = runnable
 
-    async def _book(self, spot: Spot, parts: Sequence[Part], pools: dict[UUID, PoolId]) -> list[Outcome]:
+    async def _book(self, spot: Spot, groups: Batch) -> list[Outcome]:
         """Ask the books until they answer: a booking whose reply is lost is told by asking again."""
-        groups = [_group(spot, part, pools[part.worker]) for part in parts]
         if not groups:
             return []
         streak = 0
@@ -198,14 +205,14 @@ class Handing:
                 await self.clock.sleep(AGAIN.pause_s(streak, 0.5))
 
     async def _publish(
-        self, spot: Spot, parts: Sequence[Part], outcomes: Sequence[Outcome], pools: Mapping[UUID, PoolId]
+        self, spot: Spot, bundles: Sequence[Bundle], outcomes: Sequence[Outcome], pools: Mapping[UUID, PoolId]
     ) -> None:
         by_worker: dict[UUID, list[Held]] = defaultdict(list)
         frames = 0
-        for part, outcome in zip(parts, outcomes, strict=True):
+        for bundle, outcome in zip(bundles, outcomes, strict=True):
             held = outcome.booked if not outcome.already else sorted(outcome.held)
             if held:
-                by_worker[part.worker].append((part, held))
+                by_worker[bundle.asked.host] += _held(bundle, held)
                 frames += len(held)
         if not by_worker:
             return
@@ -237,7 +244,7 @@ class Handing:
         told = await self.finisher.ended(worker, ends)
         self.registry.freed(worker, told.freed)
         for show, deleted in told.released.items():
-            self.board.release(show, sum(len(each.tokens) for each in deleted.released))
+            self.board.release(show, deleted.frames)
 
     def _message(self, worker: UUID, given: Sequence[Held]) -> Message:
         works: dict[bytes, int] = {}
@@ -272,14 +279,14 @@ class Handing:
             work = self._works[packed] = _WORK.decode(packed)
         return work
 
-    async def _turn_down(self, spot: Spot, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> None:
+    async def _turn_down(self, spot: Spot, bundles: Sequence[Bundle], outcomes: Sequence[Outcome]) -> None:
         """Give back what was not booked, and remember why, so that it is not asked again at once."""
         back: list[int] = []
         parked: dict[JobId, list[int]] = defaultdict(list)
-        for part, outcome in zip(parts, outcomes, strict=True):
+        for bundle, outcome in zip(bundles, outcomes, strict=True):
             if outcome.refused and outcome.refusal is not None:
                 if outcome.refusal.table in (Level.JOB, Level.LAYER):
-                    parked[part.piece.job] += outcome.refused
+                    parked[bundle.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
                     self.board.refused(spot, Reason.of_level(outcome.refusal.table))
@@ -339,12 +346,36 @@ def _by_size(given: Sequence[Held]) -> list[list[Held]]:
     return parts
 
 
-def _group(spot: Spot, part: Part, pool: PoolId) -> Group:
-    key, piece = spot.key, part.piece
-    charge = Charge(
-        pool, key.folder, piece.job, piece.layer, key.dept, Centicores(key.cls.need.cores), key.cls.need.gpus
-    )
-    return Group(charge, part.worker, part.tokens, part.runnable.capped)
+def _bundled(spot: Spot, parts: Sequence[Part], pools: Mapping[UUID, PoolId]) -> list[Bundle]:
+    """Jobs of one frame and no caps go as one swarm to each worker, everything else part by part."""
+    bundles: list[Bundle] = []
+    singles: dict[UUID, list[Part]] = defaultdict(list)
+    for part in parts:
+        if len(part.tokens) == 1 and not part.runnable.capped:
+            singles[part.worker].append(part)
+        else:
+            charge = _charge(spot, pools[part.worker], part.piece.job, part.piece.layer)
+            bundles.append(Bundle([part], Group(charge, part.worker, part.tokens, part.runnable.capped)))
+    for worker, alike in singles.items():
+        tokens = [part.tokens.start for part in alike]
+        jobs, layers = [part.piece.job for part in alike], [part.piece.layer for part in alike]
+        charge = _charge(spot, pools[worker], JobId(NOBODY), LayerId(NOBODY))
+        bundles.append(Bundle(alike, Swarm(charge, worker, tokens, jobs, layers)))
+    return bundles
+
+
+def _charge(spot: Spot, pool: PoolId, job: JobId, layer: LayerId) -> Charge:
+    need = spot.key.cls.need
+    return Charge(pool, spot.key.folder, job, layer, spot.key.dept, Centicores(need.cores), need.gpus)
+
+
+def _held(bundle: Bundle, held: Sequence[int]) -> list[Held]:
+    if isinstance(bundle.asked, Group):
+        return [(bundle.parts[0], held)]
+    if len(held) == len(bundle.parts):
+        return [(part, part.tokens) for part in bundle.parts]
+    booked = set(held)
+    return [(part, part.tokens) for part in bundle.parts if part.tokens.start in booked]
 
 
 def _runnable(row: Record) -> Runnable:

@@ -13,10 +13,14 @@
 -- arg under     int     the fence of the seeding or recount this belongs to; 0: a booking under the fence that stands
 -- arg asked     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, must_know, runs}, buckets
 -- reply booked fence:int seq:int groups:packed
+-- reply apart
 -- reply unseeded
 -- reply damaged where:str
 --   Place 0 for job and layer: the caller believes that they have no limits. must_know: 1 the job has limits, 2 the
 --   layer, 3 both: nothing is booked before Redis knows these.
+--   A swarm is a group with two fields more: the middles of its charges, job and layer, one for each token, and what is
+--   behind them; its charge is what is before them. It is taken as a whole or not at all: where a token of the batch is
+--   there already, or a job or layer has limits, the answer is apart, and the groups are to be sent one by one.
 --   Groups come back in order as {fit, level, resource, current, cap, already, otherwise, before}: how many of the
 --   tokens that were not there are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource
 --   0 where the level is not known to Redis; tokens that were there, with the same charge and with another one; and
@@ -65,6 +69,11 @@ end
 
 local limited = ask == 'all' and {} or limited_of(groups, held)
 if not limited then return damaged(index) end
+if #numbered > 0 or next(limited) then
+  for _, group in ipairs(groups) do
+    if group[11] then return {'apart'} end
+  end
+end
 
 local standings = {}
 local function levels_of(group)
@@ -88,7 +97,7 @@ local function unknown_level(group, levels)
     if at ~= 3 and at ~= 4 then
       if not each.known then return at end
     elseif not each then
-      if limited[name_in(group[8], at)] then return at end
+      if not group[11] and limited[name_in(group[8], at)] then return at end
     elseif not each.known and math.floor(group[9] / (at - 2)) % 2 == 1 then
       return at
     end
@@ -137,31 +146,44 @@ local function sorted_out(group, own)
   return absent, already, otherwise, before
 end
 
+local answers, texts, cast_by = {}, {}, {}
+local booked, unknown_met = 0, false
+local last = held.charges or 0
+
+-- A new number for a charge that so many tokens hold.
+local function numbered_as(tokens, charge)
+  last = last + 1
+  local number = whole(last)
+  texts[#texts + 1] = number
+  texts[#texts + 1] = tokens .. ' ' .. whole(fence) .. ' ' .. charge
+  return number
+end
+
 local added, lengths = {}, {}
--- Gives the first `fit` absent tokens of a group their number; how many of them a recount has passed.
-local function put(own, fit, number)
-  local shadowed = 0
+-- Gives the first `fit` absent tokens of a group its number, or each its own; notes those that a recount has passed.
+local function put(group, own, fit)
+  local number = not group[11] and numbered_as(fit, group[8])
+  local taken = 0
   for part = 1, #own, 3 do
     local at = own[part]
     local words, length = added[at] or {}, lengths[at] or 0
     local before = length
+    local passed = held.recount and numbers[at] >= held.recount
     for nth = own[part + 1], own[part + 2] do
-      if fit == 0 then break end
+      if taken == fit then break end
       if not live[at][nth] then
-        words[length + 1], words[length + 2] = fields[at][nth], number
+        taken = taken + 1
+        local charge = not number and charge_in(group, taken)
+        words[length + 1], words[length + 2] = fields[at][nth], number or numbered_as(1, charge)
         length = length + 2
-        fit = fit - 1
+        if passed and charge then cast_by[#cast_by + 1] = {charge, 1} end
       end
     end
     if length > 0 then added[at], lengths[at] = words, length end
-    if held.recount and numbers[at] >= held.recount then shadowed = shadowed + (length - before) / 2 end
+    if passed and number and length > before then cast_by[#cast_by + 1] = {group[8], (length - before) / 2} end
   end
-  return shadowed
 end
 
-local answers, texts, cast_by = {}, {}, {}
-local booked, unknown_met = 0, false
-local last = held.charges or 0
 for place, group in ipairs(groups) do
   local levels, where = levels_of(group)
   if not levels then return damaged(where) end
@@ -175,10 +197,6 @@ for place, group in ipairs(groups) do
   end
   if fit > 0 then
     booked = booked + fit
-    last = last + 1
-    local number = whole(last)
-    texts[#texts + 1] = number
-    texts[#texts + 1] = fit .. ' ' .. whole(fence) .. ' ' .. group[8]
     for at = 1, 5 do
       local each = levels[at]
       if each and each.counted then
@@ -186,8 +204,7 @@ for place, group in ipairs(groups) do
         each.changed = true
       end
     end
-    local shadowed = put(parts[place], fit, number)
-    if shadowed > 0 then cast_by[#cast_by + 1] = {group[8], shadowed} end
+    put(group, parts[place], fit)
   end
   local current, cap = 0, 0
   if resource > 0 then

@@ -122,6 +122,11 @@ local function name_in(charge, level)
   return LEVELS[level] .. ':' .. string.sub(charge, 37 * level - 36, 37 * level - 1)
 end
 
+-- The charge of a token by its place in the group: of a swarm each has a middle of its own.
+local function charge_in(group, nth)
+  return group[11] and group[8] .. group[11][nth] .. group[12] or group[8]
+end
+
 -- What one token of a charge holds, in hundredths and GPUs; nil if it is no charge.
 local function amounts_in(charge)
   local _, _, cores, gpus = string.find(charge, '^(%d+) (%d+)$', 186)
@@ -185,16 +190,35 @@ local function limited_among(names)
   return limited
 end
 
+-- Whether any job or layer of the show has limits, where that is told sooner than asking for each.
+local function has_own_limits()
+  local length = redis.pcall('HLEN', index)
+  if type(length) ~= 'number' or length > 64 then return true end
+  for _, name in ipairs(redis.call('HKEYS', index)) do
+    if string.find(name, '^job:') or string.find(name, '^layer:') then return true end
+  end
+  return false
+end
+
 -- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
 local function limited_of(groups, held)
-  local names = {}
+  local names, count, asks = {}, 0, nil
   for _, group in ipairs(groups) do
-    for level = 3, 4 do
-      if group[level] == 0 then names[#names + 1] = name_in(group[8], level) end
+    if group[11] and asks == nil then asks = has_own_limits() end
+    if not group[11] or asks then
+      for nth = 1, group[11] and #group[11] or 1 do
+        local charge = charge_in(group, nth)
+        for level = 3, 4 do
+          if group[level] == 0 then
+            count = count + 1
+            names[count] = name_in(charge, level)
+          end
+        end
+      end
     end
   end
   -- A seeding has yet to remove and to write them.
-  if #names > 0 and held.fence and not is_whole(held) then return nil end
+  if (count > 0 or asks ~= nil) and held.fence and not is_whole(held) then return nil end
   return limited_among(names)
 end
 

@@ -25,7 +25,21 @@ from redis.asyncio import Redis
 
 from rota.accounting import procs
 from rota.accounting.items import Change
-from rota.accounting.ledger import Group, Key, Outcome, Released, Why, check, count, merged, still_declined
+from rota.accounting.ledger import (
+    Batch,
+    Group,
+    Key,
+    Outcome,
+    Released,
+    Swarm,
+    Why,
+    apart,
+    check,
+    count,
+    merged,
+    still_declined,
+    together,
+)
 from rota.accounting.live import recount, state, wire
 from rota.accounting.live.limits import Limits, Missed, Newer, Uncounted, Unseeded, Written
 from rota.accounting.live.publisher import RedisPublisher
@@ -47,6 +61,7 @@ OTHERS_TURN_S: Final = 0.05
 _BEHIND: Final = frozenset({Why.STALE_FENCE})
 """Redis has an older fence than PostgreSQL."""
 _UNKNOWN: Final = {Level.FOLDER: Why.UNKNOWN_FOLDER, Level.POINT: Why.UNKNOWN_DEPT}
+SHARED: Final = (Level.SUBSCRIPTION, Level.FOLDER, Level.POINT)
 _MUST_KNOW: Final = {Level.JOB: 1, Level.LAYER: 2}
 
 
@@ -79,11 +94,15 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
         return LEVELS[self.level - 1] if self.level and not self.resource else None
 
 
+class Apart(msgspec.Struct, frozen=True):
+    """Nothing was done: a swarm holds what cannot be decided for all of it at once."""
+
+
 class Damaged(msgspec.Struct, frozen=True):
     where: str
 
 
-BOOK = script(__package__, "book", replies=Booked | Unseeded | Damaged)
+BOOK = script(__package__, "book", replies=Booked | Apart | Unseeded | Damaged)
 
 
 class LiveLedger:
@@ -100,7 +119,7 @@ class LiveLedger:
         self._unseeded = unseeded
         self._catching_up: dict[ShowId, asyncio.Lock] = {}
 
-    async def book(self, show: ShowId, groups: Sequence[Group], *, force: bool = False) -> list[Outcome]:
+    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
         check(groups)
         outcomes = await self._attempt(show, groups, force=force)
         for _ in range(RETRIES):
@@ -167,7 +186,7 @@ class LiveLedger:
             await asyncio.sleep(OTHERS_TURN_S)
         return False
 
-    async def adopt(self, show: ShowId, groups: Sequence[Group], *, under: int) -> int | None:
+    async def adopt(self, show: ShowId, groups: Batch, *, under: int) -> int | None:
         """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
         not take them now.
 
@@ -178,12 +197,14 @@ class LiveLedger:
         reply = await self._ask(show, groups, must_know, ask="all", under=under)
         return sum(told.fit for told in reply.groups) if isinstance(reply, Booked) else None
 
-    async def _attempt(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Outcome]:
+    async def _attempt(self, show: ShowId, groups: Batch, *, force: bool) -> list[Outcome]:
         booked = await self._book(show, groups, "force" if force else "limits")
+        if isinstance(booked, Apart):
+            return together(groups, await self._attempt(show, apart(groups), force=force))
         if booked is None:
             return await undecided(self.database, show, groups, Why.UNSEEDED)
         held = [_held(group, told) for group, told in zip(groups, booked.groups, strict=True)]
-        rows = [Group(group.charge, group.host, tokens) for group, tokens in zip(groups, held, strict=True) if tokens]
+        rows = [group.only(tokens) for group, tokens in zip(groups, held, strict=True) if tokens]
         faults.at("live.after_script")
         inserted = await procs.insert(self.database, show, booked.fence, rows) if rows else procs.Inserted()
         if inserted.refused:
@@ -194,27 +215,25 @@ class LiveLedger:
             inserted = procs.Inserted([*inserted.already, *older.already], inserted.refused | older.refused)
         return [_outcome(*each, inserted) for each in zip(groups, booked.groups, held, strict=True)]
 
-    async def _look_up(self, show: ShowId, groups: Sequence[Group], told: Sequence[Told]) -> procs.Inserted:
+    async def _look_up(self, show: ShowId, groups: Batch, told: Sequence[Told]) -> procs.Inserted:
         """What became of tokens that Redis holds since an earlier fence: they have a row, or never get one by that
         booking. Limits may have been lowered since, so those without a row are given back, to be decided anew."""
         older = {token: fence for each in told for token, fence in each.older.items()}
-        rows = [
-            Group(group.charge, group.host, list(each.older))
-            for group, each in zip(groups, told, strict=True)
-            if each.before
-        ]
+        rows = [group.only(list(each.older)) for group, each in zip(groups, told, strict=True) if each.before]
         found = await procs.insert(self.database, show, NO_FENCE, rows)
         for fence in set(older.values()):
             refused = {token: why for token, why in found.refused.items() if older[token] == fence}
             await self._give_back(show, fence, rows, refused)
         return found
 
-    async def _book(self, show: ShowId, groups: Sequence[Group], ask: str) -> Booked | None:
+    async def _book(self, show: ShowId, groups: Batch, ask: str) -> Booked | Apart | None:
         """What the script decided, once it knows every limit there is; None when the show is not seeded."""
         must_know = [3 if group.capped else None for group in groups]
         for left in reversed(range(TEACHINGS + 1)):
             reply = await self._ask(show, groups, must_know, ask=ask, skip=not left)
             faults.reply("live.book")
+            if isinstance(reply, Apart):
+                return reply
             if not isinstance(reply, Booked):
                 return None
             unknown = [at for at, told in enumerate(reply.groups) if told.unknown]
@@ -230,13 +249,13 @@ class LiveLedger:
     async def _ask(
         self,
         show: ShowId,
-        groups: Sequence[Group],
+        groups: Batch,
         must_know: Sequence[int | None],
         *,
         ask: str,
         skip: bool = True,
         under: int = 0,
-    ) -> Booked | Unseeded | Damaged:
+    ) -> Booked | Apart | Unseeded | Damaged:
         keys = self.keys.of_show(str(show))
         wired = wire.wired(keys, groups, must_know)
         reply = await BOOK(
@@ -256,14 +275,14 @@ class LiveLedger:
         )
         if isinstance(reply, Damaged):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
-        if not isinstance(reply, Booked) and not under and self._unseeded:
+        if isinstance(reply, Unseeded | Damaged) and not under and self._unseeded:
             self._unseeded(show)
         return reply
 
-    async def _give_back(self, show: ShowId, fence: int, rows: Sequence[Group], refused: Mapping[int, Why]) -> None:
+    async def _give_back(self, show: ShowId, fence: int, rows: Batch, refused: Mapping[int, Why]) -> None:
         """What PostgreSQL refused is not booked. A duplicate stays: its token may stand for the other's row."""
         groups = [
-            Group(group.charge, group.host, tokens)
+            group.only(tokens)
             for group in rows
             if (tokens := [token for token in group.tokens if refused.get(token, Why.DUPLICATE) is not Why.DUPLICATE])
         ]
@@ -272,7 +291,7 @@ class LiveLedger:
             await self.publisher.give_back(show, fence, groups)
 
 
-async def undecided(database: Database, show: ShowId, groups: Sequence[Group], why: Why) -> list[Outcome]:
+async def undecided(database: Database, show: ShowId, groups: Batch, why: Why) -> list[Outcome]:
     """Redis decides nothing now, because of `why`; PostgreSQL tells which tokens have rows from an earlier call."""
     check(groups)
     found = await procs.insert(database, show, NO_FENCE, groups)
@@ -289,16 +308,20 @@ async def undecided(database: Database, show: ShowId, groups: Sequence[Group], w
     return outcomes
 
 
-def _names(group: Group) -> list[str]:
-    return [wire.name(level, group.charge.key(level)) for level in LEVELS]
+def _names(group: Group | Swarm) -> list[str]:
+    """Of all that limits it; a swarm is limited by what its frames share."""
+    levels = LEVELS if isinstance(group, Group) else SHARED
+    return [wire.name(level, group.charge.key(level)) for level in levels]
 
 
-def _must_know(group: Group, there: set[str]) -> int:
+def _must_know(group: Group | Swarm, there: set[str]) -> int | None:
     """Which of job and layer have limits in PostgreSQL, so that Redis must have them before it books."""
+    if isinstance(group, Swarm):
+        return None
     return sum(bit for level, bit in _MUST_KNOW.items() if wire.name(level, group.charge.key(level)) in there)
 
 
-def _held(group: Group, told: Told) -> Sequence[int]:
+def _held(group: Group | Swarm, told: Told) -> Sequence[int]:
     """Tokens that Redis holds under its fence, in the order given."""
     if not told.already and not told.otherwise and not told.before:
         return group.tokens[: told.fit]
@@ -308,7 +331,7 @@ def _held(group: Group, told: Told) -> Sequence[int]:
     return [token for token in group.tokens if token in held]
 
 
-def _outcome(group: Group, told: Told, held: Sequence[int], inserted: procs.Inserted) -> Outcome:
+def _outcome(group: Group | Swarm, told: Told, held: Sequence[int], inserted: procs.Inserted) -> Outcome:
     if len(held) == len(group.tokens) and not inserted.already and not inserted.refused:
         return Outcome(booked=held)
     mine = set(held)
@@ -327,7 +350,7 @@ def _outcome(group: Group, told: Told, held: Sequence[int], inserted: procs.Inse
     return Outcome(booked, already, rest, declined, _refusal(group, told))
 
 
-def _refusal(group: Group, told: Told) -> Refusal:
+def _refusal(group: Group | Swarm, told: Told) -> Refusal:
     ask = group.charge.ask
     if told.unknown is Level.SUBSCRIPTION:
         resource = Resource.CORES if ask.cores else Resource.GPUS

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
-from uuid import UUID
 
 import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from rota.accounting.ledger import Group
+from rota.accounting.ledger import Batch, Group, apart
 from rota.accounting.live import wire
 from rota.accounting.procs import Deleted
 from rota.infra import faults
@@ -35,8 +34,6 @@ MISCONFIGURED = metrics.gauge(
 )
 
 OWED_MAX: Final = 1000
-NOWHERE = UUID(int=0)
-"""Host of groups that are released: nobody asks."""
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -78,13 +75,13 @@ class RedisPublisher:
         """Releases that Redis was not told of because it was away, the oldest first."""
 
     async def released(self, show: ShowId, deleted: Deleted) -> None:
-        if not deleted.managed or not deleted.released:
+        if not deleted.managed or not deleted.frames:
             return
         faults.at("publisher.before_release")
         try:
             await self._told(show, deleted)
         except (RedisUnavailable, ScriptFailed) as error:
-            FAILED.inc(sum(len(each.tokens) for each in deleted.released))
+            FAILED.inc(deleted.frames)
             self._owed.append((show, deleted))
             log.warning("release_not_published", show=str(show), code=error.code, remedy="told when Redis is back")
 
@@ -106,9 +103,9 @@ class RedisPublisher:
         return True
 
     async def _told(self, show: ShowId, deleted: Deleted) -> None:
-        await self.release(show, deleted.fence, [Group(each.charge, NOWHERE, each.tokens) for each in deleted.released])
+        await self.release(show, deleted.fence, deleted.batch)
 
-    async def give_back(self, show: ShowId, fence: int, groups: Sequence[Group]) -> None:
+    async def give_back(self, show: ShowId, fence: int, groups: Batch) -> None:
         """Take out what was booked under `fence` and got no row. A higher fence by now is no hindrance: whoever booked
         the same token since did so under that one, and keeps it."""
         try:
@@ -117,23 +114,24 @@ class RedisPublisher:
             FAILED.inc(sum(len(group.tokens) for group in groups))
             log.warning("booking_not_given_back", show=str(show), code=error.code, remedy="the next recount mends it")
 
-    async def release(self, show: ShowId, fence: int, groups: Sequence[Group], *, booked: int = 0) -> Reply:
+    async def release(self, show: ShowId, fence: int, groups: Batch, *, booked: int = 0) -> Reply:
         """Take tokens out of Redis, unless the show has a higher fence there. Raises what Redis fails with.
 
         With `booked` only those that were booked under that fence go, and the show may have a higher one. Jobs of one
         frame have no limits most of the time, so their places are sent only when Redis asks for them.
         """
-        few = [0 if len(group.tokens) > 1 else None for group in groups]
+        few = [0 if isinstance(group, Group) and len(group.tokens) > 1 else None for group in groups]
         reply = await self._send(show, fence, groups, few, booked)
         if isinstance(reply, Limited):
-            reply = await self._send(show, fence, groups, [0] * len(groups), booked)
+            each = apart(groups)
+            reply = await self._send(show, fence, each, [0] * len(each), booked)
         faults.reply("publisher.release")
         if isinstance(reply, Damaged):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
         return reply
 
     async def _send(
-        self, show: ShowId, fence: int, groups: Sequence[Group], must_know: Sequence[int | None], booked: int
+        self, show: ShowId, fence: int, groups: Batch, must_know: Sequence[int | None], booked: int
     ) -> Reply:
         keys = self.keys.of_show(str(show))
         wired = wire.wired(keys, groups, must_know)
@@ -158,7 +156,7 @@ class SilentPublisher:
 
     async def released(self, show: ShowId, deleted: Deleted) -> None:
         del show
-        if deleted.managed and deleted.released:
+        if deleted.managed and deleted.frames:
             MISCONFIGURED.set(1)
 
     async def pay(self) -> bool:

@@ -30,9 +30,9 @@ import structlog
 from redis.exceptions import ResponseError
 
 from rota.accounting import procs
-from rota.accounting.ledger import BATCH_MAX, TOKEN_END, Charge, Group, runs
+from rota.accounting.ledger import BATCH_MAX, NOBODY, TOKEN_END, Charge, Group, runs
 from rota.accounting.live import state, wire
-from rota.accounting.live.publisher import NOWHERE, Released
+from rota.accounting.live.publisher import Released
 from rota.infra import faults
 from rota.infra.redis import guard, script
 from rota.infra.telemetry import metrics
@@ -249,7 +249,7 @@ class _Recount:
         by_charge: dict[Charge, list[int]] = {}
         for row in rows:
             by_charge.setdefault(row.charge, []).append(row.token)
-        return [Group(charge, NOWHERE, tokens) for charge, tokens in by_charge.items()]
+        return [Group(charge, NOBODY, tokens) for charge, tokens in by_charge.items()]
 
     async def _swap(self) -> dict[Level, int]:
         """Give every counter the value of the shadow; how many had another one, by level.
@@ -320,7 +320,7 @@ class _Recount:
         released = 0
         for piece in state.pieces(list(by_number), BUCKETS_PER_CALL):
             groups = [
-                Group(charge, NOWHERE, by_number[number]) for number, charge in (await self._charges(piece)).items()
+                Group(charge, NOBODY, by_number[number]) for number, charge in (await self._charges(piece)).items()
             ]
             reply = await self.ledger.publisher.release(self.show, self.fence, groups)
             released += reply.tokens if isinstance(reply, Released) else 0

@@ -10,7 +10,8 @@
 -- arg show_id   str
 -- arg fence     int     of the show when the rows were deleted; under a higher one nothing is done
 -- arg booked    int     give back, under whatever fence, only what was booked under this one; 0: a release
--- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets
+-- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets; a swarm
+--                       has the middles of its charges and what is behind them, too
 -- reply released tokens:int seq:int            tokens that were there with this charge, and no longer are
 -- reply limited                                a job or layer given with place 0 has limits: its place is needed
 -- reply stale                                  the show was seeded or fenced anew; the recount mends it
@@ -49,29 +50,30 @@ end
 local limited = limited_of(groups, held)
 if not limited then return damaged(index) end
 
-local gone, shadowed, removed, released = {}, {}, {}, 0
+local gone, cast_by, removed, released = {}, {}, {}, 0
 for place, group in ipairs(groups) do
-  local own = parts[place]
+  local own, charge, turn = parts[place], not group[11] and group[8], 0
   for part = 1, #own, 3 do
     local at = own[part]
     local drop, before = removed[at] or {}, released
     local length = #drop
+    local passed = held.recount and numbers[at] >= held.recount
     for nth = own[part + 1], own[part + 2] do
       local hold = found[at][nth] and holds[found[at][nth]]
-      if hold and hold.charge == group[8] and (booked == 0 or hold.since == booked) then
+      turn = turn + 1
+      if hold and hold.charge == (charge or charge_in(group, turn)) and (booked == 0 or hold.since == booked) then
         length = length + 1
         drop[length] = fields[at][nth]
         hold.tokens = hold.tokens - 1
         hold.changed = true
         released = released + 1
+        if passed and group[11] then cast_by[#cast_by + 1] = {hold.charge, -1} end
       end
     end
     removed[at] = drop
     if released > before then
       gone[place] = (gone[place] or 0) + released - before
-      if held.recount and numbers[at] >= held.recount then
-        shadowed[place] = (shadowed[place] or 0) + released - before
-      end
+      if passed and not group[11] then cast_by[#cast_by + 1] = {group[8], before - released} end
     end
   end
 end
@@ -81,6 +83,7 @@ if released == 0 then return {'released', 0, last_seq()} end
 local standings = {}
 for place, times in pairs(gone) do
   local group = groups[place]
+  if group[11] and next(limited) then return {'limited'} end
   for level = 1, 5 do
     local at = group[level]
     if at > 0 then
@@ -93,7 +96,7 @@ for place, times in pairs(gone) do
         each.used[2] = math.max(0, each.used[2] - times * group[7])
         each.changed = true
       end
-    elseif limited[name_in(group[8], level)] then
+    elseif not group[11] and limited[name_in(group[8], level)] then
       return {'limited'}
     end
   end
@@ -123,7 +126,5 @@ if #ended > 0 then redis.call('HDEL', charges, unpack(ended)) end
 for _, each in pairs(standings) do
   if each.changed then write_standing(each) end
 end
-local cast_by = {}
-for place, times in pairs(shadowed) do cast_by[#cast_by + 1] = {groups[place][8], 0 - times} end
 if #cast_by > 0 then cast_shadow(cast_by) end
 return {'released', released, next_seq()}

@@ -23,10 +23,9 @@ import msgspec
 import structlog
 
 from rota.accounting import procs
-from rota.accounting.ledger import TOKEN_END, Charge, Group
+from rota.accounting.ledger import NOBODY, TOKEN_END, Charge, Group
 from rota.accounting.live import state, wire
 from rota.accounting.live.limits import Written
-from rota.accounting.live.publisher import NOWHERE
 from rota.infra import faults
 from rota.infra.postgres import query
 from rota.infra.redis import script
@@ -158,7 +157,7 @@ def _calls(page: Sequence[tuple[Charge, Sequence[int]]], limited: Collection[str
             if call and (tokens + len(piece) > TOKENS_PER_CALL or len(call) == GROUPS_PER_CALL):
                 yield call
                 call, tokens = [], 0
-            call.append(Group(charge, NOWHERE, piece, capped))
+            call.append(Group(charge, NOBODY, piece, capped))
             tokens += len(piece)
     if call:
         yield call

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting.ledger import Charge, Group, runs
+from rota.accounting.ledger import Batch, Charge, Group, runs
 from rota.infra.redis import ShowKeys
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId
 from rota.model.quota import LEVELS, Level
@@ -27,7 +27,7 @@ WORD: Final = {level: word for word, level in SHORT.items()}
 _ID = "([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
 _STORED = re.compile(rf"([0-9]{{1,15}}) [0-9]{{1,16}} ({' '.join([_ID] * 5)} ([0-9]{{1,15}}) ([0-9]{{1,15}}))")
 
-Packed = tuple[int | str | list[int], ...]
+Packed = tuple[int | str | list[int] | list[str], ...]
 
 
 class Charged(msgspec.Struct, frozen=True):
@@ -43,30 +43,24 @@ class Wired(msgspec.Struct, frozen=True):
     packed: tuple[list[Packed], list[int]]
 
 
-def wired(keys: ShowKeys, groups: Sequence[Group], must_know: Sequence[int | None]) -> Wired:
+def wired(keys: ShowKeys, groups: Batch, must_know: Sequence[int | None]) -> Wired:
     """`must_know` per group: which of job (1) and layer (2) have limits; None leaves their places out."""
     at: dict[str, int] = {}
     packed: list[Packed] = []
     buckets: dict[int, None] = {}
-    shared: dict[tuple[UUID, UUID, UUID], tuple[list[int], str, str, str]] = {}
     for group, known in zip(groups, must_know, strict=True):
         charge = group.charge
+        charged = (str(charge.alloc), str(charge.folder), str(charge.job), str(charge.layer), str(charge.dept))
+        names = keys.shared_of(charged) if known is None else keys.counting_of(charged)
+        places = [at.setdefault(key, len(at) + 1) if key else 0 for key in names]
+        shared = (*places, charge.cores, charge.gpus)
         spans = _spans(group.tokens, buckets)
-        if known is None:
-            # Most jobs have one frame and no limits of their own: what they share is written once.
-            common = charge.alloc, charge.folder, charge.dept
-            found = shared.get(common)
-            if found is None:
-                words = str(charge.alloc), str(charge.folder), str(charge.dept)
-                names = keys.shared_of((words[0], words[1], "", "", words[2]))
-                found = shared[common] = ([at.setdefault(key, len(at) + 1) if key else 0 for key in names], *words)
-            places, alloc, folder, dept = found
-            text = f"{alloc} {folder} {charge.job} {charge.layer} {dept} {charge.cores} {charge.gpus}"
+        behind = f" {charged[4]} {charge.cores} {charge.gpus}"
+        if isinstance(group, Group):
+            packed.append((*shared, " ".join(charged[:4]) + behind, known or 0, spans))
         else:
-            charged = (str(charge.alloc), str(charge.folder), str(charge.job), str(charge.layer), str(charge.dept))
-            places = [at.setdefault(key, len(at) + 1) if key else 0 for key in keys.counting_of(charged)]
-            text = f"{' '.join(charged)} {charge.cores} {charge.gpus}"
-        packed.append((*places, charge.cores, charge.gpus, text, known or 0, spans))
+            middles = [f"{job} {layer}" for job, layer in zip(group.jobs, group.layers, strict=True)]
+            packed.append((*shared, f"{charged[0]} {charged[1]} ", 0, spans, middles, behind))
     numbers = sorted(buckets)
     return Wired([*at, *map(keys.tokens, numbers)], (packed, numbers))
 
