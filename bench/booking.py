@@ -16,6 +16,7 @@ import msgspec
 
 from bench.books import Farm, Servers
 from rota.accounting.ledger import BATCH_MAX, Group, Ledger
+from rota.accounting.live.ledger import Apart
 from rota.infra.redis import ShowKeys, script
 
 BOOKERS: Final = 8
@@ -130,6 +131,7 @@ def _ours(farm: Farm) -> Book:
     async def book(groups: list[Group]) -> None:
         booked = await farm.servers.live._book(farm.show, groups, "limits")
         assert booked is not None
+        assert not isinstance(booked, Apart)
         assert sum(told.fit for told in booked.groups) == BATCH
 
     return book

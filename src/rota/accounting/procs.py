@@ -62,7 +62,7 @@ PAGE_GROUPS = query(__package__, "proc_page_groups")
 TOKENS = query(__package__, "proc_tokens")
 SUMS = query(__package__, "proc_sums")
 
-Columns = tuple[list[UUID], list[UUID], list[UUID], list[UUID], list[UUID], list[UUID], list[int], list[int]]
+Columns = tuple[list[UUID] | list[int], ...]
 Runs = tuple[list[int], list[int], list[int]]
 
 
@@ -226,25 +226,26 @@ def charge_of(row: Record) -> Charge:
 
 
 def group_columns(groups: Batch) -> Columns:
-    """A value per group in each column, and per frame of a swarm."""
-    columns: Columns = ([], [], [], [], [], [], [], [])
-    allocs, folders, jobs, layers, depts, hosts, cores, gpus = columns
+    """What groups have in common, each once; then of every group, and of every frame of a swarm, which of these it has
+    (from 1), its job and its layer. A column is as dear to send as it is long."""
+    shapes: dict[tuple[UUID, UUID, UUID, UUID, int, int], int] = {}
+    of: list[int] = []
+    jobs: list[UUID] = []
+    layers: list[UUID] = []
     for group in groups:
-        charge, n = group.charge, 1
+        charge = group.charge
+        shape = (charge.alloc, charge.folder, charge.dept, group.host, charge.cores, charge.gpus)
+        place = shapes.setdefault(shape, len(shapes) + 1)
         if isinstance(group, Swarm):
-            n = len(group.tokens)
+            of += [place] * len(group.tokens)
             jobs += group.jobs
             layers += group.layers
         else:
+            of.append(place)
             jobs.append(charge.job)
             layers.append(charge.layer)
-        allocs += [charge.alloc] * n
-        folders += [charge.folder] * n
-        depts += [charge.dept] * n
-        hosts += [group.host] * n
-        cores += [charge.cores] * n
-        gpus += [charge.gpus] * n
-    return columns
+    shared = tuple(list(column) for column in zip(*shapes, strict=True)) or ([],) * 6
+    return (*shared, of, jobs, layers)
 
 
 def run_columns(groups: Batch) -> Runs:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 from redis.asyncio import Redis
@@ -58,6 +59,9 @@ from rota.placement.listening import HeartbeatListener
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.queue import Queue
+
+RESULTS_AT_ONCE: Final = 2
+"""Batches of reports: while one waits for its commit the next is read and written."""
 
 
 class Engine:
@@ -129,7 +133,10 @@ class Engine:
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
-        handling = Handling(self.bus, results.SPEC, self.results.handle, self.letters.terminated, most=64)
+        handlings = [
+            Handling(self.bus, results.SPEC, self.results.handle, self.letters.terminated, most=64)
+            for _ in range(RESULTS_AT_ONCE)
+        ]
         gate = Handling(self.bus, gatekeeper.SPEC, self.gatekeeper.handle, self.letters.terminated)
         return [
             Service("members", self.members.run),
@@ -141,7 +148,7 @@ class Engine:
             Service("news", self._share_news),
             Service("doors", self.doors.run),
             Service("dispatch", self.dispatcher.run),
-            Service("results", handling.run),
+            *(Service(f"results_{number}", handling.run) for number, handling in enumerate(handlings, 1)),
             Service("beginnings", self.beginnings.run),
             Service("recovery", self.recovery.run),
             Service("submits", self.intake.handling(self.bus).run),

@@ -24,6 +24,8 @@ INPUT_BYTES_MAX: Final = 65_536
 """What is larger does not travel with a frame, but a pointer to it."""
 Column = list[Any]
 PlaceKey = tuple[str, str, str, bytes, int]
+Shape = tuple[int, list[tuple[int, int]]]
+"""The place of a job's head; and of each layer, the place it is queued at and that of its kind."""
 
 
 class Distinct:
@@ -52,6 +54,8 @@ class Columns:
         """Inputs that layers only point to; they belong into the store."""
         self._heads = Distinct()
         self._kinds = Distinct()
+        self._shapes: dict[tuple[int, Decision], tuple[Plan, Shape]] = {}
+        """By the id of the plan they are like, which is kept so that no other has it."""
         self._jobs: tuple[list[JobId], list[int], list[str | None], list[bytes | None]] = ([], [], [], [])
         self._layers: tuple[list[LayerId], list[int], list[int], list[bytes | None], list[str | None]] = (
             [],
@@ -65,23 +69,20 @@ class Columns:
         self._items: tuple[list[LayerId], list[bytes]] = ([], [])
 
     def add(self, plan: Plan, decision: Decision, job: JobId, layers: Sequence[LayerId]) -> None:
-        state = decision.state
-        first = self._place(plan, plan.layers[0])
-        head = (
-            *(first, plan.name, plan.topic, plan.priority, state.value, decision.reason or None, len(plan.layers)),
-            *(plan.labels, plan.details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
-        )
+        head, kinds = self._shape(plan, decision)
         ids, heads, keys, digests = self._jobs
         ids.append(job)
-        heads.append(self._heads.place(head))
+        heads.append(head)
         keys.append(plan.key)
         digests.append(plan.digest)
         if plan.caps is not None:
-            self._cap(plan.caps, job, None, first, plan.priority)
-        for number, (layer, of) in enumerate(zip(layers, plan.layers, strict=True)):
-            place = first if number == 0 else self._place(plan, of)
-            self._layer(plan, of, number, place, job, layer)
-            if state is JobState.SCHEDULED:
+            self._cap(plan.caps, job, None, kinds[0][0], plan.priority)
+        scheduled = decision.state is JobState.SCHEDULED
+        for layer, of, (place, kind) in zip(layers, plan.layers, kinds, strict=True):
+            self._layer(of, kind, layer)
+            if of.caps is not None:
+                self._cap(of.caps, job, layer, place, plan.priority)
+            if scheduled:
                 self._queue(of, place, job, layer, plan.run_at)
             elif of.items:
                 self._items[0].extend([layer] * len(of.items))
@@ -95,20 +96,42 @@ class Columns:
         shared = [*self.places.columns(5), *self._heads.columns(13), *self._kinds.columns(9)]
         return (*shared, *jobs, *self._layers, *entries, *caps, *items)
 
+    def _shape(self, plan: Plan, decision: Decision) -> Shape:
+        """Of plans that are like one another it is the same, and found out once."""
+        like = plan.like
+        if like is None or plan.name != like.name:
+            return self._shape_of(plan, decision)
+        known = self._shapes.get((id(like), decision))
+        if known is None:
+            known = self._shapes[id(like), decision] = like, self._shape_of(plan, decision)
+        return known[1]
+
+    def _shape_of(self, plan: Plan, decision: Decision) -> Shape:
+        kinds = [self._kind(plan, of, number) for number, of in enumerate(plan.layers)]
+        state, reason = decision.state.value, decision.reason or None
+        head = (
+            *(kinds[0][0], plan.name, plan.topic, plan.priority, state, reason, len(plan.layers)),
+            *(plan.labels, plan.details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+        )
+        return self._heads.place(head), kinds
+
+    def _kind(self, plan: Plan, of: LayerPlan, number: int) -> tuple[int, int]:
+        place, frames = self._place(plan, of), of.frames
+        ranges = _array(frames.ranges) if frames.ranges else None
+        capped = plan.caps is not None or of.caps is not None
+        kind = (place, number, of.name, of.work, frames.first, frames.step, frames.count, ranges, capped)
+        return place, self._kinds.place(kind)
+
     def _place(self, plan: Plan, layer: LayerPlan) -> int:
         key = (plan.show, plan.folder, plan.dept, layer.digest, plan.priority)
         self.asked[key] = layer.place
         return self.places.place(key)
 
-    def _layer(self, plan: Plan, of: LayerPlan, number: int, place: int, job: JobId, layer: LayerId) -> None:
-        frames = of.frames
-        ranges = _array(frames.ranges) if frames.ranges else None
-        capped = plan.caps is not None or of.caps is not None
-        kind = (place, number, of.name, of.work, frames.first, frames.step, frames.count, ranges, capped)
+    def _layer(self, of: LayerPlan, kind: int, layer: LayerId) -> None:
         ids, jobs, kinds, inputs, input_ats = self._layers
         ids.append(layer)
         jobs.append(len(self._jobs[0]))
-        kinds.append(self._kinds.place(kind))
+        kinds.append(kind)
         if of.input is not None and len(of.input) > INPUT_BYTES_MAX:
             self.large.append(of.input)
             inputs.append(None)
@@ -116,8 +139,6 @@ class Columns:
         else:
             inputs.append(of.input)
             input_ats.append(None)
-        if of.caps is not None:
-            self._cap(of.caps, job, layer, place, plan.priority)
 
     def _queue(self, of: LayerPlan, place: int, job: UUID, layer: UUID, run_at: datetime | None) -> None:
         places, jobs, layers, frames, counts, payloads, run_ats = self._entries

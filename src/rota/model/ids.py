@@ -35,11 +35,16 @@ def uuid7(now_ms: int, entropy: bytes) -> UUID:
 
     Two ids of one millisecond are in no particular order.
     """
+    return UUID(bytes=uuid7_bytes(now_ms, entropy))
+
+
+def uuid7_bytes(now_ms: int, entropy: bytes) -> bytes:
+    """The same as 16 bytes, for who makes many."""
     assert 0 <= now_ms <= _NOW_MS_MAX, "now_ms is milliseconds since 1970"
     assert len(entropy) == ENTROPY_BYTES, f"uuid7 needs {ENTROPY_BYTES} random bytes"
     bits = int.from_bytes(entropy, "big")
     rand_a, rand_b = bits >> 68, bits & (2**62 - 1)
-    return UUID(int=now_ms << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)
+    return (now_ms << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b).to_bytes(16, "big")
 
 
 def parse_id(kind: Callable[[UUID], Id], text: str) -> Id:

@@ -124,6 +124,8 @@ class Plan(msgspec.Struct, frozen=True):
     digest: bytes | None = None
     """Of the whole submission, when it has a key."""
     caps: Caps | None = None
+    like: Plan | None = None
+    """A plan that is the same but for name and input, and stands for many such."""
 
 
 def plan(submission: Submission, *, may_be_critical: bool = False) -> Plan:
@@ -141,7 +143,8 @@ def plan(submission: Submission, *, may_be_critical: bool = False) -> Plan:
                 [ready] = shared.layers
                 name = given.name or ready.name
                 _check_text("name of the job", name, NAME_CHARS_MAX)
-                return replace(shared, name=name, layers=(replace(ready, input=_input(layer.input, ready.name)),))
+                alone = replace(ready, input=_input(layer.input, ready.name))
+                return replace(shared, name=name, layers=(alone,), like=shared)
     return _planned(given, may_be_critical)
 
 

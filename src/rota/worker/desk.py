@@ -172,7 +172,8 @@ class Desk:
             fitting, code, reason = 0, "draining", "The worker is ending and takes no more frames."
         elif task is None and not work.argv:
             fitting, code, reason = 0, "unknown_task", f"No task {work.task!r} on this worker."
-        self._refuse((first + fitting, n - fitting), code, reason, assignment.trace)
+        if fitting < n:
+            self._refuse((first + fitting, n - fitting), code, reason, assignment.trace)
         if not fitting:
             return None
         self.room.take(work, fitting)

@@ -105,14 +105,14 @@ class OnLoop:
                 batch.next += 1
                 continue
             self._begin_alike(batch, given, carrier, until)
-            if not given.shareable:
+            if batch.next < batch.end and not given.shareable:
                 given = endings.read_input(batch.input)
 
     def _begin_alike(self, batch: Batch, given: Input, carrier: Carrier, until: float) -> None:
         """Frames that return nothing at once, up to the first that does anything else: told as one run."""
         first = token = batch.next
         began_at = monotonic()
-        last = batch.end if given.shareable else token + 1
+        last = batch.end if token + 1 == batch.end or given.shareable else token + 1
         end: End | Frame | None = None
         while token < last and token not in batch.dropped:
             end = self._first_step(batch, token, given, carrier)
