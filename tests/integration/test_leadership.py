@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from rota.infra.lease import Leadership, Leases
 from rota.infra.lease.hold import STRIKES
 from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.service import Lifecycle
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
 from tests.ground.databases import one_database
 from tests.ground.waiting import until
@@ -184,3 +185,34 @@ async def test_a_candidate_that_failed_says_so_at_once_and_when_it_is_stopped(le
         await until(lambda: [line for line in logged if line["event"] == "leader_failed"])
     with pytest.raises(LookupError):
         await leader.stop()
+
+
+async def test_a_service_leads_until_it_drains_and_leaves_the_lease_to_the_next(leases, others):
+    draining = asyncio.Event()
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
+    async with asyncio.timeout(10):
+        serving = asyncio.create_task(leader.serve(Lifecycle(draining, lambda: None)))
+        await leader.elected.wait()
+        draining.set()
+        await serving
+    assert await take(others, "chair")
+
+
+async def test_a_service_ends_with_what_its_duty_failed_with(leases):
+    async def lead(_):
+        raise LookupError("bug")
+
+    with pytest.raises(LookupError):
+        async with asyncio.timeout(10):
+            await Leadership(leases, "chair", lead, kind="test").serve(Lifecycle(asyncio.Event(), lambda: None))
+
+
+async def test_a_service_that_is_cut_off_stops_leading_before_it_ends(leases, others):
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
+    async with asyncio.timeout(10):
+        serving = asyncio.create_task(leader.serve(Lifecycle(asyncio.Event(), lambda: None)))
+        await leader.elected.wait()
+        serving.cancel()
+        await asyncio.wait({serving})
+    assert not leader.is_leader
+    assert await take(others, "chair")

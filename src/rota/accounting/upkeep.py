@@ -72,13 +72,12 @@ class Upkeep:
         """Ready once every managed show can be booked, whoever saw to it."""
         await self.books.check_publishing()
         async with asyncio.TaskGroup() as tasks:
-            leading = tasks.create_task(self.leadership.run())
+            tasks.create_task(self.leadership.serve(life))
             paying = tasks.create_task(self._pay())
             while not await self.all_seeded() and await life.pause(AWAIT_S):
                 pass
             life.ready()
             await life.until_draining()
-            leading.cancel()
             paying.cancel()
 
     async def _pay(self) -> None:

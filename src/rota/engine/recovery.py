@@ -119,20 +119,11 @@ class Recovery:
         self._lost: dict[UUID, float] = {}
         self._orphans_until = 0.0
         self._due: dict[str, float] = {}
+        self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
 
     async def run(self, life: Lifecycle) -> None:
-        """Lead or campaign until draining. What leading fails with is raised, so that the service is started again."""
         life.ready()
-        leading = asyncio.create_task(Leadership(self.leases, LEASE, self._lead, kind="reconciler").run())
-        draining = asyncio.create_task(life.until_draining())
-        try:
-            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leading.cancel()
-            draining.cancel()
-            await asyncio.wait({leading, draining})
-        if not leading.cancelled():
-            leading.result()
+        await self._leadership.serve(life)
 
     async def _lead(self, lease: Lease) -> None:
         self._elected_at = self._clock.monotonic()

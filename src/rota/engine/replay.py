@@ -72,18 +72,8 @@ class Replayer:
         self._leadership = Leadership(leases, LEASE, self._lead, kind="replayer")
 
     async def run(self, life: Lifecycle) -> None:
-        """Lead or campaign until draining. What a pass fails with is raised, so that the service is started again."""
         life.ready()
-        leading = asyncio.create_task(self._leadership.run(), name="engine.replayer")
-        draining = asyncio.create_task(life.until_draining(), name="engine.replayer_draining")
-        try:
-            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leading.cancel()
-            draining.cancel()
-            await asyncio.wait({leading, draining})
-        if not leading.cancelled():
-            leading.result()
+        await self._leadership.serve(life)
 
     async def _lead(self, _lease: Lease) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -14,7 +14,6 @@ between two steps leaves the rest to the next leader; repeating a step changes n
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import date, datetime, timedelta
@@ -86,18 +85,8 @@ class Upkeep:
         self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
 
     async def run(self, life: Lifecycle) -> None:
-        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
         life.ready()
-        leading = asyncio.create_task(self._leadership.run(), name="engine.upkeep")
-        draining = asyncio.create_task(life.until_draining(), name="engine.upkeep_draining")
-        try:
-            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leading.cancel()
-            draining.cancel()
-            await asyncio.wait({leading, draining})
-        if not leading.cancelled():
-            leading.result()
+        await self._leadership.serve(life)
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""

@@ -12,7 +12,6 @@ their worker's lease. The name is forgotten last, so that a leader that dies bef
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -81,18 +80,8 @@ class Upkeep:
         self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
 
     async def run(self, life: Lifecycle) -> None:
-        """Lead or campaign until draining. What `lead` fails with is raised, so that the service is started again."""
         life.ready()
-        leading = asyncio.create_task(self._leadership.run(), name="queue.upkeep")
-        draining = asyncio.create_task(life.until_draining(), name="queue.upkeep_draining")
-        try:
-            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leading.cancel()
-            draining.cancel()
-            await asyncio.wait({leading, draining})
-        if not leading.cancelled():
-            leading.result()
+        await self._leadership.serve(life)
 
     async def lead(self, lease: Lease) -> None:
         """Until cancelled."""

@@ -3,7 +3,7 @@
 `Leadership` campaigns for a lease and runs `lead` while it has it. Losing the lease, or PostgreSQL, cancels `lead`;
 then it campaigns again. `lead` is given the lease and guards its writes with it: for a moment two replicas may believe
 that they lead, but only one of them can write. When `lead` returns or fails, the lease is given back, so that another
-replica may do better; a failure is raised to whoever supervises us.
+replica may do better; a failure is raised to whoever supervises us. A service leads by `serve`.
 
 A campaign fails for reasons of the server, whatever they are, and goes on. `lead` fails for reasons of its own: only
 the loss of *this* lease and of PostgreSQL are ends of a term.
@@ -21,6 +21,7 @@ import structlog
 from rota.infra.lease.grant import Lease
 from rota.infra.lease.leases import Leases
 from rota.infra.postgres.failures import FAILURES
+from rota.infra.service.lifecycle import Lifecycle
 from rota.model.backoff import Backoff
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaError, StaleFence
 
@@ -72,6 +73,22 @@ class Leadership:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
+
+    async def serve(self, life: Lifecycle) -> None:
+        """`run` until `life` drains; whoever serves says when it is ready.
+
+        What `lead` fails with is raised, so that the service is started again.
+        """
+        leading = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
+        draining = asyncio.create_task(life.until_draining(), name=f"lead.{self._kind}.draining")
+        try:
+            await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leading.cancel()
+            draining.cancel()
+            await asyncio.wait({leading, draining})
+        if not leading.cancelled():
+            leading.result()
 
     async def run(self) -> None:
         """Campaign and lead until cancelled, or until `lead` fails."""
