@@ -142,9 +142,7 @@ class Engine:
             Service("members", self.members.run),
             Service("routes", RoutesWatch(Routing(self.database), self.registry).run),
             Service("heartbeats", HeartbeatListener(self.bus, self.registry, self.database).run),
-            Service(
-                "snapshot", SnapshotWriter(self.registry, self._redis, self.members.name, self._settings.registry).run
-            ),
+            Service("snapshot", self._snapshots.run),
             Service("news", self._share_news),
             Service("doors", self.doors.run),
             Service("dispatch", self.dispatcher.run),
