@@ -11,6 +11,7 @@ from rota.infra.nats import ConsumerSpec, Message
 from rota.model.job import LayerSpec, Submission
 from rota.model.messages import SUBMIT
 from rota.queue import DeadLetterFilter
+from rota.runtime import Replica
 from tests.ground.farm import Farm
 from tests.ground.queues import sql
 from tests.ground.waiting import until
@@ -81,3 +82,16 @@ async def test_what_a_frame_writes_is_kept_and_can_be_read_when_it_has_ended(far
         return {piece.stream: piece.data for piece in pieces if piece.data} == {"stdout": b"out\n", "stderr": b"err\n"}
 
     await until(both, what="what it wrote")
+
+
+async def test_a_replica_that_starts_with_a_file_of_pools_routes_by_it_and_all_follow_when_it_changes(farm, tmp_path):
+    path = tmp_path / "pools.yaml"
+    path.write_text("topics: {render: local}")
+    routing = msgspec.structs.replace(farm.settings.routing, pools_file=str(path), reload_interval=0.05)
+    farm.settings = msgspec.structs.replace(farm.settings, routing=routing)
+    async with Replica.open(farm.settings, farm.urls) as replica:
+        assert replica.engine.registry.routes.topics == {"render": ("local",)}, "before its services start"
+    await farm.server()
+    path.write_text("topics: {render: local, train: local}")
+    registries = [each.engine.registry for each in farm.replicas]
+    await until(lambda: all("train" in each.routes.topics for each in registries), what="both to follow the file")

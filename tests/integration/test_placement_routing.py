@@ -4,12 +4,14 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from rota.accounting.admin import Admin
 from rota.infra.service import Lifecycle
 from rota.model.errors import InvalidInput, Refused
 from rota.placement import PoolStatus, Registry, class_of
 from rota.placement.pools_file import parse, read
+from rota.placement.pools_watch import REFUSED, PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from tests.contract.ledger_suite import sql
 from tests.ground.databases import cleaned_by, one_database
@@ -171,3 +173,58 @@ async def test_a_change_that_was_not_heard_is_found_by_looking(routing):
         await until(lambda: registry.routes.pools_for("a"), what="the look")
     async with routing.database.transaction() as tx:
         await tx.run(sql("ALTER TABLE rota.topic_pool ENABLE TRIGGER told"))
+
+
+def told(logged, event):
+    return [line.get("reason") for line in logged if line["event"] == event]
+
+
+async def test_a_file_that_is_wrong_is_told_once_and_changes_nothing_until_it_is_right(routing, tmp_path):
+    path = tmp_path / "pools.yaml"
+    watch = PoolsWatch(routing, path)
+    with capture_logs() as logged:
+        assert not await watch.look(), "it is missing"
+        path.write_text("topics: {a: farm}")
+        assert await watch.look()
+        for _ in range(2):
+            path.write_text("topics: {a: [farm, farm]}")
+            assert not await watch.look()
+        assert REFUSED._value.get() == 1
+        path.write_text("topics: {a: attic}")
+        assert not await watch.look()
+        assert (await routing.read()).topics == {"a": ("farm",)}
+        await Admin(routing.database).create_pool("attic", actor="setup")
+        assert await watch.look(), "the same file, and the pool is in the books by now"
+    assert (await routing.read()).topics == {"a": ("attic",)}
+    assert REFUSED._value.get() == 0
+    wrong = told(logged, "pools_file_refused")
+    assert [sentence.partition(": ")[2] for sentence in wrong[1:]] == [
+        "The topic a needs 1 to 100 pools, each of them once.",
+        "make it with `rota pool create attic` first.",
+    ]
+    assert "cannot be read" in wrong[0]
+
+
+async def test_a_replica_with_an_older_file_does_not_undo_a_newer_one(routing, tmp_path):
+    older, newer = tmp_path / "older.yaml", tmp_path / "newer.yaml"
+    older.write_text("topics: {a: farm}")
+    newer.write_text("topics: {a: cloud}")
+    one, other = PoolsWatch(routing, older), PoolsWatch(routing, newer)
+    assert await one.look()
+    assert await other.look()
+    assert [await one.look(), await other.look()] == [False, False]
+    assert (await routing.read()).topics == {"a": ("cloud",)}
+    older.write_text(newer.read_text())
+    assert not await one.look(), "it is what the other has loaded"
+
+
+async def test_the_service_loads_what_the_file_says_later(routing, tmp_path):
+    path = tmp_path / "pools.yaml"
+    path.write_text("topics: {a: farm}")
+    draining, ready = asyncio.Event(), asyncio.Event()
+    async with followed(routing) as registry, asyncio.TaskGroup() as tasks:
+        tasks.create_task(PoolsWatch(routing, path, every_s=0.02).run(Lifecycle(draining, ready.set)))
+        await ready.wait()
+        path.write_text("topics: {a: [cloud, farm]}")
+        await until(lambda: len(registry.routes.pools_for("a")) == 2, what="the new file to be followed")
+        draining.set()

@@ -5,6 +5,7 @@
 | members | says and hears which replicas live | all |
 | heartbeats | hears workers, and asks the books about what they list | all |
 | routes | reads pools and topics on every change | all |
+| pools_file | loads pools and topics from a file, where one is set | all |
 | doors | lets workers in | whoever hears the question |
 | dispatch | claims, books, hands over | each for the workers it feeds |
 | results | ends what workers report | whoever gets the message |
@@ -56,6 +57,7 @@ from rota.model.messages import FREED, Freed, decode, encode
 from rota.model.settings import Settings
 from rota.placement import Registry
 from rota.placement.listening import HeartbeatListener
+from rota.placement.pools_watch import PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.queue import Queue
@@ -117,6 +119,11 @@ class Engine:
         self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
         self.members.on_change = lambda: self.registry.feed_by(self.members.feeds)
+        self.routing = Routing(database)
+        named = settings.routing.pools_file
+        every_s = settings.routing.reload_interval
+        self._pools = PoolsWatch(self.routing, Path(named), every_s) if named else None
+        self._routes = RoutesWatch(self.routing, self.registry, every_s)
         self._news: asyncio.Queue[Freed] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings
@@ -128,7 +135,9 @@ class Engine:
 
     async def warm_up(self) -> None:
         """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
-        self.registry.route(await Routing(self.database).read())
+        if self._pools is not None:
+            await self._pools.look()
+        self.registry.route(await self.routing.read())
         self.registry.feed_by(self.members.feeds)
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
@@ -140,7 +149,8 @@ class Engine:
         gate = Handling(self.bus, gatekeeper.SPEC, self.gatekeeper.handle, self.letters.terminated)
         return [
             Service("members", self.members.run),
-            Service("routes", RoutesWatch(Routing(self.database), self.registry).run),
+            *([Service("pools_file", self._pools.run)] if self._pools is not None else []),
+            Service("routes", self._routes.run),
             Service("heartbeats", HeartbeatListener(self.bus, self.registry, self.database).run),
             Service("snapshot", self._snapshots.run),
             Service("news", self._share_news),
