@@ -1,11 +1,18 @@
 """What the pipeline does when a step of its own fails half way. Each test is named after what went wrong once."""
 
+import msgspec
 import pytest
 
+from rota.engine.finish import DISPATCH_FAILED
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.job import Budget
+from rota.model.settings.lifecycle import Scheduler
+from rota.queue import DeadLetterFilter
 from tests.ground.farm import Farm, hanging, seen
+from tests.ground.queues import sql
 from tests.ground.waiting import until
+
+OFTEN = sql("UPDATE rota.job SET dispatch_failures = 32000, ts_updated = now() - interval '10 minutes 30 seconds'")
 
 
 @pytest.fixture
@@ -92,3 +99,42 @@ async def test_an_outage_that_meets_a_large_layer_frame_by_frame_does_not_use_up
     job = await farm.submit("noop", frames=80)
     assert await farm.ended(job, within_s=40) == "SUCCEEDED"
     assert len(failed) == 60
+
+
+async def test_frames_that_cannot_be_handed_over_are_tried_again_as_set_and_then_are_dead_letters(
+    database_url, redis_url, nats_url, bus_prefix, monkeypatch
+):
+    farm = Farm(database_url, redis_url, nats_url, bus_prefix)
+    wanted = Scheduler(backoff_base=0.01, backoff_max=0.03, backoff_jitter=0.0, max_scheduling_retries=4)
+    farm.settings = msgspec.structs.replace(farm.settings, scheduler=wanted)
+    async with farm:
+        await farm.show()
+        queue, handing = farm.replica.queue, farm.replica.engine.dispatcher.handing
+        pauses, defer = [], queue.defer
+
+        async def away(_messages):
+            raise NatsUnavailable("NATS is away.")
+
+        async def noted(tokens, delay_s, **more):
+            pauses.append(delay_s)
+            return await defer(tokens, delay_s, **more)
+
+        monkeypatch.setattr(queue, "defer", noted)
+        await farm.worker()
+        monkeypatch.setattr(handing.bus, "publish_many", away)
+        job = await farm.submit("noop", frames=5)
+        assert await farm.ended(job) == "FAILED"
+        assert [letter.reason for letter in await queue.dead_letters.find(DeadLetterFilter())] == [
+            "max_scheduling_retries"
+        ] * 5
+        assert sorted(set(pauses)) == [0.01, 0.02, 0.03]
+
+
+async def test_failed_dispatches_are_counted_once_for_each_pause_however_many_and_however_long(farm):
+    job = await farm.submit("noop")
+    await farm.database.run(OFTEN)
+    for longest_s, failures in ((3600.0, 32000), (300.0, 32001)):
+        [row] = await farm.database.rows(DISPATCH_FAILED, [job], "publish_failed", 1.0, longest_s)
+        assert row["dispatch_failures"] == failures
+    await farm.worker()
+    assert await farm.ended(job) == "SUCCEEDED"

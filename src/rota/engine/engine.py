@@ -84,9 +84,7 @@ class Engine:
         self.leases = leases = Leases(database)
         self.registry = Registry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
         self.members = Members(bus, leases.owner)
-        self.finisher = Finisher(
-            database, queue, books, dispatch_failures_max=settings.scheduler.max_scheduling_retries
-        )
+        self.finisher = Finisher(database, queue, books, settings.scheduler)
         self.store = Store(database, store_target(settings))
         self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
         self.ender = Ender(database, bus, self.finisher)

@@ -30,10 +30,11 @@ from rota.accounting.procs import Deleted
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.backoff import Backoff
+from rota.model.backoff import Backoff, DispatchBackoff
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
 from rota.model.messages import End, Run, Status, runs_of
+from rota.model.settings.lifecycle import Scheduler
 from rota.model.work import Retries, Work
 from rota.queue import Claim, Failure, Queue
 from rota.queue.failed import FailedFilter
@@ -101,14 +102,21 @@ class Frame(NamedTuple):
     attempt: int
 
 
+class Undispatched(NamedTuple):
+    """How often a job could not be dispatched by now, and how long all its frames of this batch wait for that."""
+
+    failures: int
+    pause_s: float
+
+
 class Finisher:
-    def __init__(self, database: Database, queue: Queue, books: Books, *, dispatch_failures_max: int = 50) -> None:
+    def __init__(self, database: Database, queue: Queue, books: Books, pace: Scheduler | None = None) -> None:
         self.database = database
         self.queue = queue
         self.books = books
         self.hooks: list[Hook] = []
-        self._dispatch_failures_max = dispatch_failures_max
-        self._dispatch_pauses = Backoff(1.0, 30.0)
+        self._pace = pace = pace or Scheduler()
+        self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
     async def succeeded(self, worker: UUID, runs: Sequence[Run], took_ms: int = 0) -> Told:
         """Frames of one worker that returned nothing."""
@@ -213,7 +221,7 @@ class Finisher:
         }
 
     def _judge(
-        self, frame: Frame, layer: Record | None, undispatched: Mapping[UUID, int], before: tuple[int, int]
+        self, frame: Frame, layer: Record | None, undispatched: Mapping[UUID, Undispatched], before: tuple[int, int]
     ) -> Ending:
         end = frame.end
         ends_as = layer["ends_as"] if layer is not None else JobState.CANCELLED
@@ -223,20 +231,24 @@ class Finisher:
             return Ending(ends_as, end.code or ends_as.lower())
         assert layer is not None
         if end.status is Status.REFUSED:
-            failures = undispatched.get(frame.job, 1)
-            if failures >= self._dispatch_failures_max:
+            met = undispatched.get(frame.job) or self._undispatched(1)
+            if met.failures >= self._pace.max_scheduling_retries:
                 return Ending("FAILED", "max_scheduling_retries")
-            return Ending("RETURNED", end.code or "dispatch_failed", _pause_s(self._dispatch_pauses, failures))
+            return Ending("RETURNED", end.code or "dispatch_failed", met.pause_s)
         if end.status is Status.CANCELLED:
             return Ending("CANCELLED", end.code or "cancelled")
         return _failed(end, _WORK.decode(layer["work"]).retries, *before)
 
-    async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, int]:
+    async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, Undispatched]:
         if not refused:
             return {}
         code = refused[0].end.code or "dispatch_failed"
-        rows = await tx.rows(DISPATCH_FAILED, sorted({frame.job for frame in refused}), code)
-        return {row["pk_job"]: row["dispatch_failures"] for row in rows}
+        jobs = sorted({frame.job for frame in refused})
+        rows = await tx.rows(DISPATCH_FAILED, jobs, code, self._pace.backoff_base, self._pace.backoff_max)
+        return {row["pk_job"]: self._undispatched(row["dispatch_failures"]) for row in rows}
+
+    def _undispatched(self, failures: int) -> Undispatched:
+        return Undispatched(failures, self._dispatch_pauses.pause_s(failures - 1, _chance()))
 
     async def _failures(self, tx: Transaction, frames: Sequence[Frame]) -> dict[tuple[UUID, int], tuple[int, int]]:
         rows = await tx.rows(FAILURES, [frame.layer for frame in frames], [frame.frame for frame in frames])
@@ -389,7 +401,11 @@ def _failed(end: End, retries: Retries, failed: int, lost: int) -> Ending:
 
 
 def _pause_s(pauses: Backoff, streak: int) -> float:
-    return round(pauses.pause_s(streak, secrets.randbelow(1000) / 1000), 2)
+    return round(pauses.pause_s(streak, _chance()), 2)
+
+
+def _chance() -> float:
+    return secrets.randbelow(1000) / 1000
 
 
 def _tokens_of(spans: Sequence[Run]) -> Sequence[int]:
