@@ -324,6 +324,8 @@ async def test_pools_are_mapped_drained_and_activated(farm, typed):
     assert "train gpu (draining), local" in rows(await typed.out("pool topics"))
     [topic] = json.loads(await typed.out("pool topics --json"))
     assert [(pool["name"], pool["status"]) for pool in topic["pools"]] == [("gpu", "draining"), ("local", "active")]
+    await farm.database.run(sql("UPDATE rota.pool_spec SET ts_drain_started = now() - interval '61 seconds'"))
+    assert "train gpu (inactive), local" in rows(await typed.out("pool topics"))
     assert json.loads(await typed.out("pool activate gpu --json"))["changed"] is True
     assert "is active already" in await typed.out("pool activate gpu")
     assert "its jobs go to local" in await typed.out("pool unmap train")

@@ -5,7 +5,7 @@ from itertools import combinations_with_replacement, permutations
 import pytest
 
 from rota.model.errors import IllegalTransition
-from rota.model.lifecycle import ENDS, FrameState, JobState, check, check_frame, may_become, worst
+from rota.model.lifecycle import ENDS, FRAME_EDGES, FrameState, JobState, check, may_become, worst
 
 # docs/adr/0015-the-lifecycle.md says why.
 JOBS = {
@@ -47,13 +47,8 @@ def test_a_job_takes_the_declared_edges_and_no_other(state, then):
 
 
 @pytest.mark.parametrize("state", list(FrameState))
-@pytest.mark.parametrize("then", list(FrameState))
-def test_a_frame_takes_the_declared_edges_and_no_other(state, then):
-    if then.value in FRAMES[state.value].split():
-        check_frame(state, then)
-    else:
-        with pytest.raises(IllegalTransition, match=f"A frame that is {state} cannot become {then}"):
-            check_frame(state, then)
+def test_a_frame_has_the_declared_edges_and_no_other(state):
+    assert FRAME_EDGES[state] == {FrameState(then) for then in FRAMES[state.value].split()}
 
 
 def test_every_state_is_in_the_tables_above():

@@ -8,7 +8,8 @@ from rota.model.reasons import MEANINGS, Reason
 from rota.placement import PlacementClass, PoolSpec, PoolStatus, class_of, feeder, feeds
 from rota.placement.explaining import eligible
 from rota.placement.pools_file import parse
-from tests.ground.placement import id_of, pool, routes
+from rota.placement.snapshot import capture
+from tests.ground.placement import Fleet, id_of, pool, routes
 
 FARM, CLOUD, GPU, LOCAL = pool("farm"), pool("cloud"), pool("gpu", provides=("docker", "gpu")), pool("local")
 
@@ -113,6 +114,11 @@ def test_a_pool_that_drains_counts_as_inactive_when_its_time_is_over():
     spec = PoolSpec(name="p", status=PoolStatus.DRAINING, drain_started_ms=1000, drain_timeout_s=10)
     assert spec.status_at(10_999) is PoolStatus.DRAINING
     assert spec.status_at(11_000) is PoolStatus.INACTIVE
+    registry = Fleet(routes({}, pool("p", status=spec.status, drain_started_ms=1000, drain_timeout_s=10))).registry
+    assert [capture(registry, "me", now_ms).pools["p"].status for now_ms in (10_999, 11_000)] == [
+        "draining",
+        "inactive",
+    ]
 
 
 def test_every_reason_has_a_meaning_and_every_level_a_reason():

@@ -15,7 +15,7 @@ from rota.cli.books_view import NOTHING, Page, Table
 from rota.infra.postgres import check_current
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
-from rota.placement import Pool, Routes
+from rota.placement import Pool, PoolStatus, Routes
 from rota.placement.routes import ANY_TOPIC, DEFAULT_POOL
 from rota.placement.routing import Routing
 
@@ -32,27 +32,32 @@ def run(settings: Settings, work: Callable[[Routing], Awaitable[Page]], *, as_js
 async def topics(routing: Routing) -> Page:
     routes = await routing.read()
     found = {ANY_TOPIC: (DEFAULT_POOL,)} if routes.implied else routes.topics
+    now_ms = routing.clock.now_ms()
     data = [
-        {"topic": topic, "pools": [_pool_data(routes.pools[name]) for name in names], "implied": routes.implied}
+        {"topic": topic, "pools": [_pool_data(routes.pools[name], now_ms) for name in names], "implied": routes.implied}
         for topic, names in sorted(found.items())
     ]
     if not found:
         return Page(
             data, ["No topic is mapped: `rota pool map TOPIC POOL` maps one." if routes.pools else NOTHING["pool"]]
         )
-    rows = [(topic, ", ".join(_told(routes.pools[name]) for name in names)) for topic, names in sorted(found.items())]
+    rows = [
+        (topic, ", ".join(_told(routes.pools[name], now_ms) for name in names))
+        for topic, names in sorted(found.items())
+    ]
     parts: list[str | Table] = [Table(("topic", "runs on"), rows)]
     if routes.implied:
         parts.append(f"Nothing is mapped, so all topics go to {DEFAULT_POOL}; the first mapping ends that.")
     return Page(data, parts)
 
 
-def _pool_data(pool: Pool) -> dict[str, object]:
-    return {"name": pool.name, "status": pool.spec.status, "provides": pool.spec.provides}
+def _pool_data(pool: Pool, now_ms: int) -> dict[str, object]:
+    return {"name": pool.name, "status": pool.spec.status_at(now_ms), "provides": pool.spec.provides}
 
 
-def _told(pool: Pool) -> str:
-    extra = [pool.spec.status.value] if pool.spec.status != "active" else []
+def _told(pool: Pool, now_ms: int) -> str:
+    status = pool.spec.status_at(now_ms)
+    extra = [status.value] if status is not PoolStatus.ACTIVE else []
     extra += [f"provides {', '.join(pool.spec.provides)}"] if pool.spec.provides else []
     return f"{pool.name} ({'; '.join(extra)})" if extra else pool.name
 

@@ -23,7 +23,6 @@ RUNNING = query(__package__, "jobs_running")
 FRAME_ENDS = query(__package__, "jobs_ends")
 SWAP = query(__package__, "jobs_swap")
 SHOW = query(__package__, "jobs_show")
-POINTERS = query(__package__, "jobs_pointers")
 
 PAGE_MAX: Final = 1_000
 
@@ -170,10 +169,6 @@ class Jobs:
         """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
         rows = await self.database.rows(FRAME_ENDS, layer, frame, most)
         return [FrameEnd(**{**dict(row.items()), "state": FrameState(row["state"])}) for row in rows]
-
-    async def pointers(self) -> frozenset[str]:
-        """What lies in the store and is in use, for its upkeep."""
-        return frozenset(row["pointer"] for row in await self.database.rows(POINTERS))
 
     async def swap_result(
         self,

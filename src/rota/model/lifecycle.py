@@ -102,12 +102,6 @@ def check(state: JobState, then: JobState) -> None:
         raise IllegalTransition(f"A job that is {state} cannot become {then}.", state=state.value, then=then.value)
 
 
-def check_frame(state: FrameState, then: FrameState) -> None:
-    """Raises unless a frame may go from one to the other."""
-    if then not in FRAME_EDGES[state]:
-        raise IllegalTransition(f"A frame that is {state} cannot become {then}.", state=state.value, then=then.value)
-
-
 def worst(ends: Iterable[JobState]) -> JobState:
     """What a job becomes whose frames, at least one, have ended in these ways."""
     return max(ends, key=ENDS.index)

@@ -162,7 +162,7 @@ def capture(registry: Registry, writer_id: str, now_ms: int) -> Snapshot:
     workers = [_seen(worker, registry.age_s(worker)) for worker in registry.workers.values()]
     routes = registry.routes
     pools = {
-        name: PoolSeen(pool.spec.status, pool.spec.provides, sum(each.pool == name for each in workers))
+        name: PoolSeen(pool.spec.status_at(now_ms), pool.spec.provides, sum(each.pool == name for each in workers))
         for name, pool in routes.pools.items()
     }
     return Snapshot(datetime.fromtimestamp(now_ms / 1000, UTC), writer_id, pools, dict(routes.topics), workers)
