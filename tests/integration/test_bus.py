@@ -370,7 +370,7 @@ async def test_used_up_deliveries_are_told_in_an_advisory_and_the_message_is_sti
     assert [(delivery.last, delivery.overdue) for delivery in deliveries] == [(False, False), (True, False)]
     assert (told.stream, told.consumer, told.stream_seq, told.deliveries) == ("JOBS", "reader", 1, 2)
     stored = await bus.stored("JOBS", told.stream_seq)
-    assert (stored.subject, stored.data) == ("job.a", b"7")
+    assert (stored.subject, stored.data, stored.stored_ns) == ("job.a", b"7", deliveries[0].stored_ns)
     assert await bus.stored("JOBS", 99) is None
 
 

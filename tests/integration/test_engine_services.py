@@ -9,12 +9,13 @@ from rota.engine.logs import Logs
 from rota.engine.submit import Submitter
 from rota.infra.nats import ConsumerSpec, Message
 from rota.model.job import LayerSpec, Submission
-from rota.model.messages import SUBMIT
+from rota.model.messages import RESULT, SUBMIT
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.ground.farm import Farm
 from tests.ground.queues import sql
 from tests.ground.waiting import until
+from tests.integration.bus_ground import delete_stream
 
 STATES = sql("SELECT state FROM rota.job_done")
 
@@ -67,7 +68,21 @@ async def test_a_message_that_nats_gives_up_is_one_dead_letter(farm):
         await until(lambda: letters.count(DeadLetterFilter(kind="message")), what="a dead letter")
     [letter] = await letters.find(DeadLetterFilter())
     assert (letter.reason, letter.payload) == ("deliveries_exhausted", b"unheard")
-    assert letter.cause == f"SYS:{receipt.stream_seq}"
+    stored = await bus.stored("SYS", receipt.stream_seq)
+    assert letter.cause == f"SYS:{receipt.stream_seq}:{stored.stored_ns}"
+
+
+async def test_messages_of_the_same_number_before_and_after_a_wiped_stream_are_a_dead_letter_each(farm):
+    bus, letters = farm.replica.bus, farm.replica.queue.dead_letters
+    for number, data in enumerate((b"before", b"after"), 1):
+        await bus.publish(Message(subject=RESULT, data=data, msg_id=f"bad:{number}"))
+
+        async def is_there(number=number):
+            return await letters.count(DeadLetterFilter(kind="message")) == number
+
+        await until(is_there, what=f"the letter of what came {data.decode()} the wipe")
+        await delete_stream(bus, "SYS")
+    assert [letter.payload for letter in await letters.find(DeadLetterFilter())] == [b"before", b"after"]
 
 
 async def test_what_a_frame_writes_is_kept_and_can_be_read_when_it_has_ended(farm):

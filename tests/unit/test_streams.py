@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from rota.infra.nats import ConsumerSpec, Message, NatsTarget, StreamSpec
+from rota.infra.nats.jetstream import nanoseconds
 from rota.infra.nats.streams import (
     SUBJECT_MAX,
     Names,
@@ -191,3 +192,15 @@ def test_a_url_that_cannot_be_read_is_not_repeated(url):
 def test_a_prefix_that_could_be_mistaken_for_another_is_refused(prefix):
     with pytest.raises(InvalidSetting, match="prefix"):
         NatsTarget(url="nats://a:1", prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("1970-01-01T00:00:01Z", 1_000_000_000),
+        ("1970-01-01T00:00:00.5Z", 500_000_000),
+        ("2026-01-31T12:00:00.000000001Z", 1_769_860_800_000_000_001),
+    ],
+)
+def test_moments_of_jetstream_are_read_to_the_nanosecond(time, expected):
+    assert nanoseconds(time) == expected

@@ -2,7 +2,8 @@
 
 `Handling` writes the letter before it terminates a message. A message that NATS gives up by itself, because nobody
 answered any of its deliveries, is told by an advisory that is not kept; consumers of ours have deliveries to spare, so
-this is for what was declared otherwise. Both name the message by its stream and number, so it has one letter.
+this is for what was declared otherwise. Both name the message by its stream, its number there and when it was stored,
+so it has one letter; a stream that was wiped counts from one again, and the time tells its messages from older ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Letters:
     async def terminated(self, delivery: Delivery, reason: str) -> None:
         """For `Handling`: called before a message is terminated, and again if we die in between."""
         try:
-            await self._write(delivery.stream, delivery.stream_seq, UNREADABLE, delivery.data, reason)
+            cause = _cause(delivery.stream, delivery.stream_seq, delivery.stored_ns)
+            await self._write(cause, UNREADABLE, delivery.data, reason)
         except Unavailable:
             FAILED.inc()
             raise
@@ -67,13 +69,16 @@ class Letters:
     async def given_up(self, message: Exhausted) -> None:
         stored = await self.bus.stored(message.stream, message.stream_seq)
         reason = f"Consumer {message.consumer} had it {message.deliveries} times and never answered."
-        data = stored.data if stored is not None else None
-        await self._write(message.stream, message.stream_seq, EXHAUSTED, data, reason)
+        cause = _cause(message.stream, message.stream_seq, stored.stored_ns if stored is not None else 0)
+        await self._write(cause, EXHAUSTED, stored.data if stored is not None else None, reason)
 
-    async def _write(self, stream: str, stream_seq: int, reason: str, data: bytes | None, error: str) -> None:
-        cause = f"{stream}:{stream_seq}"
+    async def _write(self, cause: str, reason: str, data: bytes | None, error: str) -> None:
         letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
         await self._dead_letters.add([letter])
+
+
+def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
+    return f"{stream}:{stream_seq}:{stored_ns}"
 
 
 def _facts(given_up: Exhausted) -> dict[str, object]:

@@ -9,6 +9,7 @@ does the rest. Nothing here deletes anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +49,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     data: bytes
     stream_seq: int
+    stored_ns: int
+    """When it was stored; with its number it names the message, even if the stream was made anew."""
 
 
 class _Answer(msgspec.Struct):
@@ -57,6 +60,7 @@ class _Answer(msgspec.Struct):
 class _StoredMessage(msgspec.Struct):
     subject: str
     seq: int
+    time: str
     data: bytes = b""
 
 
@@ -96,7 +100,7 @@ class JetStream:
             raise self._refused(f"message {stream_seq} of stream {stream} cannot be read", reply)
         found = msgspec.convert(reply, _StoredAnswer).message
         subject = self._names.bare_subject(found.subject)
-        return Stored(subject=subject, data=found.data, stream_seq=found.seq)
+        return Stored(subject=subject, data=found.data, stream_seq=found.seq, stored_ns=nanoseconds(found.time))
 
     async def handled(self, spec: ConsumerSpec) -> int | None:
         """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
@@ -160,3 +164,10 @@ class JetStream:
     @property
     def _address(self) -> str:
         return self._connection.target.address
+
+
+def nanoseconds(time: str) -> int:
+    """A moment as JetStream writes it, such as 2026-01-31T12:00:00.000000001Z, since 1970."""
+    second, _, fraction = time.removesuffix("Z").partition(".")
+    moment = datetime.fromisoformat(second).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000_000 + int(fraction.ljust(9, "0"))
