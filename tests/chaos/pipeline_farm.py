@@ -28,7 +28,7 @@ from rota.accounting.audit import audit
 from rota.accounting.books import Books
 from rota.accounting.live.recount import recount
 from rota.engine.submit import Submitter
-from rota.infra.nats import Bus, Message, NatsTarget
+from rota.infra.nats import Bus, NatsTarget
 from rota.infra.nats.declared import streams
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.infra.redis import RedisTarget, connect
@@ -37,9 +37,12 @@ from rota.model.job import LayerSpec, Submission, encode
 from rota.model.messages import SUBMIT
 from rota.model.quota import Usage
 from rota.model.settings.servers import Nats
-from rota.queue.dead_letters import DeadLetterFilter
+from rota.queue import Queue
+from rota.queue.dead_letters import REMOVE_MAX, DeadLetterFilter
+from tests.chaos import pipeline_kept as kept
 from tests.chaos import pipeline_wal as wal
 from tests.chaos.pipeline_history import COUNTED, Done, End, History, Layer, Run, Submit
+from tests.chaos.pipeline_poison import Poisoner, text_of
 from tests.ground.queues import EXACT, FIELDS, SCAN, sql
 from tests.ground.waiting import until
 
@@ -120,7 +123,9 @@ class Farm:
         self.submits = []
         self.commits = []
         self.counts = []
-        self.poisoned = 0
+        self.kept = []
+        self.wipes = 0
+        """How often JetStream lost all it had."""
         self.reached = Counter()
         """What was seen to happen, by the words of metrics."""
         self.pruned = False
@@ -150,6 +155,7 @@ class Farm:
                 await actor.kill()
         if hasattr(self, "submitting"):
             await self.submitting.close()
+            await self.bus.close()
         await self.client.aclose()
         await self.database.close()
 
@@ -186,6 +192,9 @@ class Farm:
         self.submitting = await Database.open(
             PostgresTarget(url=url, connect_timeout_s=1, acquire_timeout_s=1, statement_timeout_s=2, pool_min=0)
         )
+        self.bus = await Bus.connect(NatsTarget(url=self.urls["nats"]))
+        await self.bus.ensure(streams(Nats()))
+        self.poisoner = Poisoner(self.bus, lambda: self.wipes)
         for number in range(servers):
             await self.add_server(f"server{number}", heartbeat_s=heartbeat_s)
         for number in range(workers):
@@ -201,8 +210,6 @@ class Farm:
             "ROTA_GRPC_PORT": str(_free_port()),
             "ROTA_LOG_FORMAT": "json",
             "ROTA_WORKER_HEARTBEAT_INTERVAL": f"{heartbeat_s}s",
-            # What Redis was not told of is mended by the recount; nobody should wait two minutes for it here.
-            "ROTA_ACCOUNTING_RECOMPUTE_INTERVAL_SECONDS": "10",
             **{f"ROTA_{kind.upper()}_URL": await self._url(name, kind) for kind in self.urls},
             **env,
         }
@@ -265,18 +272,11 @@ class Farm:
         return None
 
     async def submit_on_bus(self, task, frames=1):
-        """A submission as a message. Once NATS has it, it is as good as acknowledged."""
+        """A submission as a message. Once NATS has it, it is as good as acknowledged, unless JetStream is wiped."""
         asked = Submit(f"bus{next(self._keys)}", frames)
-        spec = LayerSpec(task=task, frames=frames)
-        submission = Submission(show="film", layers=(spec,), idempotency_key=asked.key)
-        bus = await Bus.connect(NatsTarget(url=self.urls["nats"]))
-        try:
-            await bus.ensure(streams(Nats()))
-            await bus.publish(Message(subject=SUBMIT, data=encode(submission), msg_id=asked.key))
-        finally:
-            await bus.close()
         self.submits.append(asked)
-        return asked
+        submission = Submission(show="film", layers=(LayerSpec(task=task, frames=frames),), idempotency_key=asked.key)
+        await self.poisoner.publish(SUBMIT, encode(submission), asked.key)
 
     async def quiet(self, within_s=60.0):
         """Nothing is queued, booked or alive any more."""
@@ -301,12 +301,15 @@ class Farm:
                 await self.look(number)
             except (PostgresUnavailable, OSError):
                 self.reached["postgres away"] += 1
+            except RedisUnavailable:
+                self.reached["redis away"] += 1
             await asyncio.sleep(0.25)
 
     async def look(self, number=0):
         counts = await self._counted()
         if counts is not None:
             self.counts.append(counts)
+        self.kept += await kept.look(self.books, self.client)
         if self._watched and number % 8 == 0:
             await self._read_commits()
         if number % 4 == 0:
@@ -370,16 +373,16 @@ class Farm:
             left=await self._left(),
             books=books,
             counts=self.counts,
-            poisoned=self.poisoned,
+            kept=self.kept,
+            messages=self.poisoner.sent,
+            wipes=self.wipes,
             letters=letters,
             pruned=self.pruned,
         )
 
     async def _letters(self):
-        from rota.queue import Queue
-
-        found = await Queue(self.database).dead_letters.find(DeadLetterFilter(kind="message"))
-        return [letter.cause for letter in found]
+        found = await Queue(self.database).dead_letters.find(DeadLetterFilter(kind="message"), most=REMOVE_MAX)
+        return [text_of(letter.payload) for letter in found]
 
     async def _audit(self):
         lines = []

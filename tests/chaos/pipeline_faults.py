@@ -137,8 +137,8 @@ class Befaller:
         await server.process.ended()
         shutil.rmtree(server.dir / "jetstream", ignore_errors=True)
         await asyncio.sleep(each.hold_s)
+        self.farm.wipes += 1
         await server.restart()
-        self.farm.reached["wiped"] += 1
 
     async def _restart(self, each):
         server = self.farm.stack.servers["postgres"]

@@ -11,11 +11,12 @@ tested with histories in which something went wrong (`test_pipeline_history`).
 | J3 | counters of a layer add up to its frames; an attempt ends once; what is counted as done was run |
 | J4 | nothing is left in the queue, in the procs, among live jobs |
 | A1 | in commit order no insert takes a key over its cap |
+| A2 | at every look Redis counts what stood in the procs all the while, token by token and key by key |
 | A3 | in the end Redis, procs and tables agree, and hold nothing |
 | A4 | nothing was booked under a fence that is older than the last seeding |
 | C1 | exact counts equal a scan in the same snapshot, and in the end equal what was submitted |
 | F1 | fences of a lease only rise; a dispatcher that was declared dead claims nothing |
-| P1 | a poison message is in the dead letters once |
+| P1 | a poison message is in the dead letters once, nothing else is, and what came behind it was taken |
 """
 
 from collections import Counter, defaultdict
@@ -135,6 +136,27 @@ class Claimed:
     owner: int
 
 
+@dataclass
+class Kept:
+    """The books of a seeded show in Redis at one moment, and procs that stood from before it until after it."""
+
+    standing: list[Booked]
+    tokens: set[int]
+    """Those of them that Redis holds."""
+    counters: dict[tuple[str, str], int]
+    """Cores by key. Jobs and layers without a cap are not counted."""
+
+
+@dataclass
+class Message:
+    """Published to the bus past every face, when JetStream had been wiped so often; -1: perhaps never stored."""
+
+    text: str
+    """A submission's key, or what a poison message holds."""
+    wipes: int
+    poison: bool = False
+
+
 Change = Booked | Freed | Capped | Founded | Granted | OwnerDied | Claimed
 
 
@@ -154,9 +176,12 @@ class History:
     """Lines of the audit that are not in order, or not zero."""
     counts: list[tuple[dict, dict]] = field(default_factory=list)
     """Exact counts and scanned ones, by queue, of one snapshot each. The last is from the end."""
-    poisoned: int = 0
+    kept: list[Kept] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    wipes: int = 0
+    """How often JetStream lost all it had."""
     letters: list[str] = field(default_factory=list)
-    """Causes of dead letters of messages."""
+    """What the dead letters of messages hold."""
     pruned: bool = False
     """Whether counts of ended frames may have been given up by retention."""
 
@@ -172,7 +197,7 @@ class Fault:
 
 def faults(history):
     """All that went wrong, in the order of the invariants."""
-    checks = (_j1, _j2, _j3, _j3_runs, _j4, _a1, _a3, _a4, _c1, _f1, _p1)
+    checks = (_j1, _j2, _j3, _j3_runs, _j4, _a1, _a2, _a3, _a4, _c1, _f1, _p1)
     return [fault for check in checks for fault in check(history)]
 
 
@@ -311,6 +336,18 @@ def _a1(history):
                 yield Fault("A1", f"commit {number} takes {key} to {used[key]} of {caps[key]}")
 
 
+def _a2(history):
+    for number, kept in enumerate(history.kept):
+        needed = Counter()
+        for proc in kept.standing:
+            needed.update(dict.fromkeys(proc.keys, proc.cores))
+            if proc.token not in kept.tokens:
+                yield Fault("A2", f"look {number}: Redis does not hold token {proc.token}, which has its row")
+        for key, cores in needed.items():
+            if kept.counters.get(key, cores) < cores:
+                yield Fault("A2", f"look {number}: Redis counts {kept.counters[key]} of {key}, procs hold {cores}")
+
+
 def _a3(history):
     yield from (Fault("A3", line) for line in history.books)
 
@@ -367,7 +404,14 @@ def _f1(history):
 
 
 def _p1(history):
-    causes = Counter(history.letters)
-    yield from (Fault("P1", f"{cause} is {n} times in the dead letters") for cause, n in causes.items() if n > 1)
-    if len(causes) != history.poisoned:
-        yield Fault("P1", f"{history.poisoned} messages were poisoned, {len(causes)} are in the dead letters")
+    letters = Counter(history.letters)
+    yield from (Fault("P1", f"{text} is {n} times in the dead letters") for text, n in letters.items() if n > 1)
+    poison = {message.text for message in history.messages if message.poison}
+    yield from (Fault("P1", f"{text} is in the dead letters and was no poison") for text in letters.keys() - poison)
+    for message in history.messages:
+        if message.wipes != history.wipes:
+            continue
+        if message.poison and message.text not in letters:
+            yield Fault("P1", f"{message.text} was poison and is not in the dead letters")
+        if not message.poison and message.text not in history.keys:
+            yield Fault("P1", f"{message.text} was published and never taken")

@@ -76,7 +76,7 @@ def _change(line, managed):
         return _capped(table, values)
     match table:
         case "proc":
-            return _booked(values, managed)
+            return booked(values, managed)
         case "show":
             return Founded(values["pk_show"], int(values["int_founded"]))
         case "lease":
@@ -88,7 +88,8 @@ def _change(line, managed):
     return None
 
 
-def _booked(values, managed):
+def booked(values, managed):
+    """A row of `proc`, its columns as text."""
     show = values["pk_show"]
     keys = tuple((level, _key(level, show, values[column])) for level, column in LEVELS.items())
     cores, fence = int(values["int_cores_reserved"]), int(values["int_fence"])

@@ -14,7 +14,9 @@ from tests.chaos.pipeline_history import (
     Freed,
     Granted,
     History,
+    Kept,
     Layer,
+    Message,
     OwnerDied,
     Run,
     Submit,
@@ -72,8 +74,15 @@ def good():
             ({"q": {"completed": 3, "failed": 1}}, {"q": {"completed": 3, "failed": 1}}),
         ],
         left={"procs": 0, "live jobs": 0},
-        poisoned=1,
-        letters=["SYS:7"],
+        kept=[Kept([], set(), {}), Kept([booked(10), booked(11)], {10, 11}, {KEYS[0]: 300})],
+        messages=[
+            Message("lost with the stream", 0, poison=True),
+            Message("perhaps never stored", -1, poison=True),
+            Message("odd", 1, poison=True),
+            Message("c", 1),
+        ],
+        wipes=1,
+        letters=["odd"],
     )
 
 
@@ -118,8 +127,13 @@ PLANTED = {
     "a frame the queue counts twice": ("C1", lambda h: _recount(h, completed=4, failed=1)),
     "a fence that goes back": ("F1", lambda h: h.commits.append([Granted("reconciler", 2)])),
     "a dead dispatcher that claims": ("F1", lambda h: h.commits.append([Claimed(1)])),
+    "a token that Redis does not hold": ("A2", lambda h: h.kept[1].tokens.remove(11)),
+    "a counter below the procs": ("A2", lambda h: h.kept[1].counters.update({KEYS[0]: 199})),
+    "a counter that Redis lost": ("A2", lambda h: h.kept[1].counters.update({KEYS[1]: 0})),
     "a poison message that is nowhere": ("P1", lambda h: h.letters.clear()),
-    "a poison message that is there twice": ("P1", lambda h: h.letters.append("SYS:7")),
+    "a poison message that is there twice": ("P1", lambda h: h.letters.append("odd")),
+    "a good message among the dead letters": ("P1", lambda h: h.letters.append("c")),
+    "a good message that poison held up": ("P1", lambda h: h.keys.pop("c")),
 }
 
 
