@@ -15,10 +15,10 @@ import itertools
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from collections import Counter
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +32,7 @@ from rota.infra.nats import Bus, NatsTarget
 from rota.infra.nats.declared import streams
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.infra.redis import RedisTarget, connect
+from rota.local.datadir import _free_port as free_port
 from rota.model.errors import PostgresUnavailable, RedisUnavailable
 from rota.model.job import LayerSpec, Submission, encode
 from rota.model.messages import SUBMIT
@@ -61,8 +62,11 @@ SELECT j.str_name, j.state, j.reason, j.ends_as, j.dispatch_failures, l.frames, 
        (SELECT array_agg(r.n || CASE WHEN r.parked_job IS NULL THEN ' returned' ELSE ' parked' END)
         FROM rota.queue_returned r JOIN rota.queue_lanes a ON a.lane_id = r.lane_id WHERE a.queue = l.queue) AS returned
 FROM rota.job j JOIN rota.layer l ON l.pk_job = j.pk_job LIMIT 10""")
+UP = sql("SELECT count(DISTINCT str_name) FROM rota.worker WHERE state = 'up'")
+LIVES = sql("SELECT count(*) FROM rota.worker WHERE state = 'up' AND str_name = $1")
 LAST = sql("SELECT pg_current_snapshot()::text")
-START_S = 20.0
+START_S = 60.0
+"""Everything here must hold on a slow and busy machine, too: a bound is there to end what hangs."""
 
 
 class Actor:
@@ -204,10 +208,10 @@ class Farm:
         self._sampling = asyncio.create_task(self._sample())
 
     async def add_server(self, name, *, heartbeat_s=2.0, **env):
-        port = _free_port()
+        port = free_port()
         env = {
             "ROTA_LISTEN_PORT": str(port),
-            "ROTA_GRPC_PORT": str(_free_port()),
+            "ROTA_GRPC_PORT": str(free_port()),
             "ROTA_LOG_FORMAT": "json",
             "ROTA_WORKER_HEARTBEAT_INTERVAL": f"{heartbeat_s}s",
             **{f"ROTA_{kind.upper()}_URL": await self._url(name, kind) for kind in self.urls},
@@ -234,12 +238,17 @@ class Farm:
         return await worker.start()
 
     async def until_workers(self, number, within_s=START_S):
-        up = sql("SELECT count(DISTINCT str_name) FROM rota.worker WHERE state = 'up'")
-
         async def came():
-            return await self.database.value(up) >= number
+            return await self.database.value(UP) >= number
 
         await until(came, within_s=within_s, what=f"{number} workers")
+
+    async def is_lost(self, worker):
+        """Whether servers have given up every life of this worker."""
+        try:
+            return not await self.database.value(LIVES, worker)
+        except PostgresUnavailable:
+            return False
 
     async def _link(self, name, kind):
         if self._linked and (name, kind) not in self.links:
@@ -337,7 +346,7 @@ class Farm:
     async def _scrape(self, server):
         try:
             text = await asyncio.to_thread(_fetch, f"http://127.0.0.1:{server.port}/metrics")
-        except OSError:
+        except (OSError, HTTPException):
             return
         for line in text.splitlines():
             name, _, number = line.rpartition(" ")
@@ -358,6 +367,8 @@ class Farm:
 
     async def history(self):
         """All of it. Call it when the farm is quiet: a recount is part of it."""
+        if self._sampling.done():
+            self._sampling.result()
         books = await self._audit()
         if self._watched:
             await self._read_commits()
@@ -431,9 +442,3 @@ def _done(row):
 def _fetch(url):
     with urllib.request.urlopen(url, timeout=0.5) as answer:
         return answer.read().decode()
-
-
-def _free_port():
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]

@@ -15,6 +15,9 @@ from tests.ground.waiting import until
 LINKS = (("server0", "postgres"), ("server0", "redis"), ("server0", "nats"), ("server1", "postgres"))
 LINKS += (("server1", "redis"), ("server1", "nats"), ("worker0", "nats"), ("worker1", "nats"), ("test", "postgres"))
 
+LOST = "until it is lost"
+"""However long that takes: who leads must have heard of the bus again before it may say so."""
+
 
 @dataclass(frozen=True)
 class Befalls:
@@ -35,7 +38,7 @@ def one_of_each(seed):
     some = [
         Befalls("kill", "worker0", 0.5, 0.2),
         Befalls("kill", "server0", 0.5, 0.2),
-        Befalls("pause", "worker1", 0.5, 7.0),
+        Befalls("pause", "worker1", 0.5, 0.0, LOST),
         Befalls("cut", "server1/postgres", 0.5, 1.5, "drop_replies"),
         Befalls("cut", "server0/nats", 0.5, 1.5, "cut"),
         Befalls("cut", "server1/redis", 0.5, 1.5, "half_open"),
@@ -108,6 +111,8 @@ class Befaller:
     async def _pause(self, each):
         actor = self._actor(each.whom)
         actor.send(signal.SIGSTOP)
+        if each.how == LOST:
+            await until(lambda: self.farm.is_lost(each.whom), within_s=90, what=f"{each.whom} to be missed")
         await asyncio.sleep(each.hold_s)
         actor.send(signal.SIGCONT)
 
