@@ -11,6 +11,7 @@ from rota.engine.gate import Decision, Verdict
 from rota.engine.jobs import Jobs
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
+from rota.infra import faults
 from rota.infra.store import Store
 from rota.model.errors import InvalidInput
 from rota.model.job import Budget, Compensation, ContextHints, LayerSpec, Submission
@@ -226,6 +227,22 @@ async def undone(ended, database):
     async with database.transaction() as tx:
         await ended.reopener.retry_failed(FailedFilter(), on=tx)
         raise asyncio.CancelledError
+
+
+async def test_whoever_is_killed_on_the_way_has_removed_nothing_and_the_next_retries_once(
+    ended, database, database_url, spawn
+):
+    old = await ended.submit(task(layer={"frames": 4}))
+    await ended.play(lambda _layer, frame: frame < 2, dead=True)
+    arm = {"URL": database_url, "CRASH_AT": "reopen.after_purge"}
+    first = await spawn("tests.integration.engine_client", "retry", old, env=arm)
+    assert await first.wait() == faults.CRASHED, await first.errors()
+    assert await ended.queue.dead_letters.count(DeadLetterFilter(job=old)) == 2
+    assert await database.rows(JOBS) == []
+    await ended.reopener.retry_job(old)
+    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    [row] = await database.rows(JOBS)
+    assert (await Jobs(database).get(row["pk_job"])).details.parent_job_id == old
 
 
 async def test_what_cannot_run_again_stays_and_is_told_when_it_is_named(ended, database):

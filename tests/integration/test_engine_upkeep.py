@@ -10,6 +10,7 @@ import pytest
 
 from rota.engine.submit import RECEIVED, Submitter
 from rota.engine.upkeep import DAYS_AHEAD, JOBS, LEASE, OLDEST, TABLES, Upkeep
+from rota.infra import faults
 from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
 from rota.infra.store import Store
@@ -19,6 +20,7 @@ from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show, task
 from tests.ground.queues import sql
 from tests.ground.waiting import until
+from tests.integration import engine_client
 
 NO_DAYS = """
 DO $$ DECLARE part text; BEGIN
@@ -262,6 +264,37 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(upkeep, lease, datab
             await step
     assert len(await database.rows(DONE)) == 1
     assert len(await database.rows(DAYS, "job_done")) == DAYS_AHEAD + 1
+
+
+KILLED = {
+    "upkeep.after_day_made_before_commit:1": 1,
+    "upkeep.after_day_made_before_commit:9": 1,  # the day that takes ends out of the default
+    "upkeep.after_drop_before_commit:1": 1,
+    "upkeep.after_carry_before_commit:1": 0,
+    "upkeep.after_drop_before_commit:2": 0,
+}
+"""Where somebody dies, and how many finished jobs are left then: they go first."""
+
+
+@pytest.mark.parametrize("place", KILLED)
+async def test_whoever_is_killed_between_two_steps_loses_no_row_and_the_next_does_the_rest(
+    database, database_url, spawn, place
+):
+    live = await a_live_layer(database)
+    await database.run(ADD_END, live, 1, TODAY)
+    await database.run(ADD_END, uuid4(), 77, TODAY)
+    await a_done_layer(database, TODAY, TODAY)
+    first = await spawn("tests.integration.engine_client", "days", TODAY, env={"URL": database_url, "CRASH_AT": place})
+    assert await first.wait() == faults.CRASHED, await first.errors()
+    assert sorted(row["frame"] for row in await database.rows(ENDS)) == [1, 77]
+    assert len(await database.rows(DONE)) == KILLED[place]
+    await engine_client.days(database, str(TODAY))
+    assert [row["pk_layer"] for row in await database.rows(ENDS)] == [live]
+    assert await database.rows(DONE) == []
+    for table in TABLES:
+        made = {row["day"] for row in await database.rows(DAYS, table)}
+        assert TODAY.date() not in made
+        assert (TODAY + DAYS_AHEAD * DAY).date() in made
 
 
 async def test_as_a_service_it_makes_days_at_once_and_drops_those_that_are_over(database):

@@ -1,0 +1,45 @@
+"""A process that does what an engine does now and then; started with a fault armed it dies on the way.
+
+    python -m tests.integration.engine_client days MOMENT | retry JOB
+
+URL says where. `days` makes the days from MOMENT on and drops that day.
+"""
+
+import asyncio
+import os
+import sys
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from rota.engine.reopen import Reopener
+from rota.engine.submit import Submitter
+from rota.engine.upkeep import Upkeep
+from rota.infra.lease import Leases
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.store import Store
+from rota.infra.telemetry import logs
+from rota.queue import Queue
+
+
+async def days(database, moment):
+    today = datetime.fromisoformat(moment)
+    leases = Leases(database)
+    [lease] = (await leases.acquire([f"client:{os.getpid()}"], kind="upkeep", ttl_s=60.0)).granted
+    upkeep = Upkeep(database, leases)
+    await upkeep.make_days(lease, now=today)
+    await upkeep.drop_days(lease, before=today + timedelta(days=1))
+
+
+async def retry(database, job):
+    await Reopener(database, Queue(database), Submitter(database), Store(database)).retry_job(UUID(job))
+
+
+async def main(what, about):
+    database = await Database.open(PostgresTarget(url=os.environ["URL"]))
+    await {"days": days, "retry": retry}[what](database, about)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main(*sys.argv[1:]))
