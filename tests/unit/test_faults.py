@@ -1,6 +1,7 @@
 """Named places where a process dies, stops or loses a reply."""
 
 import collections
+import json
 import os
 import re
 import signal
@@ -38,13 +39,14 @@ def test_without_variables_a_place_is_an_empty_function():
     assert not Plan.parse({})
 
 
-def test_an_armed_process_dies_at_the_asked_visit_and_says_so_beforehand():
+def test_an_armed_process_dies_at_the_asked_visit_and_says_so():
     process = visits(CRASH_AT="other.place,lease.after_acquire:2")
     output, errors = process.communicate(timeout=20)
     assert process.returncode == faults.CRASHED
     assert output.split() == ["1", "2"]
-    assert "faults_armed" in errors
-    assert "lease.after_acquire" in errors
+    armed, crashed = map(json.loads, errors.splitlines())
+    assert (armed["event"], armed["crash_at"]) == ("faults_armed", {"other.place": 1, "lease.after_acquire": 2})
+    assert (crashed["event"], crashed["place"]) == ("fault_crash", "lease.after_acquire")
 
 
 def test_a_paused_process_goes_on_after_it_is_continued():
@@ -62,13 +64,15 @@ def test_a_paused_process_goes_on_after_it_is_continued():
     assert process.returncode == 0
 
 
-def test_a_lost_reply_is_a_connection_error_at_its_visit_only():
+def test_a_lost_reply_is_a_connection_error_at_its_visit_only_and_is_told(capsys):
     plan = Plan.parse({"LOST_REPLY_AT": "lease.renew:2"})
     plan.reply("lease.renew")
     with pytest.raises(LostReply) as lost:
         plan.reply("lease.renew")
     assert isinstance(lost.value, ConnectionError)
     plan.reply("lease.renew")
+    told = json.loads(capsys.readouterr().err)
+    assert (told["event"], told["place"]) == ("fault_lost_reply", "lease.renew")
 
 
 def test_visits_of_one_place_do_not_count_for_another():

@@ -7,7 +7,7 @@
 Several places are separated by commas. A place is `room.point`, written once in the whole source tree (a
 unit test reads the tree). The variables are read once, at import: with none set `at` and `reply` are an
 empty function. An armed process says so on stderr as soon as this module is imported, since production must
-never be armed unawares.
+never be armed unawares, and says which place it came to before it fails there.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class Plan:
             # Sent to this thread, so that it stops here and not some instructions later.
             signal.raise_signal(signal.SIGSTOP)
         if self.crash.get(name) == visit:
+            _say("fault_crash", place=name)
             os._exit(CRASHED)
 
     def reply(self, name: str) -> None:
         if self.lose.get(name) == self._count("reply", name):
+            _say("fault_lost_reply", place=name)
             raise LostReply(f"The reply at {name} was dropped by LOST_REPLY_AT.")
 
     def _count(self, kind: str, name: str) -> int:
@@ -94,7 +96,7 @@ def _nothing(_name: str) -> None:
     return None
 
 
-def _announce(plan: Plan) -> None:
+def _say(event: str, **facts: object) -> None:
     import sys
 
     import structlog
@@ -106,7 +108,7 @@ def _announce(plan: Plan) -> None:
             structlog.processors.JSONRenderer(),
         ],
     )
-    log.warning("faults_armed", level="warning", crash_at=plan.crash, pause_at=plan.pause, lost_reply_at=plan.lose)
+    log.warning(event, level="warning", **facts)
 
 
 _plan = Plan.parse(os.environ)
@@ -116,4 +118,4 @@ reply: Callable[[str], None] = _plan.reply if _plan else _nothing
 """Marks the moment a reply arrives, right after the awaited call: `faults.reply("lease.renew")`."""
 
 if _plan:
-    _announce(_plan)
+    _say("faults_armed", crash_at=_plan.crash, pause_at=_plan.pause, lost_reply_at=_plan.lose)
