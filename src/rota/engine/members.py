@@ -22,6 +22,7 @@ from rota.placement import feeds
 SUBJECT: Final = "sys.server.heartbeat"
 EVERY_S: Final = 1.0
 SILENT_S: Final = 4.0
+NAME_MAX: Final = 200
 
 
 class Members:
@@ -70,7 +71,13 @@ class Members:
     async def _hear(self, heard: asyncio.Queue[Heard]) -> None:
         while True:
             message = await heard.get()
-            self._note(message.data.decode(errors="replace")[:200])
+            self.hear(message.data)
+
+    def hear(self, data: bytes) -> None:
+        """Somebody says its name. What cannot be one is passed over: nobody would feed the workers it was given."""
+        name = data.decode(errors="replace")
+        if 0 < len(name) <= NAME_MAX and name.isprintable() and "\ufffd" not in name:
+            self._note(name)
 
     def _note(self, name: str) -> None:
         now = self._clock.monotonic()
@@ -82,6 +89,7 @@ class Members:
 
     def _look(self) -> None:
         present = self.present()
+        self._heard = {name: self._heard[name] for name in present if name in self._heard}
         if present != self._present:
             self._present = present
             self.on_change()
