@@ -88,6 +88,16 @@ async def flaky(fails):
     return now.attempt
 
 
+@app.task(name="on_gpu")
+async def on_gpu(name):
+    """Says when it has its devices and when not any more, and lets everybody else run in between."""
+    devices = context().gpus
+    seen.setdefault("gpu", []).append((name, "took", devices))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    seen["gpu"].append((name, "gave", devices))
+
+
 @app.task(name="hang")
 async def hang(name):
     seen.setdefault("began", []).append(name)
@@ -152,8 +162,8 @@ class Farm:
             await self.books.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
     async def worker(self, name="w", *, slots=8, cores=None, pool="local", **more):
-        """A worker of this farm; returns what ends it (`await stop()`)."""
-        offer = Offer(name=name, pool=pool, slots=slots, cores=100 * slots if cores is None else cores, gpus=0, **more)
+        """A worker of this farm, with `gpus` when it has any; returns what ends it (`await stop()`)."""
+        offer = Offer(name=name, pool=pool, slots=slots, cores=100 * slots if cores is None else cores, **more)
         plan = Plan(offer=offer, tasks=app.tasks, folder=Path.cwd(), work_dir=Path.cwd(), drain_s=5.0)
         worker = Worker(plan, nats_target(self.settings, self.urls.nats), streams(self.settings.nats))
         supervisor = Supervisor(drain_budget_s=8.0)

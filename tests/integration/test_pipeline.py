@@ -204,3 +204,24 @@ async def test_two_replicas_and_three_workers_run_a_layer_together(farm):
     job = await farm.submit("note", frames=2000)
     assert await farm.ended(job, within_s=30) == "SUCCEEDED"
     assert sorted(frame for frame, _ in seen["note"]) == list(range(2000))
+
+
+async def test_frames_of_two_gpu_layers_never_share_the_one_gpu_of_a_worker(farm):
+    await farm.worker(slots=20, gpus=1)
+    names = ("train", "infer")
+    jobs = [await farm.submit("on_gpu", name, frames=12, layer={"gpus": 1}) for name in names]
+    assert [await farm.ended(job) for job in jobs] == ["SUCCEEDED"] * 2
+    taken, given = seen["gpu"][::2], seen["gpu"][1::2]
+    assert [(name, devices) for name, _, devices in taken] == [(name, devices) for name, _, devices in given]
+    assert {word for _, word, _ in taken} == {"took"}
+    assert sorted(name for name, _, _ in taken) == ["infer"] * 12 + ["train"] * 12
+    assert {devices for _, _, devices in taken} == {(0,)}
+
+
+async def test_a_frame_that_needs_more_gpus_than_any_worker_has_waits(farm):
+    await farm.worker(gpus=1)
+    job = await farm.submit("on_gpu", "x", layer={"gpus": 2})
+    await until(lambda: farm.replica.engine.dispatcher.board.by_reason().get("no_workers"), what="a reason")
+    await farm.worker("big", gpus=2)
+    assert await farm.ended(job) == "SUCCEEDED"
+    assert seen["gpu"][0] == ("x", "took", (0, 1))
