@@ -67,6 +67,16 @@ async def exits_async():
     sys.exit(3)
 
 
+@app.task(name="naps")
+async def naps(seconds):
+    await asyncio.sleep(seconds)
+
+
+@app.task(name="ends_its_worker")
+async def ends_its_worker():
+    os._exit(3)
+
+
 @app.task(name="kills_itself")
 def kills_itself():
     os.kill(os.getpid(), 9)

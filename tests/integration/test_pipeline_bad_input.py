@@ -7,7 +7,9 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from rota.engine.finish import LOST, _lost
 from rota.infra.nats import Message
+from rota.model.job import RetrySpec
 from rota.model.messages import (
     CANCEL,
     FREED,
@@ -29,8 +31,11 @@ from rota.model.messages import (
 )
 from rota.queue.dead_letters import DeadLetterFilter
 from tests.ground.farm import Farm, hanging
+from tests.ground.queues import sql
 from tests.ground.waiting import until
 
+BOOKED = sql("SELECT count(*) FROM rota.proc")
+TOKENS = sql("SELECT token FROM rota.proc")
 ROOT = Path(__file__).parents[2]
 NOBODY = uuid4()
 UNREADABLE = {
@@ -204,8 +209,8 @@ class Wild:
         self.process = process
 
     @classmethod
-    async def start(cls, farm, spawn, folder):
-        words = ["worker", "tests/integration/pipeline_wild.py:app", "--name", "wild", "--slots", "16", "--cores", "16"]
+    async def start(cls, farm, spawn, folder, name="wild"):
+        words = ["worker", "tests/integration/pipeline_wild.py:app", "--name", name, "--slots", "16", "--cores", "16"]
         env = {
             "ROTA_NATS_URL": farm.urls.nats,
             "ROTA_NATS_PREFIX": farm.settings.nats.prefix,
@@ -215,7 +220,7 @@ class Wild:
         }
         process = await spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=env)
         known = farm.replica.engine.registry.workers
-        await until(lambda: any(worker.name == "wild" for worker in known.values()), within_s=20, what="the worker")
+        await until(lambda: any(worker.name == name for worker in known.values()), within_s=20, what="the worker")
         return cls(farm, process)
 
     async def end(self, task, **layer):
@@ -248,6 +253,51 @@ async def test_tasks_that_behave_badly_harm_nobody_but_themselves(farm, spawn, t
     assert wild.process.status is None, "the worker ended"
     assert worker in farm.replica.engine.registry.workers, "it began anew"
     assert not _left_by_a_frame()
+
+
+async def test_a_frame_that_ends_worker_after_worker_is_given_up_and_its_neighbour_is_not(farm, spawn, tmp_path):
+    farm.replica.engine.finisher._losses_max = 1
+    farm.replica.engine.recovery._silent_s = 1.0
+    first = await Wild.start(farm, spawn, tmp_path, "first")
+    neighbour = await farm.submit("naps", 2.0, layer={"retries": RetrySpec(lost=5)})
+    await until(lambda: farm.database.value(BOOKED), what="the neighbour on the worker")
+    poison = await farm.submit("ends_its_worker")
+    assert await first.process.wait() == 3
+    second = await Wild.start(farm, spawn, tmp_path, "second")
+    assert await second.process.wait() == 3
+    assert await farm.ended(poison) == "FAILED"
+    assert [end[2:4] for end in await farm.ends(poison)] == [("RETRIED", "worker_lost"), ("FAILED", "worker_lost")]
+    [letter] = await farm.replica.queue.dead_letters.find(DeadLetterFilter(kind="frame"))
+    assert (letter.job, letter.reason, letter.error) == (poison, "worker_lost", "Its worker fell silent.")
+    await Wild.start(farm, spawn, tmp_path, "third")
+    assert await farm.ended(neighbour, within_s=30) == "SUCCEEDED"
+
+
+async def test_a_layer_may_say_how_many_workers_a_frame_of_it_may_lose(farm):
+    assert farm.settings.scheduler.max_worker_losses == 10
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x", layer={"retries": RetrySpec(lost=0)})
+    await farm.running("x")
+    await _lose(farm)
+    assert await farm.ended(job) == "FAILED"
+
+
+def test_frames_that_were_lost_before_come_back_apart_and_in_few_batches():
+    first = {_lost(token, before=0, most=9) for token in range(512)}
+    assert {(ending.state, ending.delay_s) for ending in first} == {("RETRIED", 0.0)}
+    pauses = [{_lost(token, before=before, most=9).delay_s for token in range(512)} for before in (1, 2, 8)]
+    assert [len(each) for each in pauses] == [8, 8, 8]
+    assert [(0.5 * top <= min(each), max(each) < top) for each, top in zip(pauses, (1, 2, 60), strict=True)] == [
+        (True, True)
+    ] * 3
+    assert {_lost(token, before=9, most=9).state for token in range(512)} == {"FAILED"}
+
+
+async def _lose(farm):
+    """End all that is booked as if its worker had fallen silent."""
+    ends = [End(row["token"], Status.FAILED, code=LOST) for row in await farm.database.rows(TOKENS)]
+    await farm.replica.engine.finisher.ended(None, ends)
 
 
 def _left_by_a_frame():

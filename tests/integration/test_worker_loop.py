@@ -76,6 +76,23 @@ async def test_what_a_handler_raises_is_its_own_end_and_not_the_workers(server, 
     assert await server.run("nothing") is None
 
 
+@pytest.mark.parametrize("how", ["group", "gather", "wait_for", "first step"])
+@pytest.mark.parametrize("kind", ["exit", "interrupt"])
+async def test_a_task_that_a_handler_started_does_not_end_the_worker(server, start, how, kind):
+    running = await start()
+    neighbour = await server.send("naps", args=[0.2])
+    end = await server.run("exits_in_a_task", args=[how, kind])
+    assert (end.status, end.code) == (Status.FAILED, "exception")
+    assert (await server.ended(neighbour)).status is Status.SUCCEEDED
+    assert not running.task.done()
+
+
+async def test_a_task_that_exits_and_is_looked_at_is_an_error_like_any_other(server, start):
+    await start()
+    end = await server.run("exits_in_a_task", args=["left alone", "exit"])
+    assert value_of(end) == "SystemExit: 3"
+
+
 async def test_a_handler_may_ask_to_be_tried_again_later(server, start):
     await start()
     end = await server.run("later")

@@ -122,6 +122,36 @@ async def gathers():
     return [nap.result() for nap in naps]
 
 
+async def _exits(error):
+    await asyncio.sleep(0)
+    raise error
+
+
+@app.task
+async def exits_in_a_task(how, kind):
+    """What it starts tries to end the process."""
+    error = KINDS[kind](3)
+    match how:
+        case "group":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_exits(error))
+        case "gather":
+            await asyncio.gather(_exits(error), asyncio.sleep(0.01))
+        case "wait_for":
+            await asyncio.wait_for(_exits(error), 5)
+        case "first step":
+            await asyncio.wait_for(_exits_at_once(error), 5)
+        case "left alone":
+            left = asyncio.create_task(_exits(error))
+            await asyncio.wait([left])
+            return str(left.exception())
+    return None
+
+
+async def _exits_at_once(error):
+    raise error
+
+
 @app.task
 async def cancels_its_task():
     """The first frame cancels the task it finds itself in and ends; the others wait."""

@@ -54,6 +54,10 @@ LATE = metrics.counter("rota_frames_late", "Ends of attempts that had ended befo
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are tried again, by why.", labels=("reason",))
 
 LOST: Final = "worker_lost"
+GIVEN_UP: Final = frozenset({"max_scheduling_retries", LOST})
+"""Ends that no handler decided about: somebody must look at them, so they are dead letters at once."""
+LOST_PAUSES: Final = Backoff(1.0, 60.0)
+LOST_SPREAD: Final = 8
 PAUSE_MAX_S: Final = 86_400.0
 _WORK = msgspec.msgpack.Decoder(Work)
 
@@ -237,7 +241,10 @@ class Finisher:
             return Ending("RETURNED", end.code or "dispatch_failed", met.pause_s)
         if end.status is Status.CANCELLED:
             return Ending("CANCELLED", end.code or "cancelled")
-        return _failed(end, _WORK.decode(layer["work"]).retries, *before)
+        retries, (failed, lost) = _WORK.decode(layer["work"]).retries, before
+        if end.code == LOST:
+            return _lost(end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost)
+        return _failed(end, retries, failed)
 
     async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, Undispatched]:
         if not refused:
@@ -274,7 +281,7 @@ class Finisher:
                     why = {token: endings[token].reason for token in tokens}
                     failures = [Failure(token, why[token][:100], frames[token].end.error or None) for token in tokens]
                     ended = await self.queue.fail(failures, on=tx)
-                    dead = [t for t in tokens if why[t] == "max_scheduling_retries" and t not in ended.refused]
+                    dead = [t for t in tokens if why[t] in GIVEN_UP and t not in ended.refused]
                     if dead:
                         await self.queue.failed.move_to_dead_letters(FailedFilter(tokens=dead), on=tx)
                 case _:
@@ -384,13 +391,21 @@ def _job_end(row: Record) -> JobEnd:
     )
 
 
-def _failed(end: End, retries: Retries, failed: int, lost: int) -> Ending:
-    """Whether an attempt that failed is tried again; `failed` and `lost` are the attempts before it."""
-    code = end.code or end.status.lower()
-    if code == LOST:
-        if lost < retries.lost:
-            return Ending("RETRIED", LOST)
+def _lost(token: int, before: int, most: int) -> Ending:
+    """A frame whose worker was lost, as it was `before` times already.
+
+    It may be the cause (a handler that ends its process) or only have been there when it happened. So the first time
+    it goes back at once, and later after a pause that differs among neighbours: the cause comes back apart from them.
+    """
+    if before >= most:
         return Ending("FAILED", LOST)
+    pause_s = LOST_PAUSES.pause_s(before, token % LOST_SPREAD / LOST_SPREAD) if before else 0.0
+    return Ending("RETRIED", LOST, round(pause_s, 2))
+
+
+def _failed(end: End, retries: Retries, failed: int) -> Ending:
+    """Whether an attempt that failed is tried again; `failed` attempts did so before it."""
+    code = end.code or end.status.lower()
     timed_out = end.status is Status.TIMEOUT
     kind = "timeout" if timed_out else "error"
     asked = end.status is Status.FAILED_RETRYABLE

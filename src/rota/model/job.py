@@ -76,7 +76,7 @@ class RetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     first_s: float = 1.0
     longest_s: float = 300.0
     on: frozenset[Failed] = frozenset({"error", "timeout"})
-    lost: int = 10
+    lost: int = -1
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

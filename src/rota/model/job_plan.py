@@ -286,8 +286,9 @@ def _check_what_runs(spec: LayerSpec, name: str) -> None:
 
 def _retries(given: int | RetrySpec, name: str) -> Retries:
     spec = RetrySpec(most=given) if isinstance(given, int) else given
-    for what, number in (("retries", spec.most), ("lost of retries", spec.lost)):
-        _check_number(f"{what} of layer {name}", number, 1_000)
+    _check_number(f"retries of layer {name}", spec.most, 1_000)
+    if spec.lost != -1:
+        _check_number(f"lost of retries of layer {name}", spec.lost, 1_000)
     for what, seconds in (("first_s", spec.first_s), ("longest_s", spec.longest_s)):
         _check_seconds(f"{what} of retries of layer {name}", seconds)
     return Retries(spec.most, spec.first_s, spec.longest_s, spec.on, spec.lost)

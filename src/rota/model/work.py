@@ -24,8 +24,8 @@ class Retries(msgspec.Struct, frozen=True, array_like=True):
     first_s: float = 1.0
     longest_s: float = 300.0
     on: frozenset[Failed] = frozenset({"error", "timeout"})
-    lost: int = 10
-    """How often a frame goes back because its worker was lost, before it fails."""
+    lost: int = -1
+    """How often a frame goes back because its worker was lost, before it fails; -1: as often as servers are set to."""
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):

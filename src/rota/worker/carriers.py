@@ -31,7 +31,8 @@ SPARE_MAX: Final = 512
 class Carrier:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[Carrier], bool]) -> None:
         self.gate: asyncio.Future[None] = loop.create_future()
-        self.task = loop.create_task(self._stand_by(), name="rota frame")
+        # Past the loop's task factory: what a frame raises is kept here.
+        self.task = asyncio.Task(self._stand_by(), loop=loop, name="rota frame")
         self._loop = loop
         self._on_free = on_free
         self._frame: tuple[Awaited, Any, Variables, OnEnd] | None = None

@@ -2,8 +2,8 @@
 
 Frames are begun one after the other in one stretch of at most `STRETCH_S`, then the loop has its turn; one that
 finishes at once costs neither a task nor a turn (see `carriers`). Each has variables (contextvars) of its own. What a
-handler raises, `SystemExit` included, is its own end and not ours. One that forks and comes back here as the child is
-ended on the spot, since it would speak in our name.
+handler raises, `SystemExit` included, is its own end and not ours, and so it is with tasks that it makes (`contained`).
+One that forks and comes back here as the child is ended on the spot, since it would speak in our name.
 
 What cannot be helped: a handler that never awaits holds the loop, and all its neighbours with it. The pulse goes on
 from its own thread and says so; nothing but the end of the process would stop the handler. Sync tasks can be killed.
@@ -25,6 +25,7 @@ from rota.model.messages import End
 from rota.sdk.context import CURRENT, Context
 from rota.worker import endings
 from rota.worker.carriers import SPARE_MAX, Awaited, Carrier, Carriers
+from rota.worker.contained import task_of
 from rota.worker.desk import Desk
 from rota.worker.endings import Input
 from rota.worker.frames import Batch, Frame
@@ -51,6 +52,7 @@ class OnLoop:
         self._waiting: deque[Batch] = deque()
         self._some = asyncio.Event()
         self._wanted = 1
+        asyncio.get_running_loop().set_task_factory(task_of)
 
     @property
     def busy(self) -> bool:

@@ -18,6 +18,9 @@ class Scheduler(Section, frozen=True):
     job_lock_ttl: Annotated[float, Duration("How long a job's lock lasts without renewal.", least=1.0)] = 60.0
     max_renewal_failures: Annotated[int, Whole("Failed renewals in a row after which a lock is given up.", least=1)] = 3
     max_scheduling_retries: Annotated[int, Whole("Failed dispatches after which a job is FAILED.", least=1)] = 50
+    max_worker_losses: Annotated[
+        int, Whole("Workers a frame may lose before it is FAILED, unless its layer says otherwise.", most=1000)
+    ] = 10
     retry_delay_busy: Annotated[float, Duration("Delay when a job's lock is held.")] = 0.5
     retry_delay_store: Annotated[float, Duration("Delay after the store failed.")] = 1.0
     retry_delay_publish: Annotated[float, Duration("Delay after a publish failed.")] = 2.0
