@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from rota.model.messages import Status
+from rota.model.work import Limits
 from tests.ground.waiting import until
 from tests.integration.worker_ground import alive, command, processes_of, serving, workers
 
@@ -124,6 +125,61 @@ async def test_memory_that_was_asked_for_is_a_limit(server, start):
     end = await server.run(command(PYTHON, "-S", "-c", "x = bytearray(200 * 1024 * 1024)", memory_mb=64))
     assert (end.status, end.code) == (Status.FAILED, "exit_status")
     assert await server.run(command(PYTHON, "-S", "-c", "x = bytearray(20 * 1024 * 1024)", memory_mb=64)) is None
+
+
+BUSY = "while True: pass"
+WRITES = "open('f', 'wb').write(b'x' * 3_000_000)"
+OPENS = "files = [open('/dev/null') for _ in range(50)]"
+MAPS = "import mmap; mmap.mmap(-1, 3_000_000_000)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "limits", "code", "error"),
+    [
+        ([PYTHON, "-c", BUSY], Limits(cpu_s=1), "cpu_limit", "It used more than the 1 s of CPU time that a process"),
+        (["sh", "-c", f"{PYTHON} -c '{BUSY}'; exit $?"], Limits(cpu_s=1), "cpu_limit", "It used more than the 1 s"),
+        (
+            ["sh", "-c", "head -c 3000000 /dev/zero > f"],
+            Limits(file_mb=2),
+            "file_limit",
+            "It wrote a file of more than 2",
+        ),
+        ([PYTHON, "-c", WRITES], Limits(file_mb=2), "exit_status", "A process of it may use files of 2MiB."),
+        ([PYTHON, "-c", OPENS], Limits(open_files=30), "exit_status", "A process of it may use 30 open files."),
+        ([PYTHON, "-c", MAPS], Limits(address_mb=2000), "exit_status", "may use 2000MiB of address space."),
+    ],
+)
+async def test_a_command_over_a_limit_fails_and_says_so(server, start, argv, limits, code, error):
+    running = await start()
+    end = await server.run(command(*argv, limits=limits))
+    assert (end.status, end.code) == (Status.FAILED, code)
+    assert error in end.error
+    assert not running.task.done()
+    within = Limits(cpu_s=60, address_mb=8000, open_files=100, file_mb=100)
+    assert await server.run(command("sh", "-c", "head -c 3000000 /dev/zero > f", limits=within)) is None
+
+
+async def test_limits_of_a_worker_hold_for_commands_that_ask_for_more_or_for_none(server, start):
+    await start(limits=Limits(open_files=20))
+    for asked, found in ((0, "20"), (500, "20"), (10, "10")):
+        work = command("sh", "-c", "ulimit -Hn", limits=Limits(open_files=asked))
+        assert (await said(server, work)).strip() == found
+
+
+async def test_a_command_that_passes_over_the_warning_is_killed(server, start):
+    await start()
+    deaf = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    end = await server.run(command(PYTHON, "-c", deaf, limits=Limits(cpu_s=1)))
+    assert (end.status, end.code) == (Status.FAILED, "signal")
+    assert end.error == "It was ended by SIGKILL. A process of it may use 1 s of CPU time."
+
+
+async def test_a_command_whose_reader_has_gone_ends_by_that_as_in_a_shell(server, start):
+    await start()
+    token = await server.send(command("sh", "-c", "yes | head -n 1; echo done"))
+    assert await server.ended(token) is None
+    assert (await server.logged(token))[0] == b"y\ndone\n"
+    assert server.output(token, "stderr") == (b"", 0)
 
 
 async def test_cancel_asks_first(server, start):

@@ -15,6 +15,7 @@ from rota.model.job import (
     Compensation,
     ContextHints,
     LayerSpec,
+    LimitSpec,
     RetrySpec,
     Submission,
     decode,
@@ -22,7 +23,7 @@ from rota.model.job import (
     encode,
 )
 from rota.model.job_plan import DEPTH_MAX, ENTRIES_MAX, LAYERS_MAX, Caps, plan
-from rota.model.work import Retries, Work
+from rota.model.work import Limits, Retries, Work
 
 LAYER = LayerSpec(task="render")
 
@@ -76,6 +77,10 @@ REFUSED = {
     "an endless timeout": (job(LayerSpec(task="a", timeout_s=math.inf)), "timeout_s of layer a"),
     "negative retries": (job(LayerSpec(task="a", retries=-1)), "retries of layer a"),
     "an endless backoff": (job(LayerSpec(task="a", retries=RetrySpec(first_s=math.inf))), "first_s of retries"),
+    "fewer than no lost workers": (job(LayerSpec(task="a", retries=RetrySpec(lost=-2))), "lost of retries of layer a"),
+    "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "only commands can be held"),
+    "less than no CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
+    "a file size without a unit": (job(LayerSpec(argv=("a",), limits=LimitSpec(file_size="4"))), "amount of memory"),
     "a frame above the job's cap": (
         job(LayerSpec(task="a", cores=4), max_cores=2),
         "the job may use 2: it could never",
@@ -220,6 +225,25 @@ def test_a_plan_says_what_every_layer_runs():
     assert echo.place.requires == ("cuda", "linux")
     assert (echo.place.labels, echo.place.preferred_pool) == ((("node.rack", "7"),), "gpu")
     assert (made.name, made.priority, json.loads(made.labels)["team"]) == ("render", 1, "fx")
+
+
+def test_limits_of_a_command_are_part_of_its_work():
+    given = LimitSpec(cpu_s=90, address="8GiB", open_files=64, file_size="1GiB")
+    [layer] = checked(job(LayerSpec(argv=("a",), limits=given))).layers
+    assert msgspec.msgpack.decode(layer.work, type=Work).limits == Limits(90, 8192, 64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "held"),
+    [
+        (Limits(), Limits(), Limits()),
+        (Limits(1, 2, 3, 4), Limits(), Limits(1, 2, 3, 4)),
+        (Limits(), Limits(1, 2, 3, 4), Limits(1, 2, 3, 4)),
+        (Limits(9, 1, 0, 4), Limits(1, 9, 3, 0), Limits(1, 1, 3, 4)),
+    ],
+)
+def test_the_lower_of_two_limits_holds(asked, most, held):
+    assert asked.within(most) == held
 
 
 def test_the_rest_of_a_submission_is_kept_in_its_details():

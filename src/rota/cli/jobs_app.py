@@ -56,6 +56,10 @@ def submit(
     requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
     retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
     timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        _option("NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB."),
+    ] = None,
     deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
     max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
     key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
@@ -89,6 +93,7 @@ def submit(
         requires=requires or (),
         retries=retries,
         timeout=timeout,
+        limits=limit or (),
         deadline=deadline,
         max_wait=max_wait,
         key=key,

@@ -6,6 +6,7 @@ text. What begins like JSON and is none was meant to be, and is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 
 from rota.accounting.items import unknown
 from rota.model.errors import InvalidInput
-from rota.model.job import Budget, LayerSpec, RetrySpec, Submission
+from rota.model.job import Budget, LayerSpec, LimitSpec, RetrySpec, Submission
 from rota.model.units import parse_duration
 from rota.model.work import Work
 from rota.sdk import loading
@@ -24,6 +25,7 @@ from rota.sdk.app import Task
 ACTOR_TYPE: Final = "human"
 _BY_NAME = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_LIMITS: Final = {"cpu": "cpu_s", "address": "address", "open-files": "open_files", "file-size": "file_size"}
 _MEANT_AS_JSON: Final = ("{", "[", '"')
 
 
@@ -49,6 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     requires: Sequence[str] = ()
     retries: int | None = None
     timeout: str | None = None
+    limits: Sequence[str] = ()
     deadline: str | None = None
     max_wait: str | None = None
     max_cores: str | None = None
@@ -88,6 +91,7 @@ def _layer(wanted: Wanted, declared: Work | None) -> dict[str, Any]:
         "memory": wanted.memory,
         "retries": wanted.retries,
         "timeout_s": _seconds(wanted.timeout),
+        "limits": limits(wanted.limits) if wanted.limits else None,
     }
     return (_needs(declared) if declared else {}) | _given(given)
 
@@ -155,6 +159,22 @@ def labels(texts: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"{text[:64]!r} is no label; write key=value.")
         found[key] = value
     return found
+
+
+def limits(texts: Sequence[str]) -> LimitSpec:
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in _LIMITS or not value:
+            raise InvalidInput(f"{text[:64]!r} is no limit; write one of {', '.join(_LIMITS)}, each with =VALUE.")
+        given[_LIMITS[name]] = value
+    if "cpu_s" in given:
+        given["cpu_s"] = math.ceil(parse_duration(given["cpu_s"]))
+    if "open_files" in given:
+        if not _NUMBER.fullmatch(given["open_files"]):
+            raise InvalidInput(f"{given['open_files'][:64]!r} is no number of open files.")
+        given["open_files"] = int(given["open_files"])
+    return LimitSpec(**given)
 
 
 def _priority(text: str | None) -> int | str | None:

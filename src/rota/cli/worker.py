@@ -21,7 +21,9 @@ from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.model.errors import InvalidInput, InvalidSetting, SetupFailed
 from rota.model.settings import Settings
 from rota.model.settings.kinds import YEAR_S
+from rota.model.settings.lifecycle import CommandLimits
 from rota.model.units import parse_cores, parse_memory
+from rota.model.work import Limits
 from rota.sdk import loading
 from rota.worker import machine
 from rota.worker.offer import Offer
@@ -56,6 +58,7 @@ def run(settings: Settings, wanted: Wanted) -> int:
             work_dir=work_dir,
             keep_dirs=settings.worker.keep_dirs,
             processes=settings.worker.processes or max(1, machine.cores() // 100),
+            limits=_limits(settings.worker.limits),
             output_max=settings.worker.output_max,
             drain_s=settings.worker.drain_timeout,
             store=FileStore(Path(settings.store.directory)) if settings.store.directory else None,
@@ -89,6 +92,10 @@ def offer_of(settings: Settings, wanted: Wanted) -> Offer:
         labels=dict(_label(text) for text in wanted.labels),
         capabilities=wanted.capabilities,
     )
+
+
+def _limits(wanted: CommandLimits) -> Limits:
+    return Limits(wanted.cpu_seconds, wanted.address_mib, wanted.open_files, wanted.file_mib)
 
 
 def nats_target(settings: Settings) -> NatsTarget:

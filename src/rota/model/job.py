@@ -79,6 +79,17 @@ class RetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lost: int = -1
 
 
+class LimitSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """As `rota.model.work.Limits`, by name: what each process of a command may use at most."""
+
+    cpu_s: int = 0
+    address: str = ""
+    """Address space, such as 4GiB."""
+    open_files: int = 0
+    file_size: str = ""
+    """Of any file it writes, such as 1GiB."""
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Frames that are alike. Either `task` or `argv`; one frame unless `frames` or `items` says otherwise."""
 
@@ -101,6 +112,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timeout_s: float = 0.0
     kill_after_s: float = 5.0
     retries: int | RetrySpec = 0
+    limits: LimitSpec | None = None
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
 

@@ -25,6 +25,7 @@ from rota.model.job import (
     Compensation,
     Details,
     LayerSpec,
+    LimitSpec,
     RetrySpec,
     Submission,
     canonical,
@@ -32,7 +33,7 @@ from rota.model.job import (
 )
 from rota.model.job_frames import FRAMES_MAX, Frames
 from rota.model.units import Centicores, format_cores, parse_cores, parse_cores_limit, parse_memory
-from rota.model.work import TASK_CAPABILITY, Retries, Work
+from rota.model.work import TASK_CAPABILITY, Limits, Retries, Work
 
 LAYERS_MAX: Final = 100
 ENTRIES_MAX: Final = 10_000
@@ -266,6 +267,7 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
         gpus=spec.gpus,
         memory_mb=parse_memory(spec.memory) if spec.memory else 0,
         retries=_retries(spec.retries, name) if spec.retries != 0 else Retries(),
+        limits=_limits(spec.limits, spec, name) if spec.limits is not None else Limits(),
     )
 
 
@@ -292,6 +294,19 @@ def _retries(given: int | RetrySpec, name: str) -> Retries:
     for what, seconds in (("first_s", spec.first_s), ("longest_s", spec.longest_s)):
         _check_seconds(f"{what} of retries of layer {name}", seconds)
     return Retries(spec.most, spec.first_s, spec.longest_s, spec.on, spec.lost)
+
+
+def _limits(given: LimitSpec, spec: LayerSpec, name: str) -> Limits:
+    if not spec.argv:
+        raise InvalidInput(f"Layer {name} has limits and runs a task: only commands can be held to them.")
+    _check_number(f"cpu_s of limits of layer {name}", given.cpu_s, int(SECONDS_MAX))
+    _check_number(f"open_files of limits of layer {name}", given.open_files, 2**31 - 1)
+    return Limits(
+        given.cpu_s,
+        parse_memory(given.address) if given.address else 0,
+        given.open_files,
+        parse_memory(given.file_size) if given.file_size else 0,
+    )
 
 
 def _frames(spec: LayerSpec, name: str) -> tuple[Frames, tuple[bytes, ...]]:

@@ -28,6 +28,22 @@ class Retries(msgspec.Struct, frozen=True, array_like=True):
     """How often a frame goes back because its worker was lost, before it fails; -1: as often as servers are set to."""
 
 
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What one process of a command may use at most; 0 is no limit."""
+
+    cpu_s: int = 0
+    address_mb: int = 0
+    """Of address space, all that it maps; the memory that a layer asks for limits its data alone."""
+    open_files: int = 0
+    file_mb: int = 0
+    """Of any file that it writes."""
+
+    def within(self, most: Limits) -> Limits:
+        """The lower of both, each."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(most), strict=True)
+        return Limits(*(min(filter(None, pair), default=0) for pair in pairs))
+
+
 class Work(msgspec.Struct, frozen=True, array_like=True):
     """A task by its name, or a command by its argv."""
 
@@ -42,3 +58,5 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     gpus: int = 0
     memory_mb: int = 0
     retries: Retries = Retries()
+    limits: Limits = Limits()
+    """Of a command."""

@@ -24,8 +24,9 @@ from rota.worker.desk import Desk
 from rota.worker.endings import told
 from rota.worker.environment import about_frame, for_command
 from rota.worker.frames import Batch, Frame
+from rota.worker.limits import Held
 from rota.worker.plan import Plan
-from rota.worker.spawned import Spawned, how_it_ended
+from rota.worker.spawned import Spawned
 
 log = structlog.get_logger(__name__)
 LAUNCH: Final = Path(__file__).with_name("launch.py")
@@ -89,7 +90,7 @@ class Commands:
         if status == 0:
             self._desk.end(frame, None)
         else:
-            code, sentence = how_it_ended(status)
+            code, sentence = Held(frame.work, self._plan.limits).how_it_ended(status)
             self._desk.end(frame, End(frame.token, Status.FAILED, code=code, error=sentence))
 
     def _spawned(self, frame: Frame, folder: Path) -> Spawned:
@@ -103,7 +104,7 @@ class Commands:
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
             raise _Unrunnable(f"There is no command {argv[0]!r} on this worker's PATH.")
-        before = [str(LAUNCH), str(os.getpid()), str(work.memory_mb * 1024 * 1024), program]
+        before = [str(LAUNCH), str(os.getpid()), Held(work, self._plan.limits).word, program]
         return Spawned(
             [sys.executable, "-I", "-S", *before, *argv],
             cwd=folder,

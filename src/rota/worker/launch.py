@@ -1,10 +1,10 @@
 """Runs before a command in the command's own process, then becomes it. Started as a file, with no site packages.
 
-    launch.py PARENT MEMORY PROGRAM ARGV...
+    launch.py PARENT CPU,DATA,ADDRESS,FILES,FILE PROGRAM ARGV...
 
 What must happen between fork and exec happens here instead of in a `preexec_fn`, which is unsafe beside threads: no
-core dumps, at most MEMORY bytes of data (0: no limit), and death with the worker. The parent is looked at last, because
-it may have died before the signal was armed.
+core dumps, limits (seconds, bytes, bytes, a number, bytes; 0: none), signals as programs expect to find them, and death
+with the worker. The parent is looked at last, because it may have died before the signal was armed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+CPU_GRACE_S = 1
+"""Between the signal that says so and the end of one that goes on."""
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 CANNOT_RUN = 126
 
 
@@ -27,10 +30,29 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def main(parent: int, memory: int, program: str, argv: list[str]) -> None:
+def hold(limits: list[int]) -> None:
+    cpu, data, address, files, file = limits
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if memory:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if cpu:
+        _lower(resource.RLIMIT_CPU, cpu, cpu + CPU_GRACE_S)
+    kinds = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
+    for kind, most in zip(kinds, (data, address, files, file), strict=True):
+        if most:
+            _lower(kind, most, most)
+
+
+def _lower(kind: int, soft: int, hard: int) -> None:
+    """Never past a limit that holds already; only root might raise that."""
+    before = resource.getrlimit(kind)[1]
+    if before != resource.RLIM_INFINITY:
+        soft, hard = min(soft, before), min(hard, before)
+    resource.setrlimit(kind, (soft, hard))
+
+
+def main(parent: int, limits: list[int], program: str, argv: list[str]) -> None:
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    hold(limits)
     die_with(parent)
     try:
         os.execv(program, argv)  # noqa: S606 - an argv list, no shell
@@ -40,4 +62,4 @@ def main(parent: int, memory: int, program: str, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")], sys.argv[3], sys.argv[4:])

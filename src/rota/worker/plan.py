@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rota.model.work import Limits
 from rota.sdk.app import Task
 from rota.worker.offer import Offer
 from rota.worker.store import Store
@@ -24,6 +25,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     keep_dirs: bool = False
     processes: int = 1
     """For sync tasks, at most."""
+    limits: Limits = Limits()
+    """Of each process of a command, whatever its layer asks for."""
     output_max: int = 10 * 1024 * 1024
     """Bytes kept of each stream that a frame writes to."""
     drain_s: float = 60.0

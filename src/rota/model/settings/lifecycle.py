@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import Choice, Duration, Flag, Real, Text, Whole
+from rota.model.settings.kinds import Choice, Duration, Flag, Real, Seconds, Text, Whole
 from rota.model.settings.section import Section
 
 FailMode = Literal["closed", "open"]
@@ -85,6 +85,15 @@ class Registry(Section, frozen=True):
     snapshot_read_timeout: Annotated[float, Duration("Longest wait for the snapshot at start.")] = 5.0
 
 
+class CommandLimits(Section, frozen=True):
+    """What each process of a command may use at most; 0: no limit. A layer may ask for less."""
+
+    cpu_seconds: Annotated[int, Seconds("CPU time.")] = 0
+    address_mib: Annotated[int, Whole("Mebibytes of address space.")] = 0
+    open_files: Annotated[int, Whole("Files and sockets open at a time.")] = 0
+    file_mib: Annotated[int, Whole("Mebibytes of any file that it writes.")] = 0
+
+
 class Worker(Section, frozen=True):
     """Processes that run frames."""
 
@@ -109,6 +118,7 @@ class Worker(Section, frozen=True):
         ),
     ] = None
     keep_dirs: Annotated[bool, Flag("Keep the directories of commands that have ended.")] = False
+    limits: CommandLimits = CommandLimits()
 
 
 class Safety(Section, frozen=True):
