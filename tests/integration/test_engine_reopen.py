@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rota.engine import gatekeeper
-from rota.engine.gate import Decision, Verdict
+from rota.engine.gate import AllowAll, Decision, Verdict
 from rota.engine.jobs import Jobs
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
@@ -258,9 +258,46 @@ async def test_what_cannot_run_again_stays_and_is_told_when_it_is_named(ended, d
     assert [one.id for one in await ended.queue.dead_letters.find(DeadLetterFilter())] == [letter.id]
 
 
-async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended):
+async def test_all_of_a_map_runs_again_with_what_its_frames_were_called_with(ended, database):
+    layers = (
+        LayerSpec(name="first", task="t", items=["a", None, b"c"]),
+        LayerSpec(name="plain", task="t", frames="3-4", input={"args": [1], "kwargs": {}}),
+        LayerSpec(name="last", task="u", items=[{"x": 1}]),
+    )
+    old = await ended.submit(Submission(show="film", layers=layers))
+    ran = await ended.play(lambda _, frame: frame == 1)
+    reopened = await ended.reopener.retry_job(old, every_frame=True)
+    assert reopened.frames == 6
+    assert await ended.play(lambda *_: False) == ran
+    again = await ended.reopener.retry_job(reopened.job, every_frame=True)
+    assert await ended.play(lambda *_: False) == ran
+    assert (await Jobs(database).get(again.job)).details.maps == (0, 2)
+
+
+async def test_all_of_a_retried_part_of_a_map_runs_again_as_it_was(ended):
+    old = await ended.submit(task(layer={"items": ["a", "b", "c", "d"]}))
+    await ended.play(lambda _, frame: frame in (1, 3))
+    part = await ended.reopener.retry_job(old)
+    ran = await ended.play(lambda *_: False)
+    assert (await ended.reopener.retry_job(part.job, every_frame=True)).frames == 2
+    assert await ended.play(lambda *_: False) == ran != {}
+
+
+async def test_a_map_that_a_gate_let_in_later_runs_again_as_a_whole(ended, database):
+    ended.submitter.gate = Later()
+    old = await ended.submit(task(layer={"items": [1, 2]}))
+    async with database.transaction() as tx:
+        await gatekeeper.settle(tx, {old: gatekeeper.ALLOWED}, None)
+    ran = await ended.play(lambda *_: False)
+    ended.submitter.gate = AllowAll()
+    await ended.reopener.retry_job(old, every_frame=True)
+    assert await ended.play(lambda *_: False) == ran
+
+
+async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended, database):
     old = await ended.submit(task(layer={"items": [1, 2]}))
     await ended.play(lambda *_: False)
+    await database.run(sql("DELETE FROM rota.blob"))
     with pytest.raises(InvalidInput, match="items of layer noop are not kept"):
         await ended.reopener.retry_job(old, every_frame=True)
 

@@ -19,13 +19,14 @@ from uuid import UUID
 
 import msgspec
 
-from rota.engine.reopen_plan import Wanted, reopened_plan
+from rota.engine.reopen_plan import Items, Wanted, reopened_plan
 from rota.engine.submit import Submitter
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.store import Store
-from rota.model.errors import InvalidInput
+from rota.model.errors import BlobMissing, InvalidInput
 from rota.model.ids import JobId
+from rota.model.job import decode_details
 from rota.model.job_frames import FRAMES_MAX
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, Queue
 from rota.queue.dead_letters import FIND, REMOVE_MAX
@@ -172,9 +173,20 @@ class Reopener:
 
     async def _submit(self, tx: Transaction, layers: Sequence[Record], wanted: Wanted | None) -> Reopened:
         inputs = {row["pk_layer"]: await self.store.get(row["input_at"], on=tx) for row in layers if row["input_at"]}
-        plan = reopened_plan(layers, wanted, inputs)
+        plan = reopened_plan(layers, wanted, inputs, await self._items(tx, layers[0]) if wanted is None else None)
         [submitted] = await self.submitter.write([plan], on=tx)
         return Reopened(layers[0]["pk_job"], submitted.job, sum(layer.frames.count for layer in plan.layers))
+
+    async def _items(self, tx: Transaction, job: Record) -> Items:
+        """Of layers that are maps. They are kept from their submission on, so those of a long job may go before it."""
+        details = decode_details(job["request"])
+        if not details.items_at:
+            return {}
+        try:
+            data = await self.store.get(details.items_at, on=tx)
+        except BlobMissing:
+            return {}
+        return dict(zip(details.maps, msgspec.msgpack.decode(data, type=list[list[bytes]]), strict=True))
 
     @asynccontextmanager
     async def _transaction(self, on: Transaction | None) -> AsyncIterator[Transaction]:

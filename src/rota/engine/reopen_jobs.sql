@@ -1,7 +1,7 @@
 -- Jobs $1, live or done, with all that is needed to submit them again; a row for each layer.
 SELECT j.pk_job, j.live, s.str_name AS show, f.str_name AS folder, d.str_name AS dept, j.str_name AS name, j.topic,
        j.priority, j.labels, j.request, j.workflow_id, l.pk_layer, l.number, l.str_name AS layer, l.queue, l.work, l.input,
-       l.input_at, l.first_frame, l.frame_step, l.ranges, l.items, l.frames, c.digest, c.topic AS place_topic, c.requires,
+       l.input_at, l.first_frame, l.frame_step, l.ranges, l.frames, c.digest, c.topic AS place_topic, c.requires,
        c.labels AS place_labels, c.preferred_pool, c.preferred_worker, c.cores, c.gpus, c.memory_mb,
        jr.int_max_cores AS job_cores, jr.int_max_gpus AS job_gpus, lr.int_max_cores AS layer_cores,
        lr.int_max_gpus AS layer_gpus

@@ -20,19 +20,20 @@ Wanted = dict[UUID, dict[int, bytes | None]]
 """By layer: frames, as the queue numbers them, each with its item if it has one."""
 
 
-def reopened_plan(layers: Sequence[Record], wanted: Wanted | None, inputs: Mapping[UUID, bytes]) -> Plan:
+Items = Mapping[int, Sequence[bytes]]
+"""By the number of the layer: what its frames were called with, in their order."""
+
+
+def reopened_plan(
+    layers: Sequence[Record], wanted: Wanted | None, inputs: Mapping[UUID, bytes], items: Items | None = None
+) -> Plan:
     """The job of these rows once more: the wanted frames of it, or all of them."""
     job = layers[0]
     if None in (job["show"], job["folder"], job["dept"]):
         raise InvalidInput(f"The show, folder or department of job {job['pk_job']} is gone: submit it somewhere else.")
     details = decode_details(job["request"])
     chosen = [row for row in layers if wanted is None or row["pk_layer"] in wanted]
-    plans = tuple(
-        _layer_plan(
-            row, None if wanted is None else wanted[row["pk_layer"]], inputs, mapped=row["number"] in details.maps
-        )
-        for row in chosen
-    )
+    plans = tuple(_layer_plan(row, _frames(row, wanted, details, items or {}), inputs) for row in chosen)
     numbers = {row["number"]: at for at, row in enumerate(chosen)}
     return Plan(
         show=job["show"],
@@ -53,7 +54,7 @@ def reopened_plan(layers: Sequence[Record], wanted: Wanted | None, inputs: Mappi
 
 def _details(of: Details, parent: UUID, numbers: Mapping[int, int]) -> Details:
     maps = tuple(numbers[number] for number in of.maps if number in numbers)
-    return msgspec.structs.replace(of, parent_job_id=parent, idempotency_key="", maps=maps)
+    return msgspec.structs.replace(of, parent_job_id=parent, idempotency_key="", maps=maps, items_at="")
 
 
 def _labels(job: Record) -> str:
@@ -61,10 +62,8 @@ def _labels(job: Record) -> str:
     return msgspec.json.encode({**labels, RETRY_OF: str(job["pk_job"])}).decode()
 
 
-def _layer_plan(
-    row: Record, wanted: Mapping[int, bytes | None] | None, inputs: Mapping[UUID, bytes], *, mapped: bool
-) -> LayerPlan:
-    frames, items = _all_frames(row, mapped=mapped) if wanted is None else _some_frames(row, wanted, mapped=mapped)
+def _layer_plan(row: Record, given: tuple[Frames, tuple[bytes, ...]], inputs: Mapping[UUID, bytes]) -> LayerPlan:
+    frames, items = given
     if row["digest"] is None:
         raise InvalidInput(f"The queue {row['queue']} of job {row['pk_job']} is gone: submit it again.")
     return LayerPlan(
@@ -79,15 +78,20 @@ def _layer_plan(
     )
 
 
-def _all_frames(row: Record, *, mapped: bool) -> tuple[Frames, tuple[bytes, ...]]:
-    if mapped and row["items"] is None:
-        raise InvalidInput(
-            f"The items of layer {row['layer']} are not kept once they were queued: retry what failed, or submit them"
-            " again."
-        )
+def _frames(row: Record, wanted: Wanted | None, details: Details, items: Items) -> tuple[Frames, tuple[bytes, ...]]:
+    mapped = row["number"] in details.maps
+    if wanted is not None:
+        return _some_frames(row, wanted[row["pk_layer"]], mapped=mapped)
     given = row["ranges"] or []
-    ranges = tuple(zip(given[::2], given[1::2], strict=True))
-    return Frames(row["first_frame"], row["frames"], row["frame_step"], ranges), tuple(row["items"] or ())
+    frames = Frames(
+        row["first_frame"], row["frames"], row["frame_step"], tuple(zip(given[::2], given[1::2], strict=True))
+    )
+    kept = tuple(items.get(row["number"], ())) if mapped else ()
+    if mapped and len(kept) != frames.count:
+        raise InvalidInput(
+            f"The items of layer {row['layer']} are not kept any more: retry what failed, or submit them again."
+        )
+    return frames, kept
 
 
 def _some_frames(row: Record, wanted: Mapping[int, bytes | None], *, mapped: bool) -> tuple[Frames, tuple[bytes, ...]]:

@@ -16,6 +16,7 @@ import msgspec
 from rota.engine.gate import Decision
 from rota.infra.store import Where, pointer_to
 from rota.model.ids import JobId, LayerId
+from rota.model.job import decode_details, encode_details
 from rota.model.job_plan import Caps, LayerPlan, Plan
 from rota.model.job_plan import Place as Asked
 from rota.model.lifecycle import JobState
@@ -51,7 +52,7 @@ class Columns:
         self.places = Distinct()
         self.asked: dict[PlaceKey, Asked] = {}
         self.large: list[bytes] = []
-        """Inputs that layers only point to; they belong into the store."""
+        """Inputs and items that rows only point to; they belong into the store."""
         self._heads = Distinct()
         self._kinds = Distinct()
         self._shapes: dict[tuple[int, Decision], tuple[Plan, Shape]] = {}
@@ -109,9 +110,10 @@ class Columns:
     def _shape_of(self, plan: Plan, decision: Decision) -> Shape:
         kinds = [self._kind(plan, of, number) for number, of in enumerate(plan.layers)]
         state, reason = decision.state.value, decision.reason or None
+        details = self._keep_items(plan) if any(layer.items for layer in plan.layers) else plan.details
         head = (
             *(kinds[0][0], plan.name, plan.topic, plan.priority, state, reason, len(plan.layers)),
-            *(plan.labels, plan.details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+            *(plan.labels, details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
         )
         return self._heads.place(head), kinds
 
@@ -121,6 +123,13 @@ class Columns:
         capped = plan.caps is not None or of.caps is not None
         kind = (place, number, of.name, of.work, frames.first, frames.step, frames.count, ranges, capped)
         return place, self._kinds.place(kind)
+
+    def _keep_items(self, plan: Plan) -> bytes | None:
+        """Details that say where the items are: the queue forgets them with the frames they belong to."""
+        kept = msgspec.msgpack.encode([layer.items for layer in plan.layers if layer.items])
+        self.large.append(kept)
+        at = str(pointer_to(kept, Where.POSTGRES))
+        return encode_details(msgspec.structs.replace(decode_details(plan.details), items_at=at))
 
     def _place(self, plan: Plan, layer: LayerPlan) -> int:
         key = (plan.show, plan.folder, plan.dept, layer.digest, plan.priority)

@@ -178,6 +178,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_wait_s: float = 0.0
     maps: tuple[int, ...] = ()
     """Numbers of the layers whose frames are each called with an item of their own."""
+    items_at: str = ""
+    """Where the items of all these layers are, for whoever runs the job again as a whole."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
