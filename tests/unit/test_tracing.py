@@ -1,67 +1,29 @@
 """Spans and the trace that is carried from process to process."""
 
-import itertools
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
+from opentelemetry.trace import StatusCode
 
 from rota.infra.telemetry import tracing
+from tests.ground.tracing import recording
 
 SECRET = "c4nary-S3cret"
-TRACE_ID = 0x1234567890ABCDEF1234567890ABCDEF
-
-
-class RecordedSpan(NonRecordingSpan):
-    def __init__(self, name, context, parent):
-        super().__init__(context)
-        self.name, self.parent, self.attributes, self.status = name, parent, {}, None
-
-    def is_recording(self):
-        return True
-
-    def set_attributes(self, attributes):
-        self.attributes.update(attributes)
-
-    def set_status(self, status, description=None):
-        self.status = (status, description)
-
-
-class RecordingTracer(trace.Tracer):
-    """The least that an SDK does: spans with ids, parents and a place to look at them."""
-
-    def __init__(self):
-        self.spans = []
-        self._ids = itertools.count(1)
-
-    def start_span(self, name, context=None, **_options):
-        parent = trace.get_current_span(context).get_span_context()
-        trace_id = parent.trace_id if parent.is_valid else TRACE_ID
-        own = SpanContext(trace_id, next(self._ids), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-        self.spans.append(RecordedSpan(name, own, parent))
-        return self.spans[-1]
-
-    @contextmanager
-    def start_as_current_span(self, name, context=None, *, record_exception, set_status_on_exception, **_options):
-        span = self.start_span(name, context)
-        with trace.use_span(span, record_exception=record_exception, set_status_on_exception=set_status_on_exception):
-            yield span
 
 
 @pytest.fixture
 def tracer(monkeypatch):
-    recording = RecordingTracer()
-    monkeypatch.setattr(tracing, "_tracer", lambda: recording)
-    return recording
+    return recording(monkeypatch)
 
 
 def test_without_an_sdk_a_span_does_nothing_and_carries_nothing():
+    assert not tracing.on()
     with tracing.span("dispatch", topic="render") as span:
         assert not span.is_recording()
         assert tracing.inject() == {}
+        assert tracing.traceparent(span) == ""
 
 
 def test_a_span_in_another_process_continues_the_trace_of_its_headers(tracer):
@@ -70,7 +32,7 @@ def test_a_span_in_another_process_continues_the_trace_of_its_headers(tracer):
     with tracing.span("run", tracing.extract(headers)):
         pass
     submit, run = tracer.spans
-    assert headers["traceparent"].split("-")[1] == f"{TRACE_ID:032x}"
+    assert headers["traceparent"].split("-")[1] == f"{submit.get_span_context().trace_id:032x}"
     assert run.parent.span_id == submit.get_span_context().span_id
     assert run.parent.is_remote
 
@@ -115,3 +77,35 @@ def test_importing_the_hooks_does_not_import_opentelemetry():
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     assert shown.stdout.strip() == "False"
+
+
+def test_a_span_that_is_nobodys_current_one_is_continued_by_its_traceparent(tracer):
+    one = tracing.begin("dispatch", since_ns=5, token=SECRET)
+    assert not trace.get_current_span().get_span_context().is_valid
+    other = tracing.begin("run", tracing.traceparent(one), frames=3)
+    tracing.end(other, f"lost redis://:{SECRET}@host", failed=1)
+    tracing.end(one)
+    assert (one.since_ns, one.status, other.parent.span_id) == (5, None, one.id)
+    assert other.attributes == {"frames": 3, "failed": 1}
+    assert other.status == (StatusCode.ERROR, "lost redis://:***@host")
+    assert one.ended_ns
+    assert other.ended_ns
+    assert SECRET not in str(one.attributes)
+
+
+def test_what_a_sampler_leaves_out_is_not_continued(tracer):
+    tracer.sampled = False
+    assert tracing.traceparent(tracing.begin("submit")) == ""
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-00"])
+def test_a_malformed_traceparent_begins_a_new_trace(tracer, parent):
+    tracing.begin("run", parent)
+    assert not tracer.spans[0].parent.is_valid
+
+
+@pytest.mark.parametrize("provider", ["ProxyTracerProvider", "NoOpTracerProvider", None])
+def test_tracing_is_on_once_somebody_has_set_a_provider_up(monkeypatch, provider):
+    found = getattr(trace, provider)() if provider else object()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: found)
+    assert tracing.on() is (provider is None)

@@ -27,9 +27,10 @@ from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.ledger import NOBODY, Charge, Released, Swarm
 from rota.accounting.procs import Deleted
+from rota.engine.traces import Traces, now_ns
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
-from rota.infra.telemetry import metrics
+from rota.infra.telemetry import metrics, tracing
 from rota.model.backoff import Backoff, DispatchBackoff
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
@@ -84,6 +85,8 @@ class Told(msgspec.Struct):
     freed: list[Run] = []
     """Tokens whose procs are gone."""
     late: int = 0
+    since_ns: int = msgspec.field(default_factory=now_ns)
+    """When ending them began."""
 
 
 class Ending(NamedTuple):
@@ -119,6 +122,7 @@ class Finisher:
         self.queue = queue
         self.books = books
         self.hooks: list[Hook] = []
+        self.traces = Traces(database)
         self._pace = pace = pace or Scheduler()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
@@ -167,6 +171,8 @@ class Finisher:
         LATE.inc(told.late)
         for (topic, state), jobs in Counter((job.topic, job.state) for job in told.finished).items():
             COMPLETED.labels(topic, state).inc(jobs)
+        if told.finished and tracing.on():
+            await self.traces.finished(told.finished, told.since_ns)
 
     async def _succeed(self, on: Database | Transaction, worker: UUID, runs: Sequence[Run], took_ms: int) -> Told:
         told = Told()

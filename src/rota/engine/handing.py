@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import msgspec
@@ -20,12 +20,14 @@ from rota.engine.finish import Finisher
 from rota.engine.marks import Marks
 from rota.engine.parking import Parking
 from rota.engine.tenant import Tenants
+from rota.engine.traces import Handed, Traces, now_ns
+from rota.engine.traces import end as end_spans
 from rota.infra import faults
 from rota.infra.clock import Clock
 from rota.infra.nats import Bus, Message
 from rota.infra.postgres import Database, Record, query
 from rota.infra.store import Store, Where
-from rota.infra.telemetry import metrics
+from rota.infra.telemetry import metrics, tracing
 from rota.model.backoff import Backoff
 from rota.model.errors import (
     BlobDamaged,
@@ -44,6 +46,9 @@ from rota.model.work import Work
 from rota.placement import Plan, Registry
 from rota.queue import Claim, Failure, Queue
 from rota.queue.claims import Piece
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +92,7 @@ class Part(msgspec.Struct):
     worker: UUID
     tokens: range
     runnable: Runnable
+    trace: str = ""
 
 
 class Bundle(msgspec.Struct):
@@ -128,11 +134,13 @@ class Handing:
         self.parking = parking
         self.tenants = tenants
         self.clock = clock
+        self.traces = Traces(database)
         self._layers: dict[LayerId, Runnable] = {}
         self._works: dict[bytes, Work] = {}
 
     async def hand_out(self, spot: Spot, plan: Plan, claims: Sequence[Claim]) -> None:
         faults.at("dispatch.after_claim")
+        since_ns = now_ns()
         pieces = [piece for claim in claims for piece in claim.pieces()]
         runnables = await self._runnables({piece.layer for piece in pieces})
         live = [piece for piece in pieces if (known := runnables.get(piece.layer)) and known.ends_as is None]
@@ -145,7 +153,7 @@ class Handing:
         bundles = _bundled(spot, parts, pools)
         outcomes = await self._book(spot, [bundle.asked for bundle in bundles])
         await self._turn_down(spot, bundles, outcomes)
-        await self._publish(spot, bundles, outcomes, pools)
+        await self._publish(spot, bundles, outcomes, pools, since_ns)
 
     async def _let_in(self, spot: Spot, pieces: Sequence[Piece]) -> list[Piece]:
         """Put aside what belongs to more jobs than the show may run at once."""
@@ -205,7 +213,12 @@ class Handing:
                 await self.clock.sleep(AGAIN.pause_s(streak, 0.5))
 
     async def _publish(
-        self, spot: Spot, bundles: Sequence[Bundle], outcomes: Sequence[Outcome], pools: Mapping[UUID, PoolId]
+        self,
+        spot: Spot,
+        bundles: Sequence[Bundle],
+        outcomes: Sequence[Outcome],
+        pools: Mapping[UUID, PoolId],
+        since_ns: int,
     ) -> None:
         by_worker: dict[UUID, list[Held]] = defaultdict(list)
         frames = 0
@@ -217,6 +230,7 @@ class Handing:
         if not by_worker:
             return
         faults.at("dispatch.before_publish")
+        spans = await self._traced(by_worker, since_ns) if tracing.on() else []
         messages = []
         for worker, given in by_worker.items():
             tokens = [token for _, held in given for token in held]
@@ -225,7 +239,19 @@ class Handing:
             self.board.used(spot.key.show, pools[worker], len(tokens) * spot.key.cls.need.cores)
         self.marks.dispatched({part.piece.job for part, _ in (each for given in by_worker.values() for each in given)})
         await self._send(messages)
+        end_spans(spans)
         DISPATCHED.labels(spot.key.cls.topic).inc(frames)
+
+    async def _traced(self, by_worker: Mapping[UUID, Sequence[Held]], since_ns: int) -> list[Span | None]:
+        """Spans of what is handed over, those that are traced; their parts say so to the workers."""
+        parts = [(part, worker, len(held)) for worker, given in by_worker.items() for part, held in given]
+        spans = await self.traces.dispatching(
+            [Handed(part.piece.job, part.piece.layer, worker, part.piece.attempt, n) for part, worker, n in parts],
+            since_ns,
+        )
+        for (part, _, _), span in zip(parts, spans, strict=True):
+            part.trace = tracing.traceparent(span) if span is not None else ""
+        return spans
 
     async def _send(self, messages: Sequence[tuple[UUID, Sequence[Held], Message]]) -> None:
         try:
@@ -266,6 +292,7 @@ class Handing:
                         piece.payload if piece.payload is not None else runnable.input,
                         runnable.pointer,
                         runnable.step,
+                        part.trace,
                     )
                 )
         data = encode(Assignment([self._work(work) for work in works], portions))

@@ -54,7 +54,7 @@ def reopened_plan(
 
 def _details(of: Details, parent: UUID, numbers: Mapping[int, int]) -> Details:
     maps = tuple(numbers[number] for number in of.maps if number in numbers)
-    return msgspec.structs.replace(of, parent_job_id=parent, idempotency_key="", maps=maps, items_at="")
+    return msgspec.structs.replace(of, parent_job_id=parent, idempotency_key="", maps=maps, items_at="", trace="")
 
 
 def _labels(job: Record) -> str:

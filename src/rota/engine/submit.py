@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rota.engine.gate import AllowAll, Gate
 from rota.engine.submit_steps import Batch, Statement, Submitted
+from rota.engine.traces import Submitting
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Transaction
@@ -28,6 +29,9 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
 from rota.model.job import Submission, decode, encode
 from rota.model.job_plan import Plan, plan
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
 
 BATCH_MAX: Final = 10_000
 """Submissions of one call."""
@@ -61,14 +65,28 @@ class Submitter:
         plans = planned(submissions, may_be_critical=may_be_critical)
         if not plans:
             return []
-        batch = self._batch(plans)
-        return await self._carry_out(batch, lambda step: fetch(step.query.text, step.arguments))
+        with Submitting(plans) as submitting:
+            batch = self._batch(submitting.plans)
+            submitted = await self._carry_out(batch, lambda step: fetch(step.query.text, step.arguments))
+            submitting.wrote(submitted)
+            return submitted
 
-    async def write(self, plans: Sequence[Plan], *, on: Transaction | None = None) -> list[Submitted]:
-        """Submissions that were checked before."""
+    async def write(
+        self,
+        plans: Sequence[Plan],
+        *,
+        on: Transaction | None = None,
+        parents: Sequence[Context | None] | None = None,
+    ) -> list[Submitted]:
+        """Submissions that were checked before; `parents` are the traces they belong to, the current one if none."""
         if not plans:
             return []
-        batch = self._batch(plans)
+        with Submitting(plans, parents) as submitting:
+            submitted = await self._write(self._batch(submitting.plans), on)
+            submitting.wrote(submitted)
+            return submitted
+
+    async def _write(self, batch: Batch, on: Transaction | None) -> list[Submitted]:
         if on is None and batch.needs_transaction:
             async with self.database.transaction() as tx:
                 return await self._carry_out(batch, lambda step: tx.rows(step.query, *step.arguments))
@@ -109,15 +127,17 @@ def submit_on_sync(
     plans = planned(submissions, may_be_critical=may_be_critical)
     if not plans:
         return []
-    steps = Batch(plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).steps()
-    step = next(steps)
-    while True:
-        try:
-            step = steps.send(fetch(step.query.text, step.arguments))
-        except StopIteration as end:
-            submitted: list[Submitted] = end.value
-            _count(plans, submitted)
-            return submitted
+    with Submitting(plans) as submitting:
+        steps = Batch(submitting.plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).steps()
+        step = next(steps)
+        while True:
+            try:
+                step = steps.send(fetch(step.query.text, step.arguments))
+            except StopIteration as end:
+                submitted: list[Submitted] = end.value
+                submitting.wrote(submitted)
+                _count(plans, submitted)
+                return submitted
 
 
 def _count(plans: Sequence[Plan], submitted: Sequence[Submitted]) -> None:

@@ -17,6 +17,7 @@ from rota.engine.results import INVALID
 from rota.engine.submit import Submitter, planned
 from rota.infra import faults
 from rota.infra.nats import Bus, ConsumerSpec, Delivery, Handling, Reject, Verdict
+from rota.infra.telemetry import tracing
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.model.job_plan import Plan
 from rota.model.messages import SUBMIT
@@ -39,16 +40,18 @@ class Intake:
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Verdict]:
         plans: list[Plan] = []
+        parents = []
         verdicts: list[Verdict] = []
         for delivery in batch:
             try:
                 plans.append(self._plan(delivery))
+                parents.append(tracing.extract(delivery.headers) if tracing.on() else None)
                 verdicts.append(None)
             except InvalidInput as error:
                 verdicts.append(Reject(error.sentence))
         faults.at("submit.before_intake")
         try:
-            await self._submitter.write(plans)
+            await self._submitter.write(plans, parents=parents)
         except (InvalidInput, IdempotencyConflict) as error:
             if len(plans) > 1:
                 raise  # one of them: each is tried alone

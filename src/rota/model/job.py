@@ -178,6 +178,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_wait_s: float = 0.0
     maps: tuple[int, ...] = ()
     """Numbers of the layers whose frames are each called with an item of their own."""
+    trace: str = ""
+    """The traceparent of its submission, when somebody traces it."""
     items_at: str = ""
     """Where the items of all these layers are, for whoever runs the job again as a whole."""
 

@@ -75,6 +75,8 @@ class Portion(msgspec.Struct, frozen=True, array_like=True):
     """Where the input is, when it is too large to travel."""
     step: int = 1
     """Between the numbers of two frames that follow each other."""
+    trace: str = ""
+    """The traceparent of its hand-over, when somebody traces its job."""
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -82,8 +84,6 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
     works: list[Work]
     portions: list[Portion]
-    trace: str = ""
-    """The traceparent of the dispatch."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +112,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     ends: list[End] = []
     took_ms: int = 0
     """Of all of `done` together."""
-    trace: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rota.infra.telemetry import tracing
 from rota.model.errors import RotaError
 from rota.model.messages import End, Status
 from rota.sdk import loading
@@ -96,6 +97,8 @@ class Frames:
 
     def _run(self, call: Call, context: Context) -> End:
         CURRENT.set(context)
+        if call.trace:
+            tracing.enter(call.trace)
         function = self._app.tasks[call.task].function
         try:
             given = endings.read_input(call.input)
@@ -129,7 +132,7 @@ def _surroundings(call: Call, folder: Path) -> Iterator[None]:
     """The frame's own environment, and the directory and environment as they were for the next one."""
     before = dict(os.environ)
     os.environ.update(call.env)
-    os.environ.update(about_frame(call.job, call.layer, call.frame, call.attempt, call.gpus))
+    os.environ.update(about_frame(call.job, call.layer, call.frame, call.attempt, call.gpus, call.trace))
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ class Commands:
 
     def _spawned(self, frame: Frame, folder: Path) -> Spawned:
         portion, work = frame.batch.portion, frame.work
-        about = about_frame(portion.job, portion.layer, frame.number, portion.attempt, frame.devices)
+        about = about_frame(portion.job, portion.layer, frame.number, portion.attempt, frame.devices, frame.trace)
         env = for_command(work.env, about, str(folder))
         if frame.batch.input is not None:
             (folder / "input.msgpack").write_bytes(frame.batch.input)

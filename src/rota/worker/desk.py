@@ -88,7 +88,9 @@ class Desk:
 
     def done(self, batch: Batch, first: int, n: int, took_s: float) -> None:
         """Frames that succeeded without ever having been in `running`, and returned nothing."""
-        self.reports.done(first, n, took_s, batch.trace)
+        self.reports.done(first, n, took_s)
+        if batch.traced is not None:
+            batch.traced.ended(n, None)
         self.room.give(batch.work, n)
         if self.teller.has_heard:
             for token in range(first, first + n):
@@ -96,7 +98,9 @@ class Desk:
 
     def ended_unbegun(self, batch: Batch, end: End) -> None:
         """One that ended without ever having been in `running`."""
-        self.reports.end(end, batch.trace)
+        self.reports.end(end)
+        if batch.traced is not None:
+            batch.traced.ended(1, end)
         self.room.give(batch.work, 1)
         self.teller.ended(end.token)
 
@@ -109,9 +113,11 @@ class Desk:
         if frame.stop is not None:
             end = End(frame.token, frame.stop.status, code=frame.stop.code, error=frame.stop.reason)
         if end is None:
-            self.reports.done(frame.token, 1, took_s, frame.batch.trace)
+            self.reports.done(frame.token, 1, took_s)
         else:
-            self.reports.end(_timed(end, took_s), frame.batch.trace)
+            self.reports.end(_timed(end, took_s))
+        if frame.batch.traced is not None:
+            frame.batch.traced.ended(1, end)
         self.room.give(frame.work, 1)
         self.room.give_devices(frame.devices)
         self.teller.ended(frame.token)
@@ -173,19 +179,19 @@ class Desk:
         elif task is None and not work.argv:
             fitting, code, reason = 0, "unknown_task", f"No task {work.task!r} on this worker."
         if fitting < n:
-            self._refuse((first + fitting, n - fitting), code, reason, assignment.trace)
+            self._refuse((first + fitting, n - fitting), code, reason)
         if not fitting:
             return None
         self.room.take(work, fitting)
-        batch = Batch(portion, (first, fitting), work, task, assignment.trace)
+        batch = Batch(portion, (first, fitting), work, task)
         self.batches[first] = batch
         self.emptied.clear()
         return batch
 
-    def _refuse(self, run: Run, code: str, reason: str, trace: str) -> None:
+    def _refuse(self, run: Run, code: str, reason: str) -> None:
         REFUSED.labels(code).inc(run[1])
         for token in range(run[0], run[0] + run[1]):
-            self.reports.end(End(token, Status.REFUSED, code=code, error=reason), trace)
+            self.reports.end(End(token, Status.REFUSED, code=code, error=reason))
 
     def _drop(self, batch: Batch, token: int, stop: Stop) -> None:
         if token not in batch.dropped:

@@ -14,9 +14,12 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "SSL_CER
 PATH_WITHOUT = "/usr/local/bin:/usr/bin:/bin"
 
 
-def about_frame(job: UUID, layer: UUID, frame: int, attempt: int, gpus: tuple[int, ...]) -> dict[str, str]:
+def about_frame(
+    job: UUID, layer: UUID, frame: int, attempt: int, gpus: tuple[int, ...], trace: str = ""
+) -> dict[str, str]:
     """Which frame this is. Without GPUs of its own it sees none, where drivers listen to that."""
     devices = ",".join(map(str, gpus))
+    traced = {"TRACEPARENT": trace} if trace else {}
     return {
         "ROTA_JOB": str(job),
         "ROTA_LAYER": str(layer),
@@ -24,6 +27,7 @@ def about_frame(job: UUID, layer: UUID, frame: int, attempt: int, gpus: tuple[in
         "ROTA_ATTEMPT": str(attempt),
         "ROTA_GPUS": devices,
         "CUDA_VISIBLE_DEVICES": devices,
+        **traced,
     }
 
 

@@ -11,6 +11,7 @@ import msgspec
 from rota.model.messages import Portion, Run, Status
 from rota.model.work import Work
 from rota.sdk.app import Task
+from rota.worker.traced import Traced
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -24,16 +25,16 @@ class Stop(msgspec.Struct, frozen=True):
 class Batch:
     """Frames of one portion that have not begun: tokens `next` to `end - 1`, without those `dropped`."""
 
-    __slots__ = ("dropped", "end", "first", "input", "next", "portion", "task", "trace", "work")
+    __slots__ = ("dropped", "end", "first", "input", "next", "portion", "task", "traced", "work")
 
-    def __init__(self, portion: Portion, run: Run, work: Work, task: Task[..., Any] | None, trace: str) -> None:
+    def __init__(self, portion: Portion, run: Run, work: Work, task: Task[..., Any] | None) -> None:
         self.portion = portion
         self.first = self.next = run[0]
         self.end = run[0] + run[1]
         self.work = work
         self.task = task
         """None for a command."""
-        self.trace = trace
+        self.traced = Traced.of(portion, work, run[1]) if portion.trace else None
         self.input = portion.input
         self.dropped: set[int] = set()
         """Ended before they began."""
@@ -74,6 +75,11 @@ class Frame:
     @property
     def work(self) -> Work:
         return self.batch.work
+
+    @property
+    def trace(self) -> str:
+        """The traceparent for what it runs; empty when it is not traced."""
+        return self.batch.traced.trace if self.batch.traced is not None else ""
 
     @property
     def number(self) -> int:

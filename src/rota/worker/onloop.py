@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rota.infra.telemetry import tracing
 from rota.model.messages import End
 from rota.sdk.context import CURRENT, Context
 from rota.worker import endings
@@ -141,6 +142,8 @@ class OnLoop:
         )
         CURRENT.set(context)
         variables = copy_context()
+        if batch.traced is not None:
+            variables.run(tracing.enter, batch.traced.trace)
         end: End | Frame | None = None
         try:
             coroutine = batch.task.function(*given.args, **given.kwargs)

@@ -213,6 +213,7 @@ class InProcesses:
             input=frame.batch.input,
             env=work.env,
             gpus=frame.devices,
+            trace=frame.trace,
         )
         await child.give(call)
         ended = await self._until_ended(child, frame.token)

@@ -57,14 +57,13 @@ class Reports:
         self._took_ms = 0.0
         self._ends: list[End] = []
         self._flying: tuple[Run, ...] = ()
-        self._trace = ""
         self._count = 0
         self._bytes = 0
         self._some = asyncio.Event()
         self._full = asyncio.Event()
         self._settled = asyncio.Condition()
 
-    def done(self, first: int, n: int, took_s: float, trace: str = "") -> None:
+    def done(self, first: int, n: int, took_s: float) -> None:
         """Frames that succeeded and returned nothing."""
         runs = self._done
         if runs and runs[-1][0] + runs[-1][1] == first:
@@ -72,13 +71,13 @@ class Reports:
         else:
             runs.append((first, n))
         self._took_ms += took_s * 1000
-        self._added(n, trace)
+        self._added(n)
 
-    def end(self, end: End, trace: str = "") -> None:
+    def end(self, end: End) -> None:
         """One that has something to say."""
         self._ends.append(end)
         self._bytes += _size(end)
-        self._added(1, trace)
+        self._added(1)
 
     def held(self) -> list[Run]:
         """What is not known to be stored. For any thread: each part is copied in one step."""
@@ -111,9 +110,8 @@ class Reports:
     def _is_full(self) -> bool:
         return self._count >= FULL or self._bytes >= REPORT_BYTES
 
-    def _added(self, n: int, trace: str) -> None:
+    def _added(self, n: int) -> None:
         self._count += n
-        self._trace = trace or self._trace
         self._some.set()
         if self._is_full:
             self._full.set()
@@ -140,7 +138,7 @@ class Reports:
         if not self._ends:
             self._some.clear()
         self._full.clear()
-        return Report(self._worker, done, ends, took_ms, self._trace) if self._flying else None
+        return Report(self._worker, done, ends, took_ms) if self._flying else None
 
     async def _store(self, report: Report) -> None:
         receipt = await self._published(report)
@@ -176,7 +174,7 @@ class Reports:
         if report.done:
             await self._publish_or_drop(msgspec.structs.replace(report, ends=[]), reason)
         for end in report.ends:
-            alone = Report(self._worker, ends=[end], trace=report.trace)
+            alone = Report(self._worker, ends=[end])
             receipt = await self._published(alone)
             if receipt.outcome is Outcome.REJECTED:
                 refused = End(end.token, Status.FAILED, code="result_too_large", error=f"NATS refuses it: {reason}.")

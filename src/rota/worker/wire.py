@@ -26,6 +26,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     input: bytes | None
     env: dict[str, str]
     gpus: tuple[int, ...]
+    trace: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

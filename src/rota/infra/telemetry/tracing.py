@@ -1,14 +1,16 @@
-"""Hooks for OpenTelemetry: spans around the steps of a frame, and the trace carried over the bus and the
-outbox.
+"""Spans of OpenTelemetry, and the trace carried from process to process as a W3C traceparent.
 
-    with tracing.span("dispatch", topic=topic):
-        await bus.publish(subject, payload, headers=tracing.inject())
+    with tracing.span("book", topic=topic): ...
     ...
-    with tracing.span("run", tracing.extract(message.headers), topic=topic):
+    if tracing.on():
+        run = tracing.begin("run", portion.trace, frames=portion.n)
+        ...
+        tracing.end(run, error)
 
-Only the API is a dependency. Without an SDK set up by the user a span is a no-op (microseconds), and
-nothing of OpenTelemetry is imported before the first span. Attributes and error texts pass the same
-redaction as logs, because traces leave the house.
+Only the API is a dependency: whoever wants traces sets an SDK up (`opentelemetry-instrument rota server`, or in the
+app's own module). Until then `on` is False and nothing of OpenTelemetry is imported; whoever would begin spans asks it
+first, once for a batch. What a sampler leaves out has no traceparent (""), so nobody further on makes spans for it.
+Attributes and error texts pass the same redaction as logs, because traces leave the house.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from rota.infra.telemetry.redaction import redact, redact_text
 
@@ -38,8 +41,62 @@ def span(name: str, parent: Context | None = None, /, **attributes: object) -> I
         try:
             yield current
         except Exception as error:
-            _mark_failed(current, error)
+            if current.is_recording():
+                _mark_as_failed(current, f"{type(error).__name__}: {error}")
             raise
+
+
+def on() -> bool:
+    """Whether anybody collects spans in this process."""
+    if "opentelemetry.trace" not in sys.modules:
+        return False
+    from opentelemetry import trace
+
+    nobody = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+    return not isinstance(trace.get_tracer_provider(), nobody)
+
+
+def begin(
+    name: str, parent: str | Context | None = None, /, *, since_ns: int | None = None, **attributes: object
+) -> Span:
+    """A span below `parent` (a traceparent, or as `extract` returns it) that is current for nobody; `end` ends it."""
+    context = below(parent) if isinstance(parent, str) else parent
+    begun = _tracer().start_span(name, context, start_time=since_ns)
+    if begun.is_recording():
+        begun.set_attributes({key: _attribute(key, value) for key, value in attributes.items()})
+    return begun
+
+
+def end(begun: Span, error: str = "", /, **attributes: object) -> None:
+    """End a span that `begin` began; `error` says that it failed, and how."""
+    if begun.is_recording():
+        begun.set_attributes({key: _attribute(key, value) for key, value in attributes.items()})
+        if error:
+            _mark_as_failed(begun, error)
+    begun.end()
+
+
+def traceparent(of: Span) -> str:
+    """What continues its trace in another process; empty for a span that nobody records."""
+    if not of.is_recording():
+        return ""
+    from opentelemetry import trace
+
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier, trace.set_span_in_context(of))
+    return carrier.get("traceparent", "")
+
+
+def below(parent: str) -> Context:
+    """Where spans belong that are children of this traceparent."""
+    return _propagator().extract({"traceparent": parent})
+
+
+def enter(parent: str) -> None:
+    """From here on, in these context variables, spans are children of this traceparent."""
+    from opentelemetry import context
+
+    context.attach(below(parent))
 
 
 def inject() -> dict[str, str]:
@@ -72,12 +129,11 @@ def _propagator() -> TraceContextTextMapPropagator:
 
 
 def _attribute(key: str, value: object) -> Any:
-    plain = redact(value, key)
+    plain = redact(str(value) if isinstance(value, UUID) else value, key)
     return plain if isinstance(plain, str | bool | int | float) else str(plain)
 
 
-def _mark_failed(current: Span, error: Exception) -> None:
-    if current.is_recording():
-        from opentelemetry.trace import StatusCode
+def _mark_as_failed(current: Span, error: str) -> None:
+    from opentelemetry.trace import StatusCode
 
-        current.set_status(StatusCode.ERROR, redact_text(f"{type(error).__name__}: {error}"))
+    current.set_status(StatusCode.ERROR, redact_text(error))
