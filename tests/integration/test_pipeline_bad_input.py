@@ -29,6 +29,7 @@ from rota.model.messages import (
     decode,
     encode,
 )
+from rota.model.settings.lifecycle import Scheduler
 from rota.queue.dead_letters import DeadLetterFilter
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
@@ -256,7 +257,7 @@ async def test_tasks_that_behave_badly_harm_nobody_but_themselves(farm, spawn, t
 
 
 async def test_a_frame_that_ends_worker_after_worker_is_given_up_and_its_neighbour_is_not(farm, spawn, tmp_path):
-    farm.replica.engine.finisher._losses_max = 1
+    farm.replica.engine.finisher._pace = Scheduler(max_worker_losses=1)
     farm.replica.engine.recovery._silent_s = 1.0
     first = await Wild.start(farm, spawn, tmp_path, "first")
     neighbour = await farm.submit("naps", 2.0, layer={"retries": RetrySpec(lost=5)})
