@@ -6,6 +6,7 @@ from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.live.seeding import seed
 from rota.infra.redis import Keys
 from tests.contract.ledger_suite import EMPTY, Books, LedgerSuite
+from tests.contract.swarm_suite import SwarmSuite
 from tests.ground.databases import cleaned_by, one_database
 
 shared_database_url = one_database()
@@ -26,5 +27,5 @@ async def books(database, ledger):
     return await Books(database, ledger, managed=True, tell=tell).make()
 
 
-class TestLiveLedger(LedgerSuite):
+class TestLiveLedger(LedgerSuite, SwarmSuite):
     pass

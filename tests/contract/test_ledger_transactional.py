@@ -4,6 +4,7 @@ import pytest
 
 from rota.accounting.transactional import TransactionalLedger
 from tests.contract.ledger_suite import EMPTY, Books, LedgerSuite
+from tests.contract.swarm_suite import SwarmSuite
 from tests.ground.databases import cleaned_by, one_database
 
 shared_database_url = one_database()
@@ -20,5 +21,5 @@ async def books(database, ledger):
     return await Books(database, ledger).make()
 
 
-class TestTransactionalLedger(LedgerSuite):
+class TestTransactionalLedger(LedgerSuite, SwarmSuite):
     pass

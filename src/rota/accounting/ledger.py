@@ -222,8 +222,11 @@ def together(groups: Batch, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _summed(outcomes: Sequence[Outcome]) -> Outcome:
-    by_own_cap = [each for each in outcomes if each.refusal and each.refusal.table in (Level.JOB, Level.LAYER)]
-    refusing = [each for each in outcomes if each.refusal and each not in by_own_cap]
+    refusing: list[Outcome] = []
+    by_own_cap: list[Outcome] = []
+    for each in outcomes:
+        if each.refusal is not None:
+            (by_own_cap if each.refusal.table in (Level.JOB, Level.LAYER) else refusing).append(each)
     declined = {token: why for each in outcomes for token, why in each.declined.items()}
     return Outcome(
         booked=[token for each in outcomes for token in each.booked],
@@ -238,6 +241,8 @@ def check(groups: Batch) -> None:
     """Refuse asks that make no sense, before anything is sent."""
     for group in groups:
         _check_charge(group.charge)
+        if isinstance(group, Swarm) and not len(group.tokens) == len(group.jobs) == len(group.layers):
+            raise InvalidInput("A swarm has a job and a layer for each of its tokens: give columns of one length.")
     spans = sorted(run for group in groups for run in runs(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")

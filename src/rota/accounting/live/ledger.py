@@ -186,7 +186,7 @@ class LiveLedger:
             await asyncio.sleep(OTHERS_TURN_S)
         return False
 
-    async def adopt(self, show: ShowId, groups: Batch, *, under: int) -> int | None:
+    async def adopt(self, show: ShowId, groups: Sequence[Group], *, under: int) -> int | None:
         """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
         not take them now.
 
