@@ -7,10 +7,12 @@ import pytest
 
 from rota.model.job import Budget
 from rota.model.lifecycle import JobState
+from tests.contract.ledger_suite import MAKE_JOB
 from tests.ground.farm import Farm, hanging, seen
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
+PARKED_OF = sql("SELECT count(*) > 0 FROM rota.queue_returned WHERE parked_job = $1::uuid")
 PARKED = sql("SELECT sum(n) = 7 FROM rota.queue_returned WHERE parked_job IS NOT NULL")
 
 
@@ -125,6 +127,42 @@ async def test_a_job_whose_own_cap_is_raised_runs_more_at_once(farm):
     await until(lambda: farm.database.value(PARKED), what="all that waits to be parked")
     await farm.books.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
     await farm.running("x", 4)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_cap_that_comes_between_claim_and_booking_holds_its_job_alone(farm, monkeypatch):
+    jobs = [await farm.submit("noop") for _ in range(3)]
+    handing, late = farm.replica.engine.dispatcher.handing, jobs[1]
+    asked, real = [], handing._book
+
+    async def book(spot, batch):
+        if not asked:
+            await farm.database.run(MAKE_JOB, late, spot.key.show)  # as if a frame of it ran
+            await farm.books.change(lambda admin: admin.change_job("film", late, max_cores="0.5", actor="test"))
+        asked.extend(batch)
+        return await real(spot, batch)
+
+    monkeypatch.setattr(handing, "_book", book)
+    await farm.worker()
+    assert [await farm.ended(job) for job in jobs if job != late] == ["SUCCEEDED"] * 2
+    await until(lambda: farm.database.value(PARKED_OF, late), what="the frame to be parked")
+    assert [len(each.jobs) for each in asked] == [3]
+    await farm.books.change(lambda admin: admin.change_job("film", late, max_cores=1, actor="test"))
+    assert await farm.ended(late) == "SUCCEEDED"
+
+
+async def test_a_cap_that_comes_while_a_job_runs_frame_by_frame_lets_others_pass(farm):
+    await farm.worker("a", slots=1)
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=4)
+    await farm.running("x", 1)
+    await farm.books.change(lambda admin: admin.change_job("film", job, max_cores=1, actor="test"))
+    await farm.worker("b", slots=1)
+    await until(lambda: farm.database.value(PARKED_OF, job), what="what waits to be parked")
+    other = await farm.submit("noop", frames=3)
+    assert await farm.ended(other) == "SUCCEEDED"
+    assert seen["began"] == ["x"]
     gate.set()
     assert await farm.ended(job) == "SUCCEEDED"
 

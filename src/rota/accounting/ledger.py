@@ -106,7 +106,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Swarm(msgspec.Struct, frozen=True):
-    """Frames of many jobs, one of each, that are alike in all else: as if each were a group that is not capped.
+    """Single frames that are alike in all but their job and layer: as if each were a group that is not capped.
 
     Most jobs have one frame. As columns they cost a tenth of what they cost as groups.
     """

@@ -318,6 +318,9 @@ class Handing:
                     back += outcome.refused
                     self.board.refused(spot, Reason.of_level(outcome.refusal.table))
             for token, why in outcome.declined.items():
+                if why is Why.CAPPED:
+                    parked[_job_of(bundle, token)].append(token)
+                    continue
                 back.append(token)
                 self.board.refused(spot, _DECLINES.get(why, Reason.BOOKS_UNAVAILABLE))
         for job, tokens in parked.items():
@@ -374,7 +377,7 @@ def _by_size(given: Sequence[Held]) -> list[list[Held]]:
 
 
 def _bundled(spot: Spot, parts: Sequence[Part], pools: Mapping[UUID, PoolId]) -> list[Bundle]:
-    """Jobs of one frame and no caps go as one swarm to each worker, everything else part by part."""
+    """Single frames of jobs without caps go as one swarm to each worker, everything else part by part."""
     bundles: list[Bundle] = []
     singles: dict[UUID, list[Part]] = defaultdict(list)
     for part in parts:
@@ -403,6 +406,10 @@ def _held(bundle: Bundle, held: Sequence[int]) -> list[Held]:
         return [(part, part.tokens) for part in bundle.parts]
     booked = set(held)
     return [(part, part.tokens) for part in bundle.parts if part.tokens.start in booked]
+
+
+def _job_of(bundle: Bundle, token: int) -> JobId:
+    return next(part.piece.job for part in bundle.parts if token in part.tokens)
 
 
 def _runnable(row: Record) -> Runnable:
