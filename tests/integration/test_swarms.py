@@ -1,0 +1,218 @@
+"""Swarms in the live ledger: caps that come at any moment, releases, a recount beside them, and what is counted."""
+
+from uuid import uuid4
+
+import pytest
+from msgspec.structs import replace
+
+from rota.accounting import procs
+from rota.accounting.books import Books
+from rota.accounting.ledger import NOBODY, Swarm, Why
+from rota.accounting.live import ledger as live
+from rota.accounting.live import publisher
+from rota.accounting.live.publisher import Limited, Released, Stale
+from rota.accounting.live.wire import SPAN
+from rota.infra.telemetry import metrics
+from rota.model.errors import RedisUnavailable
+from rota.model.quota import Level
+from tests.contract.ledger_suite import EMPTY, LIMITS, MAKE_JOB, plain
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.swarms import as_swarms
+from tests.integration.books_ground import Farm, stopped
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+
+@pytest.fixture
+async def farm(database, redis):
+    return await Farm(Books(database, redis)).make()
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """What the scripts answered, in order."""
+    seen = []
+    for owner, name in ((live, "BOOK"), (publisher, "RELEASE")):
+        real = getattr(owner, name)
+
+        async def call(client, real=real, **given):
+            seen.append(await real(client, **given))
+            return seen[-1]
+
+        monkeypatch.setattr(owner, name, call)
+    return seen
+
+
+def swarm(farm, tokens, **other):
+    tokens = list(tokens)
+    charge = farm.charge(**{"job": NOBODY, "layer": NOBODY} | other)
+    return Swarm(charge, farm.host, tokens, [uuid4() for _ in tokens], [uuid4() for _ in tokens])
+
+
+async def book(farm, *batch):
+    return [plain(outcome) for outcome in await farm.books.book(farm.show, batch)]
+
+
+async def release(farm, tokens):
+    """Told to Redis as swarms; what was told."""
+    deleted = as_swarms(await procs.delete(farm.database, farm.show, tokens))
+    await farm.live.publisher.released(farm.show, deleted)
+    return deleted
+
+
+async def cap(farm, job, cores):
+    """In PostgreSQL alone, as of a change whose news is late."""
+    await farm.database.run(MAKE_JOB, job, farm.show)
+    await farm.database.run(LIMITS[Level.JOB], farm.show, job, cores, None)
+
+
+async def exact(farm):
+    return await farm.agrees() and await farm.decides_right()
+
+
+async def test_a_swarm_is_released_at_once_and_once(farm, replies):
+    await book(farm, swarm(farm, [*range(0, 900, 90), 91]), swarm(farm, [92, 93], cores=33))
+    deleted = await release(farm, [91, 93, 90, 810])
+    assert [len(each.tokens) for each in deleted.swarms] in ([1, 3], [3, 1])
+    await farm.live.publisher.released(farm.show, deleted)
+    assert [each.tokens for each in replies if isinstance(each, Released)] == [4, 0]
+    assert await exact(farm)
+
+
+async def test_a_swarm_of_an_older_fence_is_not_released(farm, replies):
+    await book(farm, swarm(farm, range(4)))
+    deleted = as_swarms(await procs.delete(farm.database, farm.show, [1, 2]))
+    await farm.books.raise_fence(farm.show)
+    await farm.live.publisher.released(farm.show, deleted)
+    assert isinstance(replies[-1], Stale)
+    assert (await farm.recount()).buried == 2
+    assert await exact(farm)
+
+
+async def test_a_job_that_got_a_cap_while_it_ran_is_released_from_it(farm, replies):
+    asked = swarm(farm, range(5))
+    await book(farm, asked)
+    await farm.cap_job(asked.jobs[3], max_cores=2)
+    assert (await farm.hash(farm.keys.counting(f"job:{asked.jobs[3]}")))["int_cores"] == "1"
+    await release(farm, [0, 3])
+    assert [type(each) for each in replies[-2:]] == [Limited, Released]
+    assert (await farm.hash(farm.keys.counting(f"job:{asked.jobs[3]}")))["int_cores"] == "0"
+    assert await exact(farm)
+
+
+async def test_a_cap_of_another_job_leaves_a_swarm_whole(farm, replies):
+    await farm.book([90])
+    await farm.cap_job(max_cores=2)
+    asked = swarm(farm, range(5))
+    await book(farm, asked)
+    await release(farm, asked.tokens)
+    assert [type(each) for each in replies[-2:]] == [live.Booked, Released]
+    assert await exact(farm)
+
+
+@pytest.mark.parametrize(("cores", "outcome"), [(50, ([0, 2], {1: Why.CAPPED})), (100, ([0, 1, 2], {}))])
+async def test_a_cap_that_redis_has_not_heard_of_is_asked_before_a_swarm_is_booked(farm, cores, outcome):
+    asked = swarm(farm, range(3))
+    await cap(farm, asked.jobs[1], cores)
+    [told] = await book(farm, asked)
+    assert (sorted(told.booked), told.declined) == outcome
+    assert await farm.over() == []
+    assert await exact(farm)
+
+
+async def test_a_cap_that_comes_between_redis_and_postgresql_is_asked_anew(farm, monkeypatch):
+    asked = swarm(farm, range(3))
+    async with stopped(monkeypatch, procs, "insert", book(farm, asked)) as booking:
+        await cap(farm, asked.jobs[0], 99)
+    [told] = booking.result()
+    assert (sorted(told.booked), told.declined) == ([1, 2], {0: Why.CAPPED})
+    assert await exact(farm)
+
+
+async def test_a_cap_is_found_among_many(farm):
+    for _ in range(70):
+        await cap(farm, uuid4(), 100)
+    asked = swarm(farm, range(3))
+    await cap(farm, asked.jobs[2], 50)
+    assert await farm.live.catch_up(farm.show)
+    [told] = await book(farm, asked)
+    assert (told.booked, told.declined) == ([0, 1], {2: Why.CAPPED})
+    assert (await book(farm, swarm(farm, range(7, 9))))[0].booked == [7, 8]
+    assert await exact(farm)
+
+
+async def test_what_postgresql_refuses_of_a_swarm_is_given_back(farm):
+    asked = swarm(farm, range(6))
+    await book(farm, asked.only([4, 1]))
+    await release(farm, [4, 1])
+    [told] = await book(farm, asked)
+    assert told.booked == [0, 2, 3, 5]
+    assert told.declined == {1: Why.TOMBSTONED, 4: Why.TOMBSTONED}
+    assert await exact(farm)
+
+
+async def test_a_swarm_left_behind_under_an_older_fence_is_decided_anew(farm):
+    asked = swarm(farm, range(4))
+    assert await farm.live._book(farm.show, [asked.only([2, 1])], "limits")  # who asked died before the insert
+    await farm.burst(3)
+    [told] = await book(farm, asked)
+    assert (len(told.booked), len(told.refused), told.declined) == (3, 1, {})
+    assert await exact(farm)
+
+
+async def test_swarms_on_both_sides_of_the_mark_of_a_recount_are_counted(farm, monkeypatch):
+    await book(farm, swarm(farm, range(0, 8 * SPAN, 16)))
+    read, turns = procs.tokens, []
+
+    async def tokens(*given):
+        turn = len(turns)
+        turns.append(turn)
+        both = [bucket * SPAN + 1 + turn for bucket in range(8)]
+        await book(farm, swarm(farm, both))
+        await release(farm, [*both[::2], *range(16 * turn, 8 * SPAN, 16 * 7)])
+        return await read(*given)
+
+    monkeypatch.setattr(procs, "tokens", tokens)
+    found = await farm.recount()
+    assert (found.clean, len(turns) > 3) == (True, True)
+    assert await exact(farm)
+
+
+async def test_a_release_of_a_swarm_that_redis_missed_is_told_when_it_is_back(farm, monkeypatch):
+    await book(farm, swarm(farm, range(4)))
+    publishes = farm.live.publisher
+    failed = metrics.REGISTRY.get_sample_value("rota_accounting_publish_failures_total")
+
+    async def away(*_, **__):
+        raise RedisUnavailable("Redis is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher, "RELEASE", away)
+        await release(farm, [1, 2])
+        assert not await publishes.pay()
+    assert metrics.REGISTRY.get_sample_value("rota_accounting_publish_failures_total") == failed + 2
+    assert not await farm.agrees()
+    assert await publishes.pay()
+    assert not publishes._owed
+    assert await exact(farm)
+
+
+async def test_a_swarm_that_no_ledger_decides_is_declined_whole(farm):
+    asked = swarm(farm, range(3))
+    await book(farm, asked.only([1]))
+    [told] = await farm.colleague().book(farm.show, [asked])
+    assert (told.already, told.declined) == ([1], {0: Why.REDIS_OFF, 2: Why.REDIS_OFF})
+    [told] = await farm.colleague().book(farm.show, [replace(asked, host=uuid4())])
+    assert told.declined[1] is Why.DUPLICATE
+
+
+async def test_a_swarm_goes_to_the_ledger_that_keeps_the_show_now(farm, redis):
+    other = farm.colleague(redis)
+    asked = swarm(farm, range(4))
+    [told] = await other.book(farm.show, [asked.only([3, 1])])
+    assert told.held == [3, 1]
+    await farm.flip(False)
+    [told] = await other.book(farm.show, [asked])
+    assert (sorted(told.already), sorted(told.booked)) == ([1, 3], [0, 2])
+    assert await farm.books.transactional.counters(farm.show) == await farm.held()
