@@ -198,6 +198,36 @@ async def test_a_release_of_a_swarm_that_redis_missed_is_told_when_it_is_back(fa
     assert await exact(farm)
 
 
+def counted():
+    """What the metrics of the live ledger say, by name and labels."""
+    names = ("rota_accounting_booked", "rota_accounting_limit_exceeded", "rota_accounting_declined")
+    return {
+        (sample.name, *(value for name, value in sample.labels.items() if name != "ledger")): sample.value
+        for metric in metrics.REGISTRY.collect()
+        if metric.name in names
+        for sample in metric.samples
+        if sample.name.endswith("_total") and sample.labels.get("ledger") == "live"
+    }
+
+
+async def test_each_frame_of_a_swarm_is_counted_once_in_the_metrics(farm, redis):
+    asked = swarm(farm, range(6))
+    await farm.burst(3)
+    await cap(farm, asked.jobs[0], 50)
+    assert await farm.live.catch_up(farm.show)
+    before = counted()
+    await book(farm, asked)
+    await redis.flushdb()
+    await book(farm, swarm(farm, range(10, 14)))
+    gained = {key: value - before.get(key, 0) for key, value in counted().items() if value != before.get(key, 0)}
+    assert gained == {
+        ("rota_accounting_booked_total",): 3,
+        ("rota_accounting_limit_exceeded_total", "subscription", "cores"): 2,
+        ("rota_accounting_declined_total", "capped"): 1,
+        ("rota_accounting_declined_total", "unseeded"): 4,
+    }
+
+
 async def test_a_swarm_that_no_ledger_decides_is_declined_whole(farm):
     asked = swarm(farm, range(3))
     await book(farm, asked.only([1]))

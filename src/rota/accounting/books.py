@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.admin import Admin
 from rota.accounting.items import Change, Show
-from rota.accounting.ledger import Batch, Outcome, Released, Why, merged, still_declined
+from rota.accounting.ledger import Batch, Outcome, Released, Why, count, merged, still_declined
 from rota.accounting.live.ledger import LiveLedger, undecided
 from rota.accounting.live.publisher import MISCONFIGURED, Publisher, SilentPublisher
 from rota.accounting.live.seeding import forget, seed
@@ -125,7 +125,9 @@ class Books:
         if not managed:
             return await self.transactional.book(show, groups, force=force)
         if self.live is None:
-            return await undecided(self.database, show, groups, Why.REDIS_OFF)
+            outcomes = await undecided(self.database, show, groups, Why.REDIS_OFF)
+            count("live", outcomes)
+            return outcomes
         return await self.live.book(show, groups, force=force)
 
     async def _read_flags(self) -> None:

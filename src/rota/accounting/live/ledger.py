@@ -297,15 +297,13 @@ async def undecided(database: Database, show: ShowId, groups: Batch, why: Why) -
     found = await procs.insert(database, show, NO_FENCE, groups)
     refused = {token: why if each is Why.STALE_FENCE else each for token, each in found.refused.items()}
     already = set(found.already)
-    outcomes = [
+    return [
         Outcome(
             already=[token for token in group.tokens if token in already],
             declined={token: refused[token] for token in group.tokens if token in refused},
         )
         for group in groups
     ]
-    count("live", outcomes)
-    return outcomes
 
 
 def _names(group: Group | Swarm) -> list[str]:
