@@ -3,12 +3,14 @@
 Bookings in batches, releases, every kind of limit, flips, an emptied Redis, recounts, reseeds, bookers that die and
 releases that nobody tells, in any order, by two processes' books and by one without Redis. After every step outcomes,
 counters and rows are those of the model; so no cap is ever passed (A1), and Redis counts what it should (A2, A3, A5).
+The model knows groups alone: of a swarm must come what comes of its frames as groups.
 """
 
 import asyncio
 from contextlib import suppress
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -24,13 +26,15 @@ from hypothesis.stateful import (
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.items import Caps
-from rota.accounting.ledger import Group, Why
+from rota.accounting.ledger import NOBODY, Group, Swarm, Why, apart
+from rota.accounting.live.ledger import Booked
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Limit, Usage
 from tests.contract.ledger_suite import EMPTY, plain, sql
 from tests.ground.databases import one_database
 from tests.ground.plugin import redis_async
+from tests.ground.swarms import as_swarms
 from tests.integration.books_ground import Farm
 from tests.property.books_model import Model
 
@@ -45,9 +49,13 @@ RUN = st.tuples(TOKENS, st.integers(1, 9), st.sampled_from([1, 1, 1, -1, 2]))
 KEYS = st.tuples(*[st.integers(0, 1)] * 2, st.integers(0, 2), st.integers(0, 1), st.integers(0, 1))
 ASK = st.sampled_from([(100, 0), (50, 1), (250, 2), (0, 1), (33, 0), (1, 0)])
 GROUP = st.tuples(KEYS, ASK, RUN, st.booleans(), st.sampled_from([0, 0, 0, 1]))
+OWNERS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=9)
+SWARM = st.tuples(GROUP, OWNERS)
 CORES = st.sampled_from([None, -1, 0, "0.5", 1, "2.33", 5, 9])
 GPUS = st.sampled_from([None, -1, 0, 1, 3, 6])
+BY = st.sampled_from(["one", "two", "silent"])
 WHO = st.sampled_from(["one", "two"])
+FORCE = st.sampled_from([False] * 5 + [True])
 
 
 class Machine(RuleBasedStateMachine):
@@ -112,13 +120,31 @@ class Machine(RuleBasedStateMachine):
             groups.append(Group(charge, self.hosts[host], tokens, capped or job == 2))
         return groups
 
+    def batch(self, drawn):
+        """Groups, and each that was drawn with owners as a swarm whose tokens are theirs in turn."""
+        groups = self.groups([each if len(each) > 2 else each[0] for each in drawn])
+        return [
+            group if len(each) > 2 else self.swarm(group, each[1]) for group, each in zip(groups, drawn, strict=True)
+        ]
+
+    def swarm(self, group, owners):
+        turns = [owners[at % len(owners)] for at in range(len(group.tokens))]
+        jobs, layers = [self.jobs[job] for job, _ in turns], [self.layer(*turn) for turn in turns]
+        charge = msgspec.structs.replace(group.charge, job=NOBODY, layer=NOBODY)
+        return Swarm(charge, group.host, group.tokens, jobs, layers)
+
     def layer(self, job, layer):
         return UUID(int=self.jobs[job].int ^ (16 << layer))
 
-    @rule(drawn=st.lists(GROUP, min_size=1, max_size=4), force=st.sampled_from([False] * 5 + [True]), who=WHO)
+    @rule(drawn=st.lists(GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
     def book(self, drawn, force, who):
         off = None if self.model.seeded or not self.model.managed else Why.UNSEEDED
         self._book(self.books[who], self.groups(drawn), force=force, off=off)
+
+    @rule(drawn=st.lists(SWARM | SWARM | GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
+    def book_swarms(self, drawn, force, who):
+        off = None if self.model.seeded or not self.model.managed else Why.UNSEEDED
+        self._book(self.books[who], self.batch(drawn), force=force, off=off)
 
     @rule(who=WHO)
     def repeat(self, who):
@@ -127,17 +153,19 @@ class Machine(RuleBasedStateMachine):
             self.books[who], groups, off=None if self.model.seeded else Why.UNSEEDED if self.model.managed else None
         )
 
-    @rule(drawn=st.lists(GROUP, min_size=1, max_size=2))
+    @rule(drawn=st.lists(SWARM | GROUP, min_size=1, max_size=2))
     def book_without_redis(self, drawn):
-        self._book(self.silent, self.groups(drawn), off=Why.REDIS_OFF if self.model.managed else None)
+        self._book(self.silent, self.batch(drawn), off=Why.REDIS_OFF if self.model.managed else None)
 
     def _book(self, books, groups, *, force=False, off=None):
         elsewhere = not self.run(books.is_managed(self.farm.show))
         told = [plain(each) for each in self.run(books.book(self.farm.show, groups, force=force))]
-        expected = self.model.book(groups, self.fence(), force=force, off=off, elsewhere=elsewhere)
-        for outcome, (booked, already, refused, declined, refusal) in zip(told, expected, strict=True):
-            assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
-            assert (outcome.declined, outcome.refusal) == (declined, refusal)
+        expected = iter(self.model.book(apart(groups), self.fence(), force=force, off=off, elsewhere=elsewhere))
+        for group, outcome in zip(groups, told, strict=True):
+            if isinstance(group, Swarm):
+                came_of_swarm(outcome, [next(expected) for _ in group.tokens])
+            else:
+                came_of_group(outcome, *next(expected))
 
     @precondition(lambda self: self.model.live)
     @rule(drawn=GROUP)
@@ -148,18 +176,40 @@ class Machine(RuleBasedStateMachine):
         left = [token for token in group.tokens if token not in refused and token not in self.model.tokens]
         self.model.ghosts |= dict.fromkeys(left, (group.charge, self.fence()))
 
-    @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=st.sampled_from(["one", "two", "silent"]))
+    @precondition(lambda self: self.model.live)
+    @rule(drawn=SWARM)
+    def book_a_swarm_and_die_before_the_insert(self, drawn):
+        [swarm] = self.batch([drawn])
+        counters, left = self.model.counters(), []
+        for group in swarm.groups():
+            refused, otherwise, _ = self.model.decide(group, False, counters)
+            left += [token for token in group.tokens if token not in refused and token not in otherwise]
+        if isinstance(self.run(self.farm.live._book(self.farm.show, [swarm], "limits")), Booked):
+            self.model.ghosts |= {each.tokens[0]: (each.charge, self.fence()) for each in swarm.only(left).groups()}
+
+    @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
     def release(self, tokens, who):
         tokens = [first + at for first, number, _ in tokens for at in range(number)]
         self._release(tokens, who)
 
-    @rule(who=st.sampled_from(["one", "two", "silent"]))
+    @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
+    def release_swarms(self, tokens, who):
+        tokens = [first + at for first, number, _ in tokens for at in range(number)]
+        deleted = self.run(procs.delete(self.database, self.farm.show, tokens))
+        self.run(self.who(who).publisher.released(self.farm.show, as_swarms(deleted)))
+        self._released(deleted.released, tokens, who)
+
+    @rule(who=BY)
     def release_everything(self, who):
         self._release(sorted(self.model.booked), who)
 
     def _release(self, tokens, who):
-        books = self.silent if who == "silent" else self.books[who]
-        released = self.run(books.release(self.farm.show, tokens))
+        self._released(self.run(self.who(who).release(self.farm.show, tokens)), tokens, who)
+
+    def who(self, name):
+        return self.silent if name == "silent" else self.books[name]
+
+    def _released(self, released, tokens, who):
         told = {token: each.charge for each in released for token in each.tokens}
         assert told == self.model.release(tokens, self.fence(), told=who != "silent")
 
@@ -308,6 +358,27 @@ class Machine(RuleBasedStateMachine):
             self.recount()
             self.the_books_are_right()
             assert self.run(self.farm.audit()).ok
+
+
+def came_of_group(outcome, booked, already, refused, declined, refusal):
+    assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
+    assert (outcome.declined, outcome.refusal) == (declined, refusal)
+
+
+def came_of_swarm(outcome, singles):
+    """What came of its frames as groups; but what their own caps refuse is declined."""
+    refused, declined, refusals = [], {}, {None}
+    for _, _, tokens, why, refusal in singles:
+        declined |= why
+        if refusal is not None and refusal.table in (Level.JOB, Level.LAYER):
+            declined |= dict.fromkeys(tokens, Why.CAPPED)
+        elif refusal is not None:
+            refused += tokens
+            refusals = {refusal} if None in refusals else refusals | {refusal}
+    assert sorted(outcome.booked) == sorted(token for each in singles for token in each[0])
+    assert sorted(outcome.already) == sorted(token for each in singles for token in each[1])
+    assert (sorted(outcome.refused), outcome.declined) == (sorted(refused), declined)
+    assert outcome.refusal in refusals
 
 
 def hundredths(cores):
