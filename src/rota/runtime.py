@@ -20,7 +20,10 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.upkeep import Upkeep as BooksUpkeep
-from rota.engine.engine import Engine
+from rota.engine.engine import Engine, store_target
+from rota.engine.gatekeeper import Policy, gate_before
+from rota.engine.reopen import Reopener
+from rota.engine.submit import Submitter
 from rota.infra import redis as redis_infra
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus, NatsTarget
@@ -30,6 +33,7 @@ from rota.infra.redis import RedisTarget
 from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
+from rota.infra.store import Store
 from rota.model.errors import InvalidSetting, RotaError, Unavailable
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.queue import Pace, Queue
@@ -80,7 +84,7 @@ class Replica:
         self.bus = bus
         self.books = books
         self.queue = Queue(database)
-        self.engine = Engine(settings, database, redis, bus, books, self.queue)
+        self.engine = Engine(settings, database, redis, bus, books, self.queue, policy_of(settings))
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
         self._check_servers()
@@ -199,6 +203,21 @@ async def opened_books(settings: Settings, database: Database, redis_url: str | 
         yield Books(database, client, remember_s=remember_s)
     finally:
         await client.aclose()
+
+
+def policy_of(_settings: Settings) -> Policy | None:
+    """Who decides whether a job may run, for all replicas and faces of this installation; None: every job may."""
+    return None
+
+
+def submitter_of(settings: Settings, database: Database) -> Submitter:
+    """For a face without a replica. Every job comes in by this or by that of the engine: behind the same gate."""
+    return Submitter(database, gate=gate_before(policy_of(settings)))
+
+
+def reopener_of(settings: Settings, queue: Queue) -> Reopener:
+    store = Store(queue.database, store_target(settings))
+    return Reopener(queue.database, queue, submitter_of(settings, queue.database), store)
 
 
 async def never_booked(books: Books, tokens: Sequence[int]) -> set[int]:

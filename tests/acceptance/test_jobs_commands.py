@@ -3,10 +3,14 @@
 import json
 import os
 import pwd
+from uuid import UUID
 
+import msgspec
 import pytest
 
+from rota import runtime
 from rota.engine.submit import Submitter
+from rota.infra.store import Store, StoreTarget
 from rota.model.job import LayerSpec, RetrySpec, Submission
 from tests.ground.commands import Terminal, rows
 from tests.ground.farm import Farm, hanging, seen
@@ -454,3 +458,49 @@ async def test_explain_says_when_no_server_is_up(typed, database):
     [job] = await Submitter(database).submit([task()])
     codes, _ = await reasons(typed, job.job)
     assert codes[-1] == "no_server"
+
+
+async def a_failed_job(farm):
+    job = await farm.submit("boom", show="default")
+    assert await farm.ended(job) == "FAILED"
+    return str(job)
+
+
+async def test_a_retry_says_which_jobs_it_made(farm, typed):
+    await farm.worker()
+    old = [await a_failed_job(farm) for _ in range(2)]
+    told = json.loads(await typed.out("dlq retry --failed --all --yes --json"))
+    assert (told["done"], sorted(each["retry_of"] for each in told["jobs"])) == (2, sorted(old))
+    for each in told["jobs"]:
+        assert await farm.ended(each["job"]) == "FAILED"
+    said = rows(await typed.out("dlq retry --failed --all --yes"))
+    assert said[:2] == ["Retried 2 failed frames: queued again, with all attempts ahead.", "new job frames retry of"]
+    assert sorted(line.split()[2] for line in said[2:]) == sorted(each["job"] for each in told["jobs"])
+    for line in said[2:]:
+        assert await farm.ended(line.split()[0]) == "FAILED"
+
+
+async def test_a_retry_and_a_submission_meet_the_policy_of_the_installation(farm, typed, monkeypatch):
+    await farm.worker()
+    await a_failed_job(farm)
+    monkeypatch.setattr(runtime, "policy_of", lambda _settings: object())
+    [retried] = json.loads(await typed.out("dlq retry --failed --all --yes --json"))["jobs"]
+    for job in (retried["job"], await submitted(typed, "noop")):
+        await farm.ended(job)
+        first = (await farm.jobs.get(UUID(job))).history[0]
+        assert (first.state, first.reason) == ("PENDING", "policy_pending")
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_retry_takes_inputs_from_the_directory_of_the_store(farm, typed, monkeypatch, tmp_path, named):
+    place = tmp_path / "elsewhere" if named else tmp_path / ".rota" / "store"
+    store = Store(farm.database, StoreTarget(directory=place, small_bytes=0))
+    [pointer] = await store.put([msgspec.msgpack.encode({"args": [], "kwargs": {}})])
+    job = await farm.submit("boom", show="default")
+    await farm.database.run(sql("UPDATE rota.layer SET input = NULL, input_at = $1"), pointer)
+    await farm.worker()
+    assert await farm.ended(job) == "FAILED"
+    if named:
+        monkeypatch.setenv("ROTA_STORE_DIRECTORY", str(place))
+    [retried] = json.loads(await typed.out("dlq retry --failed --all --yes --json"))["jobs"]
+    assert retried["retry_of"] == str(job)

@@ -5,6 +5,8 @@ import json
 import msgspec
 import pytest
 
+from rota import runtime
+from rota.engine.gate import Decision, Verdict
 from rota.engine.logs import Logs
 from rota.engine.submit import Submitter
 from rota.infra.nats import ConsumerSpec, Message
@@ -25,6 +27,11 @@ class Later:
 
     def decide(self, _batch):
         raise AssertionError("nobody is asked while jobs are written")
+
+
+class Deny:
+    async def decide(self, jobs):
+        return [Decision(Verdict.DENY, "never") for _ in jobs]
 
 
 @pytest.fixture
@@ -54,6 +61,17 @@ async def test_a_job_that_is_to_be_decided_about_is_and_then_runs(farm):
     [one] = await submitter.submit([Submission(show="film", layers=(LayerSpec(task="noop", frames=3),))])
     assert one.state == "PENDING"
     assert await farm.ended(one.job) == "SUCCEEDED"
+
+
+async def test_a_submission_from_the_bus_meets_the_policy_of_the_installation(
+    database_url, redis_url, nats_url, bus_prefix, monkeypatch
+):
+    monkeypatch.setattr(runtime, "policy_of", lambda _settings: Deny())
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        data = json.dumps({"show": "film", "layers": [{"task": "noop"}]}).encode()
+        await farm.replica.bus.publish_many([Message(subject=SUBMIT, data=data, msg_id="m")])
+        assert (await until(lambda: farm.database.row(STATES), what="the end of the job"))["state"] == "DENIED"
 
 
 async def test_a_message_that_nats_gives_up_is_one_dead_letter(farm):

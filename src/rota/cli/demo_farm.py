@@ -21,7 +21,6 @@ from rota.cli.local_worker import spawned
 from rota.cli.workers import Known
 from rota.cli.workers import known as known_workers
 from rota.engine.jobs import Job, Jobs
-from rota.engine.submit import Submitter
 from rota.infra.postgres import migrate
 from rota.local import LocalStack, StackOptions
 from rota.local.process import Process
@@ -63,7 +62,7 @@ class DemoFarm:
         self.submitted: dict[str, JobId] = {}
         self.processes: dict[str, Process] = {}
         self.migrations = 0
-        self._submitter = Submitter(replica.database)
+        self._submitter = replica.engine.submitter
         self._folder = folder
 
     @classmethod

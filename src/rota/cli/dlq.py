@@ -21,7 +21,7 @@ from rota.accounting.items import unknown
 from rota.cli import dlq_view as view
 from rota.cli.books import actor, id_of, print_page
 from rota.cli.books_view import Page
-from rota.cli.dlq_piles import FailedPile, LetterPile, pile_of
+from rota.cli.dlq_piles import FailedPile, LetterPile, Removed, pile_of
 from rota.cli.queue import opened
 from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
@@ -99,7 +99,7 @@ def show_list(settings: Settings, given: Given, *, failed: bool, after: str | No
 
     async def found() -> Page:
         async with opened(settings) as queue:
-            pile = pile_of(queue, await _which(queue, given, failed=failed))
+            pile = pile_of(settings, queue, await _which(queue, given, failed=failed))
             return view.list_page(await pile.find(start, limit), await pile.count(), pile.noun)
 
     print_page(asyncio.run(found()), as_json=as_json)
@@ -110,7 +110,7 @@ def show_one(settings: Settings, text: str, *, failed: bool, as_json: bool) -> N
 
     async def found() -> Page:
         async with opened(settings) as queue:
-            pile = pile_of(queue, FailedFilter(tokens=[one]) if failed else DeadLetterFilter(ids=[one]))
+            pile = pile_of(settings, queue, FailedFilter(tokens=[one]) if failed else DeadLetterFilter(ids=[one]))
             for each in await pile.find(-1, 1):
                 return view.one_page(each)
             raise await pile.missing()
@@ -129,7 +129,7 @@ def act(settings: Settings, asked: Asked, *, yes: bool, dry_run: bool, as_json: 
             return 1
         done = asyncio.run(_do(settings, asked, counted))
     noun = _noun(asked)
-    told = asked.act.would.format(_amount(asked, counted)) if done is None else _told(asked, counted, done)
+    told = asked.act.would.format(_amount(asked, counted)) if done is None else _told(asked, counted, len(done.gone))
     page = view.act_page(asked.act.name, noun, counted.matched, counted.number, done, told)
     print_page(page, as_json=as_json)
     return 0
@@ -163,7 +163,7 @@ async def _count(settings: Settings, asked: Asked) -> Counted:
         which = await _which(queue, asked.given, failed=asked.failed)
         if asked.act.name == "retry" and isinstance(which, DeadLetterFilter):
             which = _frames_of(which)
-        pile = pile_of(queue, which)
+        pile = pile_of(settings, queue, which)
         matched = await pile.count()
         if matched < len(pile.named):
             raise await pile.missing()
@@ -178,28 +178,31 @@ def _frames_of(which: DeadLetterFilter) -> DeadLetterFilter:
     return msgspec.structs.replace(which, kind=which.kind or "frame")
 
 
-async def _do(settings: Settings, asked: Asked, counted: Counted) -> int:
-    """How many were touched; each turn of the loop removes some or is the last."""
-    done = 0
+async def _do(settings: Settings, asked: Asked, counted: Counted) -> Removed:
+    """What was touched; each turn of the loop removes some or is the last."""
+    done = Removed()
     async with opened(settings) as queue:
-        pile = pile_of(queue, counted.which)
-        while done < counted.number:
+        pile = pile_of(settings, queue, counted.which)
+        while len(done.gone) < counted.number:
             async with queue.database.transaction() as tx:
-                gone = await pile.remove(asked.act.name, min(REMOVE_MAX, counted.number - done), tx)
-                if pile.named and len(gone) < counted.number:
+                most = min(REMOVE_MAX, counted.number - len(done.gone))
+                removed = await pile.remove(asked.act.name, most, tx)
+                if pile.named and len(removed.gone) < counted.number:
                     raise await pile.missing()
-                if gone:
-                    await audit.append(tx, [_entry(asked, gone)])
+                if removed.gone:
+                    await audit.append(tx, [_entry(asked, removed)])
                 faults.at("dlq.after_batch_before_commit")
-            done += len(gone)
-            if not gone:
+            done = Removed([*done.gone, *removed.gone], [*done.jobs, *removed.jobs])
+            if not removed.gone:
                 break
     return done
 
 
-def _entry(asked: Asked, gone: Sequence[int]) -> AuditEntry:
+def _entry(asked: Asked, removed: Removed) -> AuditEntry:
     given = {name: value for name, value in asked.given.filters.items() if name != "ids"}
-    detail = {"given": given, "number": len(gone), "first_ids": gone[:IDS_IN_AUDIT]}
+    detail = {"given": given, "number": len(removed.gone), "first_ids": removed.gone[:IDS_IN_AUDIT]}
+    if removed.jobs:
+        detail["jobs"] = [str(each.job) for each in removed.jobs[:IDS_IN_AUDIT]]
     return AuditEntry(actor(), f"dlq.{asked.act.name}", f"{_noun(asked).replace(' ', '_')}s", detail)
 
 

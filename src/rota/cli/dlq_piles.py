@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rota.engine.reopen import Reopener
-from rota.engine.submit import Submitter
+import msgspec
+
+from rota.cli.local import with_store
+from rota.engine.reopen import Reopened
 from rota.infra.postgres import Transaction
-from rota.infra.store import Store
 from rota.model.errors import InvalidInput
+from rota.model.settings import Settings
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
+from rota.runtime import reopener_of
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Ids of what an act removed, and the jobs that run it again."""
+
+    gone: Sequence[int] = ()
+    jobs: Sequence[Reopened] = ()
 
 
 class LetterPile:
@@ -17,9 +27,9 @@ class LetterPile:
 
     noun = "dead letter"
 
-    def __init__(self, queue: Queue, which: DeadLetterFilter) -> None:
+    def __init__(self, settings: Settings, queue: Queue, which: DeadLetterFilter) -> None:
         self._letters = queue.dead_letters
-        self._reopener = _reopener(queue)
+        self._reopener = reopener_of(with_store(settings), queue)
         self._which = which
         self.named = which.ids or ()
 
@@ -29,12 +39,13 @@ class LetterPile:
     async def find(self, after: int, most: int) -> Sequence[DeadLetter]:
         return await self._letters.find(self._which, after=after, most=most)
 
-    async def remove(self, act: str, most: int, tx: Transaction) -> list[int]:
+    async def remove(self, act: str, most: int, tx: Transaction) -> Removed:
         match act:
             case "retry":
-                return (await self._reopener.retry_letters(self._which, most=most, on=tx)).gone
+                retried = await self._reopener.retry_letters(self._which, most=most, on=tx)
+                return Removed(retried.gone, retried.jobs)
             case "purge":
-                return await self._letters.purge(self._which, most=most, on=tx)
+                return Removed(await self._letters.purge(self._which, most=most, on=tx))
         raise AssertionError(act)
 
     async def missing(self) -> InvalidInput:
@@ -55,9 +66,9 @@ class FailedPile:
 
     noun = "failed frame"
 
-    def __init__(self, queue: Queue, which: FailedFilter) -> None:
+    def __init__(self, settings: Settings, queue: Queue, which: FailedFilter) -> None:
         self._failed = queue.failed
-        self._reopener = _reopener(queue)
+        self._reopener = reopener_of(with_store(settings), queue)
         self._which = which
         self.named = which.tokens or ()
 
@@ -67,14 +78,15 @@ class FailedPile:
     async def find(self, after: int, most: int) -> Sequence[FailedFrame]:
         return await self._failed.find(self._which, after=after, most=most)
 
-    async def remove(self, act: str, most: int, tx: Transaction) -> list[int]:
+    async def remove(self, act: str, most: int, tx: Transaction) -> Removed:
         match act:
             case "retry":
-                return (await self._reopener.retry_failed(self._which, most=most, on=tx)).gone
+                retried = await self._reopener.retry_failed(self._which, most=most, on=tx)
+                return Removed(retried.gone, retried.jobs)
             case "move":
-                return await self._failed.move_to_dead_letters(self._which, most=most, on=tx)
+                return Removed(await self._failed.move_to_dead_letters(self._which, most=most, on=tx))
             case "discard":
-                return await self._failed.discard(self._which, most=most, on=tx)
+                return Removed(await self._failed.discard(self._which, most=most, on=tx))
         raise AssertionError(act)
 
     async def missing(self) -> InvalidInput:
@@ -87,12 +99,10 @@ class FailedPile:
         return InvalidInput(why, id=one)
 
 
-def _reopener(queue: Queue) -> Reopener:
-    return Reopener(queue.database, queue, Submitter(queue.database), Store(queue.database))
-
-
 Pile = LetterPile | FailedPile
 
 
-def pile_of(queue: Queue, which: DeadLetterFilter | FailedFilter) -> Pile:
-    return FailedPile(queue, which) if isinstance(which, FailedFilter) else LetterPile(queue, which)
+def pile_of(settings: Settings, queue: Queue, which: DeadLetterFilter | FailedFilter) -> Pile:
+    if isinstance(which, FailedFilter):
+        return FailedPile(settings, queue, which)
+    return LetterPile(settings, queue, which)

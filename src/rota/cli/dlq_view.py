@@ -9,12 +9,15 @@ from typing import Final
 import msgspec
 
 from rota.cli.books_view import Page, Table
+from rota.cli.dlq_piles import Removed
+from rota.engine.reopen import Reopened
 from rota.queue import DeadLetter, FailedFrame
 
 Item = DeadLetter | FailedFrame
 
 ERROR_CHARS: Final = 60
 PAYLOAD_CHARS: Final = 2000
+JOBS_SHOWN: Final = 20
 NONE: Final = "No {} agrees with that."
 
 
@@ -46,17 +49,29 @@ def one_page(item: Item) -> Page:
     return Page(told, [f"{name:<8} {value}" for name, value in shown.items() if value is not None])
 
 
-def act_page(action: str, noun: str, matched: int, chosen: int, done: int | None, sentence: str) -> Page:
+def act_page(action: str, noun: str, matched: int, chosen: int, done: Removed | None, sentence: str) -> Page:
     """`done` is None when nothing was tried."""
+    jobs = done.jobs if done is not None else ()
     data = {
         "action": action,
         "of": f"{noun.replace(' ', '_')}s",
         "matched": matched,
         "chosen": chosen,
-        "done": done or 0,
+        "done": len(done.gone) if done is not None else 0,
         "dry_run": done is None and chosen > 0,
     }
-    return Page(data, [sentence if matched else NONE.format(noun)])
+    if action == "retry":
+        data["jobs"] = [{"job": each.job, "retry_of": each.old, "frames": each.frames} for each in jobs]
+    if not matched:
+        return Page(data, [NONE.format(noun)])
+    return Page(data, [sentence, *([_jobs(jobs)] if jobs else [])])
+
+
+def _jobs(jobs: Sequence[Reopened]) -> str | Table:
+    rows: list[tuple[object, ...]] = [(each.job, each.frames, each.old) for each in jobs[:JOBS_SHOWN]]
+    if len(jobs) > JOBS_SHOWN:
+        rows.append((f"and {len(jobs) - JOBS_SHOWN} more, all with --json", "", ""))
+    return Table(("new job", "frames", "retry of"), rows)
 
 
 def fields(item: Item) -> dict[str, object]:

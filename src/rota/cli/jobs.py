@@ -30,7 +30,6 @@ from rota.cli.local import local_up, with_store
 from rota.engine.ender import END_AS
 from rota.engine.engine import store_target
 from rota.engine.jobs import FrameEnd, Job, Jobs, Layer
-from rota.engine.submit import Submitter
 from rota.engine.submit_steps import Submitted
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
@@ -43,6 +42,7 @@ from rota.model.messages import Hello
 from rota.model.reasons import Reason
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
+from rota.runtime import submitter_of
 from rota.sdk.app import Task
 
 FIND = query(__package__, "jobs_find")
@@ -78,7 +78,7 @@ def submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> 
 async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> int:
     given = submission(wanted, actor(), _declared(settings, wanted))
     async with opened(settings) as jobs:
-        [submitted] = await Submitter(jobs.database).submit([given], may_be_critical=True)
+        [submitted] = await submitter_of(settings, jobs.database).submit([given], may_be_critical=True)
         if wanted.task and not submitted.already:
             await _note_unknown_task(jobs.database, wanted.task)
         if not wait:

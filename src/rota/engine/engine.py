@@ -35,7 +35,7 @@ from rota.engine.dispatch import Dispatcher
 from rota.engine.doors import Doors
 from rota.engine.ender import Ender
 from rota.engine.finish import Finisher, JobEnd, Told
-from rota.engine.gatekeeper import Gatekeeper, Policy
+from rota.engine.gatekeeper import Gatekeeper, Policy, gate_before
 from rota.engine.logs import LogKeeper
 from rota.engine.members import Members
 from rota.engine.recovery import Recovery
@@ -103,7 +103,8 @@ class Engine:
         )
         self.logs = LogKeeper(database, bus)
         self.letters = Letters(bus, queue.dead_letters)
-        self.intake = Intake(Submitter(database), queue.dead_letters)
+        self.submitter = Submitter(database, gate=gate_before(policy))
+        self.intake = Intake(self.submitter, queue.dead_letters)
         self.gatekeeper = Gatekeeper(database, self.finisher, policy)
         self.gatekeeper.on_ended = self._ended
         self.replayer = Replayer(

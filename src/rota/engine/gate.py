@@ -74,3 +74,12 @@ class AllowAll:
 
     def decide(self, batch: Sequence[Plan]) -> Sequence[Decision]:
         return [ALLOWED] * len(batch)
+
+
+class AskLater:
+    """The gate before a policy that has to be asked: jobs are written as PENDING, and the gatekeeper asks."""
+
+    at_once = False
+
+    def decide(self, batch: Sequence[Plan]) -> Sequence[Decision]:
+        return [LATER] * len(batch)

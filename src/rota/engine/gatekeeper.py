@@ -26,7 +26,8 @@ import msgspec
 import structlog
 
 from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
-from rota.engine.gate import ALLOWED, GATE, Decision, Verdict
+from rota.engine.gate import ALLOWED, GATE, AskLater, Decision, Gate, Verdict
+from rota.engine.gate import AllowAll as OpenGate
 from rota.engine.jobs import Job, Jobs
 from rota.engine.submit_admit import settle
 from rota.infra import faults
@@ -69,6 +70,11 @@ class AllowAll:
 
     async def decide(self, jobs: Sequence[Job]) -> Sequence[Decision]:
         return [ALLOWED] * len(jobs)
+
+
+def gate_before(policy: Policy | None) -> Gate:
+    """What submitters ask where this policy decides; None: nobody does, and what is submitted is queued at once."""
+    return OpenGate() if policy is None else AskLater()
 
 
 class Judged(msgspec.Struct, frozen=True):
