@@ -9,6 +9,7 @@ from rota.infra.nats import Consumer, Reject, Retry, StreamSpec, consumer, handl
 from rota.infra.service import Lifecycle, Restarts, Service, State
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
+from rota.model.settings.servers import Nats
 from tests.ground.waiting import until
 from tests.integration.bus_ground import (
     IMPATIENT,
@@ -81,8 +82,7 @@ async def acknowledged_all(bus, count):
     return await acknowledged(bus) == count
 
 
-async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus, monkeypatch):
-    monkeypatch.setattr(handling, "DEAD_LETTER_RETRY_S", 0.05)
+async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus):
     await bus.publish(message())
     tries = 0
 
@@ -95,14 +95,14 @@ async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus, mo
         if tries == 1:
             raise RuntimeError("boom")
 
-    async with Work(bus, READER, rejects, dead_letter) as work:
+    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
         await until(work.dead.is_set)
         await until(lambda: acknowledged_all(bus, 1))
     assert [event[0] for event in work.events] == ["handled", "dead letter", "handled", "dead letter"]
 
 
 def test_a_dead_letter_is_tried_again_after_five_seconds():
-    assert handling.DEAD_LETTER_RETRY_S == 5.0
+    assert handling.DEAD_LETTER_RETRY_S == Nats().nak_delay == 5.0
 
 
 async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
@@ -240,8 +240,7 @@ async def test_a_handler_that_is_cancelled_from_inside_has_failed_and_blocks_nob
         await until(lambda: only_one_left(bus, acknowledged=0))
 
 
-async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus, monkeypatch):
-    monkeypatch.setattr(handling, "DEAD_LETTER_RETRY_S", 0.02)
+async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus):
     await bus.publish(message())
     tries = 0
 
@@ -254,7 +253,7 @@ async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus, monk
         if tries == 1:
             raise asyncio.CancelledError
 
-    async with Work(bus, READER, rejects, dead_letter) as work:
+    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
         await until(lambda: tries == 2 or work.task.done())
         assert not work.task.done()
 

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from rota import runtime
+from rota.engine import gatekeeper, results
 from rota.engine.gate import Decision, Verdict
 from rota.engine.logs import Logs
 from rota.engine.submit import Submitter
+from rota.engine.submit_intake import SUBMITS
 from rota.infra.nats import ConsumerSpec, Message
 from rota.model.job import LayerSpec, Submission
 from rota.model.messages import RESULT, SUBMIT
@@ -17,7 +19,7 @@ from rota.runtime import Replica
 from tests.ground.farm import Farm
 from tests.ground.queues import sql
 from tests.ground.waiting import until
-from tests.integration.bus_ground import delete_stream
+from tests.integration.bus_ground import consumer_info, delete_stream
 
 STATES = sql("SELECT state FROM rota.job_done")
 
@@ -128,3 +130,19 @@ async def test_a_replica_that_starts_with_a_file_of_pools_routes_by_it_and_all_f
     path.write_text("topics: {render: local, train: local}")
     registries = [each.engine.registry for each in farm.replicas]
     await until(lambda: all("train" in each.routes.topics for each in registries), what="both to follow the file")
+
+
+async def test_what_servers_read_from_the_bus_has_the_limits_that_are_set(
+    database_url, redis_url, nats_url, bus_prefix
+):
+    farm = Farm(database_url, redis_url, nats_url, bus_prefix)
+    nats = msgspec.structs.replace(farm.settings.nats, job_ack_wait=7.0, max_deliver=9, max_ack_pending=77)
+    farm.settings = msgspec.structs.replace(farm.settings, nats=nats)
+    async with farm:
+        for spec in (results.SPEC, gatekeeper.SPEC, SUBMITS):
+            config = (await consumer_info(farm.replica.bus, spec))["config"]
+            assert (config["ack_wait"], config["max_ack_pending"]) == (7 * 10**9, 77)
+        for name in ("results_1", "results_2", "gate", "submits"):
+            [service] = [each for each in farm.replica.supervisor.services if each.name == name]
+            handling = service._run.__self__
+            assert (handling._spec.max_deliver, handling._dead_letter_retry_s) == (9, nats.nak_delay)

@@ -6,7 +6,7 @@ import pytest
 from rota.engine.finish import DISPATCH_FAILED
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.job import Budget
-from rota.model.settings.lifecycle import Scheduler
+from rota.model.settings.lifecycle import Reconciler, Scheduler
 from rota.queue import DeadLetterFilter
 from tests.ground.farm import Farm, hanging, seen
 from tests.ground.queues import sql
@@ -138,3 +138,27 @@ async def test_failed_dispatches_are_counted_once_for_each_pause_however_many_an
         assert row["dispatch_failures"] == failures
     await farm.worker()
     assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_a_job_that_cannot_be_ended_holds_up_no_other(database_url, redis_url, nats_url, bus_prefix):
+    farm = Farm(database_url, redis_url, nats_url, bus_prefix)
+    wanted = Reconciler(batch_size=1, max_retries_per_job=1, poll_interval=0.1)
+    farm.settings = msgspec.structs.replace(farm.settings, reconciler=wanted)
+    tries, mended = [], []
+
+    async def hook(_tx, ended):
+        if not mended and any(job.workflow_id == "bad" for job in ended):
+            tries.append(ended)
+            raise LookupError("a bug of a hook")
+
+    async with farm:
+        await farm.show()
+        farm.replica.engine.finisher.hooks.append(hook)
+        bad = await farm.submit("noop", workflow_id="bad", budget=Budget(deadline_ms=1))
+        await until(lambda: len(tries) > 1, what="tries to end it")
+        good = [await farm.submit("noop", budget=Budget(deadline_ms=1)) for _ in range(3)]
+        assert [await farm.ended(job) for job in good] == ["TIMEOUT"] * 3
+        [recovery] = [each for each in farm.replica.supervisor.services if each.name == "recovery"]
+        assert recovery.error is None
+        mended.append(True)
+        assert await farm.ended(bad) == "TIMEOUT"

@@ -82,19 +82,12 @@ redis:
 LIFECYCLE = """
 scheduler:
   storeOpTimeout: 2s
-  jobLockTTL: 60s
   maxSchedulingRetries: 50
-  retryDelayBusy: 500ms
-  retryDelayStore: 1s
-  retryDelayPublish: 2s
-  retryDelayNoWorkers: 2s
   safetyThrottleDelay: 5s
   backoffBase: 1s
   backoffMax: 30s
-  maxRenewalFailures: 3
   backoffJitter: 500ms
 reconciler:
-  dispatchTimeout: 300s
   runningTimeout: 9000s
   pollInterval: 30s
   maxIterationsPerTick: 100
@@ -109,7 +102,7 @@ input_policy: {fail_mode: closed}
 output_policy: {enabled: false, contentTimeout: 30s}
 saga: {lockTTL: 2min, rollbackTimeout: 30s}
 workflow: {runLockTTL: 30s, delay: {pollInterval: 5s, lockTTL: 10s, cleanupInterval: 5min}}
-nats: {ackWait: 10min, maxDeliver: 100, inFlightTTL: 2min, nakDelay: 5s}
+nats: {maxDeliver: 100, nakDelay: 5s}
 """
 
 ACCOUNTING = """
@@ -206,8 +199,8 @@ def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_bu
     ("text", "sentence"),
     [
         (
-            "scheduler: {jobLockTTL: 60}",
-            "rota.yaml:1: scheduler.job_lock_ttl is 60; it must be a time with its unit such as",
+            "registry: {snapshotLockTTL: 60}",
+            "rota.yaml:1: registry.snapshot_lock_ttl is 60; it must be a time with its unit such as",
         ),
         ("scheduler:\n  backoff-max: 500d", "rota.yaml:2: scheduler.backoff_max is 500d; it must be a time"),
         ("listen: {port: 65536}", "listen.port is 65536; it must be a whole number from 0 to 65535."),

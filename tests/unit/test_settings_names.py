@@ -16,12 +16,20 @@ def first_problem(text="", **environ):
 
 
 @pytest.mark.parametrize(
-    "key", ["job_lock_ttl", "job-lock-ttl", "jobLockTTL", "jobLockTtl", "JobLockTTL", "JOB_LOCK_TTL"]
+    "key",
+    [
+        "snapshot_lock_ttl",
+        "snapshot-lock-ttl",
+        "snapshotLockTTL",
+        "snapshotLockTtl",
+        "SnapshotLockTTL",
+        "SNAPSHOT_LOCK_TTL",
+    ],
 )
 def test_kebab_snake_and_camel_case_are_the_same_name(key):
-    loaded = resolve(parse(f"scheduler:\n  {key}: 7s", "rota.yaml"))
-    assert loaded.settings.scheduler.job_lock_ttl == 7.0
-    assert loaded.origins["scheduler.job_lock_ttl"].where == "rota.yaml:2"
+    loaded = resolve(parse(f"registry:\n  {key}: 7s", "rota.yaml"))
+    assert loaded.settings.registry.snapshot_lock_ttl == 7.0
+    assert loaded.origins["registry.snapshot_lock_ttl"].where == "rota.yaml:2"
 
 
 @pytest.mark.parametrize("key", ["safety_kernel", "safety-kernel", "safetyKernel"])
@@ -39,7 +47,7 @@ def test_a_path_may_be_written_with_dots():
     "text",
     [
         "log:\n  level: info\n  level: debug",
-        "scheduler:\n  jobLockTTL: 1s\n  job-lock-ttl: 2s",
+        "registry:\n  snapshotLockTTL: 1s\n  snapshot-lock-ttl: 2s",
         "log: {level: info}\n\nlog.level: debug",
         "log: {level: info}\n\nlog: {format: json}",
     ],
@@ -57,8 +65,8 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(text):
         ("redsi: {}", "redis"),
         ("redis:\n  schedular: {}", "redis.scheduler"),
         ("redis: {scheduler: {interval: 5}}", "redis.scheduler.interval_ms"),
-        ("scheduler: {job_lock_tll: 5s}", "scheduler.job_lock_ttl"),
-        ("jobLockTTL: 5s", "scheduler.job_lock_ttl"),
+        ("registry: {snapshot_lock_tll: 5s}", "registry.snapshot_lock_ttl"),
+        ("snapshotLockTTL: 5s", "registry.snapshot_lock_ttl"),
         ("reconciler: {store-op-timeout: 5s}", "scheduler.store_op_timeout"),
         ("safetyKernel: {tls-ac: x}", "safety_kernel.tls_ca"),
         ("port: 80", "listen.port"),

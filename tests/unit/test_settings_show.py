@@ -69,8 +69,8 @@ def test_json_has_typed_values_with_their_unit_and_origin():
         "where": "ROTA_LISTEN_PORT",
     }
     assert found["log.level"]["where"] == "rota.yaml:1"
-    assert found["scheduler.retry_delay_busy"]["value"] == 0.5
-    assert found["scheduler.retry_delay_busy"]["unit"] == "seconds"
+    assert found["scheduler.backoff_jitter"]["value"] == 0.5
+    assert found["scheduler.backoff_jitter"]["unit"] == "seconds"
     assert found["redis.scheduler.interval_ms"]["unit"] == "milliseconds"
     assert found["redis.url"] == {"path": "redis.url", "value": None, "unit": None, "source": "default", "where": None}
 

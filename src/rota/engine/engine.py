@@ -46,8 +46,9 @@ from rota.engine.submit_intake import SUBMITS, Intake
 from rota.engine.upkeep import Upkeep
 from rota.engine.upkeep_letters import Letters
 from rota.infra.lease import Leases
-from rota.infra.nats import Bus, Handling, Heard
-from rota.infra.nats.declared import streams
+from rota.infra.nats import Bus, ConsumerSpec, Handling, Heard
+from rota.infra.nats.declared import limited, streams
+from rota.infra.nats.handling import Handler
 from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle, Service
 from rota.infra.store import Store, StoreTarget
@@ -130,7 +131,9 @@ class Engine:
 
     async def declare(self) -> None:
         """Make the streams and consumers that this replica needs."""
-        await self.bus.ensure([*streams(self._settings.nats), results.SPEC, gatekeeper.SPEC, SUBMITS])
+        nats = self._settings.nats
+        read = [limited(spec, nats) for spec in (results.SPEC, gatekeeper.SPEC, SUBMITS)]
+        await self.bus.ensure([*streams(nats), *read])
 
     async def warm_up(self) -> None:
         """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
@@ -141,11 +144,7 @@ class Engine:
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
-        handlings = [
-            Handling(self.bus, results.SPEC, self.results.handle, self.letters.terminated, most=64)
-            for _ in range(RESULTS_AT_ONCE)
-        ]
-        gate = Handling(self.bus, gatekeeper.SPEC, self.gatekeeper.handle, self.letters.terminated)
+        ends = [self._handling(results.SPEC, self.results.handle, most=64) for _ in range(RESULTS_AT_ONCE)]
         return [
             Service("members", self.members.run),
             *([Service("pools_file", self._pools.run)] if self._pools is not None else []),
@@ -155,16 +154,21 @@ class Engine:
             Service("news", self._share_news),
             Service("doors", self.doors.run),
             Service("dispatch", self.dispatcher.run),
-            *(Service(f"results_{number}", handling.run) for number, handling in enumerate(handlings, 1)),
+            *(Service(f"results_{number}", handling.run) for number, handling in enumerate(ends, 1)),
             Service("beginnings", self.beginnings.run),
             Service("recovery", self.recovery.run),
-            Service("submits", self.intake.handling(self.bus).run),
+            Service("submits", self.intake.handling(self.bus, self._settings.nats).run),
             Service("letters", self.letters.run),
             Service("logs", self.logs.run),
-            Service("gate", gate.run),
+            Service("gate", self._handling(gatekeeper.SPEC, self.gatekeeper.handle).run),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
         ]
+
+    def _handling(self, spec: ConsumerSpec, handler: Handler, *, most: int = 256) -> Handling:
+        nats, terminated = self._settings.nats, self.letters.terminated
+        read = limited(spec, nats)
+        return Handling(self.bus, read, handler, terminated, most=most, dead_letter_retry_s=nats.nak_delay)
 
     def freed(self, worker: UUID, told: Told) -> None:
         """Frames ended: their worker has room, and so have their shows; other replicas hear of it, too."""

@@ -7,6 +7,10 @@ procs), and may be repeated. Only the word that a worker is lost rests on what t
 - from then on PostgreSQL knows: the worker's procs are ended as lost, whoever books on it later is found by the next
   pass, and what it reports is refused. The worker is told, stops its work and comes in as another one.
 
+A pass is bounded: batches of `reconciler.batch_size`, `max_iterations_per_tick` of them at most. A job that cannot be
+ended, because a hook fails on it, holds up no other: after `max_retries_per_job` further tries it rests for
+`poll_interval`.
+
 A frame is lost on the way when it is booked on a live worker that does not list it, some heartbeats later, although
 everything that worker had reported until then was handled.
 """
@@ -16,7 +20,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -33,7 +38,7 @@ from rota.infra.nats import Bus
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import NatsUnavailable
+from rota.model.errors import NatsUnavailable, Unavailable
 from rota.model.ids import JobId
 from rota.model.lifecycle import JobState
 from rota.model.messages import CANCEL, TOLD, Cancel, End, Run, Status, encode, runs_of
@@ -119,6 +124,7 @@ class Recovery:
         self._lost: dict[UUID, float] = {}
         self._orphans_until = 0.0
         self._due: dict[str, float] = {}
+        self._resting: dict[UUID, float] = {}
         self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
 
     async def run(self, life: Lifecycle) -> None:
@@ -189,7 +195,7 @@ class Recovery:
     async def rescue_orphans(self) -> int:
         """End what is booked on workers that have ended; another worker gets it. Returns how many frames."""
         rescued = 0
-        while True:
+        for _ in range(self._limits.max_iterations_per_tick):
             rows = await self.database.rows(ORPHANS, BATCH)
             by_worker: dict[UUID, list[int]] = defaultdict(list)
             for row in rows:
@@ -199,7 +205,8 @@ class Recovery:
                 self._on_told(worker, await self.finisher.ended(worker, ends))
             rescued += len(rows)
             if len(rows) < BATCH:
-                return rescued
+                break
+        return rescued
 
     async def sweep(self) -> None:
         """Look at every proc: does its worker have it, has its job ended, has it run for too long?"""
@@ -253,11 +260,37 @@ class Recovery:
 
     async def end_overdue(self) -> None:
         """Jobs past their deadline or their max_wait, and those whose ending was interrupted."""
-        overdue = await self.database.rows(OVERDUE, self._limits.batch_size)
-        for row in overdue:
-            await self.ender.end(JobId(row["pk_job"]), JobState(row["ends_as"]), row["reason"])
-        for row in await self.database.rows(ENDING, self._limits.batch_size):
-            await self.ender.go_on(row["pk_job"])
+        now, most = self._clock.monotonic(), self._limits.batch_size
+        self._resting = {job: until for job, until in self._resting.items() if now < until}
+        for _ in range(self._limits.max_iterations_per_tick):
+            rows = await self.database.rows(OVERDUE, most, list(self._resting))
+            for row in rows:
+                job, state = JobId(row["pk_job"]), JobState(row["ends_as"])
+                await self._try_to_end(job, partial(self.ender.end, job, state, row["reason"]))
+            if not rows:
+                break
+        after = UUID(int=0)
+        for _ in range(self._limits.max_iterations_per_tick):
+            rows = await self.database.rows(ENDING, most, list(self._resting), after)
+            for row in rows:
+                await self._try_to_end(row["pk_job"], partial(self.ender.go_on, row["pk_job"]))
+            if len(rows) < most:
+                break
+            after = rows[-1]["pk_job"]
+
+    async def _try_to_end(self, job: UUID, end: Callable[[], Awaitable[object]]) -> None:
+        for left in reversed(range(1 + self._limits.max_retries_per_job)):
+            try:
+                await end()
+            except Unavailable:
+                raise
+            except Exception:
+                # Whatever it was, the other jobs have nothing to do with it.
+                if not left:
+                    self._resting[job] = self._clock.monotonic() + self._limits.poll_interval
+                    log.exception("job_not_ended", job=str(job), rest_s=self._limits.poll_interval)
+            else:
+                return
 
     async def _tell_workers(self) -> None:
         now = self._clock.monotonic()

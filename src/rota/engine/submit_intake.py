@@ -17,10 +17,12 @@ from rota.engine.results import INVALID
 from rota.engine.submit import Submitter, planned
 from rota.infra import faults
 from rota.infra.nats import Bus, ConsumerSpec, Delivery, Handling, Reject, Verdict
+from rota.infra.nats.declared import limited
 from rota.infra.telemetry import tracing
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.model.job_plan import Plan
 from rota.model.messages import SUBMIT
+from rota.model.settings.servers import Nats
 from rota.queue import DeadLetter, DeadLetters
 
 SUBMITS: Final = ConsumerSpec(stream="SYS", durable="engine-submit", filter=SUBMIT, ack_wait_s=30.0, max_deliver=100)
@@ -35,8 +37,10 @@ class Intake:
         self._dead_letters = dead_letters
         self._may_be_critical = may_be_critical
 
-    def handling(self, bus: Bus) -> Handling:
-        return Handling(bus, SUBMITS, self.handle, self.terminated)
+    def handling(self, bus: Bus, nats: Nats | None = None) -> Handling:
+        nats = nats or Nats()
+        spec = limited(SUBMITS, nats)
+        return Handling(bus, spec, self.handle, self.terminated, dead_letter_retry_s=nats.nak_delay)
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Verdict]:
         plans: list[Plan] = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from rota.infra.nats.streams import ConsumerSpec, StreamSpec
 from rota.model.messages import JOBS_SUBJECT
 from rota.model.settings.servers import Nats
@@ -35,6 +37,13 @@ def streams(nats: Nats) -> tuple[StreamSpec, StreamSpec]:
         replicas=nats.replicas,
     )
     return jobs, system
+
+
+def limited(spec: ConsumerSpec, nats: Nats) -> ConsumerSpec:
+    """A consumer of servers, within the limits that are set."""
+    return msgspec.structs.replace(
+        spec, ack_wait_s=nats.job_ack_wait, max_deliver=nats.max_deliver, max_ack_pending=nats.max_ack_pending
+    )
 
 
 def assignments(worker: UUID, forgotten_after_s: float) -> ConsumerSpec:

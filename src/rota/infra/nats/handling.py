@@ -11,7 +11,7 @@ twice) and returns a verdict per message, or None when all is well. Invariants, 
 - one bad message does not hold up its neighbours: a batch that failed is tried again message by message, and what
   fails alone waits alone;
 - a message that is given up (`Reject`, `InvalidInput`, or the last delivery failed) goes to `on_terminated` first and
-  is terminated only after that. If the dead letter cannot be written, the message comes again in `DEAD_LETTER_RETRY_S`.
+  is terminated only after that. If the dead letter cannot be written, the message comes again in `dead_letter_retry_s`.
   If we die in between, it is written again: `on_terminated` must be idempotent, by stream and sequence;
 - a message that killed its worker each time is not handed to a handler any more once its deliveries are used up;
 - while a server that the handler or the dead letter needs is away (`Unavailable`), the batch is kept and tried again
@@ -90,6 +90,7 @@ class Handling:
         wait_s: float = 30.0,
         limit_s: float = 600.0,
         ack_sync: bool = False,
+        dead_letter_retry_s: float = DEAD_LETTER_RETRY_S,
         clock: Clock | None = None,
     ) -> None:
         self._bus = bus
@@ -100,6 +101,7 @@ class Handling:
         self._wait_s = wait_s
         self._limit_s = limit_s
         self._ack_sync = ack_sync
+        self._dead_letter_retry_s = dead_letter_retry_s
         self._clock = clock or SystemClock()
         self._life: Lifecycle
         self._in_hand: Sequence[Delivery] = ()
@@ -246,7 +248,7 @@ class Handling:
         except Exception:
             # Whatever it was: a message without a dead letter must not end.
             log.exception("dead_letter_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
-            await delivery.nak(DEAD_LETTER_RETRY_S)
+            await delivery.nak(self._dead_letter_retry_s)
             self._count("nak")
             return
         faults.at("bus.after_dead_letter_before_term")

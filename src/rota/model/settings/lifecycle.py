@@ -12,19 +12,13 @@ CounterMode = Literal["ledger", "upsert", "scan"]
 
 
 class Scheduler(Section, frozen=True):
-    """Dispatch: locks, delays and attempts."""
+    """Dispatch: delays and attempts."""
 
     store_op_timeout: Annotated[float, Duration("Longest wait for an answer of Redis.")] = 2.0
-    job_lock_ttl: Annotated[float, Duration("How long a job's lock lasts without renewal.", least=1.0)] = 60.0
-    max_renewal_failures: Annotated[int, Whole("Failed renewals in a row after which a lock is given up.", least=1)] = 3
     max_scheduling_retries: Annotated[int, Whole("Failed dispatches after which a job is FAILED.", least=1)] = 50
     max_worker_losses: Annotated[
         int, Whole("Workers a frame may lose before it is FAILED, unless its layer says otherwise.", most=1000)
     ] = 10
-    retry_delay_busy: Annotated[float, Duration("Delay when a job's lock is held.")] = 0.5
-    retry_delay_store: Annotated[float, Duration("Delay after the store failed.")] = 1.0
-    retry_delay_publish: Annotated[float, Duration("Delay after a publish failed.")] = 2.0
-    retry_delay_no_workers: Annotated[float, Duration("Delay when no worker is there.")] = 2.0
     safety_throttle_delay: Annotated[float, Duration("Delay when the safety kernel throttles or is cut off.")] = 5.0
     backoff_base: Annotated[
         float, Duration("Delay after the first failed dispatch; doubles with each further one.")
@@ -36,12 +30,15 @@ class Scheduler(Section, frozen=True):
 class Reconciler(Section, frozen=True):
     """Ends jobs that stopped moving."""
 
-    dispatch_timeout: Annotated[float, Duration("Longest stay in DISPATCHED before TIMEOUT.")] = 300.0
-    running_timeout: Annotated[float, Duration("Longest stay in RUNNING before TIMEOUT.")] = 9000.0
-    poll_interval: Annotated[float, Duration("Time between two passes; its lock lasts twice as long.")] = 30.0
+    running_timeout: Annotated[
+        float, Duration("Longest stay on a worker of a frame without a time limit of its own.")
+    ] = 9000.0
+    poll_interval: Annotated[
+        float, Duration("Time before a job that could not be ended is tried again; others are looked at all the time.")
+    ] = 30.0
     max_iterations_per_tick: Annotated[int, Whole("Batches of one pass at most.", least=1)] = 100
     batch_size: Annotated[int, Whole("Jobs per batch.", least=1, most=10_000)] = 200
-    max_retries_per_job: Annotated[int, Whole("Further tries to end one job in a pass.", most=1000)] = 3
+    max_retries_per_job: Annotated[int, Whole("Further tries to end one job before it rests.", most=1000)] = 3
 
 
 class Replayer(Section, frozen=True):
@@ -50,7 +47,7 @@ class Replayer(Section, frozen=True):
     pending_age: Annotated[float, Duration("Longest stay in PENDING, or approved, before a job is taken up again.")] = (
         120.0
     )
-    poll_interval: Annotated[float, Duration("Time between two passes; its lock lasts twice as long.")] = 30.0
+    poll_interval: Annotated[float, Duration("Time between two passes.")] = 30.0
 
 
 class Routing(Section, frozen=True):

@@ -14,7 +14,7 @@ _LOOK: Final = "; docs/reference/settings.md lists all there are."
 
 
 def squashed(name: str) -> str:
-    """`job-lock-ttl`, `job_lock_ttl` and `jobLockTTL` without what they differ in."""
+    """`snapshot-lock-ttl`, `snapshot_lock_ttl` and `snapshotLockTTL` without what they differ in."""
     return name.replace("-", "").replace("_", "").lower()
 
 

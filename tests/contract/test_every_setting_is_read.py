@@ -1,0 +1,71 @@
+"""Every setting is read by something: one that is not promises what nobody does.
+
+A setting counts as read where a module names it as an attribute and also names its section, as an attribute or by the
+class. Rooms that are not built yet have their settings already, so that files need not change; these are listed here,
+and leave the list with the first module that reads them.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rota
+from rota.model.settings.leaves import leaves, sections
+
+SOURCE = Path(rota.__file__).parent
+DECLARED = {"accounting", "agents", "lifecycle", "process", "rules", "servers", "store", "tree"}
+"""Modules that only say what there is, and what contradicts each other."""
+NOT_BUILT = {
+    *("redis.agent", "redis.scheduler"),
+    *("safety", "safety_kernel", "input_policy", "output_policy"),
+    *("workflow", "saga"),
+}
+WITHOUT_EFFECT = {"redis.connection.pool.max_idle", "redis.connection.pool.min_idle"}
+"""Accepted, and said to be without effect where they are described."""
+
+
+class Module:
+    def __init__(self, path):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        self.names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        self.names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+        self.attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        self.asked = (
+            {node.value for node in nodes if isinstance(node, ast.Constant)} if "getattr" in self.names else set()
+        )
+
+    def reads(self, section, name):
+        if name not in self.attributes and name not in self.asked:
+            return False
+        return self.names_section(section) or section.rpartition(".")[2] in self.attributes
+
+    def names_section(self, section):
+        return sections()[section].__name__ in self.names
+
+
+@cache
+def modules():
+    settings = SOURCE / "model" / "settings"
+    return [Module(path) for path in SOURCE.rglob("*.py") if path.parent != settings or path.stem not in DECLARED]
+
+
+def is_built(path):
+    return not any(path.startswith(f"{section}.") for section in NOT_BUILT)
+
+
+@pytest.mark.parametrize("path", [path for path in leaves() if is_built(path) and path not in WITHOUT_EFFECT])
+def test_a_setting_is_read(path):
+    section, _, name = path.rpartition(".")
+    assert any(module.reads(section, name) for module in modules())
+
+
+@pytest.mark.parametrize("section", sorted(NOT_BUILT))
+def test_a_room_that_is_built_leaves_the_list(section):
+    assert not any(module.names_section(section) or section in module.attributes for module in modules())
+
+
+@pytest.mark.parametrize("path", sorted(WITHOUT_EFFECT))
+def test_a_setting_without_effect_says_so(path):
+    assert "without effect" in leaves()[path].kind.meaning
