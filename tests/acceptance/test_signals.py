@@ -52,3 +52,10 @@ async def test_a_service_that_fails_for_good_ends_the_process_with_1_and_its_log
     errors = await process.errors()
     assert "service_failed" in errors
     assert "c4nary" not in errors
+
+
+async def test_a_process_that_has_ended_may_be_sent_a_signal(spawn):
+    process = await spawn("this")
+    await process.wait()
+    process.kill()
+    process.resume()

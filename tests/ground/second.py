@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 
 LINE_TIMEOUT_S = 15.0
 
@@ -73,7 +74,10 @@ class SecondProcess:
             return await self._process.wait()
 
     def send(self, number):
-        os.kill(self.pid, number)
+        """One that has ended hears nothing: its number may be another's by now."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def pause(self):
         self.send(signal.SIGSTOP)
