@@ -330,7 +330,7 @@ async def test_pools_are_mapped_drained_and_activated(farm, typed):
     await farm.books.change(lambda admin: admin.create_pool("gpu", actor="test"))
     text = await typed.out("pool map train gpu local")
     assert "Topic train runs on gpu, then local now." in text
-    assert "until then they went to local" in text
+    assert "from now on jobs of topics that are not mapped fail, unless `rota pool map '*' local`" in text
     assert (
         await typed.out("pool map train gpu local") == "Nothing changed: topic train runs on gpu, then local already.\n"
     )
@@ -413,6 +413,26 @@ async def test_explain_a_job_that_waits_for_its_own_cap(farm, typed):
     codes, told = await reasons(typed, job)
     assert codes == ["quota_job"]
     assert f"rota job set default {job} --max-cores N" in told["reasons"][0]["remedy"]
+
+
+async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed, monkeypatch, redis_url):
+    monkeypatch.setenv("ROTA_REDIS_URL", redis_url)
+    await farm.worker(slots=50)
+    await typed.out("show set default --max-jobs 1")
+    await until(lambda: farm.replica.engine.dispatcher.tenants.limited, what="the limit being known")
+    hanging("x")
+    running = await submitted(typed, "hang x")
+    await farm.running("x")
+    waiting = await submitted(typed, "noop")
+    codes, told = await reasons(typed, waiting)
+    assert codes == ["tenant_limit"]
+    assert told["reasons"][0]["facts"] == {"used": 1, "limit": 1}
+    text = await typed.out(f"explain {waiting}")
+    assert "tenant_limit: The show default runs 1 of at most 1 job at once." in text
+    assert "`rota show set default --max-jobs N` raises that" in text
+    assert (await reasons(typed, running))[0] == []
+    await typed.out("show set default --max-jobs 2")
+    assert await farm.ended(waiting) == "SUCCEEDED"
 
 
 async def test_explain_full_workers_too_large_frames_and_paused_queues(farm, typed):

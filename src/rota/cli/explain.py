@@ -88,6 +88,14 @@ def _of_job(job: Job, row: Record) -> Iterator[Finding]:
     elif job.state in (JobState.PENDING, JobState.APPROVAL_REQUIRED):
         code = job.reason or job.state.lower()
         yield _finding(Kind.BLOCKED, code, meaning(code) or "It was not admitted to the queue yet.")
+    elif row["jobs_before"] is not None and row["jobs_before"] >= row["jobs_max"]:
+        yield _finding(
+            Kind.QUOTA,
+            Reason.TENANT_LIMIT,
+            f"The show {job.show} runs {row['jobs_before']} of at most {several(row['jobs_max'], 'job')} at once.",
+            f"`rota show set {job.show} --max-jobs N` raises that; a job that ends makes room.",
+            facts={"used": row["jobs_before"], "limit": row["jobs_max"]},
+        )
     if row["dispatch_failures"]:
         yield _finding(
             Kind.SYSTEM,

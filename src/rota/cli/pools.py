@@ -67,8 +67,11 @@ async def mapped(routing: Routing, topic: str, pools: Sequence[str]) -> Page:
     changed = await routing.set_topic(topic, pools, actor=actor())
     told = f"Topic {topic} runs on {', then '.join(pools)}"
     notes = []
-    if before.implied:
-        notes.append(f"Topics that are not mapped have no pool from now on, until then they went to {DEFAULT_POOL}.")
+    if before.implied and changed and topic != ANY_TOPIC:
+        notes.append(
+            f"Until now every topic went to {DEFAULT_POOL}; from now on jobs of topics that are not mapped fail, unless"
+            f" `rota pool map '*' {DEFAULT_POOL}` keeps them there."
+        )
     data = {"topic": topic, "pools": list(pools), "changed": changed, "notes": notes}
     return Page(data, [f"{told} now." if changed else f"Nothing changed: {told[0].lower()}{told[1:]} already.", *notes])
 
