@@ -11,7 +11,9 @@ from rota.engine.gate import AllowAll, Decision, Verdict
 from rota.engine.jobs import Jobs
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
+from rota.engine.upkeep import LEASE, Upkeep
 from rota.infra import faults
+from rota.infra.lease import Leases
 from rota.infra.store import Store
 from rota.model.errors import InvalidInput
 from rota.model.job import Budget, Compensation, ContextHints, LayerSpec, Submission
@@ -89,7 +91,8 @@ async def test_the_failed_frames_of_an_ended_job_run_again_under_their_numbers(e
     assert (counts["failed"], counts["completed"], counts["waiting"]) == (0, 13, 0)
 
 
-async def test_every_field_is_as_it_was(ended, database):
+@pytest.mark.parametrize("forgotten", [False, True], ids=["caps in the books", "caps forgotten"])
+async def test_every_field_is_as_it_was(ended, database, forgotten):
     given = Submission(
         show="film",
         name="comp",
@@ -122,6 +125,10 @@ async def test_every_field_is_as_it_was(ended, database):
     )
     old = await ended.submit(given)
     await ended.play(lambda *_: True, dead=True)
+    if forgotten:
+        upkeep = Upkeep(database, Leases(database))
+        [lease] = (await upkeep.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
+        assert await upkeep.forget_caps(lease) == 1
     await ended.reopener.retry_letters(DeadLetterFilter())
     [row] = await database.rows(JOBS)
     before, after = await Jobs(database).get(old), await Jobs(database).get(row["pk_job"])

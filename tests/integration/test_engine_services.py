@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from rota import runtime
+from rota.accounting.audit import audit
+from rota.accounting.live import state, wire
 from rota.engine import gatekeeper, results
 from rota.engine.gate import Decision, Verdict
 from rota.engine.logs import Logs
@@ -14,6 +16,7 @@ from rota.engine.submit_intake import SUBMITS
 from rota.infra.nats import ConsumerSpec, Message
 from rota.model.job import LayerSpec, Submission
 from rota.model.messages import RESULT, SUBMIT
+from rota.model.quota import Level
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.ground.farm import Farm
@@ -146,3 +149,19 @@ async def test_what_servers_read_from_the_bus_has_the_limits_that_are_set(
             [service] = [each for each in farm.replica.supervisor.services if each.name == name]
             handling = service._run.__self__
             assert (handling._spec.max_deliver, handling._dead_letter_retry_s) == (9, nats.nak_delay)
+
+
+async def test_caps_of_a_job_that_has_ended_leave_postgresql_and_redis(farm):
+    await farm.worker()
+    job = await farm.submit("noop", frames=3, max_cores=2)
+    assert await farm.ended(job) == "SUCCEEDED"
+    await farm.quiet()
+    [show] = await farm.books.admin.shows()
+    live = farm.books.live
+    limits = live.keys.of_show(str(show.id)).limits
+    assert wire.name(Level.JOB, job) in [name async for name, _ in state.fields_of(live.client, limits)]
+    engine = farm.replica.engine
+    [lease] = (await engine.leases.acquire(["spare"], kind="upkeep", ttl_s=60.0)).granted
+    assert await engine.upkeep.forget_caps(lease) == 1
+    assert wire.name(Level.JOB, job) not in [name async for name, _ in state.fields_of(live.client, limits)]
+    assert not [line for line in (await audit(farm.books, show)).lines if line.problem]

@@ -30,7 +30,7 @@ DO $$ DECLARE part text; BEGIN
 END $$"""
 
 shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.worker; DELETE FROM rota.blob; {NO_DAYS}")
+database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.worker; DELETE FROM rota.proc; DELETE FROM rota.blob; {NO_DAYS}")
 
 DAYS = sql("SELECT name, day, since, until FROM rota.days_of($1) ORDER BY since")
 ADD_END = sql("""
@@ -47,6 +47,16 @@ INSERT INTO rota.job_done (pk_job, pk_show, pk_folder, pk_dept, str_name, topic,
                            ts_finished, history, layers)
 SELECT $1, $1, $1, $1, 'x', 't', 5, 'FAILED', $2, $3, '[]', ARRAY[
   ROW($4::uuid, $1, 0, 'l', 'q', '', NULL, $5::text, 0, 1, NULL, NULL, false, 1, 0, 0, 1, 0, 0, 0, 0)::rota.layer]""")
+JOB_OF = sql("""
+SELECT pk_job FROM rota.layer WHERE pk_layer = $1
+UNION ALL SELECT d.pk_job FROM rota.job_done d WHERE d.layers[1].pk_layer = $1""")
+ADD_JOB_CAP = sql("INSERT INTO rota.job_resource (pk_job, pk_show, int_max_cores, int_cores) VALUES ($1, $2, 100, $3)")
+ADD_LAYER_CAP = sql("""
+INSERT INTO rota.layer_resource (pk_layer, pk_job, pk_show, int_max_gpus, int_cores) VALUES ($1, $2, $3, 2, $4)""")
+ADD_PROC = sql("""
+INSERT INTO rota.proc (token, pk_show, pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, pk_host, int_cores_reserved,
+                       int_gpus_reserved, int_fence)
+VALUES (7, $1, $1, $1, $2, $3, $1, $1, 100, 0, 1)""")
 DONE = sql("SELECT pk_job, tableoid::regclass::text AS part FROM rota.job_done ORDER BY ts_finished")
 WAITS = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() WHERE name = $1")
@@ -259,6 +269,7 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(upkeep, lease, datab
         upkeep.drop_days(lease, before=TODAY + 3 * DAY),
         upkeep.forget_keys(lease),
         upkeep.forget_workers(lease),
+        upkeep.forget_caps(lease),
     ):
         with pytest.raises(StaleFence):
             await step
@@ -310,6 +321,54 @@ async def test_as_a_service_it_makes_days_at_once_and_drops_those_that_are_over(
             return [row["part"] for row in await database.rows(DONE)] == [f"job_done_{now:%Y%m%d}"]
 
         await until(tidy, what="one day kept and one dropped")
+
+
+async def a_capped_job(database, show, *, done=True, booked=False, counted=0):
+    """A job and its layer with caps in the books; `done`: None is nobody's that the engine knows."""
+    if done is None:
+        job, layer = uuid4(), uuid4()
+    else:
+        layer = await (a_done_layer(database, TODAY, TODAY) if done else a_live_layer(database))
+        job = await database.value(JOB_OF, layer)
+    await database.run(ADD_JOB_CAP, job, show, counted)
+    await database.run(ADD_LAYER_CAP, layer, job, show, counted)
+    if booked:
+        await database.run(ADD_PROC, show, job, layer)
+    return job
+
+
+async def test_caps_go_when_their_job_has_ended_and_nothing_of_it_is_booked_or_counted(upkeep, lease, database):
+    await a_show(database)
+    show = await database.value(sql("SELECT pk_show FROM rota.show"))
+    ended = {await a_capped_job(database, show) for _ in range(5)}
+    stay = {
+        await a_capped_job(database, show, done=False),
+        await a_capped_job(database, show, done=None),
+        await a_capped_job(database, show, booked=True),
+        await a_capped_job(database, show, counted=100),
+    }
+    assert await upkeep.forget_caps(lease, batch=2) == len(ended)
+    for table in ("job_resource", "layer_resource"):
+        rows = await database.rows(sql(f"SELECT pk_job FROM rota.{table}"))
+        assert {row["pk_job"] for row in rows} == stay
+    assert await upkeep.forget_caps(lease, batch=2) == 0
+    await database.run(sql("DELETE FROM rota.proc"))
+    await database.run(sql("UPDATE rota.job_resource SET int_cores = 0"))
+    assert await upkeep.forget_caps(lease) == 2, "one layer still counts"
+    assert len(await database.rows(sql("SELECT FROM rota.layer_resource"))) == 3
+
+
+async def test_a_job_that_counts_while_its_caps_are_forgotten_keeps_them(upkeep, lease, database, other):
+    await a_show(database)
+    job = await a_capped_job(database, await database.value(sql("SELECT pk_show FROM rota.show")))
+    counting = other.transaction()
+    await counting.start()
+    await other.execute("UPDATE rota.job_resource SET int_cores = 100")
+    forgetting = asyncio.create_task(upkeep.forget_caps(lease))
+    await until(lambda: database.value(WAITS), what="the lock to be waited for")
+    await counting.commit()
+    await forgetting
+    assert await database.value(sql("SELECT pk_job FROM rota.job_resource")) == job
 
 
 async def test_what_is_stored_goes_when_no_job_that_is_kept_points_to_it(database):

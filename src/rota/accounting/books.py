@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -107,6 +108,12 @@ class Books:
         fence = await self.admin.raise_fence(show)
         if self.live:
             await self.live.tell(show, raised=fence)
+
+    async def tell_limits(self, show: ShowId) -> None:
+        """Bring Redis to the limits that PostgreSQL has; while it is away that is left to whoever keeps the books."""
+        if self.live is not None and await self.is_managed(show):
+            with suppress(RedisUnavailable):
+                await self.live.catch_up(show)
 
     async def check_publishing(self) -> bool:
         """Whether releases of managed shows reach Redis from here; warns loudly when they do not."""

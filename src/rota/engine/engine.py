@@ -115,7 +115,7 @@ class Engine:
             settings.replayer,
             ask_again_s=settings.scheduler.safety_throttle_delay,
         )
-        self.upkeep = Upkeep(database, leases, settings.retention, store=self.store)
+        self.upkeep = Upkeep(database, leases, settings.retention, store=self.store, books=books)
         self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
         self.members.on_change = lambda: self.registry.feed_by(self.members.feeds)

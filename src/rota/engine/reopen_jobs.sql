@@ -3,14 +3,16 @@ SELECT j.pk_job, j.live, s.str_name AS show, f.str_name AS folder, d.str_name AS
        j.priority, j.labels, j.request, j.workflow_id, l.pk_layer, l.number, l.str_name AS layer, l.queue, l.work, l.input,
        l.input_at, l.first_frame, l.frame_step, l.ranges, l.frames, c.digest, c.topic AS place_topic, c.requires,
        c.labels AS place_labels, c.preferred_pool, c.preferred_worker, c.cores, c.gpus, c.memory_mb,
-       jr.int_max_cores AS job_cores, jr.int_max_gpus AS job_gpus, lr.int_max_cores AS layer_cores,
-       lr.int_max_gpus AS layer_gpus
+       coalesce(jr.int_max_cores, (j.caps -> j.pk_job::text ->> 0)::bigint) AS job_cores,
+       coalesce(jr.int_max_gpus, (j.caps -> j.pk_job::text ->> 1)::bigint) AS job_gpus,
+       coalesce(lr.int_max_cores, (j.caps -> l.pk_layer::text ->> 0)::bigint) AS layer_cores,
+       coalesce(lr.int_max_gpus, (j.caps -> l.pk_layer::text ->> 1)::bigint) AS layer_gpus
 FROM (
   SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, labels, request, workflow_id, true AS live,
-         ARRAY(SELECT k FROM rota.layer k WHERE k.pk_job = job.pk_job) AS layers
+         ARRAY(SELECT k FROM rota.layer k WHERE k.pk_job = job.pk_job) AS layers, NULL::jsonb AS caps
   FROM rota.job WHERE pk_job = ANY ($1::uuid[])
   UNION ALL
-  SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, labels, request, workflow_id, false, layers
+  SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, labels, request, workflow_id, false, layers, caps
   FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])
 ) AS j
 CROSS JOIN LATERAL unnest(j.layers) AS l

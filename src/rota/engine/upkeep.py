@@ -1,4 +1,4 @@
-"""What one leader does so that what has ended does not grow: days made ahead, days dropped, old names forgotten.
+"""What one leader does so that what has ended does not grow: days made ahead, days dropped, names and caps forgotten.
 
 Finished jobs, ends of frames and logs lie in partitions by day (UTC). A day past its retention is dropped whole: no row
 is deleted one by one, and nothing is left for vacuum. Who keeps what:
@@ -6,6 +6,8 @@ is deleted one by one, and nothing is left for vacuum. Who keeps what:
   transaction that makes the day, in bounded parts and under a lock that readers wait for;
 - nothing that is still needed goes with a day: ends of frames whose jobs live, or ended on a later day, are carried on
   before it is dropped, until a look finds none. None can come after that: a row is written on the day it ends;
+- caps leave the books when their job has ended, and nothing of it is booked or counted there; a retry finds them with
+  the job. Redis is told after the commit; if we die in between, the next copy of all limits does that;
 - nobody waits long: a lock that is not to be had within `PATIENCE_MS` is given up, and asked for again next round.
 
 Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. Dying
@@ -14,6 +16,7 @@ between two steps leaves the rest to the next leader; repeating a step changes n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import date, datetime, timedelta
@@ -21,6 +24,7 @@ from typing import Final
 
 import structlog
 
+from rota.accounting.books import Books
 from rota.infra import faults
 from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.postgres import Database, Query, Transaction, query
@@ -28,6 +32,7 @@ from rota.infra.service import Lifecycle
 from rota.infra.store import Pointer, Store
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, SetupFailed
+from rota.model.ids import ShowId
 from rota.model.settings.lifecycle import Retention
 from rota.queue.upkeep import BUSY
 
@@ -37,6 +42,7 @@ MAKE = query(__package__, "upkeep_make")
 DROP = query(__package__, "upkeep_drop")
 CARRY = query(__package__, "upkeep_carry")
 PATIENCE = query(__package__, "upkeep_patience")
+CAPS = query(__package__, "upkeep_caps")
 KEYS = query(__package__, "upkeep_keys")
 WORKERS = query(__package__, "upkeep_workers")
 POINTERS = query(__package__, "upkeep_pointers")
@@ -51,6 +57,7 @@ ROUND_S: Final = 60.0
 SOON_S: Final = 2.0
 """Until the next round when somebody was in our way."""
 STORE_S: Final = 3600.0
+CAPS_S: Final = 300.0
 LIVE: Final = ("PENDING", "APPROVAL_REQUIRED", "SCHEDULED", "DISPATCHED", "RUNNING")
 DAYS_AHEAD: Final = 7
 BATCH: Final = 10_000
@@ -75,13 +82,20 @@ class Upkeep:
     """Every replica may run it, one of them leads."""
 
     def __init__(
-        self, database: Database, leases: Leases, retention: Retention | None = None, *, store: Store | None = None
+        self,
+        database: Database,
+        leases: Leases,
+        retention: Retention | None = None,
+        *,
+        store: Store | None = None,
+        books: Books | None = None,
     ) -> None:
         self.database = database
         self.leases = leases
         self.retention = retention or Retention()
         self._store = store
-        self._store_due_s = 0.0
+        self._books = books
+        self._due = {"store": 0.0, "caps": 0.0}
         self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
 
     async def run(self, life: Lifecycle) -> None:
@@ -105,10 +119,18 @@ class Upkeep:
             *(self.make_days, self.drop_days, self.forget_keys, self.forget_workers, self.prune_leases, self.measure),
         )
         done = [await self._try(lease, step) for step in steps]
-        if self._store is not None and self.leases.clock.monotonic() >= self._store_due_s:
+        if self._store is not None and self._is_due("store", STORE_S):
             done.append(await self._try(lease, self.tidy_store))
-            self._store_due_s = self.leases.clock.monotonic() + STORE_S
+        if self._is_due("caps", CAPS_S):
+            done.append(await self._try(lease, self.forget_caps))
         return all(done)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.leases.clock.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
 
     async def _try(self, lease: Lease, step: Callable[[Lease], Awaitable[object]]) -> bool:
         try:
@@ -149,6 +171,21 @@ class Upkeep:
         """Workers that ended before anything that is kept."""
         over = before or await self._ago(self.retention.finished_jobs)
         return await self._in_batches(lease, WORKERS, over, batch)
+
+    async def forget_caps(self, lease: Lease, *, batch: int = BATCH) -> int:
+        """Rows in the books of jobs that have ended; returns of how many jobs."""
+        shows: Counter[ShowId] = Counter()
+        for _ in range(BATCHES_MAX):
+            async with self._guarded(lease) as tx:
+                rows = {ShowId(row["pk_show"]): row["jobs"] for row in await tx.rows(CAPS, batch)}
+                faults.at("upkeep.after_caps_before_commit")
+            shows.update(rows)
+            if sum(rows.values()) < batch:
+                break
+        if self._books is not None:
+            for show in shows:
+                await self._books.tell_limits(show)
+        return shows.total()
 
     async def prune_leases(self, _lease: Lease) -> int:
         return await self.leases.prune(LEASES_KEPT_S)

@@ -160,6 +160,43 @@ BEGIN
   RETURN carried;
 END $$;
 
+-- Caps of jobs that have ended, of which nothing is booked: kept with the job for whoever retries it, and removed from the
+-- books, lest every job there ever was is told to Redis again and again. Nothing is booked for a job that has ended; a row
+-- that counts something all the same stays, under the lock that counting takes, until the books have set it right.
+ALTER TABLE rota.job_done ADD COLUMN caps jsonb;
+COMMENT ON COLUMN rota.job_done.caps IS 'Its caps and those of its layers, by id: [cores, GPUs]. While it has rows in the books these hold.';
+
+CREATE FUNCTION rota.caps_forget(most integer) RETURNS TABLE (pk_show uuid, jobs bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  ended uuid[] := ARRAY(
+    SELECT r.pk_job FROM (
+      SELECT k.pk_job FROM rota.job_resource k WHERE (k.int_cores, k.int_gpus) = (0, 0)
+      UNION SELECT k.pk_job FROM rota.layer_resource k WHERE (k.int_cores, k.int_gpus) = (0, 0)) AS r
+    WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = r.pk_job)
+      AND EXISTS (SELECT FROM rota.job_done d WHERE d.pk_job = r.pk_job)
+      AND NOT EXISTS (SELECT FROM rota.proc p WHERE p.pk_job = r.pk_job)
+    ORDER BY 1 LIMIT most);
+BEGIN
+  UPDATE rota.job_done d SET caps = coalesce(d.caps, '{}') || c.caps
+  FROM (SELECT k.pk_job, jsonb_object_agg(k.id, jsonb_build_array(k.cores, k.gpus)) AS caps
+        FROM (SELECT j.pk_job, j.pk_job AS id, j.int_max_cores AS cores, j.int_max_gpus AS gpus FROM rota.job_resource j
+              UNION ALL SELECT l.pk_job, l.pk_layer, l.int_max_cores, l.int_max_gpus FROM rota.layer_resource l) AS k
+        WHERE k.pk_job = ANY (ended) AND greatest(k.cores, k.gpus) > 0 GROUP BY 1) AS c
+  WHERE d.pk_job = c.pk_job;
+
+  RETURN QUERY
+    WITH gone AS (
+      DELETE FROM rota.job_resource k WHERE k.pk_job = ANY (ended) AND (k.int_cores, k.int_gpus) = (0, 0)
+      RETURNING k.pk_show, k.pk_job
+    ), gone_layers AS (
+      DELETE FROM rota.layer_resource k WHERE k.pk_job = ANY (ended) AND (k.int_cores, k.int_gpus) = (0, 0)
+      RETURNING k.pk_show, k.pk_job
+    )
+    SELECT g.pk_show, count(DISTINCT g.pk_job) FROM (TABLE gone UNION ALL TABLE gone_layers) AS g GROUP BY 1;
+END $$;
+
 -- How many jobs of a show may run at once. Shows without such a limit have no rows here and pay nothing.
 ALTER TABLE rota.show ADD COLUMN int_max_jobs integer NOT NULL DEFAULT -1 CHECK (int_max_jobs >= -1);
 COMMENT ON COLUMN rota.show.int_max_jobs IS 'Jobs of it that are dispatched or running at a time; -1: as many as there are.';
