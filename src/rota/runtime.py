@@ -34,7 +34,7 @@ from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener
 from rota.infra.store import Store
-from rota.model.errors import InvalidSetting, RotaError, Unavailable
+from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
@@ -223,11 +223,16 @@ def reopener_of(settings: Settings, queue: Queue) -> Reopener:
 async def never_booked(books: Books, tokens: Sequence[int]) -> set[int]:
     """Those of a dead dispatcher's tokens that have no proc row and, from here on, cannot get one in any show.
 
-    A claim does not say whose frames it holds, so they are buried everywhere; that is rare, and graves are pruned.
+    A claim does not say whose frames it holds, so they are buried everywhere; that is rare, and graves are pruned. It
+    may have died with tokens booked in Redis alone: Redis forgets them, or, if it is away, the recount finds them.
     """
     left = set(tokens)
     for show in await books.admin.shows():
         left = await procs.bury(books.database, show.id, sorted(left)) if left else left
+    try:
+        await books.forget(sorted(left))
+    except RedisUnavailable as away:
+        log.warning("tokens_not_forgotten", tokens=len(left), reason=away.sentence, remedy="the recount mends it")
     return left
 
 

@@ -2,8 +2,10 @@
 
 | what fails | wrong meanwhile | mended by |
 |---|---|---|
-| a release is not published | Redis counts too much | one recount, without its grace |
-| a booker dies between script and insert | Redis counts too much | one recount, after its grace |
+| a release is not published | Redis counts too much | whoever owes it; one recount, without its grace |
+| the reply of a release is lost | Redis counts too much | one look at graves; one recount, without its grace |
+| a booker dies between script and insert | Redis counts too much | who buries its claims; else one recount |
+| what was refused is not given back | Redis counts too much | whoever owes it; one recount, after its grace |
 | a booker dies after the insert, before its reply | nothing | the caller, by asking again |
 | Redis is not told of a cap that was lowered | nothing: PostgreSQL refuses | the next booking |
 | Redis is not told of a cap that was raised | less is booked than could be | one reseed of limits |
@@ -19,14 +21,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from rota.accounting import procs
-from rota.accounting.books import Books
+from rota.accounting.books import DOUBT_S, Books
 from rota.accounting.ledger import Why
 from rota.accounting.live import recount
 from rota.accounting.live.publisher import FAILED, MISCONFIGURED
 from rota.infra import faults
+from rota.infra.clock import SystemClock
 from rota.infra.redis import RedisTarget, connect
 from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level, Refusal, Resource
+from rota.runtime import never_booked
 from tests.contract.ledger_suite import EMPTY, outcome_of
 from tests.ground.databases import cleaned_by, one_database
 from tests.integration.books_ground import Farm, die, stopped
@@ -36,6 +40,13 @@ FULL = Refusal(Level.SUBSCRIPTION, Resource.CORES, 600, 600, 100)
 
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
+
+
+class HandClock(SystemClock):
+    at_s = 0.0
+
+    def monotonic(self):
+        return self.at_s
 
 
 @pytest.fixture
@@ -97,6 +108,56 @@ async def test_a_booker_that_dies_between_script_and_insert_is_buried_by_one_rec
     assert (await farm.book([8, 9])).booked == [8]
     assert await farm.agrees()
     assert await farm.over() == []
+
+
+async def test_what_a_dead_dispatcher_booked_in_redis_alone_goes_with_its_claims(farm, monkeypatch):
+    await farm.book([0, 1])
+    async with stopped(monkeypatch, procs, "insert", farm.book([2, 3])) as booking:
+        await die(booking)
+    assert (await farm.count(), await farm.tokens()) == ("4", [0, 1])
+    assert await never_booked(farm.books, range(4)) == {2, 3}
+    assert await farm.count() == "2"
+    assert await farm.agrees()
+
+
+async def test_claims_of_a_dead_dispatcher_are_returned_although_redis_is_away(far, monkeypatch):
+    farm, away = far
+    async with stopped(monkeypatch, procs, "insert", farm.book([0])) as booking:
+        await die(booking)
+    with away:
+        assert await never_booked(farm.books, [0]) == {0}
+    assert (await farm.recount(grace_s=HOURS_S)).released == 1
+
+
+async def test_a_release_whose_reply_was_lost_is_told_by_its_grave(far, monkeypatch):
+    farm, away = far
+    clock = HandClock()
+    monkeypatch.setattr(farm.books, "_clock", clock)
+    await farm.book(range(4))
+    await procs.delete(farm.database, farm.show, [0, 1])  # and nobody learns what was released
+    farm.books.doubt([0, 1, 2])
+    await farm.books.settle()
+    assert await farm.count() == "4", "it may still be under way"
+    clock.at_s += DOUBT_S
+    with away, pytest.raises(RedisUnavailable):
+        await farm.books.settle()
+    await farm.books.settle()
+    assert await farm.count() == "2"
+    assert await farm.agrees()
+
+
+async def test_what_could_not_be_given_back_is_when_redis_is(far, monkeypatch):
+    farm, away = far
+    await farm.book([0])
+    fence = await farm.fence()
+    async with stopped(monkeypatch, procs, "insert", farm.book([1, 2])) as booking:
+        await die(booking)
+    with away:
+        await farm.live.publisher.give_back(farm.show, fence, [farm.group([1, 2])])
+        assert not await farm.live.publisher.pay()
+    assert await farm.count() == "3"
+    assert await farm.live.publisher.pay()
+    assert await farm.agrees()
 
 
 async def test_a_booking_that_gets_its_row_in_the_grace_of_a_recount_is_left_alone(farm, monkeypatch):

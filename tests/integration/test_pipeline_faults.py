@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from rota.engine.finish import DISPATCH_FAILED
+from rota.infra import faults
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.job import Budget
 from rota.model.settings.lifecycle import Reconciler, Scheduler
@@ -49,6 +50,16 @@ async def test_frames_in_the_hand_of_a_round_that_lost_postgres_go_back(farm, mo
     assert await farm.ended(job, within_s=25) == "SUCCEEDED"
     assert failed
     assert sorted(frame for frame, _ in seen["note"]) == list(range(5))
+
+
+@pytest.mark.parametrize(("task", "place"), [("noop", "finish.success"), ("echo", "finish.ended")])
+async def test_a_frame_whose_end_was_committed_without_a_reply_leaves_its_room_to_the_next(
+    farm, monkeypatch, task, place
+):
+    monkeypatch.setattr(faults, "reply", faults.Plan.parse({"LOST_REPLY_AT": place}).reply)
+    await farm.worker()
+    job = await farm.submit(task, *([1] if task == "echo" else []), frames=2, max_cores=1)
+    assert await farm.ended(job, within_s=25) == "SUCCEEDED"
 
 
 async def test_a_dispatcher_whose_lease_went_in_a_round_goes_on_under_a_new_one(farm, monkeypatch):

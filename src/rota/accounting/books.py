@@ -13,7 +13,8 @@ both; of what it releases of managed shows Redis hears only at the next recount.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,12 +32,15 @@ from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
 from rota.infra.redis import Keys
-from rota.model.errors import RedisUnavailable
+from rota.model.errors import RedisUnavailable, ScriptFailed
 from rota.model.ids import ShowId
 
 log = structlog.get_logger(__name__)
 
 MANAGED = query(__package__, "shows_managed")
+DOUBT_S: Final = 2.0
+"""Until then a transaction whose reply was lost has ended one way or the other, mostly."""
+DOUBTS_MAX: Final = 1000
 GONE: Final = 2**52
 """A fence above all others, for shows that were deleted."""
 _ELSEWHERE = frozenset({Why.MANAGED, Why.NOT_MANAGED})
@@ -63,6 +67,8 @@ class Books:
         self._remember_s = remember_s
         self._managed: dict[ShowId, bool] = {}
         self._read_at_s = float("-inf")
+        self._doubted: deque[tuple[float, Sequence[int]]] = deque(maxlen=DOUBTS_MAX)
+        """Tokens that may have been released, and when that was asked for; the oldest first."""
 
     async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
         outcomes = await self._book(show, groups, force=force, managed=await self.is_managed(show))
@@ -80,6 +86,34 @@ class Books:
         deleted = await procs.delete(self.database, show, tokens)
         await self.publisher.released(show, deleted)
         return list(deleted.released)
+
+    def doubt(self, tokens: Sequence[int]) -> None:
+        """The reply of a transaction that was to delete the rows of these tokens was lost, and with it what they held.
+
+        If it did, they lie in graves, and `settle` has Redis forget them; whatever is left is found by the recount."""
+        if self.live:
+            self._doubted.append((self._clock.monotonic(), tokens))
+
+    async def settle(self) -> None:
+        """Look at what was doubted a moment ago. Raises `Unavailable` with all of it still to do."""
+        while self._doubted and self._clock.monotonic() - self._doubted[0][0] >= DOUBT_S:
+            oldest = self._doubted[0]
+            await self.forget(oldest[1])
+            if self._doubted and self._doubted[0] is oldest:
+                self._doubted.popleft()
+
+    async def forget(self, tokens: Sequence[int]) -> int:
+        """Have Redis forget those of the tokens that lie in a grave, whichever managed show they belong to."""
+        if self.live is None or not tokens:
+            return 0
+        forgotten = 0
+        for show, fence in (await self.managed()).items():
+            buried = await procs.buried(self.database, show, tokens)
+            try:
+                forgotten += await self.live.forget(show, fence, buried) if buried else 0
+            except ScriptFailed as error:
+                log.warning("tokens_not_forgotten", show=str(show), code=error.code, remedy="the recount mends it")
+        return forgotten
 
     async def is_managed(self, show: ShowId) -> bool:
         if self._clock.monotonic() - self._read_at_s > self._remember_s:

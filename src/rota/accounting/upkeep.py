@@ -6,7 +6,8 @@
   counted: tokens against rows, counters against tokens; the five tables of managed shows from `SUM(proc)`; and, as
   often, graves that are needless go;
 - *limits*, `accounting.limit_reseed_interval_seconds`: all limits to Redis; shows that are no longer managed go there;
-- *pay*, twice a second and in every replica: releases that Redis was not told of while it was away;
+- *pay*, twice a second and in every replica: releases that Redis was not told of while it was away, and those whose
+  reply from PostgreSQL was lost;
 - *recalculate*, `accounting.recalculate_subs_interval`: the five tables of unmanaged shows from `SUM(proc)`.
 
 One replica does it, under a lease. Should two believe that they do, nothing breaks: every step asks for the mark or the
@@ -85,6 +86,8 @@ class Upkeep:
         while True:
             await asyncio.sleep(PAY_S)
             await self.books.publisher.pay()
+            with contextlib.suppress(Unavailable):
+                await self.books.settle()
 
     async def all_seeded(self) -> bool:
         return not await self.lagging() if self.books.live else True

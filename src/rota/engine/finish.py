@@ -9,15 +9,17 @@ returned, and the job itself, which moves to `job_done` with its last frame. Who
 - hooks run inside the transaction, with the jobs that end in it; what they raise undoes all of it, and the report comes
   again.
 
-If we die before the COMMIT nothing happened and the report comes again; after it, what is not done (Redis, the ack) is
-done by the repeat, which finds nothing left to end, and by the recount.
+If we die before the COMMIT nothing happened and the report comes again; after it, what is not done is done by the
+repeat, which finds nothing left to end (the ack), and by the recount (Redis). If only the reply of the COMMIT is lost,
+the books look a moment later which of the tokens lie in graves, and Redis forgets those.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -32,6 +34,7 @@ from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics, tracing
 from rota.model.backoff import Backoff, DispatchBackoff
+from rota.model.errors import PostgresUnavailable
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
 from rota.model.messages import End, Run, Status, runs_of
@@ -129,22 +132,24 @@ class Finisher:
     async def succeeded(self, worker: UUID, runs: Sequence[Run], took_ms: int = 0) -> Told:
         """Frames of one worker that returned nothing."""
         faults.at("finish.before_success")
-        if not self.hooks:
-            told = await self._succeed(self.database, worker, runs, took_ms)
-        else:
-            async with self.database.transaction() as tx:
-                told = await self._succeed(tx, worker, runs, took_ms)
-                await self.run_hooks(tx, told.finished)
-        faults.reply("finish.success")
+        with self._in_doubt(lambda: _tokens_of(sorted(runs))):
+            if not self.hooks:
+                told = await self._succeed(self.database, worker, runs, took_ms)
+            else:
+                async with self.database.transaction() as tx:
+                    told = await self._succeed(tx, worker, runs, took_ms)
+                    await self.run_hooks(tx, told.finished)
+            faults.reply("finish.success")
         await self.tell(told)
         return told
 
     async def ended(self, worker: UUID | None, ends: Sequence[End]) -> Told:
         """Frames that have something to say. With no worker they end wherever they are (it was lost, or asked to)."""
-        async with self.database.transaction() as tx:
-            told = await self._end(tx, worker, ends)
-            faults.at("finish.before_commit")
-        faults.reply("finish.ended")
+        with self._in_doubt(lambda: [end.token for end in ends]):
+            async with self.database.transaction() as tx:
+                told = await self._end(tx, worker, ends)
+                faults.at("finish.before_commit")
+            faults.reply("finish.ended")
         await self.tell(told)
         return told
 
@@ -163,6 +168,16 @@ class Finisher:
             await self.run_hooks(tx, told.finished)
         await self.tell(told)
         return told
+
+    @contextmanager
+    def _in_doubt(self, tokens: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Of a transaction whose reply is lost nobody learns what to tell Redis: the books look into it."""
+        try:
+            yield
+        except (PostgresUnavailable, faults.LostReply) as error:
+            if getattr(error, "facts", {}).get("outcome", "unknown") == "unknown":
+                self.books.doubt(tokens())
+            raise
 
     async def tell(self, told: Told) -> None:
         """After the commit. What is not told to Redis is found by the recount."""

@@ -26,6 +26,7 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.items import Change
 from rota.accounting.ledger import (
+    NOBODY,
     Batch,
     Group,
     Key,
@@ -43,6 +44,7 @@ from rota.accounting.ledger import (
 from rota.accounting.live import recount, state, wire
 from rota.accounting.live.limits import Limits, Missed, Newer, Uncounted, Unseeded, Written
 from rota.accounting.live.publisher import RedisPublisher
+from rota.accounting.live.publisher import Released as Forgotten
 from rota.infra import faults
 from rota.infra.postgres import Database
 from rota.infra.redis import Keys, script
@@ -55,6 +57,7 @@ NO_FENCE: Final = 0
 """No show has it: PostgreSQL inserts nothing under it, and tells what is there."""
 TEACHINGS: Final = 2
 RETRIES: Final = 2
+GROUPS_PER_CALL: Final = 8
 CATCHING_UP_MAX: Final = 5
 OTHERS_TURNS: Final = 20
 OTHERS_TURN_S: Final = 0.05
@@ -196,6 +199,22 @@ class LiveLedger:
         must_know = [0 if group.capped else None for group in groups]
         reply = await self._ask(show, groups, must_know, ask="all", under=under)
         return sum(told.fit for told in reply.groups) if isinstance(reply, Booked) else None
+
+    async def forget(self, show: ShowId, fence: int, tokens: Iterable[int]) -> int:
+        """Take tokens out of Redis that lie in a grave under `fence`; how many were there. Redis tells what they held,
+        for whoever never knew it, or has lost the reply that told."""
+        keys = self.keys.of_show(str(show))
+        held = await state.numbers(self.client, keys, tokens)
+        by_number: dict[str, list[int]] = {}
+        for token, number in held.items():
+            by_number.setdefault(number, []).append(token)
+        charges = await state.charges(self.client, keys, by_number)
+        groups = [Group(charge, NOBODY, by_number[number]) for number, charge in charges.items()]
+        forgotten = 0
+        for piece in state.pieces(groups, GROUPS_PER_CALL):
+            reply = await self.publisher.release(show, fence, piece)
+            forgotten += reply.tokens if isinstance(reply, Forgotten) else 0
+        return forgotten
 
     async def _attempt(self, show: ShowId, groups: Batch, *, force: bool) -> list[Outcome]:
         booked = await self._book(show, groups, "force" if force else "limits")

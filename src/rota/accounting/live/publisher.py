@@ -2,8 +2,8 @@
 
 A release that is not told, because Redis was away or we died, leaves tokens without rows: Redis counts too much, never
 too little, until it is back and is told, or the next recount finds them in their graves. So nothing here fails the
-caller. A release is told with the show's fence at the deletion, and is void under a higher one: by then the token may
-be somebody else's row.
+caller. The same holds for what was booked in Redis and refused by PostgreSQL. A release is told with the show's fence
+at the deletion, and is void under a higher one: by then the token may be somebody else's row.
 """
 
 from __future__ import annotations
@@ -57,6 +57,15 @@ Reply = Released | Limited | Stale | Damaged
 RELEASE = script(__package__, "release", replies=Released | Limited | Stale | Damaged)
 
 
+class _Owed(msgspec.Struct, frozen=True):
+    """With `booked`: given back, and booked under that fence; else released."""
+
+    show: ShowId
+    fence: int
+    groups: Batch
+    booked: int = 0
+
+
 class Publisher(Protocol):
     async def released(self, show: ShowId, deleted: Deleted) -> None:
         """After the commit. Never raises for Redis's sake."""
@@ -71,19 +80,14 @@ class RedisPublisher:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client = client
         self.keys = keys
-        self._owed: deque[tuple[ShowId, Deleted]] = deque(maxlen=OWED_MAX)
-        """Releases that Redis was not told of because it was away, the oldest first."""
+        self._owed: deque[_Owed] = deque(maxlen=OWED_MAX)
+        """What Redis was not told of because it was away, the oldest first."""
 
     async def released(self, show: ShowId, deleted: Deleted) -> None:
         if not deleted.managed or not deleted.frames:
             return
         faults.at("publisher.before_release")
-        try:
-            await self._told(show, deleted)
-        except (RedisUnavailable, ScriptFailed) as error:
-            FAILED.inc(deleted.frames)
-            self._owed.append((show, deleted))
-            log.warning("release_not_published", show=str(show), code=error.code, remedy="told when Redis is back")
+        await self._tell(_Owed(show, deleted.fence, deleted.batch))
 
     async def pay(self) -> bool:
         """Tell Redis what it was not told while it was away; False if it still is. Releases may be told twice.
@@ -91,28 +95,32 @@ class RedisPublisher:
         What is forgotten because we die, or because there is too much of it, is mended by the next recount.
         """
         while self._owed:
-            show, deleted = self._owed[0]
+            oldest = self._owed[0]
             try:
-                await self._told(show, deleted)
+                await self.release(oldest.show, oldest.fence, oldest.groups, booked=oldest.booked)
             except RedisUnavailable:
                 return False
             except ScriptFailed as error:
-                log.warning("release_not_published", show=str(show), code=error.code, remedy="the recount mends it")
-            if self._owed and self._owed[0] == (show, deleted):
+                log.warning(
+                    "release_not_published", show=str(oldest.show), code=error.code, remedy="the recount mends it"
+                )
+            if self._owed and self._owed[0] is oldest:
                 self._owed.popleft()
         return True
-
-    async def _told(self, show: ShowId, deleted: Deleted) -> None:
-        await self.release(show, deleted.fence, deleted.batch)
 
     async def give_back(self, show: ShowId, fence: int, groups: Batch) -> None:
         """Take out what was booked under `fence` and got no row. A higher fence by now is no hindrance: whoever booked
         the same token since did so under that one, and keeps it."""
+        await self._tell(_Owed(show, fence, groups, booked=fence))
+
+    async def _tell(self, owed: _Owed) -> None:
         try:
-            await self.release(show, fence, groups, booked=fence)
+            await self.release(owed.show, owed.fence, owed.groups, booked=owed.booked)
         except (RedisUnavailable, ScriptFailed) as error:
-            FAILED.inc(sum(len(group.tokens) for group in groups))
-            log.warning("booking_not_given_back", show=str(show), code=error.code, remedy="the next recount mends it")
+            FAILED.inc(sum(len(group.tokens) for group in owed.groups))
+            self._owed.append(owed)
+            event = "booking_not_given_back" if owed.booked else "release_not_published"
+            log.warning(event, show=str(owed.show), code=error.code, remedy="told when Redis is back")
 
     async def release(self, show: ShowId, fence: int, groups: Batch, *, booked: int = 0) -> Reply:
         """Take tokens out of Redis, unless the show has a higher fence there. Raises what Redis fails with.

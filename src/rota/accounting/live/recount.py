@@ -21,20 +21,18 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
-from redis.exceptions import ResponseError
 
 from rota.accounting import procs
 from rota.accounting.ledger import BATCH_MAX, NOBODY, TOKEN_END, Charge, Group, runs
 from rota.accounting.live import state, wire
-from rota.accounting.live.publisher import Released
 from rota.infra import faults
-from rota.infra.redis import guard, script
+from rota.infra.redis import script
 from rota.infra.telemetry import metrics
 from rota.model.ids import ShowId
 from rota.model.quota import Level
@@ -155,8 +153,8 @@ class _Recount:
         self.buckets = 1
         """How many are taken at a time, by what was in the last ones."""
         self.tokens = self.adopted = self.chunks = 0
-        self.suspects: dict[int, str] = {}
-        """Tokens that had no row, and the number of what they hold."""
+        self.suspects: set[int] = set()
+        """Tokens that had no row."""
 
     async def run(self, grace_s: float | None, turn: AbstractAsyncContextManager[object]) -> Recounted:
         async with turn:
@@ -191,7 +189,7 @@ class _Recount:
         rows = set(await self._rows(counted.mark << wire.SPAN_BITS, mark << wire.SPAN_BITS))
         self.buckets = _buckets_next(self.buckets, len(set(seen.values())))
         self.tokens += len(seen)
-        self.suspects |= {token: number for token, number in seen.items() if token not in rows}
+        self.suspects |= seen.keys() - rows
         await self._adopt(sorted(rows - seen.keys()))
         await asyncio.sleep(min(REST_MAX_S, self.rest * (time.monotonic() - began)))
         return counted.mark
@@ -234,7 +232,8 @@ class _Recount:
         Rows are read once more afterwards. Who releases deletes the row first, so a frame that ends at this moment is
         not counted again.
         """
-        for first, last in runs(await state.absent(self.ledger.client, self.keys, strays)):
+        held = await state.numbers(self.ledger.client, self.keys, strays)
+        for first, last in runs([token for token in strays if token not in held]):
             for start in range(first, last + 1, ROWS_PER_READ):
                 groups = await self._charged(start, min(start + ROWS_PER_READ - 1, last))
                 for piece in state.pieces(groups, GROUPS_PER_CALL):
@@ -299,9 +298,9 @@ class _Recount:
         """Release tokens that will never have a row; how many of them were in a grave, and how many are now."""
         if not self.suspects:
             return 0, 0
-        known = await procs.buried(self.ledger.database, self.show, list(self.suspects))
-        released = await self._release(known)
-        rest = [token for token in self.suspects if token not in known]
+        known = await procs.buried(self.ledger.database, self.show, sorted(self.suspects))
+        released = await self.ledger.forget(self.show, self.fence, known)
+        rest = sorted(self.suspects - known)
         if not rest:
             return released, 0
         await asyncio.sleep(grace_s)
@@ -310,35 +309,8 @@ class _Recount:
         for piece in state.pieces(rest, BATCH_MAX):
             stones = await procs.bury(self.ledger.database, self.show, piece)
             faults.at("recount.after_bury")
-            buried += await self._release(stones)
+            buried += await self.ledger.forget(self.show, self.fence, stones)
         return released, buried
-
-    async def _release(self, tokens: Collection[int]) -> int:
-        by_number: dict[str, list[int]] = {}
-        for token in sorted(tokens):
-            by_number.setdefault(self.suspects[token], []).append(token)
-        released = 0
-        for piece in state.pieces(list(by_number), BUCKETS_PER_CALL):
-            groups = [
-                Group(charge, NOBODY, by_number[number]) for number, charge in (await self._charges(piece)).items()
-            ]
-            reply = await self.ledger.publisher.release(self.show, self.fence, groups)
-            released += reply.tokens if isinstance(reply, Released) else 0
-        return released
-
-    async def _charges(self, numbers: Sequence[str]) -> dict[str, Charge]:
-        """What these numbers stand for; those that nobody holds any more are left out."""
-        with guard(self.ledger.client):
-            try:
-                found = await self.ledger.client.hmget(self.keys.charges, list(numbers))
-            except ResponseError:
-                return {}
-        read = {
-            number: wire.read_charge(text.decode("utf-8", "replace"))
-            for number, text in zip(numbers, found, strict=True)
-            if isinstance(text, bytes)
-        }
-        return {number: charged.charge for number, charged in read.items() if charged}
 
     def _damaged(self, reply: Damaged) -> Overtaken:
         log.warning("books_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded anew")

@@ -10,6 +10,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from rota.accounting.ledger import Charge
 from rota.accounting.live import wire
 from rota.infra.redis import Keys, ShowKeys, guard
 from rota.model.errors import InvalidInput
@@ -139,12 +140,12 @@ async def buckets(client: Redis, keys: ShowKeys, below: int | None = None, most:
     return [number for number in numbers if number is not None]
 
 
-async def absent(client: Redis, keys: ShowKeys, tokens: Iterable[int]) -> list[int]:
-    """Those of the tokens that Redis does not hold, in the order of their buckets; all of one that cannot be read."""
+async def numbers(client: Redis, keys: ShowKeys, tokens: Iterable[int]) -> dict[int, str]:
+    """Those of the tokens that Redis holds, and the numbers of what they hold; none of a bucket that cannot be read."""
     by_bucket: dict[int, list[int]] = {}
     for token in tokens:
         by_bucket.setdefault(token >> wire.SPAN_BITS, []).append(token)
-    missing: list[int] = []
+    found: dict[int, str] = {}
     for piece in pieces(list(by_bucket)):
         with guard(client):
             pipe = client.pipeline(transaction=False)
@@ -152,16 +153,27 @@ async def absent(client: Redis, keys: ShowKeys, tokens: Iterable[int]) -> list[i
                 pipe.hmget(keys.tokens(bucket), [token % wire.SPAN for token in by_bucket[bucket]])
             answers = await pipe.execute(raise_on_error=False)
         for bucket, held in zip(piece, answers, strict=True):
-            numbers = held if isinstance(held, list) else _nothing(held, len(by_bucket[bucket]))
-            missing += [token for token, number in zip(by_bucket[bucket], numbers, strict=True) if number is None]
-    return missing
+            if isinstance(held, list):
+                each = zip(by_bucket[bucket], held, strict=True)
+                found |= {token: _text(number) for token, number in each if number is not None}
+            elif not isinstance(held, ResponseError):
+                raise held
+    return found
 
 
-def _nothing(answer: object, number: int) -> list[None]:
-    if isinstance(answer, ResponseError):
-        return [None] * number
-    assert isinstance(answer, Exception)
-    raise answer
+async def charges(client: Redis, keys: ShowKeys, numbers: Iterable[str]) -> dict[str, Charge]:
+    """What these numbers stand for; those that nobody holds any more are left out."""
+    found: dict[str, Charge] = {}
+    for piece in pieces(sorted(numbers)):
+        with guard(client):
+            try:
+                texts = await client.hmget(keys.charges, list(piece))
+            except ResponseError:
+                return {}
+        for number, text in zip(piece, texts, strict=True):
+            if text is not None and (charged := wire.read_charge(_text(text))):
+                found[number] = charged.charge
+    return found
 
 
 async def keys_like(client: Redis, keys: Keys, pattern: str) -> list[str]:
