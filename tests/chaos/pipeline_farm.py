@@ -65,6 +65,8 @@ FROM rota.job j JOIN rota.layer l ON l.pk_job = j.pk_job LIMIT 10""")
 UP = sql("SELECT count(DISTINCT str_name) FROM rota.worker WHERE state = 'up'")
 LIVES = sql("SELECT count(*) FROM rota.worker WHERE state = 'up' AND str_name = $1")
 LAST = sql("SELECT pg_current_snapshot()::text")
+SOON_S = 0.05
+"""Between two looks of somebody who waits: the looking is not to be the load."""
 START_S = 60.0
 """Everything here must hold on a slow and busy machine, too: a bound is there to end what hangs."""
 
@@ -295,7 +297,7 @@ class Farm:
             return not any(left.values())
 
         try:
-            await until(is_quiet, within_s=within_s, what="an empty farm")
+            await until(is_quiet, within_s=within_s, what="an empty farm", every_s=SOON_S)
         except AssertionError as error:
             stuck = [dict(row.items()) for row in await self.database.rows(STUCK)]
             raise AssertionError(f"{error}: {await self._left()}\n{stuck}") from None
@@ -328,7 +330,7 @@ class Farm:
 
     async def _counted(self):
         """Exact counts and a scan of one moment: nothing was committed in between. None if there was no such moment."""
-        for _ in range(20):
+        for _ in range(5):
             before = await self.database.value(LAST)
             exact = await self.database.rows(EXACT)
             scanned = await self.database.rows(SCAN)

@@ -31,31 +31,27 @@ class Later:
     at_once = False
 
 
-async def submit(database, key, gate=None):
+async def submit(database, _bus, key, gate=None):
     spec = LayerSpec(task="noop", frames=3)
     submission = Submission(show="film", layers=(spec,), idempotency_key=key)
     (submitted,) = await Submitter(database, gate=gate).submit([submission])
     return submitted.job
 
 
-async def cancel(database, job):
-    bus = await Bus.connect(NatsTarget(url=os.environ["NATS"]))
-    try:
-        ender = Ender(database, bus, Finisher(database, Queue(database), Books(database, None)))
-        await ender.end(UUID(job), JobState.CANCELLED, "cancelled")
-    finally:
-        await bus.close()
+async def cancel(database, bus, job):
+    ender = Ender(database, bus, Finisher(database, Queue(database), Books(database, None)))
+    await ender.end(UUID(str(job)), JobState.CANCELLED, "cancelled")
     return job
 
 
-async def admit_later(database, key):
-    job = await submit(database, key, Later())
+async def admit_later(database, bus, key):
+    job = await submit(database, bus, key, Later())
     async with database.transaction() as tx:
         await admit(tx, [job])
     return job
 
 
-async def route(database, topic):
+async def route(database, _bus, topic):
     await Routing(database).set_topic(topic, ["local"], actor="test")
     return topic
 
@@ -65,11 +61,13 @@ WORK = {"submit": submit, "cancel": cancel, "admit": admit_later, "route": route
 
 async def main(what, about):
     database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
+    bus = await Bus.connect(NatsTarget(url=os.environ["NATS"]))
     try:
-        print(await WORK[what](database, about), flush=True)
+        print(await WORK[what](database, bus, about), flush=True)
     except faults.LostReply:
         print("lost", flush=True)
     finally:
+        await bus.close()
         await database.close()
 
 

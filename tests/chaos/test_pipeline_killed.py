@@ -1,19 +1,20 @@
 """Kill -9 and a lost reply at every named place of engine, placement and worker: whoever comes next ends it all.
 
-One farm for all places. Servers are armed by twos, so that each dies beside one that works; what they leave behind is
-taken up by the next two, and in the end by one that nothing befalls.
+One farm for all places, and two servers at a time. Each is armed with its share of the places, dies at the first one it
+comes to and is started again for the rest, beside the other one or alone. What all of them leave behind is ended by a
+last one, which loses every reply once while workers and others die around it.
 """
 
 import asyncio
-import itertools
+import json
 from pathlib import Path
 
 import pytest
 
 import rota
 from rota.infra import faults as places
-from tests.chaos.pipeline_farm import Farm
-from tests.chaos.pipeline_hand import Later
+from tests.chaos import pipeline_hand as hand
+from tests.chaos.pipeline_farm import ROOT, SOON_S, Farm
 from tests.chaos.pipeline_history import Submit, faults
 from tests.ground.queues import sql
 from tests.ground.waiting import until
@@ -30,15 +31,16 @@ BY_HAND = {
 """Places that a server comes to only when somebody asks for it."""
 
 
-NOT_HERE = {
-    "reopen.after_purge": "somebody takes dead letters up again",
-    "upkeep.after_day_made_before_commit": "a new day",
-    "upkeep.after_carry_before_commit": "a day past its retention",
-    "upkeep.after_drop_before_commit": "a day past its retention",
+ELSEWHERE = {
+    "reopen.after_purge": "tests/integration/test_engine_reopen.py",
+    "upkeep.after_day_made_before_commit": "tests/integration/test_engine_upkeep.py",
+    "upkeep.after_carry_before_commit": "tests/integration/test_engine_upkeep.py",
+    "upkeep.after_drop_before_commit": "tests/integration/test_engine_upkeep.py",
 }
-"""Places of one transaction each that no job comes to, and when they are: killed there, nothing has happened."""
-FEW = 25
-LIVE = sql("SELECT count(*) FROM rota.job")
+"""Places of one transaction each that no job comes to, and who dies there."""
+LONG_S = 90.0
+"""A bound for what takes a second or two: whoever is armed comes to its place, wherever this runs."""
+LIVE = sql("SELECT count(*) FROM rota.job WHERE pk_job = ANY($1::uuid[])")
 BOOKED = sql("SELECT count(*) FROM rota.proc WHERE pk_job = $1::uuid")
 
 
@@ -49,7 +51,7 @@ def named_in(*rooms):
 
 
 KINDS = {name: kind for kind, name in named_in("engine", "placement", "worker")}
-SERVER = [place for place in named_in("engine", "placement") if place[1] not in {*BY_HAND, *NOT_HERE}]
+SERVER = [place for place in named_in("engine", "placement") if place[1] not in {*BY_HAND, *ELSEWHERE}]
 WORKER = named_in("worker")
 
 
@@ -62,109 +64,134 @@ async def farm(private_stack, tmp_path, proxy):
     stack = await private_stack("postgres", "redis", "nats")
     async with Farm(stack, tmp_path, proxy, links=False) as farm:
         await farm.show("film", burst=12)
+        await farm.show("short", burst=100)
         await farm.keep_commits()
-        await farm.start(servers=0, workers=2)
+        await farm.start(servers=0, workers=2, slots=64)
         yield farm
 
 
-async def feed(farm):
-    """Jobs of every kind, for ever: so that whoever is armed comes to its place."""
-    for number in itertools.count():
-        await until(lambda: _are_few(farm), within_s=120, what="room for more jobs")
-        await farm.submit("noop", frames=5)
-        await farm.submit("value", number)
-        await farm.submit("flaky", 1, layer={"retries": {"most": 3, "first_s": 0.1}})
-        await farm.submit("nap", 0.02, frames=4, max_cores=2)
-        await farm.submit("boom", ends=("FAILED",))
-        await farm.submit("noop", gate=Later())
-        await farm.submit_on_bus("noop", frames=2)
-        await asyncio.sleep(0.1)
+async def fed(farm, end):
+    """The outcome of `end`, with jobs of every kind on their way until then: so that whoever is armed gets there."""
+    ending = asyncio.ensure_future(end)
+    while not ending.done():
+        jobs = asyncio.create_task(_some_jobs(farm))
+        await asyncio.wait({ending, jobs}, return_when=asyncio.FIRST_COMPLETED)
+        await jobs
+    return await ending
 
 
-async def _are_few(farm):
-    return await farm.database.value(LIVE) < FEW
+async def _some_jobs(farm):
+    """Until they have ended, or are stuck with somebody who died."""
+    film, short = {"show": "film"}, {"show": "short"}
+    jobs = [
+        await farm.submit("noop", frames=5, **film),
+        await farm.submit("nap", 0.02, frames=4, max_cores=2, **film),
+        await farm.submit("noop", frames=2, **short),
+        await farm.submit("value", 7, **short),
+        await farm.submit("flaky", 1, layer={"retries": {"most": 3, "first_s": 0.1}}, **short),
+        await farm.submit("boom", ends=("FAILED",), **short),
+        await farm.submit("noop", gate=hand.Later(), **short),
+    ]
+    await farm.submit_on_bus("noop", frames=2)
+
+    async def have_ended():
+        return await farm.database.value(LIVE, jobs) == 0
+
+    try:
+        await until(have_ended, within_s=1.0, every_s=SOON_S)
+    except AssertionError:
+        return
 
 
 async def server(farm, name, **arm):
     often = {"ROTA_REGISTRY_SNAPSHOT_INTERVAL": "1s", "ROTA_REGISTRY_SNAPSHOT_LOCK_TTL": "1s"}
-    await farm.add_server(name, heartbeat_s=0.5, **often, **arm)
-    return farm.servers[-1]
+    return await farm.add_server(name, heartbeat_s=0.5, **often, **arm)
 
 
-def test_every_place_is_one_of_a_server_of_a_worker_or_visited_by_hand():
+def came_to(actor, event):
+    """Places that it said it failed at."""
+    lines = [json.loads(line) for line in actor.said().splitlines() if f'"{event}"' in line]
+    return [line["place"] for line in lines]
+
+
+def test_every_place_is_visited_here_or_by_the_test_that_is_named():
     assert len(SERVER) > 8
     assert WORKER
+    for place, test in ELSEWHERE.items():
+        assert f'"{place}' in (ROOT / test).read_text(), f"nobody dies at {place}"
     known = {name for _, name in named_in("engine", "placement", "worker")}
-    assert {*BY_HAND, *NOT_HERE} <= known, "a place that is gone"
+    assert known == {name for _, name in [*SERVER, *WORKER]} | {*BY_HAND, *ELSEWHERE}, "a place that is gone"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_whoever_is_killed_at_any_named_place_loses_nothing(farm, spawn):
-    feeding = asyncio.create_task(feed(farm))
-    try:
-        await _kill_servers(farm)
-        last = await server(farm, "last", LOST_REPLY_AT=",".join(names("reply", SERVER)))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_kill_workers(farm))
-            for place, what in BY_HAND.items():
-                tasks.create_task(_by_hand(farm, spawn, place, what))
-    finally:
-        feeding.cancel()
-        await asyncio.wait([feeding])
-    await farm.quiet(within_s=60)
-    assert last.alive, "a lost reply ended a server"
-    history = await farm.history()
-    found = faults(history)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(2):
+            tasks.create_task(_kill_server(farm, f"armed{number}", number))
+    last = await server(farm, "last", LOST_REPLY_AT=",".join(names("reply", SERVER)))
+    deaf = await farm.add_worker("deaf_worker", LOST_REPLY_AT=",".join(names("reply", WORKER)))
+    async with asyncio.TaskGroup() as tasks:
+        replies = {last: names("reply", SERVER), deaf: names("reply", WORKER)}
+        tasks.create_task(fed(farm, _replies_lost(replies)))
+        for number, place in enumerate(names("at", WORKER)):
+            tasks.create_task(_kill_worker(farm, f"armed_worker{number}", place))
+        for place, what in BY_HAND.items():
+            tasks.create_task(_by_hand(farm, spawn, place, what))
+    await farm.quiet(within_s=LONG_S)
+    found = faults(await farm.history())
     assert not found, "\n".join(map(str, found[:20]))
-    assert "The reply at dispatch.publish was dropped" in last.said(), "it never came to this place"
+    assert last.alive, "a lost reply ended a server"
     assert all(worker.alive for worker in farm.workers if "armed" not in worker.name), "a lost reply ended a worker"
 
 
-async def _kill_servers(farm):
-    number = itertools.count()
-    todo = names("at", SERVER)
-    for two in (todo[at : at + 2] for at in range(0, len(todo), 2)):
-        armed = [await server(farm, f"armed{next(number)}", CRASH_AT=place) for place in two]
-        for place, each in zip(two, armed, strict=True):
-            status = await each.wait(40)
-            assert status == places.CRASHED, f"{place}: {status}, {each.said()[-1500:]}"
+async def _replies_lost(wanted):
+    def all_lost():
+        return all(set(came_to(actor, "fault_lost_reply")) == set(replies) for actor, replies in wanted.items())
+
+    await until(all_lost, within_s=LONG_S, what=f"a lost reply at each of {[*wanted.values()]}", every_s=SOON_S)
 
 
-async def _kill_workers(farm):
-    for number, place in enumerate(names("at", WORKER)):
-        worker = await farm.add_worker(f"armed_worker{number}", CRASH_AT=f"{place}:3")
-        status = await worker.wait(40)
-        assert status == places.CRASHED, f"{place}: {status}, {worker.said()[-1500:]}"
-    await farm.add_worker("deaf_worker", LOST_REPLY_AT=",".join(names("reply", WORKER)))
+async def _kill_server(farm, name, number):
+    """First where reports are in hand, which come again half a minute later; until then it dies everywhere else."""
+    reports = [place for place in names("at", SERVER) if place.startswith(("finish.", "results."))]
+    others = [place for place in names("at", SERVER) if place not in reports]
+    armed = None
+    for todo in (reports[number::2], others[number::2]):
+        while left := [place for place in todo if armed is None or place not in came_to(armed, "fault_crash")]:
+            arm = {"CRASH_AT": ",".join(left)}
+            armed = await (server(farm, name, **arm) if armed is None else armed.start(**arm))
+            assert await fed(farm, armed.wait(LONG_S)) == places.CRASHED, f"{name}: {armed.said()[-1500:]}"
+            assert set(came_to(armed, "fault_crash")).intersection(left), f"{name}: {armed.said()[-1500:]}"
+
+
+async def _kill_worker(farm, name, place):
+    armed = await farm.add_worker(name, CRASH_AT=f"{place}:3")
+    status = await fed(farm, armed.wait(LONG_S))
+    assert status == places.CRASHED, f"{place}: {status}, {armed.said()[-1500:]}"
 
 
 async def _by_hand(farm, spawn, place, what):
     submit = Submit(f"by hand at {place}", 3)
     about = await _about(farm, what, submit)
-    armed = {"CRASH_AT" if KINDS[place] == "at" else "LOST_REPLY_AT": place}
-    first = await _hand(farm, spawn, what, about, armed)
+    env = {"DATABASE": farm.urls["postgres"], "NATS": farm.urls["nats"]}
+    arm = {"CRASH_AT" if KINDS[place] == "at" else "LOST_REPLY_AT": place}
+    first = await spawn("tests.chaos.pipeline_hand", what, about, env=env | arm)
     if KINDS[place] == "at":
-        assert await first.wait(40) == places.CRASHED, f"{place}: {await first.errors()}"
+        assert await first.wait(LONG_S) == places.CRASHED, f"{place}: {await first.errors()}"
     else:
-        assert await first.line(40) == "lost", place
-    again = await _hand(farm, spawn, what, about, {})
-    job = await again.line(40)
+        assert await first.line(LONG_S) == "lost", place
+    job = await hand.WORK[what](farm.database, farm.bus, about)
     if what in ("submit", "admit"):
-        submit.jobs.append(job)
+        submit.jobs.append(str(job))
 
 
 async def _about(farm, what, submit):
     match what:
         case "cancel":
             job = await farm.submit("nap", 600, frames=3, ends=("CANCELLED",), priority=8)
-            await until(lambda: farm.database.value(BOOKED, job), within_s=30, what="a job to cancel")
+            await until(lambda: farm.database.value(BOOKED, job), within_s=LONG_S, what="a job to cancel")
             return job
         case "route":
             return "*"
     farm.submits.append(submit)
     return submit.key
-
-
-async def _hand(farm, spawn, what, about, armed):
-    env = {"DATABASE": farm.urls["postgres"], "NATS": farm.urls["nats"], **armed}
-    return await spawn("tests.chaos.pipeline_hand", what, about, env=env)

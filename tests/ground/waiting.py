@@ -9,7 +9,7 @@ POLL_S = 0.005
 CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 
-async def until(condition, *, within_s=10.0, what="the condition"):
+async def until(condition, *, within_s=10.0, what="the condition", every_s=POLL_S):
     """The first truthy value of `condition()` (sync or async); fails when there is none within `within_s`."""
     deadline = time.monotonic() + within_s
     while True:
@@ -20,7 +20,7 @@ async def until(condition, *, within_s=10.0, what="the condition"):
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {within_s} s (last seen: {value!r})")
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(every_s)
 
 
 def until_closed(nobody, server):
