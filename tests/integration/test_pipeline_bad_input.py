@@ -7,8 +7,10 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from rota.engine.finish import LOST, _lost
+from rota.engine.finish import LATE, LOST, _lost
+from rota.engine.results import INVALID, RUN_MAX, TOKENS_MAX
 from rota.infra.nats import Message
+from rota.model.errors import RotaError
 from rota.model.job import RetrySpec
 from rota.model.messages import (
     CANCEL,
@@ -16,12 +18,19 @@ from rota.model.messages import (
     HANDSHAKE,
     HEARTBEAT,
     JOBS_SUBJECT,
+    LOG,
     PROGRESS,
     RESULT,
+    SUBMIT,
     TOLD,
+    Assignment,
     Cancel,
     End,
+    Freed,
+    Heartbeat,
     Hello,
+    LogChunk,
+    Portion,
     Progress,
     Report,
     Status,
@@ -30,6 +39,8 @@ from rota.model.messages import (
     encode,
 )
 from rota.model.settings.lifecycle import Scheduler
+from rota.model.work import Work
+from rota.placement.listening import HeartbeatListener
 from rota.queue.dead_letters import DeadLetterFilter
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
@@ -39,6 +50,7 @@ BOOKED = sql("SELECT count(*) FROM rota.proc")
 TOKENS = sql("SELECT token FROM rota.proc")
 ROOT = Path(__file__).parents[2]
 NOBODY = uuid4()
+DONE_JOBS = sql("SELECT count(*) FROM rota.job_done")
 UNREADABLE = {
     "empty": b"",
     "no msgpack": b"\xc1\xff\x00",
@@ -61,6 +73,9 @@ IMPOSSIBLE = {
     "a null in a pointer": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, pointer="a\0b")]),
     "a null in an artifact": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=("a\0b",))]),
     "a code without end": Report(NOBODY, ends=[End(5, Status.FAILED, code="c" * 5000)]),
+    "more frames than anybody has": Report(
+        NOBODY, [(at * RUN_MAX, RUN_MAX) for at in range(TOKENS_MAX // RUN_MAX + 1)]
+    ),
 }
 
 
@@ -130,7 +145,102 @@ async def test_an_error_of_any_length_and_with_any_character_is_kept_in_part(far
     assert not crashed(farm)
 
 
-@pytest.mark.parametrize("subject", [HEARTBEAT, PROGRESS, TOLD, CANCEL, FREED, "sys.server.heartbeat"])
+GATE = "sys.job.gate"
+NO_SUBMISSIONS = {
+    **UNREADABLE,
+    "a megabyte of nothing": b" " * 1_000_000,
+    "too large an input": b'{"show": "film", "layers": [{"task": "noop", "input": "%s"}]}' % (b"x" * 900_000),
+    "too deep": b'{"show": "film", "layers": [{"task": "noop", "input": %s}]}' % (b"[" * 40 + b"]" * 40),
+    "too many frames": b'{"show": "film", "layers": [{"task": "noop", "frames": 1000000000000}]}',
+    "too many layers": b'{"show": "film", "layers": [%s]}' % b",".join([b'{"task": "noop"}'] * 1000),
+    "a null in a name": b'{"show": "film", "name": "a\\u0000b", "layers": [{"task": "noop"}]}',
+    "nobody's show": b'{"show": "nobody", "layers": [{"task": "noop"}]}',
+}
+
+
+@pytest.mark.parametrize(
+    ("subject", "bodies", "reason"),
+    [(SUBMIT, NO_SUBMISSIONS, "submission_refused"), (GATE, UNREADABLE, "unreadable_message")],
+)
+async def test_messages_that_make_no_sense_are_dead_letters_once_and_hold_up_nobody(farm, subject, bodies, reason):
+    await farm.worker()
+    bus = farm.replica.bus
+    for number, data in enumerate(bodies.values()):
+        await bus.publish(Message(subject=subject, data=data, msg_id=f"bad:{number}"))
+    good = b'{"show": "film", "layers": [{"task": "noop"}], "idempotency_key": "behind them"}'
+    await bus.publish(Message(subject=SUBMIT, data=good, msg_id="good"))
+
+    async def all_there():
+        return len(await letters(farm)) >= len(bodies) and await farm.database.value(DONE_JOBS)
+
+    await until(all_there, what="every dead letter, and the job behind them")
+    found = await letters(farm)
+    assert sorted(letter.payload for letter in found) == sorted(bodies.values())
+    assert {letter.reason for letter in found} == {reason}
+    assert all(letter.error for letter in found), "nobody is told why"
+    assert not crashed(farm)
+
+
+async def test_a_message_that_nats_does_not_take_is_refused_to_whoever_sends_it(farm):
+    for subject in (SUBMIT, RESULT):
+        with pytest.raises(RotaError, match="bytes"):
+            await farm.replica.bus.publish(Message(subject=subject, data=b" " * 100_000_000, msg_id="huge"))
+    await farm.worker()
+    assert await farm.ended(await farm.submit("noop")) == "SUCCEEDED"
+    assert not crashed(farm)
+
+
+async def test_a_result_as_large_as_a_message_may_be_is_kept(farm):
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x")
+    await farm.running("x")
+    [worker] = farm.replica.engine.registry.workers.values()
+    [(token, _)] = worker.booked.runs()
+    large = End(token, Status.SUCCEEDED, value=msgspec.msgpack.encode("v" * 900_000))
+    await farm.replica.bus.publish(Message(subject=RESULT, data=encode(Report(worker.id, ends=[large])), msg_id="big"))
+    assert await farm.ended(job) == "SUCCEEDED"
+    [end] = await farm.ends(job)
+    assert end[-1] == large.value
+    assert not crashed(farm)
+
+
+ODD_BEATS = {
+    "a negative number": Heartbeat(NOBODY, "w", "nowhere", -1, 1, 100),
+    "places below none": Heartbeat(NOBODY, "w", "nowhere", 1, -1, 100),
+    "tokens that cannot be": Heartbeat(NOBODY, "w", "nowhere", 1, 1, 100, held=[(-5, 2)]),
+    "every token there is": Heartbeat(NOBODY, "w", "nowhere", 1, 1, 100, held=[(0, 2**53)]),
+    "more cores than there are": Heartbeat(NOBODY, "w", "nowhere", 1, 2**62, 2**62, 2**62, 2**62),
+    "a load that is no number": Heartbeat(NOBODY, "w", "nowhere", 1, 1, 100, cpu_load=float("nan"), memory_load=1e308),
+    "names without end": Heartbeat(NOBODY, "w\0" * 50_000, "p\0" * 50_000, 1, 1, 100, labels={"l" * 100_000: "\0"}),
+    "many labels": Heartbeat(NOBODY, "w", "nowhere", 1, 1, 100, labels={str(n): "x" for n in range(30_000)}),
+    "many tokens": Heartbeat(NOBODY, "w", "nowhere", 1, 1, 100, held=[(2 * n, 1) for n in range(60_000)]),
+}
+
+
+async def test_heartbeats_that_are_too_large_or_say_what_cannot_be_harm_nobody(farm):
+    await farm.worker()
+    for beat in ODD_BEATS.values():
+        await farm.replica.bus.tell(HEARTBEAT, encode(msgspec.structs.replace(beat, worker=uuid4())))
+    assert await farm.ended(await farm.submit("noop", frames=5)) == "SUCCEEDED"
+    # What keeps the registry looks at all of them, too.
+    listening = HeartbeatListener(farm.replica.bus, farm.replica.engine.registry, farm.database)
+    await listening.settle()
+    assert not crashed(farm)
+
+
+async def test_news_and_logs_that_cannot_be_harm_nobody(farm):
+    await farm.worker()
+    bus = farm.replica.bus
+    for run, frames in (((-1, 5), -3), ((0, 2**53), 2**62), ((2**63, 1), 0)):
+        await bus.tell(FREED, encode(Freed(NOBODY, [run], NOBODY, frames)))
+    for token, at, data in ((-1, 0, b"x"), (2**60, 0, b"x"), (1, -1, b"x"), (1, 2**60, b"x"), (1, 0, b"x" * 900_000)):
+        await bus.tell(LOG, encode(LogChunk(NOBODY, token, "stdout", at, data)))
+    assert await farm.ended(await farm.submit("noop", frames=5)) == "SUCCEEDED"
+    assert not crashed(farm)
+
+
+@pytest.mark.parametrize("subject", [HEARTBEAT, PROGRESS, TOLD, CANCEL, FREED, LOG, "sys.server.heartbeat"])
 async def test_what_is_told_and_cannot_be_read_is_passed_over(farm, subject):
     await farm.worker()
     for data in UNREADABLE.values():
@@ -142,12 +252,15 @@ async def test_what_is_told_and_cannot_be_read_is_passed_over(farm, subject):
 
 async def test_progress_that_begins_everything_there_is_passed_over(farm):
     await farm.worker()
+    refused = INVALID.labels("progress")._value.get()
     for run in ((0, 2**52), (-5, 3), (2**53, 1)):
         await farm.replica.bus.tell(PROGRESS, encode(Progress(NOBODY, [run])))
+    await farm.replica.bus.tell(PROGRESS, encode(Progress(NOBODY, [(0, RUN_MAX)] * (2 * TOKENS_MAX // RUN_MAX))))
     for _ in range(20):
         await farm.replica.bus.tell(PROGRESS, encode(Progress(NOBODY, [(0, 65_536)])))
     job = await farm.submit("noop")
     assert await farm.ended(job) == "SUCCEEDED"
+    await until(lambda: INVALID.labels("progress")._value.get() == refused + 4, what="what is refused to be counted")
     assert not crashed(farm)
 
 
@@ -195,11 +308,15 @@ async def test_cancelling_more_frames_than_there_are_numbers_harms_no_worker(far
 async def test_a_worker_passes_over_assignments_that_cannot_be_read(farm):
     await farm.worker()
     [worker] = farm.replica.engine.registry.workers
-    for number, data in enumerate(UNREADABLE.values()):
+    portions = [Portion(2**40 + at * 4096, 4096, NOBODY, NOBODY, 1, 1, 0) for at in range(100)]
+    endless = encode(Assignment([Work(task="noop")], portions))
+    late = LATE._value.get()
+    for number, data in enumerate([*UNREADABLE.values(), endless]):
         subject = JOBS_SUBJECT.format(worker)
         await farm.replica.bus.publish(Message(subject=subject, data=data, msg_id=f"bad:{number}"))
     assert await farm.ended(await farm.submit("noop", frames=5)) == "SUCCEEDED"
     assert worker in farm.replica.engine.registry.workers, "it began anew"
+    assert LATE._value.get() == late, "it reported frames that nobody has"
 
 
 class Wild:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from typing import Final
 from uuid import UUID
 
@@ -33,6 +34,8 @@ SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT, ack_w
 STARTED_MAX: Final = 10_000
 ENDS_MAX: Final = 1000
 RUN_MAX: Final = 65_536
+TOKENS_MAX: Final = 1 << 20
+"""Frames in one message: a short one can name more than fit into memory, so runs are checked before they are read."""
 CODE_MAX: Final = 100
 
 INVALID = metrics.counter("rota_validation_rejections", "Messages that could not be read, by kind.", labels=("kind",))
@@ -117,11 +120,12 @@ class Beginnings:
         messages = [getting.result()]
         while not heard.empty():
             messages.append(heard.get_nowait())
-        tokens = [token for message in messages for token in _started(message)]
+        started = (token for message in messages for token in _started(message))
+        tokens = list(islice(started, STARTED_MAX))
         if not tokens:
             return
         try:
-            rows = await self.database.rows(JOBS, tokens[:STARTED_MAX])
+            rows = await self.database.rows(JOBS, tokens)
         except PostgresUnavailable:
             return
         self.marks.running(row["pk_job"] for row in rows)
@@ -142,14 +146,14 @@ def chunked(runs: Sequence[Run], most: int) -> list[list[Run]]:
     return groups
 
 
-def _started(message: Heard) -> list[int]:
+def _started(message: Heard) -> Iterator[int]:
     try:
         progress = decode(Progress, message.data)
         _check_runs(progress.started)
     except InvalidInput:
         INVALID.labels("progress").inc()
-        return []
-    return [token for first, n in progress.started for token in range(first, first + n)]
+        return iter(())
+    return (token for first, n in progress.started for token in range(first, first + n))
 
 
 def _check(report: Report) -> None:
@@ -158,9 +162,8 @@ def _check(report: Report) -> None:
         raise InvalidInput("A report names a token that cannot be one.")
     if not 0 <= report.took_ms < 2**53 or any(map(_is_odd, report.ends)):
         raise InvalidInput("A report tells of a time or a code that cannot be one.")
-    seen = [first + at for first, n in report.done for at in range(n)]
-    seen += [end.token for end in report.ends]
-    if len(set(seen)) < len(seen):
+    runs = sorted([*report.done, *((end.token, 1) for end in report.ends)])
+    if any(first + n > then for (first, n), (then, _) in pairwise(runs)):
         raise InvalidInput("A report ends a frame twice.")
 
 
@@ -177,3 +180,5 @@ def _is_odd(end: End) -> bool:
 def _check_runs(runs: Sequence[Run]) -> None:
     if any(first < 0 or not 0 < n <= RUN_MAX or first + n > 2**53 for first, n in runs):
         raise InvalidInput("A report names a run of tokens that cannot be one.")
+    if (named := sum(n for _, n in runs)) > TOKENS_MAX:
+        raise InvalidInput(f"A report names {named} frames, at most {TOKENS_MAX} are allowed: send several.")

@@ -54,6 +54,8 @@ GOODBYE_S: Final = 5.0
 CUT_S: Final = 1.0
 """For what must still be said after the second signal; the process is given up after two seconds."""
 PORTION_MAX: Final = 4096
+FRAMES_MAX: Final = 65_536
+"""In one assignment: every frame that is refused is told one by one."""
 
 
 class Incarnation:
@@ -259,4 +261,6 @@ def _checked(assignment: Assignment) -> Assignment:
     for portion in assignment.portions:
         if not 0 <= portion.work < len(assignment.works) or not 0 < portion.n <= PORTION_MAX or portion.token < 0:
             raise InvalidInput(f"A portion of {portion.n} frames of work {portion.work} makes no sense.")
+    if (frames := sum(portion.n for portion in assignment.portions)) > FRAMES_MAX:
+        raise InvalidInput(f"An assignment of {frames} frames is no server's: they send {FRAMES_MAX} at most.")
     return assignment
