@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from rota import runtime
 from rota.engine.submit import Submitter
+from rota.engine.upkeep import POINTERS
 from rota.infra.store import Store, StoreTarget
 from rota.model.job import LayerSpec, RetrySpec, Submission
 from tests.ground.commands import Terminal, rows
@@ -65,6 +67,40 @@ async def test_a_command_is_held_to_its_limits(farm, typed):
     for bad in ("cpu", "cpus=1", "open-files=x"):
         said = await typed(f"submit --limit {bad} -- true")
         assert (said.status, " is no " in said.err) == (2, True)
+
+
+async def test_files_that_frames_left_are_listed_and_fetched(farm, typed, tmp_path):
+    await farm.worker()
+    job = await submitted(typed, "leave a.txt b.txt --frames 4-5")
+    assert await farm.ended(job) == "SUCCEEDED"
+    listed = json.loads(await typed.out(f"job artifacts {job} --json"))
+    assert [(each["frame"], each["name"], each["bytes"]) for each in listed] == [
+        (frame, name, 16) for frame in (4, 5) for name in ("a.txt", "b.txt")
+    ]
+    assert rows(await typed.out(f"job artifacts {job} --frame 5"))[1].split()[:4] == ["leave", "5", "a.txt", "16"]
+    assert "left 4 files, 64 bytes in all" in await typed.out(f"job show {job}")
+    assert "Fetched 4 files to out, 64 bytes in all." in await typed.out(f"job artifacts {job} --to out")
+    assert (tmp_path / "out/5/b.txt").read_text() == "b.txt of frame 5"
+    assert "Fetched 4 files" in await typed.out(f"job artifacts {job} --to out"), "what is there stays"
+    (tmp_path / "out/5/b.txt").write_text("mine")
+    said = await typed(f"job artifacts {job} --to out")
+    assert (said.status, "is another file" in said.err) == (2, True)
+    assert (tmp_path / "out/5/b.txt").read_text() == "mine"
+
+
+async def test_a_command_leaves_files_and_their_values_are_in_use(farm, typed, tmp_path):
+    await farm.worker()
+    said = await typed("submit --wait --artifact *.bin --name cmd -- dd if=/dev/zero of=x.bin bs=10 count=3")
+    assert said.status == 0
+    await typed.out("job artifacts cmd --to got")
+    assert (tmp_path / "got/x.bin").read_bytes() == bytes(30)
+    [listed] = json.loads(await typed.out("job artifacts cmd --json"))
+    used = {row["pointer"] for row in await farm.database.rows(POINTERS, datetime.now(UTC)) if row["pointer"]}
+    assert [pointer.split(":")[1] for pointer in used] == [listed["sha256"]]
+    said = await typed("submit --wait --artifact *.exr -- true")
+    assert said.status == 1
+    assert "artifact_missing" in said.out
+    assert "No frame of job" in await typed.out(f"job artifacts {await submitted(typed, 'noop')}")
 
 
 async def test_words_are_json_names_or_text(farm, typed):

@@ -98,6 +98,13 @@ async def on_gpu(name):
     seen["gpu"].append((name, "gave", devices))
 
 
+@app.task(name="leave")
+async def leave(*names):
+    for name in names:
+        (context().folder / name).write_text(f"{name} of frame {context().frame}")
+        context().artifact(name)
+
+
 @app.task(name="hang")
 async def hang(name):
     seen.setdefault("began", []).append(name)

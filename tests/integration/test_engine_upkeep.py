@@ -383,7 +383,14 @@ async def test_what_is_stored_goes_when_no_job_that_is_kept_points_to_it(databas
     ended = sql(
         "INSERT INTO rota.frame_end VALUES ($1, 1, 1, 1, 'SUCCEEDED', NULL, $2, NULL, NULL, 0, NULL, $3, $4, $5)"
     )
-    await database.run(ended, uuid4(), pointers["result"], ["/mnt/a.exr", pointers["artifact"]], now, now - 40 * DAY)
+    await database.run(
+        ended,
+        uuid4(),
+        pointers["result"],
+        ["/mnt/a.exr", f"{pointers['artifact']} out/a file.exr"],
+        now,
+        now - 40 * DAY,
+    )
     await upkeep.tidy_store(None)
     kept = {bytes(row["data"]).decode() for row in await database.rows(sql("SELECT data FROM rota.blob"))}
     assert kept == {"live", "overnight", "result", "artifact"}

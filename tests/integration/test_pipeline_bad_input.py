@@ -23,6 +23,7 @@ from rota.model.messages import (
     RESULT,
     SUBMIT,
     TOLD,
+    Artifact,
     Assignment,
     Cancel,
     End,
@@ -71,7 +72,9 @@ IMPOSSIBLE = {
     "a pause that is no number": Report(NOBODY, ends=[End(5, Status.FAILED, after_s=float("nan"))]),
     "a null in a code": Report(NOBODY, ends=[End(5, Status.FAILED, code="a\0b")]),
     "a null in a pointer": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, pointer="a\0b")]),
-    "a null in an artifact": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=("a\0b",))]),
+    "a null in an artifact": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=(Artifact("a\0b"),))]),
+    "an artifact that leads away": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=(Artifact("../b"),))]),
+    "an artifact of two lines": Report(NOBODY, ends=[End(5, Status.SUCCEEDED, artifacts=(Artifact("b", "pg:\n"),))]),
     "a code without end": Report(NOBODY, ends=[End(5, Status.FAILED, code="c" * 5000)]),
     "more frames than anybody has": Report(
         NOBODY, [(at * RUN_MAX, RUN_MAX) for at in range(TOKENS_MAX // RUN_MAX + 1)]

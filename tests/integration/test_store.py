@@ -68,6 +68,19 @@ async def test_without_a_directory_postgres_takes_all(database):
         await store.get(str(pointer_to(LARGE, Where.FILE)))
 
 
+async def test_a_file_is_copied_under_the_hash_of_what_was_read(store, tmp_path):
+    (tmp_path / "given").write_bytes(LARGE)
+    pointer = store._files.put_file(tmp_path / "given", 10_000)
+    (tmp_path / "given").write_bytes(b"changed")
+    assert pointer == pointer_to(LARGE, Where.FILE)
+    assert await store.get(str(pointer)) == LARGE
+    assert store._files.put_file(tmp_path / "given", 7) == pointer_to(b"changed", Where.FILE)
+    before = set(files(tmp_path))
+    with pytest.raises(InvalidInput, match="more than the 6 bytes"):
+        store._files.put_file(tmp_path / "given", 6)
+    assert set(files(tmp_path)) == before, "no temporary file is left"
+
+
 async def test_the_same_value_is_kept_once(store, database, tmp_path):
     assert len({*await store.put([SMALL, SMALL]), *await store.put([SMALL])}) == 1
     await asyncio.gather(*(store.put([LARGE]) for _ in range(5)))

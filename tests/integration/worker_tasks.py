@@ -163,6 +163,50 @@ async def cancels_its_task():
 
 
 @app.task
+async def leaves(files, value=None):
+    _leave(files)
+    return value
+
+
+@app.task
+async def leaves_later(files):
+    await asyncio.sleep(0.01)
+    _leave(files)
+
+
+@app.task
+def leaves_sync(files, value=None):
+    _leave(files)
+    return value
+
+
+def _leave(files):
+    """Files of its own directory, by name and size; what has less than no size is only named."""
+    context = rota.context()
+    for name, size in files.items():
+        path = context.folder / name
+        if size >= 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * size)
+        context.artifact(name)
+
+
+@app.task
+async def leaves_elsewhere(path, name):
+    rota.context().artifact(path, name)
+
+
+@app.task
+async def opens_its_folder(fail):
+    """Asks for its directory and names nothing."""
+    folder = rota.context().folder
+    (folder / "scratch").write_text("x")
+    if fail:
+        raise ValueError("no luck")
+    return str(folder)
+
+
+@app.task
 async def large(size):
     return b"x" * size
 

@@ -81,6 +81,13 @@ REFUSED = {
     "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "only commands can be held"),
     "less than no CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
     "a file size without a unit": (job(LayerSpec(argv=("a",), limits=LimitSpec(file_size="4"))), "amount of memory"),
+    "an artifact that leads away": (
+        job(LayerSpec(argv=("a",), artifacts=("../x",))),
+        "one of the artifacts of layer a",
+    ),
+    "an artifact at the root": (job(LayerSpec(argv=("a",), artifacts=("/etc/*",))), "one of the artifacts of layer a"),
+    "a pattern that cannot be one": (job(LayerSpec(argv=("a",), artifacts=("a**b/c",))), "one of the artifacts"),
+    "too many artifacts": (job(LayerSpec(argv=("a",), artifacts=("x",) * 33)), "33 artifacts of layer a"),
     "a frame above the job's cap": (
         job(LayerSpec(task="a", cores=4), max_cores=2),
         "the job may use 2: it could never",

@@ -193,7 +193,8 @@ async def listed(jobs: Jobs, show: str | None, state: JobState | None, limit: in
 
 
 async def shown(jobs: Jobs, prefix: str) -> Page:
-    return view.job_page(await jobs.get(await find(jobs, prefix)))
+    job = await jobs.get(await find(jobs, prefix))
+    return view.job_page(job, await jobs.artifacts_of([layer.id for layer in job.layers]))
 
 
 async def results(jobs: Jobs, prefix: str, settings: Settings, *, frame: int | None, limit: int) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -56,6 +57,9 @@ def submit(
     requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
     retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
     timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
+    artifact: Annotated[
+        list[str] | None, _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.")
+    ] = None,
     limit: Annotated[
         list[str] | None,
         _option("NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB."),
@@ -93,6 +97,7 @@ def submit(
         requires=requires or (),
         retries=retries,
         timeout=timeout,
+        artifacts=artifact or (),
         limits=limit or (),
         deadline=deadline,
         max_wait=max_wait,
@@ -187,6 +192,22 @@ def job_results(
 
     settings = load(context, quietly=True).settings
     jobs.run(settings, lambda found: jobs.results(found, which, settings, frame=frame, limit=limit), as_json=json)
+
+
+@job_app.command("artifacts")
+def job_artifacts(
+    context: typer.Context,
+    which: Which,
+    frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
+    layer: Annotated[str | None, _option("LAYER", "Of this layer alone.")] = None,
+    to: Annotated[Path | None, _option("DIR", "Fetch them to this directory.")] = None,
+    json: Json = False,
+) -> None:
+    """Files that its frames have left."""
+    from rota.cli import jobs_artifacts
+
+    settings = load(context, quietly=True).settings
+    jobs_artifacts.show(settings, which, frame=frame, layer=layer, to=to, as_json=json)
 
 
 def _print(context: typer.Context, json: bool, work: Any) -> None:

@@ -115,12 +115,18 @@ def _lasted(began: datetime, ended: datetime | None) -> str:
     return "" if ended is None else span(max(0.0, (ended - began).total_seconds()))
 
 
-def job_page(job: Job) -> Page:
+def job_page(job: Job, left: tuple[int, int] = (0, 0)) -> Page:
+    """`left` is how many artifacts it has, and how many bytes they are."""
     layers = Table(
         ("layer", "runs", "frames", "needs", *(_word(state) for state in _states(job))),
         [_layer_row(layer, _states(job)) for layer in job.layers],
     )
-    return Page(job_data(job), [_headline(job), *_facts(job), "", layers, "", _history(job)])
+    files, size = left
+    facts = _facts(job)
+    if files:
+        facts.append(f"  left {several(files, 'file')}, {several(size, 'byte')} in all: `rota job artifacts {job.id}`")
+    data = job_data(job) | {"artifacts": files, "artifact_bytes": size}
+    return Page(data, [_headline(job), *facts, "", layers, "", _history(job)])
 
 
 def _headline(job: Job) -> str:

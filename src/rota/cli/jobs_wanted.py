@@ -51,6 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     requires: Sequence[str] = ()
     retries: int | None = None
     timeout: str | None = None
+    artifacts: Sequence[str] = ()
     limits: Sequence[str] = ()
     deadline: str | None = None
     max_wait: str | None = None
@@ -91,6 +92,7 @@ def _layer(wanted: Wanted, declared: Work | None) -> dict[str, Any]:
         "memory": wanted.memory,
         "retries": wanted.retries,
         "timeout_s": _seconds(wanted.timeout),
+        "artifacts": tuple(wanted.artifacts),
         "limits": limits(wanted.limits) if wanted.limits else None,
     }
     return (_needs(declared) if declared else {}) | _given(given)

@@ -22,6 +22,7 @@ from rota.model.errors import InvalidInput, InvalidSetting, SetupFailed
 from rota.model.settings import Settings
 from rota.model.settings.kinds import YEAR_S
 from rota.model.settings.lifecycle import CommandLimits
+from rota.model.settings.store import Store as StoreSettings
 from rota.model.units import parse_cores, parse_memory
 from rota.model.work import Limits
 from rota.sdk import loading
@@ -61,7 +62,7 @@ def run(settings: Settings, wanted: Wanted) -> int:
             limits=_limits(settings.worker.limits),
             output_max=settings.worker.output_max,
             drain_s=settings.worker.drain_timeout,
-            store=FileStore(Path(settings.store.directory)) if settings.store.directory else None,
+            store=_store(settings.store),
         )
         return loop.run(_serve(plan, nats_target(settings), settings))
 
@@ -92,6 +93,10 @@ def offer_of(settings: Settings, wanted: Wanted) -> Offer:
         labels=dict(_label(text) for text in wanted.labels),
         capabilities=wanted.capabilities,
     )
+
+
+def _store(wanted: StoreSettings) -> FileStore | None:
+    return FileStore(Path(wanted.directory), wanted.most_bytes) if wanted.directory else None
 
 
 def _limits(wanted: CommandLimits) -> Limits:

@@ -32,12 +32,14 @@ from rota.accounting.procs import Deleted
 from rota.engine.traces import Traces, now_ns
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.store import PUT, Where, pointer_to, put_arguments
 from rota.infra.telemetry import metrics, tracing
+from rota.model.artifacts import word
 from rota.model.backoff import Backoff, DispatchBackoff
 from rota.model.errors import PostgresUnavailable
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
-from rota.model.messages import End, Run, Status, runs_of
+from rota.model.messages import Artifact, End, Run, Status, runs_of
 from rota.model.settings.lifecycle import Scheduler
 from rota.model.work import Retries, Work
 from rota.queue import Claim, Failure, Queue
@@ -325,11 +327,11 @@ class Finisher:
         kept = [
             (frame, endings[token])
             for token, frame in frames.items()
-            if endings[token].state != "RETURNED"
-            and (endings[token].state != "SUCCEEDED" or frame.end.value is not None or frame.end.pointer)
+            if endings[token].state != "RETURNED" and (endings[token].state != "SUCCEEDED" or _has_something(frame.end))
         ]
         if not kept:
             return
+        words = await _stored(tx, [frame.end.artifacts for frame, _ in kept])
         await tx.run(
             ADD_ENDS,
             [frame.layer for frame, _ in kept],
@@ -343,7 +345,7 @@ class Finisher:
             [frame.end.error.replace("\0", "") or None for frame, _ in kept],
             [min(frame.end.took_ms, 2**31 - 1) for frame, _ in kept],
             worker,
-            ["\n".join(frame.end.artifacts) for frame, _ in kept],
+            words,
         )
 
     async def _count(
@@ -371,6 +373,21 @@ class Finisher:
 async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
     """End those of the jobs that have no frame left."""
     return [_job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
+
+
+def _has_something(end: End) -> bool:
+    return end.value is not None or end.pointer is not None or bool(end.artifacts)
+
+
+async def _stored(tx: Transaction, left: Sequence[tuple[Artifact, ...]]) -> list[str]:
+    """Artifacts of frames in words, a line each; those that came along are put into the store."""
+    along = [each.data for artifacts in left for each in artifacts if not each.pointer]
+    if along:
+        await tx.run(PUT, *put_arguments(along)[1])
+    return [
+        "\n".join(word(each.pointer or str(pointer_to(each.data, Where.POSTGRES)), each.name) for each in artifacts)
+        for artifacts in left
+    ]
 
 
 def _read(rows: Sequence[Record], told: Told) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from rota.infra.postgres import Database, Record, Transaction, query
+from rota.model.artifacts import parsed
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, LayerId
 from rota.model.job import Details, decode_details
@@ -21,6 +22,8 @@ GET = query(__package__, "jobs_get")
 LIST = query(__package__, "jobs_list")
 RUNNING = query(__package__, "jobs_running")
 FRAME_ENDS = query(__package__, "jobs_ends")
+ARTIFACTS = query(__package__, "jobs_artifacts")
+ARTIFACTS_SUM = query(__package__, "jobs_artifacts_sum")
 SWAP = query(__package__, "jobs_swap")
 SHOW = query(__package__, "jobs_show")
 
@@ -102,11 +105,23 @@ class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: int
     worker: UUID | None
     artifacts: list[str] | None
+    """In words of `rota.model.artifacts`."""
     finished_at: datetime
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An artifact of a frame."""
+
+    frame: int
+    """As the queue numbers it."""
+    attempt: int
+    name: str
+    pointer: str
 
 
 Page = list[JobLine]
 Ends = list[FrameEnd]
+Files = list[Kept]
 
 
 class _Kept(msgspec.Struct):
@@ -169,6 +184,19 @@ class Jobs:
         """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
         rows = await self.database.rows(FRAME_ENDS, layer, frame, most)
         return [FrameEnd(**{**dict(row.items()), "state": FrameState(row["state"])}) for row in rows]
+
+    async def artifacts(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> Files:
+        """What frames have left, from `frame` on and of `most` frames at most; frames as the queue numbers them."""
+        kept: Files = []
+        for row in await self.database.rows(ARTIFACTS, layer, frame, most):
+            for pointer, name in map(parsed, row["artifacts"]):
+                kept.append(Kept(row["frame"], row["attempt"], name, pointer))
+        return kept
+
+    async def artifacts_of(self, layers: Sequence[LayerId]) -> tuple[int, int]:
+        """How many files frames of these layers have left, and how many bytes that are."""
+        row = await self.database.row(ARTIFACTS_SUM, list(layers))
+        return (row["files"], row["bytes"]) if row is not None else (0, 0)
 
     async def swap_result(
         self,

@@ -23,6 +23,7 @@ from rota.infra.nats import Bus, ConsumerSpec, Delivery, Heard, Reject, Verdict
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
+from rota.model.artifacts import ARTIFACTS_MAX, is_name
 from rota.model.errors import InvalidInput, PostgresUnavailable
 from rota.model.messages import PROGRESS, RESULT, End, Progress, Report, Run, decode
 from rota.queue.tokens import BATCH_MAX
@@ -168,12 +169,14 @@ def _check(report: Report) -> None:
 
 
 def _is_odd(end: End) -> bool:
-    words = (end.code, end.pointer or "", *end.artifacts)
+    words = (end.code, end.pointer or "")
     return (
         not 0 <= end.took_ms < 2**53
         or not 0 <= end.after_s < float("inf")
         or len(end.code) > CODE_MAX
         or any("\0" in word for word in words)
+        or len(end.artifacts) > ARTIFACTS_MAX
+        or not all(is_name(each.name) and each.pointer.isprintable() for each in end.artifacts)
     )
 
 

@@ -113,6 +113,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kill_after_s: float = 5.0
     retries: int | RetrySpec = 0
     limits: LimitSpec | None = None
+    artifacts: tuple[str, ...] = ()
+    """Files that each frame must leave in its directory, such as "out/*.png"; they are kept with the job."""
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
 

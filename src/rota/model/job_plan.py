@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rota.model import job_frames
+from rota.model.artifacts import check_patterns
 from rota.model.errors import InvalidInput
 from rota.model.job import (
     CRITICAL,
@@ -268,6 +269,7 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
         memory_mb=parse_memory(spec.memory) if spec.memory else 0,
         retries=_retries(spec.retries, name) if spec.retries != 0 else Retries(),
         limits=_limits(spec.limits, spec, name) if spec.limits is not None else Limits(),
+        artifacts=check_patterns(spec.artifacts, name) if spec.artifacts else (),
     )
 
 

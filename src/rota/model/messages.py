@@ -86,6 +86,14 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     portions: list[Portion]
 
 
+class Artifact(msgspec.Struct, frozen=True, array_like=True):
+    """A file that a frame left: where it is, or the file itself when it is small."""
+
+    name: str
+    pointer: str = ""
+    data: bytes = b""
+
+
 class End(msgspec.Struct, frozen=True, array_like=True):
     """An attempt that has something to say."""
 
@@ -99,7 +107,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     """A stable word for what went wrong, such as `exit_status`."""
     error: str = ""
     took_ms: int = 0
-    artifacts: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
     after_s: float = 0.0
     """How long the task itself asks to wait before it is tried again; 0: as its layer says."""
 

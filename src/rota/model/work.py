@@ -60,3 +60,5 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     retries: Retries = Retries()
     limits: Limits = Limits()
     """Of a command."""
+    artifacts: tuple[str, ...] = ()
+    """Patterns of files that each frame leaves in its directory."""

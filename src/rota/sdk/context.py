@@ -1,15 +1,17 @@
 """What a task can ask about the frame it runs for, and tell about it: `rota.context()`.
 
 A task that is called like any function, in a test or a script, finds a context of nobody's: frame 0, never cancelled,
-and whatever it tells goes nowhere.
+in the current directory, and whatever it tells goes nowhere.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from rota.model.artifacts import check_name
 from rota.sdk.endings import Cancelled
 
 
@@ -32,6 +34,10 @@ class Ear(Protocol):
     def progress(self, token: int, percent: float, word: str, /) -> None: ...
 
     def log(self, token: int, line: str, /) -> None: ...
+
+    def folder(self, token: int, /) -> Path: ...
+
+    def left(self, token: int, path: Path, name: str, /) -> None: ...
 
 
 class Context:
@@ -71,6 +77,20 @@ class Context:
         """A line for the frame's own log."""
         self._ear.log(self._token, line)
 
+    @property
+    def folder(self) -> Path:
+        """A directory of this frame's own, made when it is first asked for; it goes when the frame has ended."""
+        return self._ear.folder(self._token)
+
+    def artifact(self, path: str | Path, name: str = "") -> None:
+        """Keep a file with the job: one of `folder`, or of any other place. Taken when the frame has succeeded.
+
+        It is called `name`, or else as in `folder`, or by the last part of its path.
+        """
+        given = Path(path)
+        called = name or (given.name if given.is_absolute() else given.as_posix())
+        self._ear.left(self._token, self.folder / given, check_name(called))
+
     def check(self) -> None:
         """Raises `Cancelled` if the frame was asked to stop: for loops that never wait for anything else."""
         if self.cancelled:
@@ -85,6 +105,12 @@ class _Nobody:
         return None
 
     def log(self, _token: int, _line: str) -> None:
+        return None
+
+    def folder(self, _token: int) -> Path:
+        return Path.cwd()
+
+    def left(self, _token: int, _path: Path, _name: str) -> None:
         return None
 
 

@@ -33,7 +33,7 @@ from rota.sdk.context import CURRENT, Context
 from rota.worker import endings
 from rota.worker.environment import about_frame
 from rota.worker.launch import die_with
-from rota.worker.wire import CALL, LENGTH, Call, Ended, Logged, Progressed, Ready, packed
+from rota.worker.wire import CALL, LENGTH, Call, Ended, Left, Logged, Progressed, Ready, packed
 
 PROGRESS_S: Final = 0.05
 
@@ -44,6 +44,8 @@ class Line:
     def __init__(self, ours: socket.socket) -> None:
         self._socket = ours
         self._told_at = 0.0
+        self.place: Path | None = None
+        """Where the directory of the frame is to be that runs."""
 
     def say(self, message: msgspec.Struct) -> None:
         self._socket.sendall(packed(message))
@@ -62,6 +64,17 @@ class Line:
 
     def log(self, token: int, line: str) -> None:
         self.say(Logged(token, line.encode(errors="replace").decode()))
+
+    def folder(self, token: int) -> Path:
+        """Told before it is made, so that whatever happens to us it is removed."""
+        assert self.place is not None, "a frame runs"
+        if not self.place.is_dir():
+            self.say(Left(token))
+            self.place.mkdir(parents=True, exist_ok=True)
+        return self.place
+
+    def left(self, token: int, path: Path, name: str) -> None:
+        self.say(Left(token, str(path), name))
 
     def _receive(self, size: int) -> bytes:
         parts = bytearray()
@@ -84,6 +97,7 @@ class Frames:
 
     def run(self, call: Call) -> Ended:
         """How it ended; never raises."""
+        self._line.place = Path(call.folder)
         self._context = Context(call, call.frame, call.token, self._line, call.gpus)
         with _surroundings(call, self._folder):
             end = contextvars.copy_context().run(self._run, call, self._context)

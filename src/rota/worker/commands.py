@@ -1,7 +1,8 @@
 """Commands: an argv list run as it is, never by a shell, in a directory and a session of its own.
 
 `{frame}` in a word of the argv stands for the frame's number, `{frame:04d}` for the same with leading zeros. An input
-of the layer lies in the file that ROTA_INPUT names. The directory goes when the command has ended, unless it is kept.
+of the layer lies in the file that ROTA_INPUT names. The directory goes when the command has ended, unless it is kept;
+files in it that the layer calls artifacts are stored before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 import shutil
 import signal
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,9 +24,11 @@ from rota.worker.desk import Desk
 from rota.worker.endings import told
 from rota.worker.environment import about_frame, for_command
 from rota.worker.frames import Batch, Frame
+from rota.worker.leavings import INPUT, remove
 from rota.worker.limits import Held
 from rota.worker.plan import Plan
 from rota.worker.spawned import Spawned
+from rota.worker.values import Values
 
 log = structlog.get_logger(__name__)
 LAUNCH: Final = Path(__file__).with_name("launch.py")
@@ -35,8 +37,9 @@ _FRAME = re.compile(r"\{frame(?::0?([1-9]?)d)?\}")
 
 
 class Commands:
-    def __init__(self, desk: Desk, plan: Plan) -> None:
+    def __init__(self, desk: Desk, values: Values, plan: Plan) -> None:
         self._desk = desk
+        self._values = values
         self._plan = plan
         self._running: set[asyncio.Task[None]] = set()
 
@@ -61,7 +64,7 @@ class Commands:
         task.add_done_callback(self._running.discard)
 
     async def _run(self, frame: Frame) -> None:
-        folder = self._plan.work_dir / f"{frame.token}"
+        folder = self._desk.leavings.place(frame.token)
         try:
             folder.mkdir(parents=True)
             process = self._spawned(frame, folder)
@@ -73,7 +76,7 @@ class Commands:
         else:
             await self._until_ended(frame, process)
         if not self._plan.keep_dirs:
-            await asyncio.to_thread(_remove, folder)
+            await asyncio.to_thread(remove, folder)
 
     async def _until_ended(self, frame: Frame, process: Spawned) -> None:
         frame.ask = partial(process.signal, signal.SIGTERM)
@@ -87,7 +90,9 @@ class Commands:
             if process.status is None:
                 await process.end(END_S)
         status = process.status or 0
-        if status == 0:
+        if status == 0 and frame.work.artifacts and frame.stop is None:
+            await self._values.keep(frame, None)
+        elif status == 0:
             self._desk.end(frame, None)
         else:
             code, sentence = Held(frame.work, self._plan.limits).how_it_ended(status)
@@ -98,8 +103,8 @@ class Commands:
         about = about_frame(portion.job, portion.layer, frame.number, portion.attempt, frame.devices, frame.trace)
         env = for_command(work.env, about, str(folder))
         if frame.batch.input is not None:
-            (folder / "input.msgpack").write_bytes(frame.batch.input)
-            env["ROTA_INPUT"] = str(folder / "input.msgpack")
+            (folder / INPUT).write_bytes(frame.batch.input)
+            env["ROTA_INPUT"] = str(folder / INPUT)
         argv = [_filled(word, frame.number) for word in work.argv]
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
@@ -116,20 +121,6 @@ class Commands:
 
 class _Unrunnable(Exception):
     """No such program here."""
-
-
-def _remove(folder: Path) -> None:
-    """With what is in it, even where the command took our right to write away."""
-
-    def open_and_try_again(_call: object, path: str, _error: object) -> None:
-        for place in (Path(path).parent, Path(path)):
-            with suppress(OSError):
-                place.chmod(0o700)
-        shutil.rmtree(path, ignore_errors=True)
-
-    shutil.rmtree(folder, onerror=open_and_try_again)
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _filled(word: str, frame: int) -> str:

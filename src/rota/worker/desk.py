@@ -22,6 +22,7 @@ from rota.infra.telemetry import metrics
 from rota.model.messages import Assignment, End, Portion, Run, Status
 from rota.sdk.app import Task
 from rota.worker.frames import Batch, Frame, Stop
+from rota.worker.leavings import Leavings
 from rota.worker.reports import Reports
 from rota.worker.room import Room
 from rota.worker.runs import Seen, within
@@ -38,10 +39,13 @@ TIMED_OUT: Final = "timeout"
 
 
 class Desk:
-    def __init__(self, room: Room, reports: Reports, teller: Teller, tasks: dict[str, Task[..., Any]]) -> None:
+    def __init__(
+        self, room: Room, reports: Reports, teller: Teller, tasks: dict[str, Task[..., Any]], leavings: Leavings
+    ) -> None:
         self.room = room
         self.reports = reports
         self.teller = teller
+        self.leavings = leavings
         self.draining = False
         self.running: dict[int, Frame] = {}
         self.batches: dict[int, Batch] = {}
@@ -103,6 +107,7 @@ class Desk:
             batch.traced.ended(1, end)
         self.room.give(batch.work, 1)
         self.teller.ended(end.token)
+        self.leavings.forget(end.token)
 
     def end(self, frame: Frame, end: End | None) -> None:
         """A frame is over; None: it succeeded and returned nothing. The reason it was stopped for wins."""
@@ -121,6 +126,7 @@ class Desk:
         self.room.give(frame.work, 1)
         self.room.give_devices(frame.devices)
         self.teller.ended(frame.token)
+        self.leavings.forget(frame.token)
         self.running.pop(frame.token, None)
         self._look_empty()
 

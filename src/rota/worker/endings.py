@@ -1,8 +1,9 @@
 """How an attempt ended, as a worker reports it: values, exceptions, stops. No I/O.
 
 Codes are stable words: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
-`result_too_large`, `exit_status`, `signal`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that
-never began or were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
+`result_too_large`, `artifact_missing`, `artifact_too_large`, `artifact_not_stored`, `exit_status`, `signal`,
+`cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that never began or were
+given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
 """
 
 from __future__ import annotations
@@ -77,9 +78,8 @@ def unencodable(token: int, error: Unencodable) -> End:
     return End(token, Status.FAILED, code="unencodable_result", error=told(f"The result cannot be kept: {error}"))
 
 
-def too_large(token: int, size: int) -> End:
-    sentence = f"The result has {size} bytes; more than {VALUE_MAX} need store.directory to be set."
-    return End(token, Status.FAILED, code="result_too_large", error=sentence)
+def too_large(size: int) -> str:
+    return f"The result has {size} bytes; more than {VALUE_MAX} need store.directory to be set."
 
 
 def described(error: BaseException) -> str:

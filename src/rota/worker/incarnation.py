@@ -34,6 +34,7 @@ from rota.model.messages import CANCEL, HEARTBEAT, Assignment, Cancel, Heartbeat
 from rota.worker.commands import Commands
 from rota.worker.desk import STOPPED_WITH_WORKER, Desk
 from rota.worker.frames import Batch
+from rota.worker.leavings import Leavings
 from rota.worker.machine import Meter
 from rota.worker.offer import Load
 from rota.worker.onloop import OnLoop
@@ -70,11 +71,12 @@ class Incarnation:
         self._welcome = welcome
         self._reports = Reports(bus, self.worker, self._is_busy)
         self._teller = Teller(bus, self.worker, plan.output_max)
-        self._desk = Desk(Room(plan.offer), self._reports, self._teller, plan.tasks)
+        leavings = Leavings(plan.work_dir, keep_dirs=plan.keep_dirs)
+        self._desk = Desk(Room(plan.offer), self._reports, self._teller, plan.tasks, leavings)
         self._values = Values(self._desk, plan.store)
         self._on_loop = OnLoop(self._desk, self._values)
         self._in_processes = InProcesses(self._desk, self._values, plan)
-        self._commands = Commands(self._desk, plan)
+        self._commands = Commands(self._desk, self._values, plan)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count(1)
         self._meter = Meter()
@@ -112,6 +114,7 @@ class Incarnation:
             tasks.create_task(self._commands.close())
             tasks.create_task(self._values.close())
             tasks.create_task(self._pulse.stop())
+        await self._desk.leavings.close()
         self.left_behind = left_behind.result()
 
     def _runners(self) -> list[Coroutine[Any, Any, None]]:

@@ -30,6 +30,7 @@ from rota.worker.contained import task_of
 from rota.worker.desk import Desk
 from rota.worker.endings import Input
 from rota.worker.frames import Batch, Frame
+from rota.worker.leavings import Ear
 from rota.worker.values import Values
 
 STRETCH_S: Final = 0.005
@@ -49,6 +50,7 @@ class OnLoop:
     def __init__(self, desk: Desk, values: Values) -> None:
         self._desk = desk
         self._values = values
+        self._ear = Ear(desk.teller, desk.leavings)
         self._carriers = Carriers()
         self._waiting: deque[Batch] = deque()
         self._some = asyncio.Event()
@@ -137,9 +139,7 @@ class OnLoop:
         """None: it has returned nothing. An end: it is over. A frame: it runs, and is in the desk's hands."""
         assert batch.task is not None, "a command does not run on the loop"
         frame = self._desk.begin(batch, token) if batch.work.gpus else None
-        context = Context(
-            batch.portion, batch.frame_of(token), token, self._desk.teller, frame.devices if frame else ()
-        )
+        context = Context(batch.portion, batch.frame_of(token), token, self._ear, frame.devices if frame else ())
         CURRENT.set(context)
         variables = copy_context()
         if batch.traced is not None:
@@ -153,7 +153,7 @@ class OnLoop:
         try:
             awaited = variables.run(coroutine.send, None)
         except StopIteration as returned:
-            if returned.value is not None:
+            if returned.value is not None or batch.work.artifacts or self._desk.leavings.open:
                 end = self._values.ended(batch, token, returned.value, frame)
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the frame's end, not ours
             end = endings.failed(token, error, batch.work.env)
@@ -197,7 +197,7 @@ class OnLoop:
     def _ended(self, frame: Frame, value: Any, raised: BaseException | None) -> None:
         if raised is not None:
             self._desk.end(frame, endings.failed(frame.token, raised, frame.work.env))
-        elif value is None or frame.stop is not None or frame.over:
+        elif frame.stop is not None or frame.over:
             self._desk.end(frame, None)
         elif not isinstance(end := self._values.ended(frame.batch, frame.token, value, frame), Frame):
             self._desk.end(frame, end)

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -28,7 +29,7 @@ from rota.worker.plan import Plan
 from rota.worker.spawned import Reader, Spawned, how_it_ended
 from rota.worker.teller import Teller
 from rota.worker.values import Values
-from rota.worker.wire import Call, Ended, Logged, Progressed, Ready, Said, Unpacker, packed
+from rota.worker.wire import Call, Ended, Left, Logged, Progressed, Ready, Said, Unpacker, packed
 
 log = structlog.get_logger(__name__)
 STARTED = metrics.counter("rota_worker_processes_started", "Processes started for sync tasks.")
@@ -214,6 +215,7 @@ class InProcesses:
             env=work.env,
             gpus=frame.devices,
             trace=frame.trace,
+            folder=str(self._desk.leavings.place(frame.token)),
         )
         await child.give(call)
         ended = await self._until_ended(child, frame.token)
@@ -230,6 +232,10 @@ class InProcesses:
                     self._desk.teller.progress(token, said.percent, said.word)
                 case Logged() if said.token == token:
                     self._desk.teller.log(token, said.line)
+                case Left() if said.token == token and said.name:
+                    self._desk.leavings.left(token, Path(said.path), said.name)
+                case Left() if said.token == token:
+                    self._desk.leavings.folder(token)
                 case _:
                     log.debug("process_said_too_late")
         return None
@@ -239,12 +245,11 @@ class InProcesses:
             code, sentence = how_it_ended(child.process.status or 0)
             end = End(frame.token, Status.FAILED, code=code, error=f"The process of the task is gone: {sentence}")
             self._desk.end(frame, end)
-        elif ended.value is not None and frame.stop is None and not frame.over:
-            stored = self._values.ended_with(frame.batch, frame.token, ended.value, frame)
-            if isinstance(stored, End):
-                self._desk.end(frame, stored)
         elif ended.status is Status.SUCCEEDED:
-            self._desk.end(frame, None)
+            live = frame.stop is None and not frame.over
+            stored = self._values.ended_with(frame.batch, frame.token, ended.value, frame) if live else None
+            if not isinstance(stored, Frame):
+                self._desk.end(frame, stored)
         else:
             end = End(frame.token, ended.status, code=ended.code, error=ended.error, after_s=ended.after_s)
             self._desk.end(frame, end)

@@ -192,7 +192,7 @@ class Reports:
 
 
 def _size(end: End) -> int:
-    return 64 + len(end.value or b"") + len(end.error)
+    return 64 + len(end.value or b"") + len(end.error) + sum(100 + len(each.data) for each in end.artifacts)
 
 
 def _count(report: Report) -> None:

@@ -10,21 +10,29 @@ from rota.model.errors import InvalidInput
 
 
 class Store(Protocol):
-    """Both may take long and are called in a thread. A RotaError says what is wrong with the store or the pointer."""
+    """All may take long and are called in a thread. A RotaError says what is wrong with the store or the pointer."""
 
     def put(self, data: bytes) -> str: ...
+
+    def put_file(self, path: Path) -> str: ...
 
     def get(self, pointer: str) -> bytes: ...
 
 
 class FileStore:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, most_bytes: int = 16 * 1024 * 1024) -> None:
         self._files = Files(directory)
+        self._most_bytes = most_bytes
 
     def put(self, data: bytes) -> str:
+        if len(data) > self._most_bytes:
+            raise InvalidInput(f"It has more than the {self._most_bytes} bytes that the store keeps of one value.")
         pointer = pointer_to(data, Where.FILE)
         self._files.put(pointer, data)
         return str(pointer)
+
+    def put_file(self, path: Path) -> str:
+        return str(self._files.put_file(path, self._most_bytes))
 
     def get(self, pointer: str) -> bytes:
         found = Pointer.parse(pointer)

@@ -1,4 +1,4 @@
-"""Values on their way in and out: small ones travel with the message, large ones lie in the store.
+"""Values on their way in and out: small ones travel with the message, large ones lie in the store. So do artifacts.
 
 Reading and writing the store is slow and may fail, so it happens apart from the loop, and a frame whose value is being
 stored is still running. If we die in between, a file that nobody points to is left; the store's retention removes it.
@@ -17,6 +17,7 @@ from rota.worker import endings
 from rota.worker.desk import Desk
 from rota.worker.endings import Unencodable
 from rota.worker.frames import Batch, Frame, Stop
+from rota.worker.leavings import Unkept
 from rota.worker.store import Store
 
 log = structlog.get_logger(__name__)
@@ -28,23 +29,42 @@ class Values:
         self._store = store
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def ended(self, batch: Batch, token: int, value: object, frame: Frame | None = None) -> End | Frame:
-        """How a frame that returned `value` ended, or the frame while its value is being stored."""
+    def ended(self, batch: Batch, token: int, value: object, frame: Frame | None = None) -> End | Frame | None:
+        """How a frame that returned `value` ended, or the frame while something of it is being stored.
+
+        None: it succeeded, returned nothing and left nothing.
+        """
         try:
-            data = endings.encoded(value)
+            data = None if value is None else endings.encoded(value)
         except Unencodable as error:
             return endings.unencodable(token, error)
         return self.ended_with(batch, token, data, frame)
 
-    def ended_with(self, batch: Batch, token: int, data: bytes, frame: Frame | None = None) -> End | Frame:
+    def ended_with(
+        self, batch: Batch, token: int, data: bytes | None, frame: Frame | None = None
+    ) -> End | Frame | None:
         """The same for a value that is encoded already."""
-        if len(data) <= endings.VALUE_MAX:
-            return End(token, Status.SUCCEEDED, data)
-        if self._store is None:
-            return endings.too_large(token, len(data))
-        frame = frame or self._desk.begin(batch, token)
-        self._apart(self._put(frame, data, self._store))
-        return frame
+        large = data is not None and len(data) > endings.VALUE_MAX
+        if large or batch.work.artifacts or token in self._desk.leavings.open:
+            frame = frame or self._desk.begin(batch, token)
+            self._apart(self.keep(frame, data))
+            return frame
+        return None if data is None else End(token, Status.SUCCEEDED, data)
+
+    async def keep(self, frame: Frame, data: bytes | None) -> None:
+        """Store what a frame that has succeeded left and returned, then end it."""
+        work, token = frame.work, frame.token
+        pointer = None
+        try:
+            artifacts = await asyncio.to_thread(self._desk.leavings.take, token, work.artifacts, self._store)
+            if data is not None and len(data) > endings.VALUE_MAX:
+                pointer, data = await self._put(data), None
+        except Unkept as problem:
+            self._desk.end(frame, End(token, Status.FAILED, code=problem.code, error=endings.told(str(problem))))
+            return
+        plain = data is None and pointer is None and not artifacts
+        end = None if plain else End(token, Status.SUCCEEDED, data, pointer, artifacts=artifacts)
+        self._desk.end(frame, end)
 
     def fetch(self, batch: Batch, then: Callable[[Batch], None]) -> None:
         """Get the input of a batch that has only a pointer, then go on."""
@@ -56,15 +76,15 @@ class Values:
         if self._under_way:
             await asyncio.wait(set(self._under_way))
 
-    async def _put(self, frame: Frame, data: bytes, store: Store) -> None:
+    async def _put(self, data: bytes) -> str:
+        if self._store is None:
+            raise Unkept("result_too_large", endings.too_large(len(data)))
         try:
-            pointer = await asyncio.to_thread(store.put, data)
+            return await asyncio.to_thread(self._store.put, data)
         except RotaError as error:
             log.warning("result_not_stored", code=error.code, reason=error.sentence)
             failure = f"The result of {len(data)} bytes could not be stored. {error.sentence}"
-            self._desk.end(frame, End(frame.token, Status.FAILED, code="result_too_large", error=failure))
-        else:
-            self._desk.end(frame, End(frame.token, Status.SUCCEEDED, pointer=pointer))
+            raise Unkept("result_too_large", failure) from error
 
     async def _get(self, batch: Batch, then: Callable[[Batch], None]) -> None:
         pointer = batch.portion.pointer or ""

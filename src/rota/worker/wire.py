@@ -27,6 +27,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     env: dict[str, str]
     gpus: tuple[int, ...]
     trace: str = ""
+    folder: str = ""
+    """Where its directory is to be, should it ask for one."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -46,6 +48,14 @@ class Logged(msgspec.Struct, frozen=True, array_like=True, tag="log"):
     line: str
 
 
+class Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    """A file that it leaves; without a name: it asks for its directory."""
+
+    token: int
+    path: str = ""
+    name: str = ""
+
+
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     token: int
     status: Status
@@ -55,7 +65,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     after_s: float = 0.0
 
 
-Said = Ready | Progressed | Logged | Ended
+Said = Ready | Progressed | Logged | Left | Ended
 CALL = msgspec.msgpack.Decoder(Call)
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 _ENCODER = msgspec.msgpack.Encoder()

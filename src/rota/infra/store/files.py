@@ -11,13 +11,17 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
-from rota.infra.store.pointers import Pointer
-from rota.model.errors import BlobMissing, DiskFull, SetupFailed
+from rota.infra.store.pointers import Pointer, Where
+from rota.model.errors import BlobMissing, DiskFull, InvalidInput, SetupFailed
 
 TEMPORARY_S = 3600.0
 """A temporary file that nobody has written to for so long has no writer any more."""
+COPY_BYTES = 1024 * 1024
 _TEMPORARY = ".tmp-"
 _LEAVING = ".gone-"
 
@@ -36,6 +40,11 @@ class Files:
             self._write(place, data)
         except OSError as error:
             raise _unusable(self.directory, error) from error
+
+    def put_file(self, source: Path, most_bytes: int) -> Pointer:
+        """A copy of a file. What the pointer names is what was read, even if somebody writes to the file meanwhile."""
+        with source.open("rb") as given:
+            return self._copied(given, most_bytes)
 
     def get(self, pointer: Pointer) -> bytes:
         place = self._place(pointer.sha256.hex())
@@ -76,6 +85,23 @@ class Files:
             temporary.unlink(missing_ok=True)
             raise _unusable(self.directory, error) from error
 
+    def _copied(self, given: IO[bytes], most_bytes: int) -> Pointer:
+        temporary = self._place("00").with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        try:
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as kept:
+                pointer = _copy(given, kept, most_bytes)
+            place = self._place(pointer.sha256.hex())
+            place.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(place)
+            _sync(place.parent)
+        except OSError as error:
+            raise _unusable(self.directory, error) from error
+        finally:
+            with suppress(OSError):  # it has its place by now, or never was
+                temporary.unlink()
+        return pointer
+
     def _files(self) -> Iterator[Path]:
         for directory in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
             if directory.is_dir() and len(directory.name) == 2:
@@ -101,6 +127,19 @@ class Files:
                 path.unlink()
         except FileNotFoundError:
             return
+
+
+def _copy(given: IO[bytes], kept: IO[bytes], most_bytes: int) -> Pointer:
+    digest, size = sha256(), 0
+    while part := given.read(COPY_BYTES):
+        size += len(part)
+        if size > most_bytes:
+            raise InvalidInput(f"It has more than the {most_bytes} bytes that the store keeps of one value.")
+        digest.update(part)
+        kept.write(part)
+    kept.flush()
+    os.fsync(kept.fileno())
+    return Pointer(Where.FILE, digest.digest(), size)
 
 
 def _sync(directory: Path) -> None:

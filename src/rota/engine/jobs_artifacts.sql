@@ -1,0 +1,6 @@
+-- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if that succeeded.
+SELECT frame, attempt, artifacts FROM (
+  SELECT DISTINCT ON (frame) frame, attempt, state, artifacts FROM rota.frame_end
+  WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
+  ORDER BY frame, attempt DESC, ts_finished DESC
+) AS last WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL ORDER BY frame LIMIT $3::int

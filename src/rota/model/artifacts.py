@@ -1,0 +1,54 @@
+"""Files that a frame leaves: how they are named, by themselves and by patterns. No I/O.
+
+A name is a relative path, so that whoever fetches files writes below the directory it has chosen and nowhere else. As a
+word, which is how the end of a frame keeps it, an artifact is its pointer and its name: `pg:9f86...:4 out/beauty.png`.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Final
+
+from rota.model.errors import InvalidInput
+
+NAME_CHARS_MAX: Final = 200
+PATTERNS_MAX: Final = 32
+ARTIFACTS_MAX: Final = 100
+"""Of one frame."""
+
+
+def is_name(path: str) -> bool:
+    """Whether it is a path that leads below, wherever it starts."""
+    parts = path.split("/")
+    return 0 < len(path) <= NAME_CHARS_MAX and path.isprintable() and not any(part in ("", ".", "..") for part in parts)
+
+
+def check_name(name: str) -> str:
+    """The name, if files can be called so wherever they are fetched to."""
+    if not is_name(name):
+        raise InvalidInput(
+            f"{name[:64]!r} cannot name an artifact: use a relative path of 1 to {NAME_CHARS_MAX} printable characters."
+        )
+    return name
+
+
+def check_patterns(patterns: tuple[str, ...], layer: str) -> tuple[str, ...]:
+    if len(patterns) > PATTERNS_MAX:
+        raise InvalidInput(f"{len(patterns)} artifacts of layer {layer} are too many: use at most {PATTERNS_MAX}.")
+    for pattern in patterns:
+        if not is_name(pattern) or any("**" in part and part != "**" for part in PurePosixPath(pattern).parts):
+            raise InvalidInput(
+                f"{pattern[:64]!r} cannot be one of the artifacts of layer {layer}: use a path or pattern below the"
+                " directory of the frame, such as out/*.png."
+            )
+    return patterns
+
+
+def word(pointer: str, name: str) -> str:
+    return f"{pointer} {name}"
+
+
+def parsed(text: str) -> tuple[str, str]:
+    """Pointer and name of a word."""
+    pointer, _, name = text.partition(" ")
+    return pointer, name
