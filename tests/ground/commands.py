@@ -13,7 +13,9 @@ class Terminal:
         self._capsys = capsys
 
     async def __call__(self, line):
-        self._monkeypatch.setattr(sys, "argv", ["rota", *line.split()])
+        """Of a line the words between blanks; or words as they are."""
+        words = line.split() if isinstance(line, str) else line
+        self._monkeypatch.setattr(sys, "argv", ["rota", *words])
         status = await asyncio.to_thread(_status)
         said = self._capsys.readouterr()
         assert "Traceback" not in said.err

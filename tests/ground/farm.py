@@ -23,6 +23,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.job import LayerSpec, Submission
 from rota.model.settings import Settings
 from rota.runtime import Replica, Urls, nats_target
+from rota.sdk import loading
 from rota.worker.offer import Offer
 from rota.worker.plan import Plan
 from rota.worker.worker import Worker
@@ -168,10 +169,12 @@ class Farm:
         if managed:
             await self.books.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
-    async def worker(self, name="w", *, slots=8, cores=None, pool="local", **more):
-        """A worker of this farm, with `gpus` when it has any; returns what ends it (`await stop()`)."""
+    async def worker(self, name="w", *, slots=8, cores=None, pool="local", of="", **more):
+        """A worker of this farm, or of another app, with `gpus` when it has any; returns what ends it."""
         offer = Offer(name=name, pool=pool, slots=slots, cores=100 * slots if cores is None else cores, **more)
-        plan = Plan(offer=offer, tasks=app.tasks, folder=Path.cwd(), work_dir=Path.cwd(), drain_s=5.0)
+        here = Path.cwd()
+        tasks = loading.load(of, here).tasks if of else app.tasks
+        plan = Plan(offer=offer, tasks=tasks, app=of, folder=here, work_dir=here / "work", drain_s=5.0)
         worker = Worker(plan, nats_target(self.settings, self.urls.nats), streams(self.settings.nats))
         supervisor = Supervisor(drain_budget_s=8.0)
         supervisor.add(Service("worker", worker.run))

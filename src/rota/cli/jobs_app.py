@@ -34,6 +34,17 @@ Which = Annotated[
     str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its name: the newest.", show_default=False)
 ]
 
+File = Annotated[
+    Path | None, _option("FILE", "Instead of all the others: a whole submission as YAML or JSON, such as a map.")
+]
+Artifacts = Annotated[
+    list[str] | None, _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.")
+]
+Limits = Annotated[
+    list[str] | None,
+    _option("NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB."),
+]
+
 
 def submit(
     context: typer.Context,
@@ -42,6 +53,7 @@ def submit(
         list[str] | None,
         typer.Argument(metavar="ARGS", help="What it is called with: JSON, name=JSON, or text.", show_default=False),
     ] = None,
+    file: File = None,
     show: Annotated[str, _option("SHOW", "Whose quota it uses; the show that `rota up` makes.")] = "default",
     folder: Annotated[str | None, _option("FOLDER", "Folder of the show.")] = None,
     dept: Annotated[str | None, _option("DEPT", "Department.")] = None,
@@ -57,13 +69,8 @@ def submit(
     requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
     retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
     timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
-    artifact: Annotated[
-        list[str] | None, _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.")
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        _option("NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB."),
-    ] = None,
+    artifact: Artifacts = None,
+    limit: Limits = None,
     deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
     max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
     key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
@@ -81,6 +88,7 @@ def submit(
         task=task,
         words=words or (),
         argv=context.meta.get(ARGV, ()),
+        file=file,
         app=app,
         show=show,
         folder=folder,

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from rota.accounting.items import unknown
 from rota.model.errors import InvalidInput
-from rota.model.job import Budget, LayerSpec, LimitSpec, RetrySpec, Submission
+from rota.model.job import Budget, LayerSpec, LimitSpec, RetrySpec, Submission, decode
 from rota.model.units import parse_duration
 from rota.model.work import Work
 from rota.sdk import loading
@@ -35,6 +36,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     task: str | None = None
     words: Sequence[str] = ()
     argv: Sequence[str] = ()
+    file: Path | None = None
     app: str | None = None
     app_folder: Path | None = None
     show: str = "default"
@@ -61,6 +63,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def submission(wanted: Wanted, actor: str, declared: Task[..., Any] | None = None) -> Submission:
     """What is given wins over what the task declares, and that over what Rota takes to be meant."""
+    if wanted.file is not None:
+        if msgspec.structs.replace(wanted, file=None) != Wanted():
+            raise InvalidInput("A submission from a file says everything: leave the task and the other options out.")
+        return _from_file(wanted.file, actor)
     if bool(wanted.task) == bool(wanted.argv):
         raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
     job: dict[str, Any] = {
@@ -79,6 +85,22 @@ def submission(wanted: Wanted, actor: str, declared: Task[..., Any] | None = Non
         job["budget"] = Budget(deadline_ms=round(parse_duration(wanted.deadline) * 1000))
     layer = LayerSpec(**_layer(wanted, declared.work if declared else None))
     return Submission(show=wanted.show, layers=(layer,), actor_id=actor, actor_type=ACTOR_TYPE, **_given(job))
+
+
+def _from_file(path: Path, actor: str) -> Submission:
+    try:
+        given = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror}): name a file with a submission.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())[:300]}.") from error
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{path} is no submission: write its fields, such as show and layers.")
+    try:
+        # As msgpack, since JSON has no word for some numbers.
+        return decode(msgspec.msgpack.encode({"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE} | given))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{path} holds what cannot be submitted: {error}.") from error
 
 
 def _layer(wanted: Wanted, declared: Work | None) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""A nightly load: every frame turns the orders of one day into a small report, which is kept with the job."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter
+
+from rota import Rota, context
+
+app = Rota()
+COUNTRIES = ("de", "fr", "it", "pl")
+
+
+@app.task
+def load(day: str, orders: int = 1000, pause_s: float = 0.0) -> int:
+    """Returns how much was sold, and leaves it by country."""
+    now = context()
+    sold: Counter[str] = Counter()
+    for number in range(orders):
+        now.check()
+        time.sleep(pause_s)
+        sold[COUNTRIES[number * 7 % len(COUNTRIES)]] += 1 + number % 9
+    with (now.folder / f"{day}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("country", "sold"), *sorted(sold.items())])
+    now.artifact(f"{day}.csv")
+    now.log(f"{orders} orders of {day}")
+    return sold.total()
