@@ -22,7 +22,12 @@ NOT_BUILT = {
     *("safety", "safety_kernel", "input_policy", "output_policy"),
     *("workflow", "saga"),
 }
-WITHOUT_EFFECT = {"redis.connection.pool.max_idle", "redis.connection.pool.min_idle"}
+WITHOUT_EFFECT = {
+    *(f"redis.connection.pool.{name}" for name in ("max_idle", "min_idle")),
+    *(f"scheduler.retry_delay_{why}" for why in ("busy", "store", "publish", "no_workers")),
+    *("scheduler.job_lock_ttl", "scheduler.max_renewal_failures", "reconciler.dispatch_timeout"),
+    *("nats.ack_wait", "nats.in_flight_ttl"),
+}
 """Accepted, and said to be without effect where they are described."""
 
 

@@ -82,12 +82,19 @@ redis:
 LIFECYCLE = """
 scheduler:
   storeOpTimeout: 2s
+  jobLockTTL: 60s
   maxSchedulingRetries: 50
+  retryDelayBusy: 500ms
+  retryDelayStore: 1s
+  retryDelayPublish: 2s
+  retryDelayNoWorkers: 2s
   safetyThrottleDelay: 5s
   backoffBase: 1s
   backoffMax: 30s
+  maxRenewalFailures: 3
   backoffJitter: 500ms
 reconciler:
+  dispatchTimeout: 300s
   runningTimeout: 9000s
   pollInterval: 30s
   maxIterationsPerTick: 100
@@ -102,7 +109,7 @@ input_policy: {fail_mode: closed}
 output_policy: {enabled: false, contentTimeout: 30s}
 saga: {lockTTL: 2min, rollbackTimeout: 30s}
 workflow: {runLockTTL: 30s, delay: {pollInterval: 5s, lockTTL: 10s, cleanupInterval: 5min}}
-nats: {maxDeliver: 100, nakDelay: 5s}
+nats: {ackWait: 10min, maxDeliver: 100, inFlightTTL: 2min, nakDelay: 5s}
 """
 
 ACCOUNTING = """

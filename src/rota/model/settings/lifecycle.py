@@ -15,10 +15,26 @@ class Scheduler(Section, frozen=True):
     """Dispatch: delays and attempts."""
 
     store_op_timeout: Annotated[float, Duration("Longest wait for an answer of Redis.")] = 2.0
+    job_lock_ttl: Annotated[
+        float, Duration("Accepted, without effect: jobs have no locks, rows of PostgreSQL decide.", least=1.0)
+    ] = 60.0
+    max_renewal_failures: Annotated[
+        int, Whole("Accepted, without effect: a lease is lost when its time is over.", least=1)
+    ] = 3
     max_scheduling_retries: Annotated[int, Whole("Failed dispatches after which a job is FAILED.", least=1)] = 50
     max_worker_losses: Annotated[
         int, Whole("Workers a frame may lose before it is FAILED, unless its layer says otherwise.", most=1000)
     ] = 10
+    retry_delay_busy: Annotated[float, Duration("Accepted, without effect: jobs have no locks to wait for.")] = 0.5
+    retry_delay_store: Annotated[
+        float, Duration("Accepted, without effect: what PostgreSQL could not do is done when it is back.")
+    ] = 1.0
+    retry_delay_publish: Annotated[
+        float, Duration("Accepted, without effect: a hand-over that failed waits as any failed dispatch does.")
+    ] = 2.0
+    retry_delay_no_workers: Annotated[
+        float, Duration("Accepted, without effect: a worker that comes is told at once.")
+    ] = 2.0
     safety_throttle_delay: Annotated[float, Duration("Delay when the safety kernel throttles or is cut off.")] = 5.0
     backoff_base: Annotated[
         float, Duration("Delay after the first failed dispatch; doubles with each further one.")
@@ -30,6 +46,9 @@ class Scheduler(Section, frozen=True):
 class Reconciler(Section, frozen=True):
     """Ends jobs that stopped moving."""
 
+    dispatch_timeout: Annotated[
+        float, Duration("Accepted, without effect: what its worker does not hold goes back within seconds.")
+    ] = 300.0
     running_timeout: Annotated[
         float, Duration("Longest stay on a worker of a frame without a time limit of its own.")
     ] = 9000.0

@@ -76,6 +76,9 @@ class Nats(Section, frozen=True):
     ] = ""
     connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.")] = 5.0
     publish_timeout: Annotated[float, Duration("Longest wait for a publish to be acknowledged.")] = 2.0
+    ack_wait: Annotated[
+        float, Duration("Accepted, without effect: all that is worked on says so, and job_ack_wait is for it.")
+    ] = 600.0
     job_ack_wait: Annotated[
         float, Duration("Time after which a message is delivered again that nobody answers, or says to be working on.")
     ] = 30.0
@@ -83,6 +86,9 @@ class Nats(Section, frozen=True):
     max_ack_pending: Annotated[
         int, Whole("Messages of one consumer that may be unacknowledged at once.", least=1, most=50_000)
     ] = 2048
+    in_flight_ttl: Annotated[
+        float, Duration("Accepted, without effect: a message in work is told from its effect, in PostgreSQL.")
+    ] = 120.0
     nak_delay: Annotated[float, Duration("Delay before a message is tried again whose DLQ entry failed.")] = 5.0
     max_age: Annotated[float, Duration("How long streams keep messages.", least=60.0)] = 7 * 86400.0
     replicas: Annotated[int, Whole("Servers of a NATS cluster that keep each stream.", least=1, most=5)] = 1
