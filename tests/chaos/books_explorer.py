@@ -64,12 +64,14 @@ class Explorer:
         self.client = client
         self.connection = connection
         self.reached = Counter()
-        self.names = {script.sha: script.name for script in scripts()}
+        self.names = {}
         self.steps = 0
 
     async def load(self):
+        """The scripts as they are now; a step is told by the digest of its script."""
         for script in scripts():
             await self.client.script_load(script.text)
+            self.names[script.sha] = script.name
 
     async def run(self, seed, *, cast=None, weather=None, pick=None, bad_turns=None):
         """All of it follows from `seed`. Raises `Broken` with the story. `weather`: (step, event), and so on."""

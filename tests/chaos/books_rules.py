@@ -1,9 +1,12 @@
 """The invariants of the books (DESIGN A1 to A6), looked at after every step of a schedule, and at rest."""
 
+from collections import defaultdict
+
+from rota.accounting.ledger import Why, apart
 from rota.infra.redis.keys import Keys
 from rota.model.quota import RESOURCES
 from rota.model.units import format_cores, parse_cores, parse_cores_limit
-from tests.chaos.books_seen import names_of
+from tests.chaos.books_seen import names_of, text_of
 
 ENDED = 2**53
 SHARED = ("sub:", "folder:", "point:")
@@ -31,6 +34,8 @@ class Rules:
         self.claimed = set()
         self.booked = set()
         """Tokens, charges and fences that were seen in a seeded Redis."""
+        self.charged = defaultdict(set)
+        """Token -> every charge it was seen with, in either store."""
 
     async def begin(self):
         self.postgres, self.redis = await self.onlooker.postgres(), await self.onlooker.redis()
@@ -70,12 +75,21 @@ class Rules:
         }
         demand(not changed, "A5 a repeated call changed something", changed)
 
-    def told(self, outcomes):
-        """What a booker was told is true: what is booked has, or had, a row. Looked at when its step is over."""
+    def told(self, groups, outcomes):
+        """What a booker was told is true: what is booked has, or had, a row. Looked at when its step is over. And what
+        was booked otherwise was seen so."""
         self.claimed |= {token for outcome in outcomes for token in outcome.held}
+        for group, outcome in zip(groups, outcomes, strict=True):
+            double = [token for token, why in outcome.declined.items() if why is Why.DUPLICATE]
+            for each in apart([group.only(double)]) if double else ():
+                for token in each.tokens:
+                    others = self.charged[token] - {text_of(each.charge)}
+                    demand(others, "told as booked otherwise", token, self.charged[token])
 
     def _remember(self):
         self.ever |= self.postgres.rows.keys()
+        for token, charge in [*self.postgres.rows.items(), *self.redis.held.items()]:
+            self.charged[token].add(charge)
         if self.redis.fence is not None:
             self.booked |= {(token, charge, self.redis.fence) for token, charge in self.redis.held.items()}
 

@@ -61,6 +61,11 @@ def names_of(charge):
     return [f"{word}:{thing}" for word, thing in zip(WORDS, charge.split(" "), strict=False)]
 
 
+def text_of(charge):
+    """A charge as both stores tell it here."""
+    return " ".join(str(getattr(charge, field)) for field in charge.__struct_fields__)
+
+
 def sums_of(charges):
     """What charges hold together: (name, resource) -> amount; nothing where it is 0."""
     sums = Counter()

@@ -12,7 +12,7 @@ import msgspec
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.items import Caps
-from rota.accounting.ledger import Charge, Group
+from rota.accounting.ledger import NOBODY, Charge, Group, Swarm
 from rota.accounting.live import recount, seeding
 from rota.accounting.upkeep import Upkeep
 from rota.infra.lease import Leases
@@ -23,6 +23,7 @@ from rota.model.quota import RESOURCES
 from rota.model.settings.accounting import Accounting
 from tests.ground.schedule import Verdict
 from tests.ground.stepped import SteppedDatabase, SteppedRedis
+from tests.ground.swarms import as_swarms
 
 TRIES = 3
 END_JOB = parse_query(
@@ -46,6 +47,8 @@ class World:
     jobs: list[UUID]
     layers: dict[UUID, UUID]
     """Layer -> its job."""
+    single: dict[UUID, UUID]
+    """The same of jobs that begin without limits."""
     managed: bool
 
     @classmethod
@@ -55,7 +58,8 @@ class World:
 
         jobs = some(2)
         layers = dict(zip(some(3), [jobs[0], jobs[0], jobs[1]], strict=True))
-        return cls(some(1)[0], some(2), some(2), some(1), jobs, layers, managed)
+        single = dict(zip(some(3), some(3), strict=True))
+        return cls(some(1)[0], some(2), some(2), some(1), jobs, layers, single, managed)
 
     def script(self, rng):
         """The statements that make it."""
@@ -139,6 +143,12 @@ class World:
             rng.choice([0, 0, 1]),
         )
 
+    def swarm(self, rng, charge, tokens):
+        known = self.single if rng.random() < 0.6 else self.single | self.layers
+        layers = [rng.choice(list(known)) for _ in tokens]
+        like = msgspec.structs.replace(charge, job=NOBODY, layer=NOBODY)
+        return Swarm(like, UUID(int=1), tokens, [known[layer] for layer in layers], layers)
+
 
 EMPTY = (
     "DELETE FROM rota.proc; DELETE FROM rota.proc_grave; DELETE FROM rota.show; DELETE FROM rota.alloc;"
@@ -177,25 +187,42 @@ class Actor:
     async def book(self, groups):
         """Asks again, with the same tokens, when nobody told what came of it; gives up in the end, or sooner."""
         for _ in range(TRIES):
+            batch = self._as_read(groups)
             try:
-                outcomes = await self.books.book(self.world.show, [self._as_read(group) for group in groups])
+                outcomes = await self.books.book(self.world.show, batch)
             except Unavailable:
                 if self.rng.random() < 0.3:
                     return
             else:
-                self.rules.told(outcomes)
+                self.rules.told(batch, outcomes)
                 return
 
-    def _as_read(self, group):
-        """Whether job and layer have caps is what the caller read before."""
+    def _as_read(self, groups):
+        """Whether job and layer have caps is what the caller read before; what has some is in no swarm."""
+        read = []
+        for group in groups:
+            each = group.groups() if isinstance(group, Swarm) else [group]
+            if isinstance(group, Swarm) and not any(map(self._is_capped, each)):
+                read.append(group)
+            else:
+                read += [
+                    msgspec.structs.replace(one, capped=self._is_capped(one) or self.rng.random() < 0.5) for one in each
+                ]
+        return read
+
+    def _is_capped(self, group):
         seen = self.rules.postgres
         names = (f"job:{group.charge.job}", f"layer:{group.charge.layer}")
-        capped = any(seen.cap(name, resource) is not None for name in names for resource in RESOURCES)
-        return msgspec.structs.replace(group, capped=capped or self.rng.random() < 0.5)
+        return any(seen.cap(name, resource) is not None for name in names for resource in RESOURCES)
 
     def _some_tokens(self, most=3):
         there = sorted(self.rules.postgres.rows)
         return self.rng.sample(there, min(len(there), self.rng.randint(1, most)))
+
+    def _running(self, at):
+        """A job or layer that has frames now, by its place in a charge."""
+        found = sorted({UUID(charge.split(" ")[at]) for charge in self.rules.postgres.rows.values()})
+        return self.rng.choice(found) if found else None
 
     async def release(self):
         await self.books.release(self.world.show, self._some_tokens())
@@ -203,6 +230,8 @@ class Actor:
     async def release_in_transaction(self):
         async with self.database.transaction() as tx:
             deleted = await procs.delete(tx, self.world.show, self._some_tokens())
+        if self.rng.random() < 0.7:
+            deleted = as_swarms(deleted)
         await self.books.publisher.released(self.world.show, deleted)
 
     async def recount(self, bury=True):
@@ -245,9 +274,10 @@ class Actor:
                 case "point":
                     return admin.change_point(SHOW, f"dept{at}", caps, actor="test")
                 case "job":
-                    return admin.change_job(SHOW, self.world.jobs[at], actor="test", max_cores=cores, max_gpus=gpus)
+                    job = self._running(2) or self.world.jobs[at]
+                    return admin.change_job(SHOW, job, actor="test", max_cores=cores, max_gpus=gpus)
                 case "layer":
-                    layer = list(self.world.layers)[at]
+                    layer = self._running(3) or list(self.world.layers)[at]
                     return admin.change_layer(SHOW, layer, actor="test", max_cores=cores, max_gpus=gpus)
 
         await self.books.change(work)
@@ -264,12 +294,14 @@ class Actor:
 
 
 def booking(world, rng, first, least=1):
-    """Groups of a few frames in several buckets."""
+    """Groups and swarms of a few frames in several buckets."""
     groups = []
     for number in range(rng.randint(1, 2)):
         start = first + number * 8 + 128 * rng.randrange(3)
         tokens = range(start, start + rng.randint(least, 3))
-        groups.append(Group(world.charge(rng), UUID(int=1), tokens))
+        charge = world.charge(rng)
+        is_swarm = rng.random() < 0.4
+        groups.append(world.swarm(rng, charge, tokens) if is_swarm else Group(charge, UUID(int=1), tokens))
     return groups
 
 
@@ -279,7 +311,7 @@ def booker(world, rng, number, turns=3):
     for turn in range(rng.randint(1, turns)):
         deeds.append(("book", booking(world, rng, number * 32 + turn % 2 * 16)))
         if rng.random() < 0.5:
-            deeds.append((rng.choice(["release", "release", "release_in_transaction"]),))
+            deeds.append((rng.choice(["release", "release_in_transaction"]),))
     return deeds
 
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from tests.chaos.books_explorer import Explorer
-from tests.chaos.books_mutants import MUTANTS, applied
+from tests.chaos.books_mutants import MUTANTS, Mutant, applied
 from tests.chaos.books_rules import Broken
 from tests.ground.databases import cleaned_by, one_database
 
@@ -22,6 +22,7 @@ database_url = cleaned_by("SELECT 1")
 SCHEDULES = 120
 LONG = 20_000
 REACHED = {
+    ("book", "apart"),
     ("book", "unseeded"),
     ("limits", "missed"),
     ("limits", "uncounted"),
@@ -88,6 +89,13 @@ async def test_the_explorer_notices_when_a_rule_is_taken_away(explorer, connecti
         await explorer.load()
         with pytest.raises(Broken):
             await walk(explorer, (mutant.seed, *range(SCHEDULES)))
+
+
+async def test_scripts_that_differ_in_their_words_alone_break_nothing(explorer, connection):
+    other_words = Mutant("none", script="*", was="local SPAN = 128", now="local SPAN  = 128")
+    async with applied(other_words, connection):
+        await explorer.load()
+        await walk(explorer, range(8))
 
 
 @pytest.mark.soak
