@@ -7,7 +7,6 @@ import pytest
 
 from rota.model.job import Budget
 from rota.model.lifecycle import JobState
-from tests.contract.ledger_suite import MAKE_JOB
 from tests.ground.farm import Farm, hanging, seen
 from tests.ground.queues import sql
 from tests.ground.waiting import until
@@ -131,6 +130,20 @@ async def test_a_job_whose_own_cap_is_raised_runs_more_at_once(farm):
     assert await farm.ended(job) == "SUCCEEDED"
 
 
+async def test_a_job_that_waits_can_be_given_a_cap_before_it_runs(farm):
+    job = await farm.submit("hang", "x", frames=4)
+    [layer] = (await farm.jobs.get(job)).layers
+    await farm.books.change(lambda admin: admin.change_job("film", job, max_cores=3, actor="test"))
+    await farm.books.change(lambda admin: admin.change_layer("film", layer.id, max_cores=2, actor="test"))
+    gate = hanging("x")
+    await farm.worker(slots=50)
+    await farm.running("x", 2)
+    await until(lambda: farm.database.value(PARKED_OF, job), what="what waits to be parked")
+    assert seen["began"] == ["x"] * 2
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
 async def test_a_cap_that_comes_between_claim_and_booking_holds_its_job_alone(farm, monkeypatch):
     jobs = [await farm.submit("noop") for _ in range(3)]
     handing, late = farm.replica.engine.dispatcher.handing, jobs[1]
@@ -138,7 +151,6 @@ async def test_a_cap_that_comes_between_claim_and_booking_holds_its_job_alone(fa
 
     async def book(spot, batch):
         if not asked:
-            await farm.database.run(MAKE_JOB, late, spot.key.show)  # as if a frame of it ran
             await farm.books.change(lambda admin: admin.change_job("film", late, max_cores="0.5", actor="test"))
         asked.extend(batch)
         return await real(spot, batch)

@@ -1,4 +1,6 @@
--- Make the row of job $2 of show $1, without caps, if frames of it run and it has none.
+-- Make the row of job $2 of show $1, without caps, if it lives or frames of it run, and it has none.
 INSERT INTO rota.job_resource (pk_job, pk_show)
-SELECT pk_job, pk_show FROM rota.proc WHERE pk_show = $1::uuid AND pk_job = $2::uuid LIMIT 1
+SELECT $2::uuid, $1::uuid
+WHERE EXISTS (SELECT FROM rota.job WHERE pk_show = $1::uuid AND pk_job = $2::uuid)
+   OR EXISTS (SELECT FROM rota.proc WHERE pk_show = $1::uuid AND pk_job = $2::uuid)
 ON CONFLICT DO NOTHING
