@@ -33,6 +33,7 @@ BY_HAND = {
 
 ELSEWHERE = {
     "reopen.after_purge": "tests/integration/test_engine_reopen.py",
+    "upkeep.after_caps_before_commit": "tests/integration/test_engine_upkeep.py",
     "upkeep.after_day_made_before_commit": "tests/integration/test_engine_upkeep.py",
     "upkeep.after_carry_before_commit": "tests/integration/test_engine_upkeep.py",
     "upkeep.after_drop_before_commit": "tests/integration/test_engine_upkeep.py",

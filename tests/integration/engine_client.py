@@ -1,6 +1,6 @@
 """A process that does what an engine does now and then; started with a fault armed it dies on the way.
 
-    python -m tests.integration.engine_client days MOMENT | retry JOB
+    python -m tests.integration.engine_client days MOMENT | caps '' | retry JOB
 
 URL says where. `days` makes the days from MOMENT on and drops that day.
 """
@@ -23,11 +23,20 @@ from rota.queue import Queue
 
 async def days(database, moment):
     today = datetime.fromisoformat(moment)
-    leases = Leases(database)
-    [lease] = (await leases.acquire([f"client:{os.getpid()}"], kind="upkeep", ttl_s=60.0)).granted
-    upkeep = Upkeep(database, leases)
+    upkeep, lease = await _upkeep(database)
     await upkeep.make_days(lease, now=today)
     await upkeep.drop_days(lease, before=today + timedelta(days=1))
+
+
+async def caps(database, _about):
+    upkeep, lease = await _upkeep(database)
+    await upkeep.forget_caps(lease)
+
+
+async def _upkeep(database):
+    leases = Leases(database)
+    [lease] = (await leases.acquire([f"client:{os.getpid()}"], kind="upkeep", ttl_s=60.0)).granted
+    return Upkeep(database, leases), lease
 
 
 async def retry(database, job):
@@ -36,7 +45,7 @@ async def retry(database, job):
 
 async def main(what, about):
     database = await Database.open(PostgresTarget(url=os.environ["URL"]))
-    await {"days": days, "retry": retry}[what](database, about)
+    await {"days": days, "caps": caps, "retry": retry}[what](database, about)
     await database.close()
 
 

@@ -358,6 +358,17 @@ async def test_caps_go_when_their_job_has_ended_and_nothing_of_it_is_booked_or_c
     assert len(await database.rows(sql("SELECT FROM rota.layer_resource"))) == 3
 
 
+async def test_whoever_is_killed_while_caps_are_forgotten_has_forgotten_none(
+    upkeep, lease, database, database_url, spawn
+):
+    await a_show(database)
+    await a_capped_job(database, await database.value(sql("SELECT pk_show FROM rota.show")))
+    arm = {"URL": database_url, "CRASH_AT": "upkeep.after_caps_before_commit"}
+    first = await spawn("tests.integration.engine_client", "caps", "", env=arm)
+    assert await first.wait() == faults.CRASHED, await first.errors()
+    assert await upkeep.forget_caps(lease) == 1
+
+
 async def test_a_job_that_counts_while_its_caps_are_forgotten_keeps_them(upkeep, lease, database, other):
     await a_show(database)
     job = await a_capped_job(database, await database.value(sql("SELECT pk_show FROM rota.show")))
