@@ -1,7 +1,7 @@
 """The whole pipeline as real processes, two servers and three workers, while everything that can fail does.
 
-A run is replayed by its seed: `SOAK_SEED=7 SOAK_S=600 make soak ARGS="-k pipeline"`. What failed is in the message: the
-list of what befell the farm, and what was found wrong in its history.
+A run is replayed by its seed: `SOAK_SEED=7 SOAK_S=600 make soak ARGS="-k pipeline"`, or CHAOS_SEED for the short one.
+What failed is in the message: the list of what befell the farm, and what was found wrong in its history.
 """
 
 import asyncio
