@@ -1,10 +1,14 @@
 """Commands typed in this process: `said = await typed(line)`, with its status, its output and its errors."""
 
 import asyncio
+import re
 import sys
 from types import SimpleNamespace
 
 from rota.cli.app import main
+
+LOGGED = re.compile(r"^\d{4}-\d\d-\d\dT\S+ \[[a-z]+ *\] .*\n", re.MULTILINE)
+"""What a farm in this process logs meanwhile, such as that it was too busy: nothing that the command says."""
 
 
 class Terminal:
@@ -20,7 +24,7 @@ class Terminal:
         said = self._capsys.readouterr()
         assert "Traceback" not in said.err
         assert "This should not happen" not in said.err, said.err
-        return SimpleNamespace(status=status, out=said.out, err=said.err)
+        return SimpleNamespace(status=status, out=said.out, err=LOGGED.sub("", said.err))
 
     async def out(self, line):
         """What a line that must be accepted prints."""

@@ -159,7 +159,7 @@ async def test_a_cap_that_comes_between_claim_and_booking_holds_its_job_alone(fa
     await farm.worker()
     assert [await farm.ended(job) for job in jobs if job != late] == ["SUCCEEDED"] * 2
     await until(lambda: farm.database.value(PARKED_OF, late), what="the frame to be parked")
-    assert [len(each.jobs) for each in asked] == [3]
+    assert len(asked[0].jobs) == 3, "they were not booked as one"
     await farm.books.change(lambda admin: admin.change_job("film", late, max_cores=1, actor="test"))
     assert await farm.ended(late) == "SUCCEEDED"
 
