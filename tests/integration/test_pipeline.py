@@ -130,6 +130,45 @@ async def test_a_job_whose_own_cap_is_raised_runs_more_at_once(farm):
     assert await farm.ended(job) == "SUCCEEDED"
 
 
+async def no_more_looks(dispatcher, monkeypatch):
+    """From here on it is woken by what it hears, and by nothing else."""
+    looked, look = [], dispatcher._look
+
+    async def looking(queues):
+        await look(queues)
+        looked.append(queues)
+
+    monkeypatch.setattr("rota.engine.dispatch.LOOK_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_look", looking)
+    await until(lambda: None in looked, what="the last look at everything")
+
+
+async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypatch):
+    await farm.worker(slots=50)
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=8, max_cores=1)
+    await farm.running("x", 1)
+    await until(lambda: farm.database.value(PARKED), what="all that waits to be parked")
+    dispatcher, books = farm.replica.engine.dispatcher, farm.replica.books
+    await no_more_looks(dispatcher, monkeypatch)
+    refused, tell, turn_down = asyncio.Event(), books.live.tell, dispatcher.handing._turn_down
+
+    async def tell_late(*given, **more):
+        await refused.wait()
+        await tell(*given, **more)
+
+    async def turned_down(*given):
+        await turn_down(*given)
+        refused.set()
+
+    monkeypatch.setattr(books.live, "tell", tell_late)
+    monkeypatch.setattr(dispatcher.handing, "_turn_down", turned_down)
+    await books.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
+    await farm.running("x", 4)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
 async def test_a_job_that_waits_can_be_given_a_cap_before_it_runs(farm):
     job = await farm.submit("hang", "x", frames=4)
     [layer] = (await farm.jobs.get(job)).layers

@@ -32,12 +32,13 @@ from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
 from rota.infra.redis import Keys
-from rota.model.errors import RedisUnavailable, ScriptFailed
+from rota.model.errors import PostgresUnavailable, RedisUnavailable, ScriptFailed
 from rota.model.ids import ShowId
 
 log = structlog.get_logger(__name__)
 
 MANAGED = query(__package__, "shows_managed")
+TOLD = query(__package__, "limits_told")
 DOUBT_S: Final = 2.0
 """Until then a transaction whose reply was lost has ended one way or the other, mostly."""
 DOUBTS_MAX: Final = 1000
@@ -135,6 +136,11 @@ class Books:
             await self._tell(change)
         except RedisUnavailable as away:
             log.warning("change_not_told", kind=change.kind, why=away.sentence, remedy="it is told when Redis is back")
+            return change
+        if self.live is not None and change.show is not None and change.show.managed:
+            # Who heard of the commit and asked Redis before it was told has been refused.
+            with suppress(PostgresUnavailable):
+                await self.database.run(TOLD, str(change.show.id))
         return change
 
     async def raise_fence(self, show: ShowId) -> None:

@@ -60,7 +60,6 @@ HELD = query(__package__, "frames_held")
 LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 10.0
 ROUNDS: Final = 4
-UNTOLD_S: Final = 0.03
 UNSETTLED_S: Final = 0.25
 """How long a show is passed over whose books cannot be asked now."""
 
@@ -308,12 +307,6 @@ class Dispatcher:
 
     async def _hear_limits(self, limits: Notifications) -> None:
         async for _ in limits:
-            with suppress(PostgresUnavailable):
-                await self.tenants.look()
-                await self.parking.look()
-            self.look_again()
-            # Redis is told of a limit after its commit, a moment later than we are.
-            await self.clock.sleep(UNTOLD_S)
             await self._look(None)
             self.look_again()
 
