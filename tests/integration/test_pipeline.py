@@ -145,10 +145,10 @@ async def no_more_looks(dispatcher, monkeypatch):
 
 async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypatch):
     await farm.worker(slots=50)
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
     gate = hanging("x")
-    job = await farm.submit("hang", "x", frames=8, max_cores=1)
-    await farm.running("x", 1)
-    await until(lambda: farm.database.value(PARKED), what="all that waits to be parked")
+    job = await farm.submit("hang", "x", frames=6)
+    await farm.running("x", 2)
     dispatcher, books = farm.replica.engine.dispatcher, farm.replica.books
     await no_more_looks(dispatcher, monkeypatch)
     refused, tell, turn_down = asyncio.Event(), books.live.tell, dispatcher.handing._turn_down
@@ -157,14 +157,15 @@ async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypa
         await refused.wait()
         await tell(*given, **more)
 
-    async def turned_down(*given):
-        await turn_down(*given)
-        refused.set()
+    async def turned_down(spot, bundles, outcomes):
+        await turn_down(spot, bundles, outcomes)
+        if any(outcome.refused for outcome in outcomes):
+            refused.set()
 
     monkeypatch.setattr(books.live, "tell", tell_late)
     monkeypatch.setattr(dispatcher.handing, "_turn_down", turned_down)
-    await books.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
-    await farm.running("x", 4)
+    await books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
+    await farm.running("x", 6)
     gate.set()
     assert await farm.ended(job) == "SUCCEEDED"
 
