@@ -44,6 +44,8 @@ AWAY = PostgresUnavailable("PostgreSQL was lost during a statement.", outcome="u
 
 @pytest.mark.parametrize("step", ["_runnables", "_turn_down", "_publish"])
 async def test_frames_in_the_hand_of_a_round_that_lost_postgres_go_back(farm, monkeypatch, step):
+    monkeypatch.setattr("rota.engine.recovery.UNHELD_S", 1.0)
+    monkeypatch.setattr("rota.engine.recovery.SWEEP_S", 0.5)
     failed = fails_once(monkeypatch, farm.replica.engine.dispatcher.handing, step, AWAY)
     await farm.worker()
     job = await farm.submit("note", frames=5)
