@@ -134,7 +134,8 @@ async def test_a_broken_snapshot_is_a_cold_start_with_a_warning_and_a_missing_on
     fleet = Fleet()
     with structlog.testing.capture_logs() as logs:
         assert await warm_start(fleet.registry, redis) == 0
-    assert [each["log_level"] for each in logs] == ([] if document is None else ["warning"])
+    loud = [each["log_level"] for each in logs if each["log_level"] != "info"]
+    assert loud == ([] if document is None else ["warning"])
     assert not fleet.registry.workers
 
 
