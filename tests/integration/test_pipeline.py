@@ -7,6 +7,7 @@ import pytest
 
 from rota.model.job import Budget
 from rota.model.lifecycle import JobState
+from rota.placement.routing import Routing
 from tests.ground.farm import Farm, hanging, seen
 from tests.ground.queues import sql
 from tests.ground.waiting import until
@@ -102,6 +103,36 @@ async def test_a_raised_cap_lets_waiting_frames_run_at_once(farm):
     await farm.running("x", 2)
     await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
     await farm.running("x", 6)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def two_pools(farm, local, other):
+    """Workers in both, the topic mapped to `local` first, and so much of each as the show's share."""
+    await farm.books.change(lambda admin: admin.create_pool("other", actor="test"))
+    if local:
+        await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=local, actor="test"))
+    else:
+        await farm.books.change(lambda admin: admin.delete_subscription("film", "local", actor="test"))
+    await farm.books.change(
+        lambda admin: admin.create_subscription("film", "other", size=other, burst=other, actor="test")
+    )
+    await Routing(farm.database).set_topic("default", ["local", "other"], actor="test")
+    await farm.worker("near", slots=50)
+    await farm.worker("far", slots=50, pool="other")
+
+
+async def test_a_pool_in_which_the_show_has_no_share_is_passed_over_for_the_next(farm):
+    await two_pools(farm, local=0, other=10)
+    job = await farm.submit("noop", frames=20)
+    assert await farm.ended(job) == "SUCCEEDED"
+
+
+async def test_frames_beyond_the_share_of_the_first_pool_run_in_the_next(farm):
+    await two_pools(farm, local=2, other=3)
+    gate = hanging("x")
+    job = await farm.submit("hang", "x", frames=12)
+    await farm.running("x", 5)
     gate.set()
     assert await farm.ended(job) == "SUCCEEDED"
 

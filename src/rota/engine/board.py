@@ -65,6 +65,8 @@ class Spot(msgspec.Struct):
     """Why it was passed over last."""
     unsettled: bool = False
     """The books could not be asked when it was tried last."""
+    full: dict[PoolId, float] = {}
+    """Pools in which its show has used up its share, or has none, and until when rounds go by them."""
     budget: int | None = None
     """After a limit refused: so many frames were released since, and may be tried. None: no limit is known."""
 
@@ -152,6 +154,25 @@ class Board:
         spot.budget = 0
         spot.unsettled = reason is Reason.BOOKS_UNAVAILABLE
 
+    def full_in(self, spot: Spot, pool: PoolId) -> None:
+        """The show's share of a pool refused: the others that may run it are tried before it waits."""
+        spot.reason = Reason.QUOTA_SUBSCRIPTION
+        spot.full[pool] = self._clock.monotonic() + HOLD_S
+
+    def passed_over(self, spot: Spot) -> set[PoolId]:
+        """Pools that are not worth a try now."""
+        now = self._clock.monotonic()
+        spot.full = {pool: until_s for pool, until_s in spot.full.items() if until_s > now}
+        return set(spot.full)
+
+    def nowhere(self, spot: Spot, reason: Reason) -> None:
+        """No pool takes a frame of it now: where shares refused and no other pool could, until there is room in one."""
+        if spot.full and reason is Reason.NO_WORKERS:
+            spot.full = {}
+            self.refused(spot, Reason.QUOTA_SUBSCRIPTION)
+        else:
+            self.hold(spot, reason)
+
     def accepted(self, spot: Spot) -> None:
         """All of a batch was booked: books that could not be asked can be."""
         if spot.unsettled:
@@ -180,6 +201,7 @@ class Board:
         for spot in self.spots.values():
             if show is None:
                 spot.budget = None
+                spot.full = {}
             elif spot.key.show != show:
                 continue
             elif spot.budget is not None:

@@ -205,13 +205,13 @@ class Dispatcher:
 
     def _begin(self, tasks: asyncio.TaskGroup, spot: Spot) -> bool:
         most = self.board.most(spot)
-        plan = self.registry.plan(spot.key.cls, most)
+        plan = self.registry.plan(spot.key.cls, most, without=self.board.passed_over(spot))
         if plan.portions:
             work = self._round(spot, plan, self.registry.reserve(plan))
         elif plan.refusal is Reason.NO_POOL_MAPPING:
             work = self._give_up(spot, most)
         else:
-            self.board.hold(spot, plan.refusal or Reason.NO_WORKERS)
+            self.board.nowhere(spot, plan.refusal or Reason.NO_WORKERS)
             return False
         spot.busy = True
         task = tasks.create_task(work)

@@ -316,13 +316,13 @@ class Handing:
                     parked[bundle.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
-                    self.board.refused(spot, Reason.of_level(outcome.refusal.table))
+                    self._refused(spot, bundle, Reason.of_level(outcome.refusal.table))
             for token, why in outcome.declined.items():
                 if why is Why.CAPPED:
                     parked[_job_of(bundle, token)].append(token)
                     continue
                 back.append(token)
-                self.board.refused(spot, _DECLINES.get(why, Reason.BOOKS_UNAVAILABLE))
+                self._refused(spot, bundle, _DECLINES.get(why, Reason.BOOKS_UNAVAILABLE))
         for job, tokens in parked.items():
             REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
             await self.queue.park(tokens, job, rest_of=spot.lanes)
@@ -332,6 +332,12 @@ class Handing:
             await self.queue.give_back(back)
         elif outcomes:
             self.board.accepted(spot)
+
+    def _refused(self, spot: Spot, bundle: Bundle, reason: Reason) -> None:
+        if reason is Reason.QUOTA_SUBSCRIPTION:
+            self.board.full_in(spot, bundle.asked.charge.alloc)
+        else:
+            self.board.refused(spot, reason)
 
     async def _drop(self, pieces: Sequence[Piece], runnables: dict[LayerId, Runnable]) -> None:
         """Frames whose job is being ended wait for who ends it, and counts them; those of no live job have failed."""

@@ -29,6 +29,7 @@ from typing import Final
 from uuid import UUID
 
 from rota.infra.clock import Clock, SystemClock
+from rota.model.ids import PoolId
 from rota.model.messages import Heartbeat, Run
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import Routing
@@ -183,8 +184,15 @@ class Registry:
         self._changed(known)
         self.on_room()
 
-    def plan(self, wanted: PlacementClass, n: int, workers: Collection[UUID] | None = None) -> Plan:
-        """Where `n` frames of a class would go now; on these workers alone, if any are named.
+    def plan(
+        self,
+        wanted: PlacementClass,
+        n: int,
+        workers: Collection[UUID] | None = None,
+        *,
+        without: Collection[PoolId] = (),
+    ) -> Plan:
+        """Where `n` frames of a class would go now: on these workers alone, if any are named, `without` these pools.
 
         Naming workers costs a look at each of them: for whom a replica feeds, `feed_by` is told once.
         """
@@ -193,7 +201,7 @@ class Registry:
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             self.sweep()
-        views = self._refreshed(wanted)
+        views = [view for view in self._refreshed(wanted) if view.pool.id not in without]
         shares, room = pick(views, n, self._called(wanted.preferred_worker), self._only(workers), now - self.ttl_s)
         portions = [Portion(worker.id, pool.name, pool.id, k) for pool, worker, k in shares]
         left = n - sum(portion.n for portion in portions)
