@@ -21,7 +21,7 @@ from rota.cli.jobs import find
 from rota.cli.jobs_view import counts_of, meaning, needs
 from rota.cli.queue_view import span
 from rota.cli.workers import Known
-from rota.engine.board import CLASSES
+from rota.engine.board import CLASSES, class_of
 from rota.engine.jobs import Job, Jobs, Layer
 from rota.engine.recovery import LEASE
 from rota.infra.postgres import Database, Record, query
@@ -113,7 +113,7 @@ async def _of_layer(
 ) -> list[Finding]:
     row = await database.row(LAYER, layer.id)
     [place] = await database.rows(CLASSES, [layer.queue])
-    wanted = _class(place)
+    wanted = class_of(place)
     found = [] if row is None else [*_in_the_queue(layer, row)]
     placing = [*_of_placement(layer, wanted, routes, workers)]
     misconfigured = [finding for finding in placing if finding.kind is Kind.MISCONFIGURED]
@@ -212,19 +212,6 @@ def _whose(job: Job, layer: Layer, pool: str, level: Level, what: str) -> tuple[
 
 def _standing(row: Record) -> Standing:
     return Standing(Limit(row["cores_max"], row["gpus_max"]), Usage(row["cores"], row["gpus"]))
-
-
-def _class(row: Record) -> PlacementClass:
-    return PlacementClass.stored(
-        topic=row["topic"],
-        requires=row["requires"],
-        labels=msgspec.json.decode(row["labels"], type=dict[str, str]),
-        preferred_pool=row["preferred_pool"],
-        preferred_worker=row["preferred_worker"],
-        cores=row["cores"],
-        gpus=row["gpus"],
-        memory_mb=row["memory_mb"],
-    )
 
 
 def _finding(

@@ -252,14 +252,19 @@ def _key(row: Record) -> QueueKey:
         ShowId(row["pk_show"]),
         FolderId(row["pk_folder"]),
         DeptId(row["pk_dept"]),
-        PlacementClass.stored(
-            topic=row["topic"],
-            requires=row["requires"],
-            labels=msgspec.json.decode(row["labels"], type=dict[str, str]),
-            preferred_pool=row["preferred_pool"],
-            preferred_worker=row["preferred_worker"],
-            cores=row["cores"],
-            gpus=row["gpus"],
-            memory_mb=row["memory_mb"],
-        ),
+        class_of(row),
+    )
+
+
+def class_of(row: Record) -> PlacementClass:
+    """Of the columns of `rota.placement_class`."""
+    return PlacementClass.stored(
+        topic=row["topic"],
+        requires=row["requires"],
+        labels=msgspec.json.decode(row["labels"], type=dict[str, str]),
+        preferred_pool=row["preferred_pool"],
+        preferred_worker=row["preferred_worker"],
+        cores=row["cores"],
+        gpus=row["gpus"],
+        memory_mb=row["memory_mb"],
     )
