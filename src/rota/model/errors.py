@@ -27,7 +27,8 @@
         ├── BlobMissing        what a pointer names is not kept any more
         ├── IllegalTransition  a job in this state cannot become that
         ├── IdempotencyConflict  the key was used for another submission
-        └── Unauthenticated    missing or wrong credentials in a call to us
+        ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
+        └── Forbidden          the credentials are good, and do not allow this
 
 `code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
 """
@@ -156,3 +157,7 @@ class IdempotencyConflict(Refused):
 
 class Unauthenticated(Refused):
     code = "unauthenticated"
+
+
+class Forbidden(Refused):
+    code = "forbidden"

@@ -1,0 +1,183 @@
+"""Who may do what: roles, what a key was granted, and the questions faces ask. Pure.
+
+* Roles are ordered, each may do what those below it may:
+  viewer (reads) < submitter (submits, cancels and retries jobs) < operator (priority CRITICAL, other people's queues,
+  workers and dead letters) < admin (shows, quotas, keys).
+* A grant is a role in one show, or in every show, also those made later. Shows are granted by id, so a renamed show
+  keeps its grants, and one that is made anew under an old name has none.
+* What concerns no single show (`show=None`: pools, workers, settings) asks for the role in every show.
+* A show is asked for by name before it is looked up: who has no grant there learns nothing, not whether it exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from enum import Enum
+from functools import total_ordering
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.model.errors import Forbidden, InvalidInput
+from rota.model.ids import ShowId
+from rota.model.job import CRITICAL, PRIORITIES, Submission
+from rota.model.key_text import PREFIX, KeyId
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+EXPIRES_S_MAX: Final = 3650 * 86_400.0
+GRANTS_MAX: Final = 256
+
+
+@total_ordering
+class Role(Enum):
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def __lt__(self, other: Role) -> bool:
+        return _RANK[self] < _RANK[other]
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_RANK: Final = {role: rank for rank, role in enumerate(Role)}
+
+
+class ShowRef(msgspec.Struct, frozen=True):
+    id: ShowId
+    name: str
+
+
+class Grant(msgspec.Struct, frozen=True):
+    role: Role
+    show: ShowRef | None = None
+    """None: every show."""
+
+    def covers(self, show: ShowId | str | None) -> bool:
+        if self.show is None:
+            return True
+        return show is not None and show == (self.show.id if isinstance(show, UUID) else self.show.name)
+
+    def __str__(self) -> str:
+        return f"{self.role} in {self.show.name}" if self.show else f"{self.role} in every show"
+
+
+class GrantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A grant to be made; shows go by name."""
+
+    role: Role
+    show: str | None = None
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Whoever shows a good key."""
+
+    key: KeyId
+    name: str
+    grants: tuple[Grant, ...] = ()
+
+    def role(self, show: ShowId | str | None = None) -> Role | None:
+        """The highest it has there."""
+        return max((grant.role for grant in self.grants if grant.covers(show)), default=None)
+
+    def may(self, role: Role, show: ShowId | str | None = None) -> bool:
+        has = self.role(show)
+        return has is not None and has >= role
+
+    def may_somewhere(self, role: Role) -> bool:
+        return any(grant.role >= role for grant in self.grants)
+
+    def limited_to(self, role: Role) -> frozenset[ShowId] | None:
+        """The shows it has `role` in, for filters of lists; None when that is every show."""
+        if self.may(role):
+            return None
+        return frozenset(grant.show.id for grant in self.grants if grant.show is not None and grant.role >= role)
+
+    @property
+    def audited(self) -> str:
+        """As the audit trail names it."""
+        return f"key:{self.name}:{self.key}"
+
+
+def guard(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
+    """Raises unless `actor` has `role` in `show`; without a show, in every one."""
+    if actor.may(role, show):
+        return
+    has = actor.role(show)
+    place = "every show" if show is None else f"show {show[:64]}" if isinstance(show, str) else "the show of this"
+    held = f"the role {has} in" if has else "no role in" if show else "no role that holds in"
+    option = f" --show {show[:64]}" if isinstance(show, str) else ""
+    raise Forbidden(
+        f"The key {actor.name} has {held} {place}, and this needs {role}: use another key, or have one made with"
+        f" `rota keys create NAME --role {role}{option}`.",
+        needs=role.value,
+        has=has.value if has else None,
+    )
+
+
+def guard_somewhere(actor: Actor, role: Role) -> None:
+    """Raises unless `actor` has `role` in any show at all: for what everybody who works here may see."""
+    if not actor.may_somewhere(role):
+        raise Forbidden(
+            f"The key {actor.name} has the role {role} in no show: use another key, or have one made with"
+            f" `rota keys create NAME --role {role}`.",
+            needs=role.value,
+        )
+
+
+def guard_submission(actor: Actor, submission: Submission) -> None:
+    """Submitting needs submitter in the show, and operator for the priority CRITICAL."""
+    guard(actor, role_to_submit(submission.priority), submission.show)
+
+
+def guard_granting(actor: Actor, shows: Iterable[ShowId | str | None]) -> None:
+    """Raises unless they may make, see and revoke keys with grants in `shows`: nobody hands out more than they have."""
+    for show in shows:
+        guard(actor, Role.ADMIN, show)
+
+
+def role_to_submit(priority: int | str) -> Role:
+    number = PRIORITIES.get(priority.upper(), 0) if isinstance(priority, str) else priority
+    return Role.OPERATOR if number >= CRITICAL else Role.SUBMITTER
+
+
+def parse_role(text: str) -> Role:
+    names = [role.value for role in Role]
+    if text.lower() in names:
+        return Role(text.lower())
+    near = get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names[:-1])} and {names[-1]}."
+    raise InvalidInput(f"There is no role {text[:40]!r}: {hint}", nearest=near[0] if near else None)
+
+
+def checked_key_name(name: str) -> str:
+    if name.startswith(PREFIX):
+        raise InvalidInput(f"The name of a key cannot begin with {PREFIX}, as keys themselves do: give another.")
+    if not _NAME.fullmatch(name):
+        shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
+        raise InvalidInput(
+            f"{shown} cannot be the name of a key: use up to 64 letters, digits, dots, hyphens and underscores."
+        )
+    return name
+
+
+def checked_expiry(seconds: float | None) -> float | None:
+    if seconds is None or 1.0 <= seconds <= EXPIRES_S_MAX:
+        return seconds
+    raise InvalidInput("A key may last from 1s to 3650d: give another time, or none for one that does not expire.")
+
+
+def checked_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
+    """One or more, none of them about the same show twice; a name that is empty is no way to say every show."""
+    found = tuple(specs)
+    shows = [spec.show for spec in found]
+    if not 1 <= len(found) <= GRANTS_MAX:
+        raise InvalidInput(f"A key needs from 1 to {GRANTS_MAX} grants, not {len(found)}: name a role, and its shows.")
+    if len(set(shows)) < len(shows):
+        raise InvalidInput("A key has one role in each show: name every show once.")
+    return found
