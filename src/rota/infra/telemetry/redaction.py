@@ -1,9 +1,9 @@
 """What must never be read in a log line, an error or a page is masked here.
 
 Two rules. A value under a secret's name (`password`, `api_key`, `Authorization` ...) is masked whole. In
-every text, whatever its name, the credentials of URLs and whatever follows `password=`, `token:` or
-`Bearer` are masked. When in doubt more is masked, not less. Whole numbers stay, since fencing tokens are
-counted and shown, except for passwords.
+every text, whatever its name, the credentials of URLs, the secret in a key of Rota's API and whatever
+follows `password=`, `token:` or `Bearer` are masked. When in doubt more is masked, not less. Whole numbers
+stay, since fencing tokens are counted and shown, except for passwords.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _ASSIGNMENT = re.compile(
     r"""((?:bearer|basic)\s{1,8}[^\s"',;&]+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"',;&)}\]]+)""",
     re.IGNORECASE,
 )
+# A key with a typo is a secret all the same. The id stays, for those who look for its user.
+_API_KEY = re.compile(r"(rota_[0-9a-z]{10}_)[0-9A-Za-z]{12,}")
 _BEARER = re.compile(r"\b((?:bearer|basic)\s{1,8})[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
 
 
@@ -55,6 +57,8 @@ def is_secret(name: str) -> bool:
 def redact_text(text: str) -> str:
     if "://" in text:
         text = _URL_CREDENTIALS.sub(_without_credentials, text)
+    if "rota_" in text:
+        text = _API_KEY.sub(rf"\1{MASK}", text)
     text = _ASSIGNMENT.sub(rf"\1{MASK}", text)
     return _BEARER.sub(rf"\1{MASK}", text)
 
