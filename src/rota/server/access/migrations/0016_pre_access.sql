@@ -1,0 +1,60 @@
+-- Who may call Rota: keys, of which only digests are stored, and what each may do in which show. See docs/howto/keys.md.
+
+CREATE TABLE rota.api_key (
+  id           text PRIMARY KEY CHECK (id ~ '^[0-9a-z]{10}$'),
+  digest       bytea NOT NULL CHECK (octet_length(digest) = 32),
+  name         text NOT NULL CHECK (length(name) BETWEEN 1 AND 64),
+  ts_created   timestamptz NOT NULL DEFAULT now(),
+  ts_expires   timestamptz,
+  ts_last_used timestamptz,
+  ts_revoked   timestamptz
+) WITH (fillfactor = 50);
+
+COMMENT ON COLUMN rota.api_key.digest IS 'SHA-256 of the whole key; the key itself is nowhere.';
+COMMENT ON COLUMN rota.api_key.ts_expires IS 'By the clock of this server; none when it does not expire.';
+COMMENT ON COLUMN rota.api_key.ts_last_used IS 'To about a minute; written in batches.';
+COMMENT ON COLUMN rota.api_key.ts_revoked IS 'Kept after that, so that the audit trail can be read.';
+
+-- A show that is deleted takes its grants along, and what is left of a key never grows by that: that a grant is for every
+-- show is said by a column of its own, not by a show that is missing.
+CREATE TABLE rota.api_grant (
+  key_id  text NOT NULL REFERENCES rota.api_key ON DELETE CASCADE,
+  b_every boolean NOT NULL,
+  pk_show uuid REFERENCES rota.show ON DELETE CASCADE,
+  role    text NOT NULL CHECK (role IN ('viewer', 'submitter', 'operator', 'admin')),
+  CHECK (b_every = (pk_show IS NULL)),
+  UNIQUE (key_id, pk_show)
+);
+CREATE UNIQUE INDEX ON rota.api_grant (key_id) WHERE b_every;
+CREATE INDEX ON rota.api_grant (pk_show);
+
+CREATE FUNCTION rota.api_grants(of_key text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT coalesce(json_agg(json_build_object(
+           'role', g.role,
+           'show', CASE WHEN g.b_every THEN NULL ELSE json_build_object('id', s.pk_show, 'name', s.str_name) END)
+         ORDER BY s.str_name NULLS FIRST), '[]')::text
+  FROM rota.api_grant g LEFT JOIN rota.show s ON s.pk_show = g.pk_show
+  WHERE g.key_id = of_key AND (g.b_every OR s.pk_show IS NOT NULL)
+$$;
+
+COMMENT ON FUNCTION rota.api_grants IS 'What a key may do, as JSON, with the names that shows have now.';
+
+CREATE FUNCTION rota.api_key_state(key rota.api_key) RETURNS text LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN key.ts_revoked IS NOT NULL THEN 'revoked'
+              WHEN key.ts_expires <= clock_timestamp() THEN 'expired'
+              ELSE 'active' END
+$$;
+
+-- Whoever remembers what it looked up forgets it. Last uses are no news.
+CREATE FUNCTION rota.api_keys_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('rota_keys', '');
+  RETURN NULL;
+END $$;
+
+CREATE TRIGGER told AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF digest, name, ts_expires, ts_revoked ON rota.api_key
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();
+CREATE TRIGGER told AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON rota.api_grant
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();
+CREATE TRIGGER told_to_keys AFTER UPDATE OF str_name ON rota.show
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();
