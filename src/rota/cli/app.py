@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from rota.cli import books_app, books_caps_app, dlq_app, jobs_app, ledger_app, output, pools_app, queue_app, worker_app
+from rota.cli import (
+    books_app,
+    books_caps_app,
+    dlq_app,
+    jobs_app,
+    keys_app,
+    ledger_app,
+    output,
+    pools_app,
+    queue_app,
+    worker_app,
+)
 from rota.cli.options import Json, load
 from rota.infra import loop
 from rota.model.errors import RotaError
@@ -40,6 +51,7 @@ app.add_typer(books_caps_app.layer_app, name="layer")
 app.add_typer(ledger_app.ledger_app, name="ledger")
 app.add_typer(queue_app.queue_app, name="queue")
 app.add_typer(dlq_app.dlq_app, name="dlq")
+app.add_typer(keys_app.keys_app, name="keys")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
 app.command()(jobs_app.explain)
