@@ -171,7 +171,8 @@ async def test_no_password_is_ever_printed_or_logged(rota, tmp_path):
     said = [(await _ended(await rota(*words)))[1:] for words in (("status",), ("config", "show"), ("db", "status"))]
     process.send(signal.SIGTERM)
     said.append((await _ended(process))[1:])
-    secrets = json.loads((tmp_path / "data" / "credentials.json").read_text()).values()
+    secrets = [*json.loads((tmp_path / "data" / "credentials.json").read_text()).values()]
+    secrets.append((tmp_path / "data" / "api.key").read_text().strip().rpartition("_")[2])
     logged = [path.read_text(errors="replace") for path in (tmp_path / "data" / "log").iterdir()]
     for secret in secrets:
         assert not [text for text in (*logged, *(part for pair in said for part in pair)) if secret in text]

@@ -26,6 +26,7 @@ redis: {{url: 'rediss://:{CANARY}@cache:6379/1'}}
 nats: {{url: 'nats://{CANARY}@one:4222,nats://rota:{CANARY}@two:4222'}}
 accounting: {{redis_url: 'redis://books?password={CANARY}'}}
 grpc: {{shared_secret: {CANARY}}}
+api: {{url: 'https://rota:{CANARY}@rota.internal', key: rota_0123456789_{CANARY}000000000000000000}}
 """
 
 
@@ -89,7 +90,7 @@ def test_no_secret_is_shown_anywhere():
 
 
 def test_every_setting_that_may_hold_a_secret_is_known_as_such():
-    secret = re.compile("url|secret|password|token")
+    secret = re.compile("url|secret|password|token|^key$")
     for path, leaf in leaves().items():
         assert bool(secret.search(path.rpartition(".")[2])) == isinstance(leaf.kind, Secret | Url), path
 
@@ -99,7 +100,7 @@ def test_every_setting_that_may_hold_a_secret_is_known_as_such():
     "value",
     [
         CANARY,
-        f"https://u:{CANARY}@host",
+        f"ftp://u:{CANARY}@host",
         f"redis://u:{CANARY}",
         f"redis://u:{CANARY}/x@host",
         f"redis://u:{CANARY}#x@host",

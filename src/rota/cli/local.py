@@ -19,7 +19,7 @@ import msgspec
 
 from rota import runtime
 from rota.accounting.books import Books
-from rota.cli import output
+from rota.cli import local_key, output
 from rota.cli.local_worker import Beside, LocalWorker
 from rota.infra.postgres import Database, migrate, query
 from rota.infra.service import Lifecycle, Service
@@ -116,6 +116,7 @@ async def up(settings: Settings, beside: Beside | None) -> int:
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
             await first_show(replica.books)
+            await local_key.ensure(replica.database, data_dir(settings))
             worker = await _worker(beside, settings, replica)
             replica.supervisor.add(*services(replica), stack.service, *([worker.service] if worker else []))
             replica.supervisor.add(_announcement(settings, stack, replica, worker, began))

@@ -3,6 +3,7 @@
     <data>/lock               exclusive flock of the owner, inherited by the servers; says who the owner is
     <data>/state.json         ports, so that URLs survive a restart
     <data>/credentials.json   generated passwords, 0600
+    <data>/api.key            key of the API, 0600; see `api_key`
     <data>/{postgres,redis,nats}/  what each server keeps, <data>/log/ what it says
 
 Files are replaced by rename, so a reader or a crash never sees half of one.

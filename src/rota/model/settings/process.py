@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import Choice, Duration, Secret, Text, Whole
+from rota.model.settings.kinds import Choice, Duration, Secret, Text, Url, Whole
 from rota.model.settings.section import Section
 
 LogFormat = Literal["json", "console"]
@@ -21,6 +21,20 @@ class Listen(Section, frozen=True):
         Text("Address to listen on.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
     ] = "127.0.0.1"
     port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7682
+
+
+class Api(Section, frozen=True):
+    """The API that programs here call. Without a URL it is that of the `rota up` of this data directory."""
+
+    url: Annotated[str | None, Url("Where it is; needs a key.", schemes=("http", "https"))] = None
+    key: Annotated[
+        str | None,
+        Secret(
+            "Key to call it with; `rota keys create` makes one.",
+            pattern=r"rota_[0-9a-z]{10}_[0-9a-z]{39}",
+            described="a key as it was shown when it was made",
+        ),
+    ] = None
 
 
 class Log(Section, frozen=True):

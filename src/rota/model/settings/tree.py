@@ -19,7 +19,7 @@ from rota.model.settings.lifecycle import (
     Worker,
     Workflow,
 )
-from rota.model.settings.process import Grpc, Listen, Log, Service
+from rota.model.settings.process import Api, Grpc, Listen, Log, Service
 from rota.model.settings.section import Section
 from rota.model.settings.servers import Local, Nats, Postgres, Redis
 from rota.model.settings.store import Store
@@ -33,6 +33,7 @@ class Settings(Section, frozen=True):
     nats: Nats = Nats()
     local: Local = Local()
     listen: Listen = Listen()
+    api: Api = Api()
     log: Log = Log()
     service: Service = Service()
     grpc: Grpc = Grpc()

@@ -1,0 +1,90 @@
+"""The API that this machine's programs call, and the key they call it with: the CLI and the SDK ask here.
+
+    <data>/api.key            the admin key of this `rota up`, one line, 0600
+    <data>/up.json            where it listens, while it is up
+
+What is set (`api.url`, `api.key`) comes first. The key of the data directory is for the API of that data directory and
+is never sent elsewhere: whoever sets another URL sets a key, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rota.local.datadir import cannot_use, located, owner_of, write_private
+from rota.model.errors import InvalidSetting, Unauthenticated
+from rota.model.key_text import PlainKey, parse_key
+from rota.model.settings import Settings
+
+FILE: Final = "api.key"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where the API is, and the text of the key to show there."""
+
+    url: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url}, ***)"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("url", self.url)]
+
+
+class _Up(msgspec.Struct):
+    """The part of `up.json` that matters here."""
+
+    pid: int
+    listen: str
+
+
+def endpoint(settings: Settings) -> Endpoint:
+    """The API to call: the one that is set, or that of the `rota up` of this data directory."""
+    api, folder = settings.api, located(Path(settings.local.data_dir))
+    if api.url is not None:
+        if api.key is None:
+            raise InvalidSetting("api.url is set and api.key is not: set ROTA_API_KEY to a key of that installation.")
+        return Endpoint(api.url.rstrip("/"), api.key)
+    url, stored = _listening(folder), read_key(folder)
+    if url is None:
+        raise InvalidSetting(
+            f"No API is known: set ROTA_API_URL and ROTA_API_KEY, or start Rota in {folder} with `rota up`."
+        )
+    key = api.key or (stored.text if stored else None)
+    if key is None:
+        raise InvalidSetting(f"{folder / FILE} holds no key: start `rota up` again, which makes one.")
+    return Endpoint(url, key)
+
+
+def read_key(folder: Path) -> PlainKey | None:
+    """The key that lies in the data directory; None when there is none, or what lies there is none."""
+    try:
+        text = (folder / FILE).read_text("utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise cannot_use(folder / FILE, error) from error
+    with suppress(Unauthenticated):
+        return parse_key(text.strip())
+    return None
+
+
+def write_key(folder: Path, key: PlainKey) -> None:
+    try:
+        write_private(folder / FILE, f"{key.text}\n")
+    except OSError as error:
+        raise cannot_use(folder / FILE, error) from error
+
+
+def _listening(folder: Path) -> str | None:
+    try:
+        up = msgspec.json.decode((folder / "up.json").read_bytes(), type=_Up)
+    except (OSError, msgspec.DecodeError, UnicodeError):
+        return None
+    owner = owner_of(folder)
+    return up.listen if owner is not None and owner.pid == up.pid else None
