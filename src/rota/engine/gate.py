@@ -18,10 +18,11 @@ from rota.infra.nats import Message
 from rota.model.ids import JobId
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
+from rota.model.reasons import Reason
 
 GATE: Final = "sys.job.gate"
 """Where the gatekeeper hears of jobs to decide about: a msgpack list of ids."""
-UNDECIDED: Final = "policy_pending"
+UNDECIDED: Final = Reason.POLICY_PENDING.value
 """Reason of a job that no gate has decided about yet."""
 
 

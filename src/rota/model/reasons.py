@@ -5,18 +5,41 @@ the dashboard show.
 
 `waits`: the job stays where it is and is looked at again when something changes; nothing is counted against it. All
 other reasons end something: an attempt to dispatch, an attempt to run, or the job.
+
+Reasons to wait have a tier, and what is of a higher one is mended first: more room is of no use to a job that no pool
+may run, and its place in the queue of none to one that is paused.
 """
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Final
 
 from rota.model.quota import Level
 
 
+class Tier(StrEnum):
+    """What kind of thing stands in the way, the first to be mended first."""
+
+    MISCONFIGURED = "misconfigured"
+    BLOCKED = "blocked"
+    QUOTA = "quota"
+    CAPACITY = "capacity"
+    ORDER = "order"
+    SYSTEM = "system"
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
+
+
 class Reason(StrEnum):
     NO_POOL_MAPPING = "no_pool_mapping"
+    UNKNOWN_TASK = "unknown_task"
     NO_WORKERS = "no_workers"
     POOL_OVERLOADED = "pool_overloaded"
     TENANT_LIMIT = "tenant_limit"
@@ -25,11 +48,19 @@ class Reason(StrEnum):
     QUOTA_JOB = "quota_job"
     QUOTA_LAYER = "quota_layer"
     QUOTA_POINT = "quota_point"
-    BOOKS_UNAVAILABLE = "books_unavailable"
+    POLICY_PENDING = "policy_pending"
     POLICY_UNAVAILABLE = "policy_unavailable"
     WAITING_ON_JOB = "waiting_on_job"
     APPROVAL_REQUIRED = "approval_required"
     PAUSED = "paused"
+    DEFERRED = "deferred"
+    ENDING = "ending"
+    FAIR_SHARE = "fair_share"
+    BEHIND = "behind"
+    QUEUED = "queued"
+    BOOKS_UNAVAILABLE = "books_unavailable"
+    BUS_UNAVAILABLE = "bus_unavailable"
+    NO_SERVER = "no_server"
     SAFETY_DENIED = "safety_denied"
     DISPATCH_FAILED = "dispatch_failed"
     MAX_WAIT_EXPIRED = "max_wait_expired"
@@ -44,8 +75,17 @@ class Reason(StrEnum):
         return MEANINGS[self]
 
     @property
+    def tier(self) -> Tier | None:
+        """None for what no job waits for."""
+        return TIERS.get(self)
+
+    @property
     def waits(self) -> bool:
         return self in WAITING
+
+    def remedy(self, **names: str) -> str:
+        """What helps, with commands as they are typed; what has no name given stays a word in capitals."""
+        return _WORD.sub(lambda found: names.get(found[1].lower(), found[1]), REMEDIES[self])
 
     @classmethod
     def of_level(cls, level: Level) -> Reason:
@@ -55,6 +95,7 @@ class Reason(StrEnum):
 
 MEANINGS: Final[dict[Reason, str]] = {
     Reason.NO_POOL_MAPPING: "No pool is mapped to its topic, or none of those provides what it requires.",
+    Reason.UNKNOWN_TASK: "Its pools have workers, and none of them knows its task.",
     Reason.NO_WORKERS: "A pool is mapped, and no live worker of it matches.",
     Reason.POOL_OVERLOADED: "Workers match, and all of them are full or busy with other work.",
     Reason.TENANT_LIMIT: "Its show runs as many jobs at once as it may.",
@@ -63,11 +104,19 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.QUOTA_JOB: "The job is at its own cap.",
     Reason.QUOTA_LAYER: "The layer is at its cap.",
     Reason.QUOTA_POINT: "Its department is at its cap in this show.",
-    Reason.BOOKS_UNAVAILABLE: "The books of its show cannot be written now: Redis is away or being seeded.",
+    Reason.POLICY_PENDING: "The policy has not decided about it yet.",
     Reason.POLICY_UNAVAILABLE: "The safety kernel gives no decision now.",
     Reason.WAITING_ON_JOB: "Another job must end first.",
     Reason.APPROVAL_REQUIRED: "Somebody must approve it.",
     Reason.PAUSED: "Its queue is paused.",
+    Reason.DEFERRED: "Its time has not come: a delay, or the pause before another attempt.",
+    Reason.ENDING: "It is being ended: nothing of it starts any more.",
+    Reason.FAIR_SHARE: "Shows that use less of their size come first.",
+    Reason.BEHIND: "Frames of a higher priority, or that came before, go first.",
+    Reason.QUEUED: "Nothing holds it back: it starts when a server next looks, within moments.",
+    Reason.BOOKS_UNAVAILABLE: "The books of its show cannot be written now: Redis is away or being seeded.",
+    Reason.BUS_UNAVAILABLE: "NATS is away, so nothing can be handed to a worker.",
+    Reason.NO_SERVER: "No server is up, so nothing is started.",
     Reason.SAFETY_DENIED: "The policy does not let it run.",
     Reason.DISPATCH_FAILED: "It could not be handed to a worker, as often as was tried.",
     Reason.MAX_WAIT_EXPIRED: "No frame of it was dispatched within its max_wait.",
@@ -78,9 +127,74 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.CANCELLED: "Somebody cancelled it.",
 }
 
+TIERS: Final[dict[Reason, Tier]] = {
+    Reason.NO_POOL_MAPPING: Tier.MISCONFIGURED,
+    Reason.UNKNOWN_TASK: Tier.MISCONFIGURED,
+    Reason.POLICY_PENDING: Tier.BLOCKED,
+    Reason.POLICY_UNAVAILABLE: Tier.BLOCKED,
+    Reason.WAITING_ON_JOB: Tier.BLOCKED,
+    Reason.APPROVAL_REQUIRED: Tier.BLOCKED,
+    Reason.PAUSED: Tier.BLOCKED,
+    Reason.DEFERRED: Tier.BLOCKED,
+    Reason.ENDING: Tier.BLOCKED,
+    Reason.TENANT_LIMIT: Tier.QUOTA,
+    Reason.QUOTA_SUBSCRIPTION: Tier.QUOTA,
+    Reason.QUOTA_FOLDER: Tier.QUOTA,
+    Reason.QUOTA_JOB: Tier.QUOTA,
+    Reason.QUOTA_LAYER: Tier.QUOTA,
+    Reason.QUOTA_POINT: Tier.QUOTA,
+    Reason.NO_WORKERS: Tier.CAPACITY,
+    Reason.POOL_OVERLOADED: Tier.CAPACITY,
+    Reason.FAIR_SHARE: Tier.ORDER,
+    Reason.BEHIND: Tier.ORDER,
+    Reason.QUEUED: Tier.ORDER,
+    Reason.BOOKS_UNAVAILABLE: Tier.SYSTEM,
+    Reason.BUS_UNAVAILABLE: Tier.SYSTEM,
+    Reason.NO_SERVER: Tier.SYSTEM,
+    Reason.DISPATCH_FAILED: Tier.SYSTEM,
+}
+
+REMEDIES: Final[dict[Reason, str]] = {
+    Reason.NO_POOL_MAPPING: "`rota pool map TOPIC POOL` maps one that provides what it requires.",
+    Reason.UNKNOWN_TASK: "Start a worker that knows TASK with `rota worker APP`, or submit it under its right name.",
+    Reason.NO_WORKERS: "`rota worker --pool POOL` starts one; `rota workers` tells who is up and what they have.",
+    Reason.POOL_OVERLOADED: "It starts when frames there end; `rota worker --pool POOL` on another machine adds room.",
+    Reason.TENANT_LIMIT: "`rota show set SHOW --max-jobs N` raises that; a job that ends makes room.",
+    Reason.QUOTA_SUBSCRIPTION: "`rota sub set SHOW POOL --BURST N` raises that; frames that end make room.",
+    Reason.QUOTA_FOLDER: "`rota folder set SHOW FOLDER --max-WHAT N` raises that; frames that end make room.",
+    Reason.QUOTA_JOB: "`rota job set SHOW JOB --max-WHAT N` raises that; frames that end make room.",
+    Reason.QUOTA_LAYER: "`rota layer set SHOW LAYER --max-WHAT N` raises that; frames that end make room.",
+    Reason.QUOTA_POINT: "`rota dept set SHOW DEPT --max-WHAT N` raises that; frames that end make room.",
+    Reason.POLICY_PENDING: "Wait a moment; if it stays so, look whether a server is up with `rota status`.",
+    Reason.POLICY_UNAVAILABLE: "Start the safety kernel again; the job is asked about again by itself.",
+    Reason.WAITING_ON_JOB: "`rota explain` on that job tells why it has not ended.",
+    Reason.APPROVAL_REQUIRED: "Have somebody who may approve it do so.",
+    Reason.PAUSED: "`rota queue resume QUEUE` opens it.",
+    Reason.DEFERRED: "Wait for that time, or cancel it with `rota job cancel JOB` and submit it without a delay.",
+    Reason.ENDING: "Wait until its frames have stopped; `rota job wait JOB` tells when.",
+    Reason.FAIR_SHARE: "A greater `rota sub set SHOW POOL --size N` brings its turn forward.",
+    Reason.BEHIND: "A higher --priority brings a job's turn forward when it is submitted; waiting does, too.",
+    Reason.QUEUED: "Nothing is to be done.",
+    Reason.BOOKS_UNAVAILABLE: "Bring Redis back: the books are seeded by themselves. `rota ledger audit` checks them.",
+    Reason.BUS_UNAVAILABLE: "Bring NATS back; servers connect again by themselves.",
+    Reason.NO_SERVER: "Start `rota up` or `rota server`.",
+    Reason.SAFETY_DENIED: "Change the job or the policy, then submit it again.",
+    Reason.DISPATCH_FAILED: "Look at the servers' log and at NATS; `rota dlq retry` takes it up again.",
+    Reason.MAX_WAIT_EXPIRED: "Submit it again with a longer --max-wait, or see what kept it with `rota explain`.",
+    Reason.DEADLINE_EXPIRED: "Submit it again with a later --deadline.",
+    Reason.DISPATCH_TIMEOUT: "Look at the worker's log; the frame is tried again as often as it may be.",
+    Reason.RUNNING_TIMEOUT: "Give it more time with --timeout, or make it faster.",
+    Reason.WORKER_LOST: "Look at that machine; the frame is tried again as often as it may be.",
+    Reason.CANCELLED: "Submit it again if that was a mistake.",
+}
+"""Words in capitals stand for names."""
+
+_WORD: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|LAYER|QUEUE|BURST|WHAT|N)\b")
+
 WAITING: Final = frozenset(
     {
         Reason.NO_WORKERS,
+        Reason.UNKNOWN_TASK,
         Reason.POOL_OVERLOADED,
         Reason.TENANT_LIMIT,
         Reason.QUOTA_SUBSCRIPTION,
@@ -88,10 +202,17 @@ WAITING: Final = frozenset(
         Reason.QUOTA_JOB,
         Reason.QUOTA_LAYER,
         Reason.QUOTA_POINT,
-        Reason.BOOKS_UNAVAILABLE,
+        Reason.POLICY_PENDING,
         Reason.POLICY_UNAVAILABLE,
         Reason.WAITING_ON_JOB,
         Reason.APPROVAL_REQUIRED,
         Reason.PAUSED,
+        Reason.DEFERRED,
+        Reason.FAIR_SHARE,
+        Reason.BEHIND,
+        Reason.QUEUED,
+        Reason.BOOKS_UNAVAILABLE,
+        Reason.BUS_UNAVAILABLE,
+        Reason.NO_SERVER,
     }
 )
