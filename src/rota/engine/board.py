@@ -71,6 +71,15 @@ class Spot(msgspec.Struct):
     """After a limit refused: so many frames were released since, and may be tried. None: no limit is known."""
 
 
+class Before(msgspec.Struct, frozen=True):
+    """Other spots that are looked at before one, and how many frames of them wait."""
+
+    spots: int = 0
+    frames: int = 0
+    by_share: int = 0
+    """Spots of these that come first because their show uses less of its size."""
+
+
 class Board:
     def __init__(self, database: Database, queue: Queue, clock: Clock) -> None:
         self.database = database
@@ -88,7 +97,7 @@ class Board:
         unknown = sorted({candidate.queue for candidate in found} - self._keys.keys())
         if unknown:
             for row in await self.database.rows(CLASSES, unknown):
-                self._keys[row["queue"]] = _key(row)
+                self._keys[row["queue"]] = key_of(row)
         ages = await self.queue.ages_s([candidate.lane for candidate in found]) if found else {}
         for at, spot in self.spots.items():
             if queues is None or at[0] in queues:
@@ -143,6 +152,22 @@ class Board:
             return waiting
         fullness = self._fullness()
         return sorted(waiting, key=lambda spot: _turn(spot, fullness.get(spot.key.show, (1, 0.0)), now))
+
+    def before(self, queue: str, priority: int) -> Before:
+        """What comes before the spot of this queue and priority; what was refused a moment ago keeps nobody waiting."""
+        mine = self.spots.get((queue, priority))
+        if mine is None:
+            return Before()
+        now, fullness = self._clock.monotonic(), self._fullness()
+        turns = {
+            at: _turn(spot, fullness.get(spot.key.show, (1, 0.0)), now)
+            for at, spot in self.spots.items()
+            if spot is mine or (spot.waiting > spot.parked and spot.held_until_s <= now)
+        }
+        my_turn = turns.pop((queue, priority))
+        first = [at for at, turn in turns.items() if turn < my_turn]
+        frames = sum(self.spots[at].waiting - self.spots[at].parked for at in first)
+        return Before(len(first), frames, sum(turns[at][:2] < my_turn[:2] for at in first))
 
     def hold(self, spot: Spot, reason: Reason, seconds: float = HOLD_S) -> None:
         spot.reason = reason
@@ -218,12 +243,11 @@ class Board:
         return len({spot.key.show for spot in self.spots.values() if spot.waiting > spot.parked})
 
     def by_reason(self) -> Mapping[str, int]:
-        """Frames that wait, by why."""
+        """Frames that may be claimed, by why they were passed over last."""
         counted: dict[str, int] = {}
         for spot in self.spots.values():
-            if spot.waiting:
-                reason = spot.reason.value if spot.reason else "queued"
-                counted[reason] = counted.get(reason, 0) + spot.waiting
+            reason = (spot.reason or Reason.QUEUED).value
+            counted[reason] = counted.get(reason, 0) + max(0, spot.waiting - spot.parked)
         return counted
 
     def _fullness(self) -> dict[ShowId, tuple[int, float]]:
@@ -246,7 +270,8 @@ def _turn(spot: Spot, fullness: tuple[int, float], now: float) -> tuple[int, flo
     return (*fullness, -(spot.priority + age_s / AGEING_S), -age_s)
 
 
-def _key(row: Record) -> QueueKey:
+def key_of(row: Record) -> QueueKey:
+    """Out of a row of `CLASSES`."""
     return QueueKey(
         row["queue"],
         ShowId(row["pk_show"]),

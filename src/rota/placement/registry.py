@@ -202,11 +202,30 @@ class Registry:
             self._sweep_at = now + SWEEP_S
             self.sweep()
         views = [view for view in self._refreshed(wanted) if view.pool.id not in without]
-        shares, room = pick(views, n, self._called(wanted.preferred_worker), self._only(workers), now - self.ttl_s)
+        plan = self._planned(wanted, n, views, self._only(workers), now)
+        measures.planned(plan.planned, n - plan.planned, plan.refusal)
+        return plan
+
+    def look(self, wanted: PlacementClass, n: int, *, without: Collection[PoolId] = ()) -> Plan:
+        """The plan that all replicas together would come to now, for whoever only wants to know: whoever feeds them.
+
+        Costs a look at every worker, and is not counted as a place that was looked for.
+        """
+        assert n > 0, "a plan is for one frame at least"
+        self.sweep()
+        pools = [pool for pool in eligible(wanted, self.routes).pools if pool.id not in without]
+        views = [View(wanted, pool, everyone=True) for pool in pools]
+        for view in views:
+            view.update(self.workers.values())
+        return self._planned(wanted, n, views, None, self._clock.monotonic())
+
+    def _planned(
+        self, wanted: PlacementClass, n: int, views: list[View], only: list[Worker] | None, now: float
+    ) -> Plan:
+        shares, room = pick(views, n, self._called(wanted.preferred_worker), only, now - self.ttl_s)
         portions = [Portion(worker.id, pool.name, pool.id, k) for pool, worker, k in shares]
         left = n - sum(portion.n for portion in portions)
         refusal = self._refusal(wanted, views) if left else None
-        measures.planned(n - left, left, refusal)
         chosen = [worker for _, worker, _ in shares]
         return Plan(n, wanted.need, portions, chosen, room, refusal, partial(self.explain, wanted))
 

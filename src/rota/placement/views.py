@@ -28,8 +28,9 @@ Entry = tuple[float, int, float, int, int, Worker]
 
 
 class View:
-    def __init__(self, wanted: PlacementClass, pool: Pool) -> None:
+    def __init__(self, wanted: PlacementClass, pool: Pool, *, everyone: bool = False) -> None:
         self.pool = pool
+        self._everyone = everyone
         self.room = 0
         """Frames of the class that fit on all workers in it together."""
         self.seen = 0
@@ -55,7 +56,7 @@ class View:
         fresh: list[Entry] = []
         for worker in workers:
             self._take_out(worker)
-            if not self._matches(worker) or worker.blocked or not worker.fed:
+            if not self._matches(worker) or worker.blocked or not (worker.fed or self._everyone):
                 continue
             room = worker.room(need)
             if room:
