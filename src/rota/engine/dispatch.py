@@ -29,6 +29,7 @@ from uuid import UUID
 import structlog
 
 from rota.accounting.books import Books
+from rota.engine import waiting
 from rota.engine.board import LOOK_S, Board, Spot
 from rota.engine.finish import Finisher
 from rota.engine.handing import REFUSALS, Handing
@@ -320,6 +321,7 @@ class Dispatcher:
         try:
             await self.board.look(queues)
             if queues is None:
+                waiting.tell_frames(self.board.by_reason())
                 await self.tenants.look()
                 # In any case: of lanes in which all is parked the board knows nothing.
                 await self.parking.look()

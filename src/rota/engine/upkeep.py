@@ -25,6 +25,7 @@ from typing import Final
 import structlog
 
 from rota.accounting.books import Books
+from rota.engine import waiting
 from rota.infra import faults
 from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.postgres import Database, Query, Transaction, query
@@ -48,6 +49,7 @@ WORKERS = query(__package__, "upkeep_workers")
 POINTERS = query(__package__, "upkeep_pointers")
 NOW = query(__package__, "upkeep_now")
 STATES = query(__package__, "upkeep_states")
+REASONS = query(__package__, "upkeep_reasons")
 
 log = structlog.get_logger(__name__)
 
@@ -195,6 +197,7 @@ class Upkeep:
         for state in LIVE:
             JOBS.labels(state).set(found[state]["jobs"] if state in found else 0)
             OLDEST.labels(state).set(found[state]["oldest_s"] if state in found else 0.0)
+        waiting.tell_jobs({row["reason"]: row["jobs"] for row in await self.database.rows(REASONS)})
 
     async def tidy_store(self, _lease: Lease, *, before: datetime | None = None) -> None:
         """Inputs and results that nothing points to any more. Doing it twice, or two at once, is harmless."""
