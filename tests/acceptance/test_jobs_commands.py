@@ -407,16 +407,16 @@ async def test_explain_names_the_limit_that_refuses_and_how_to_raise_it(farm, ty
     codes, told = await reasons(typed, job)
     assert codes == ["quota_subscription"]
     assert (told["waiting"], told["on_workers"]) == (3, 2)
-    assert told["reasons"][0]["facts"] | {"pool": "local"} == {
-        "resource": "cores",
-        "used": "2",
-        "limit": "2",
-        "asked": "1",
-        "pool": "local",
-    }
+    reason = told["reasons"][0]
+    assert reason["amounts"] == {"resource": "cores", "have": 2, "need": 1, "limit": 2}
+    assert reason["refuser"] == {"kind": "subscription", "name": "default in local"}
+    assert [(holder["id"], holder["frames"]) for holder in reason["holders"]] == [(job, 2)]
     text = await typed.out(f"explain {job}")
     assert "The show default in the pool local uses 2 of 2 cores, and a frame needs 1." in text
-    assert "`rota sub set default local --burst N` raises that" in text
+    assert "`rota sub set default local --burst 3` raises that" in text
+    assert "in use by hang (2 frames, 2 cores)" in text
+    assert "When it starts is not known: too little of the show ended within the last hour." in text
+    assert "2 frames of hang on w, the first for " in text
     assert "Not known here" in text
 
 
@@ -448,7 +448,7 @@ async def test_explain_a_job_that_waits_for_its_own_cap(farm, typed):
     await farm.running("x", 2)
     codes, told = await reasons(typed, job)
     assert codes == ["quota_job"]
-    assert f"rota job set default {job} --max-cores N" in told["reasons"][0]["remedy"]
+    assert f"rota job set default {job} --max-cores 3" in told["reasons"][0]["remedy"]
 
 
 async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed, monkeypatch, redis_url):
@@ -462,10 +462,11 @@ async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed
     waiting = await submitted(typed, "noop")
     codes, told = await reasons(typed, waiting)
     assert codes == ["tenant_limit"]
-    assert told["reasons"][0]["facts"] == {"used": 1, "limit": 1}
+    assert told["reasons"][0]["amounts"] == {"resource": "jobs", "have": 1, "need": 1, "limit": 1}
+    assert [holder["id"] for holder in told["reasons"][0]["holders"]] == [running]
     text = await typed.out(f"explain {waiting}")
     assert "tenant_limit: The show default runs 1 of at most 1 job at once." in text
-    assert "`rota show set default --max-jobs N` raises that" in text
+    assert "`rota show set default --max-jobs 2` raises that" in text
     assert (await reasons(typed, running))[0] == []
     await typed.out("show set default --max-jobs 2")
     assert await farm.ended(waiting) == "SUCCEEDED"
@@ -478,7 +479,7 @@ async def test_explain_full_workers_too_large_frames_and_paused_queues(farm, typ
     await farm.running("x", 2)
     codes, told = await reasons(typed, job)
     assert codes == ["pool_overloaded"]
-    assert told["reasons"][0]["facts"]["passed"][0]["why"] == "its 2 places are taken"
+    assert told["reasons"][0]["passed"][0]["why"] == "its 2 places are taken"
     large = await submitted(typed, "noop --cores 64")
     codes, told = await reasons(typed, large)
     assert codes == ["no_workers"]
@@ -494,7 +495,8 @@ async def test_explain_a_retry_that_waits_for_its_time(farm, typed):
     await until(lambda: farm.database.value(sql("SELECT count(*) FROM rota.deferred_jobs")))
     codes, told = await reasons(typed, job)
     assert codes == ["deferred"]
-    assert "1 frame wait for their time" in told["reasons"][0]["sentence"]
+    assert "1 frame waits for its time" in told["reasons"][0]["sentence"]
+    assert 200 < told["layers"][0]["start"]["in_s"] <= 300
 
 
 async def test_explain_a_pool_without_a_share_and_a_job_that_has_ended(farm, typed):

@@ -18,7 +18,6 @@ from rota.accounting.audit import Line
 from rota.accounting.audit import audit as audit_books
 from rota.cli.demo_farm import ACTOR, DemoFarm, Seen
 from rota.cli.demo_view import Story
-from rota.cli.explain import findings_of
 from rota.cli.jobs_view import counts_of
 from rota.infra import audit
 from rota.infra.postgres import query
@@ -125,8 +124,8 @@ class Demo:
     async def _explained(self, name: str, reason: str) -> bool:
         """Whether `rota explain` says so, in one of a few looks: between two frames there is room for a moment."""
         for _ in range(20):
-            job = await self.farm.jobs.get(self.farm.submitted[name])
-            if reason in [finding.code for finding in await findings_of(self.farm.database, job)]:
+            told = await self.farm.replica.engine.explainer.explain(self.farm.submitted[name])
+            if reason in [each.code for each in told.reasons]:
                 return True
             await asyncio.sleep(LOOK_S / 4)
         return False

@@ -18,9 +18,9 @@ from rota.accounting.admin import Admin
 from rota.accounting.items import Item, Show
 from rota.cli.books_read import Counting
 from rota.cli.local_worker import spawned
-from rota.cli.workers import Known
-from rota.cli.workers import known as known_workers
 from rota.engine.jobs import Job, Jobs
+from rota.engine.workers import Known
+from rota.engine.workers import known as known_workers
 from rota.infra.postgres import migrate
 from rota.local import LocalStack, StackOptions
 from rota.local.process import Process

@@ -128,11 +128,16 @@ def jobs_list(
     _print(context, json, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
 
 
-def explain(context: typer.Context, which: Which, json: Json = False) -> None:
+def explain(
+    context: typer.Context,
+    which: Which,
+    layer: Annotated[str | None, _option("LAYER", "Only this layer of it, by name or id.")] = None,
+    json: Json = False,
+) -> None:
     """Why a job is not running, and what would help."""
     from rota.cli import explain as explaining
 
-    _print(context, json, lambda found: explaining.explained(found, which))
+    _print(context, json, lambda found: explaining.explained(found, which, layer))
 
 
 @job_app.command("show")

@@ -13,13 +13,13 @@ import msgspec
 from rota.cli import output
 from rota.cli.books_view import Page, Table, cores
 from rota.cli.dlq_view import several
-from rota.cli.queue_view import span
 from rota.engine.jobs import FrameEnd, Job, JobLine, Layer
 from rota.engine.submit_steps import Submitted
 from rota.model.job import PRIORITIES
 from rota.model.job_frames import format_frames
 from rota.model.lifecycle import ENDS, FrameState, JobState
 from rota.model.reasons import Reason
+from rota.model.units import span
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -9,6 +9,7 @@ import msgspec
 
 from rota.cli.books_view import Page, Table
 from rota.cli.dlq_view import several
+from rota.model.units import span
 from rota.queue import CounterMode, Counts, QueueInfo
 from rota.queue.report import BESIDE_THE_RING, Session, SlotState, State, TableSize
 from rota.queue.storage import RING
@@ -137,14 +138,6 @@ def _session(session: Session) -> str:
     return (
         f"session {session.pid} of {session.application or 'somebody'}, {span(session.age_s)} in a transaction{doing}"
     )
-
-
-def span(seconds: float) -> str:
-    """A time as people say it, to two digits or so."""
-    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def size(number: int) -> str:

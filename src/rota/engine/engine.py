@@ -34,6 +34,7 @@ from rota.engine import gatekeeper, results
 from rota.engine.dispatch import Dispatcher
 from rota.engine.doors import Doors
 from rota.engine.ender import Ender
+from rota.engine.explain import Explainer
 from rota.engine.finish import Finisher, JobEnd, Told
 from rota.engine.gatekeeper import Gatekeeper, Policy, gate_before
 from rota.engine.logs import LogKeeper
@@ -124,6 +125,7 @@ class Engine:
         every_s = settings.routing.reload_interval
         self._pools = PoolsWatch(self.routing, Path(named), every_s) if named else None
         self._routes = RoutesWatch(self.routing, self.registry, every_s)
+        self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
         self._news: asyncio.Queue[Freed] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings

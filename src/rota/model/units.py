@@ -136,3 +136,11 @@ def _shown(given: str | float | Decimal) -> str:
 def _is_huge(number: float | Decimal) -> bool:
     """Python refuses to write integers of thousands of digits out."""
     return isinstance(number, int) and number.bit_length() > 128
+
+
+def span(seconds: float) -> str:
+    """A time as people say it, to two digits or so."""
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

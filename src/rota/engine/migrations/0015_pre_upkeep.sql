@@ -26,6 +26,7 @@ COMMENT ON COLUMN rota.frame_log.last IS 'Nothing follows in this stream.';
 ALTER TABLE rota.frame_end ADD COLUMN ts_ended timestamptz;
 COMMENT ON COLUMN rota.frame_end.ts_ended IS 'When the attempt ended, if its row was carried on to a later day than that.';
 CREATE INDEX frame_end_carried ON rota.frame_end (ts_ended) WHERE ts_ended IS NOT NULL;
+CREATE INDEX frame_end_failed ON rota.frame_end (pk_layer, ts_finished) WHERE state NOT IN ('SUCCEEDED', 'RETRIED', 'RETURNED');
 
 -- Jobs that lived across a midnight: what belongs to them may lie in an older day than they do.
 CREATE INDEX job_done_overnight ON rota.job_done (ts_submitted)

@@ -1,0 +1,277 @@
+"""Why a job is not running, what of it runs, or how it ended. Reads, and changes nothing.
+
+What holds, and who sees to it:
+- explain and dispatch do not disagree: places come from `Registry.look`, limits from `quota.fits` on the counters of
+  the ledger that decides, turns from `Board`, all asked in the order of dispatch (`explain_decide`); a property test
+  lets dispatch run after every answer (`tests/property/test_explain.py`);
+- what is to be mended first is told first: causes are sorted by the tier of their code (`rota.model.reasons`);
+- an answer costs the same with a million frames waiting: lookups by index, a bounded look at the job's own entries, and
+  a walk over what is booked and over the workers, never over what waits.
+
+An answer is as of a moment: what is read first may have changed when the last is read. Whoever has no replica at hand
+(the command line) leaves registry, board and books out; then workers, turns and usage are read from PostgreSQL, and the
+answer says what that cannot show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting.books import Books
+from rota.accounting.standings import Place, Standings, standings
+from rota.engine import explain_causes as causes
+from rota.engine.board import BATCH, CLASSES, Before, Board, QueueKey, key_of
+from rota.engine.explain_decide import Decision, decide
+from rota.engine.explain_ended import how_it_ended
+from rota.engine.explain_estimate import Lately, estimate
+from rota.engine.explain_reads import Reads
+from rota.engine.explain_told import LAYERS_MAX, Cause, Explained, LayerTold, Position
+from rota.engine.jobs import Job, Jobs, Layer
+from rota.engine.workers import registry_of
+from rota.infra.clock import SystemClock
+from rota.infra.nats import Bus
+from rota.infra.postgres import Database, Record
+from rota.model.errors import InvalidInput
+from rota.model.ids import JobId, PoolId, ShowId
+from rota.model.lifecycle import FrameState, JobState
+from rota.model.quota import Ask, Level
+from rota.model.reasons import Reason, Tier
+from rota.model.work import TASK_CAPABILITY
+from rota.placement import Pool, Portion, Registry
+from rota.placement.explaining import eligible
+from rota.queue import Queue
+
+NOT_KNOWN: Final = "how busy machines are with other work is known to servers alone"
+_NOWHERE: Final = frozenset({Reason.NO_POOL_MAPPING, Reason.NO_WORKERS})
+"""Whoever goes first, it goes nowhere."""
+_STOPPING: Final = frozenset({Reason.TENANT_LIMIT, Reason.NO_SERVER, Reason.BUS_UNAVAILABLE})
+
+
+class Look:
+    """What is read once for all layers of a job."""
+
+    def __init__(self, job: Job, row: Record, registry: Registry, board: Board, lately: Lately) -> None:
+        self.job = job
+        self.row = row
+        self.registry = registry
+        self.board = board
+        self.lately = lately
+        self.of_job: list[Cause] = []
+
+    @property
+    def now(self) -> datetime:
+        now: datetime = self.row["now"]
+        return now
+
+    @property
+    def queued(self) -> bool:
+        """Whether its frames are in the queue, and may leave it."""
+        return self.job.state not in (JobState.PENDING, JobState.APPROVAL_REQUIRED) and self.row["ends_as"] is None
+
+
+class Explainer:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        books: Books | None = None,
+        registry: Registry | None = None,
+        board: Board | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        self.database = database
+        self.jobs = Jobs(database)
+        self._reads = Reads(database)
+        self._books = books
+        self._registry = registry
+        self._board = board
+        self._bus = bus
+
+    async def explain(self, job: JobId, *, layer: str | None = None) -> Explained:
+        """Of a whole job, or of one of its layers by name or id. InvalidInput when there is no such job or layer."""
+        found = await self.jobs.get(job)
+        row = None if found.state.terminal else await self._reads.job(job)
+        if row is None:
+            # It may have ended between the two looks.
+            found = found if found.state.terminal else await self.jobs.get(job)
+            return await how_it_ended(self.database, found, _chosen(found, layer))
+        return await self._live(found, row, _chosen(found, layer))
+
+    async def _live(self, job: Job, row: Record, layers: Sequence[Layer]) -> Explained:
+        show = ShowId(row["pk_show"])
+        look = Look(job, row, await self._workers(), await self._turns(), await self._reads.lately(show))
+        holders = await self._reads.jobs_at_once(show) if row["jobs_before"] is not None else []
+        look.of_job = [*causes.of_the_job(job, row, holders, bus_is_there=self._bus is None or self._bus.connected)]
+        told = await self._layers(look, layers)
+        found = [*look.of_job, *(each for layer in told for each in layer.reasons)]
+        found.sort(key=lambda each: each.tier.rank)
+        on_workers = _sum(layers, FrameState.DISPATCHED)
+        names = {layer.id: layer.name for layer in layers}
+        return Explained(
+            job=job.id,
+            name=job.name,
+            show=job.show,
+            state=job.state,
+            reason=job.reason,
+            sentence=_sentence(found, layers),
+            waiting=_sum(layers, FrameState.WAITING),
+            on_workers=on_workers,
+            reasons=tuple(found),
+            layers=tuple(told),
+            running=await self._reads.running(job.id, names) if on_workers else (),
+            deadline_at=job.deadline_at,
+            wait_until=job.wait_until,
+            known_by="postgres" if self._registry is None else "server",
+            not_known=NOT_KNOWN if self._registry is None else "",
+        )
+
+    async def _layers(self, look: Look, layers: Sequence[Layer]) -> list[LayerTold]:
+        waiting = [layer for layer in layers if layer.counts.get(FrameState.WAITING)][:LAYERS_MAX]
+        if not waiting:
+            return []
+        rows = await self._reads.layers(look.job.id, waiting)
+        queues = await self.database.rows(CLASSES, sorted({layer.queue for layer in waiting}))
+        keys = {row["queue"]: key_of(row) for row in queues}
+        return [
+            await self._layer(look, layer, keys[layer.queue], rows[layer.id])
+            for layer in waiting
+            if layer.id in rows and layer.queue in keys
+        ]
+
+    async def _layer(self, look: Look, layer: Layer, key: QueueKey, row: Record) -> LayerTold:
+        waiting = layer.counts[FrameState.WAITING]
+        deferred = min(row["deferred"], waiting)
+        ready = waiting - deferred if look.queued else 0
+        found: list[Cause] = [causes.paused(layer)] if row["paused"] else []
+        if deferred:
+            found.append(causes.deferred(look.job, layer, deferred, row["run_at"], look.now))
+        decided, refusals = await self._decided(look, layer, key, max(1, ready))
+        # Whether there is room matters when its time has come.
+        found += [each for each in refusals if ready or each.tier is Tier.MISCONFIGURED]
+        position, before = await self._position(look, layer) if ready else (Position(), Before())
+        if decided.refused_by not in _NOWHERE:
+            # Other queues keep it waiting only where they want the same room.
+            contended = decided.refused_by in (None, Reason.POOL_OVERLOADED)
+            found += causes.of_order(look.job, layer, position, before if contended else Before())
+        stopped = not ready or row["paused"] or any(each.code in _STOPPING for each in look.of_job)
+        told = LayerTold(
+            id=layer.id,
+            name=layer.name,
+            queue=layer.queue,
+            counts=layer.counts,
+            waiting=waiting,
+            deferred=deferred,
+            parked=look.row["parked"],
+            starts=0 if stopped else decided.starts,
+            refused_by=_first(look.of_job, decided) if ready else None,
+            reasons=tuple(sorted(found, key=lambda each: each.tier.rank)),
+            position=position,
+        )
+        start = estimate(look.job, layer, told, look.of_job, look.lately, look.now)
+        return msgspec.structs.replace(told, start=start)
+
+    async def _decided(self, look: Look, layer: Layer, key: QueueKey, frames: int) -> tuple[Decision, list[Cause]]:
+        """What dispatch would do with so many frames, and all that speaks against it."""
+        plan = look.registry.look(key.cls, min(frames, BATCH))
+        place = Place(key.show, key.folder, look.job.id, layer.id, key.dept)
+        live = self._books.live if self._books else None
+        met = await standings(self.database, place, live, by_rows=self._books is None)
+        decided = decide(plan, met, Ask(key.cls.cores, key.cls.gpus))
+        refused = [decided] if plan.portions else _nowhere(key, met, eligible(key.cls, look.registry.routes).pools)
+        found = [await self._over_quota(look.job, layer, key, each, met) for each in refused if each.refusal]
+        if met.undecided is not None:
+            found = [causes.books_away(layer, met.undecided)]
+        if not plan.portions:
+            found.append(await self._misplaced(look, layer, key))
+        return decided, found
+
+    async def _over_quota(self, job: Job, layer: Layer, key: QueueKey, decided: Decision, met: Standings) -> Cause:
+        assert decided.refusal is not None, "a limit says no"
+        assert decided.portion is not None, "a limit says no to something"
+        level, pool = decided.refusal.table, decided.portion.pool_id
+        ids: dict[Level, UUID] = {
+            Level.SUBSCRIPTION: pool,
+            Level.FOLDER: key.folder,
+            Level.JOB: job.id,
+            Level.LAYER: layer.id,
+            Level.POINT: key.dept,
+        }
+        holders = await self._reads.holders_of(key.show, level, ids[level])
+        return causes.of_quota(job, layer, decided, met, holders)
+
+    async def _misplaced(self, look: Look, layer: Layer, key: QueueKey) -> Cause:
+        """Why there is no place for any of it."""
+        found = look.registry.explain(key.cls)
+        pools = eligible(key.cls, look.registry.routes).pools
+        names = {pool.name for pool in pools}
+        task = f"{TASK_CAPABILITY}{layer.work.task}".lower()
+        knows = sum(worker.pool in names and task in worker.capabilities for worker in look.registry.workers.values())
+        full = found.reason is Reason.POOL_OVERLOADED
+        holders = await self._reads.holders_of_pools([pool.id for pool in pools]) if full else []
+        return causes.of_placement(layer, key.cls, found, [pool.name for pool in pools], knows=knows, holders=holders)
+
+    async def _position(self, look: Look, layer: Layer) -> tuple[Position, Before]:
+        before = look.board.before(layer.queue, look.job.priority)
+        ahead = await self._reads.ahead(look.job, layer)
+        return Position(ahead=ahead, queues_before=before.spots, frames_before=before.frames), before
+
+    async def _workers(self) -> Registry:
+        return self._registry or await registry_of(self.database)
+
+    async def _turns(self) -> Board:
+        if self._board is not None:
+            return self._board
+        board = Board(self.database, Queue(self.database), SystemClock())
+        await board.look()
+        await board.look_at_shares()
+        return board
+
+
+def _nowhere(key: QueueKey, met: Standings, pools: Sequence[Pool]) -> list[Decision]:
+    """Where no worker has room: limits that would say no as well, if they do in every pool; each once."""
+    refused: dict[tuple[Level, PoolId | None], Decision] = {}
+    for pool in pools:
+        fit = met.fits(pool.id, Ask(key.cls.cores, key.cls.gpus), 1)
+        if fit.refusal is None:
+            return []
+        level = fit.refusal.table
+        at = Portion(UUID(int=0), pool.name, pool.id, 1)
+        known = (level, pool.id if level is Level.SUBSCRIPTION else None)
+        refused.setdefault(known, Decision(0, Reason.of_level(level), fit.refusal, at))
+    return list(refused.values())
+
+
+def _first(of_job: Sequence[Cause], decided: Decision) -> Reason | None:
+    """With which word dispatch refuses: it looks for a place, then at how many jobs the show runs, then at limits."""
+    if decided.portion is None and decided.refused_by is not None and not decided.starts:
+        return decided.refused_by
+    if any(each.code is Reason.TENANT_LIMIT for each in of_job):
+        return Reason.TENANT_LIMIT
+    return decided.refused_by
+
+
+def _chosen(job: Job, layer: str | None) -> list[Layer]:
+    if layer is None:
+        return job.layers
+    found = [each for each in job.layers if layer in (each.name, str(each.id))]
+    if not found:
+        names = ", ".join(each.name for each in job.layers[:LAYERS_MAX])
+        raise InvalidInput(f"Job {job.id} has no layer {layer[:64]!r}: it has {names}.", job=str(job.id))
+    return found
+
+
+def _sum(layers: Sequence[Layer], state: FrameState) -> int:
+    return sum(layer.counts.get(state, 0) for layer in layers)
+
+
+def _sentence(found: Sequence[Cause], layers: Sequence[Layer]) -> str:
+    if found:
+        return found[0].sentence
+    if _sum(layers, FrameState.WAITING):
+        return "Nothing holds it back: it starts within moments."
+    return "Nothing of it waits."

@@ -1,0 +1,142 @@
+"""A dispatcher whose turns a test takes one by one: real PostgreSQL and Redis, workers that only beat, no NATS.
+
+rig = await Rig(database, redis).open()
+await rig.show("film", {"farm": 8}, managed=True)
+rig.beat("w", pool="farm", slots=4)
+job = await rig.submit("film", frames=3)
+await rig.turn()
+assert await rig.started(job) == 3
+"""
+
+import asyncio
+from uuid import uuid4
+
+from rota.accounting.books import Books
+from rota.accounting.items import Caps
+from rota.engine.dispatch import Dispatcher
+from rota.engine.explain import Explainer
+from rota.engine.finish import Finisher
+from rota.engine.recovery import LEASE
+from rota.engine.submit import Submitter
+from rota.infra.lease import Leases
+from rota.infra.nats.messages import Outcome, Receipt
+from rota.infra.store import Store, StoreTarget
+from rota.model.ids import PoolId
+from rota.model.job import LayerSpec, Submission
+from rota.model.messages import Heartbeat
+from rota.placement import Pool, PoolSpec, Registry, Routes
+from rota.queue import Queue
+from tests.ground.jobs import EMPTY
+from tests.ground.queues import sql
+
+CLEAR = [sql(text) for text in EMPTY.split("; ") if "session_replication_role" not in text and "rota.audit" not in text]
+CLEAR += [sql(f"DELETE FROM rota.{table}") for table in ("proc", "proc_grave", "job_slot", "worker", "alloc")]
+STARTED = sql("SELECT count(*) FROM rota.proc WHERE pk_job = $1::uuid")
+PARKED = sql("SELECT count(*) FROM rota.queue_returned WHERE parked_job = $1::uuid")
+
+
+class Mute:
+    """Takes every message, and delivers none."""
+
+    connected = True
+
+    async def publish_many(self, messages):
+        return [Receipt(Outcome.STORED) for _ in messages]
+
+
+class Noting(Books):
+    """Remembers why it said no."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.refusals = []
+
+    async def book(self, show, groups, *, force=False):
+        outcomes = await super().book(show, groups, force=force)
+        self.refusals += [outcome.refusal for outcome in outcomes if outcome.refusal]
+        return outcomes
+
+
+class Rig:
+    def __init__(self, database, redis):
+        self.database = database
+        self.books = Noting(database, redis)
+        self.queue = Queue(database)
+        self.bus = Mute()
+        self.registry = Registry(seed=1)
+        leases = Leases(database)
+        finisher = Finisher(database, self.queue, self.books)
+        store = Store(database, StoreTarget(directory=None, small_bytes=1 << 20, most_bytes=1 << 20))
+        self.dispatcher = Dispatcher(database, self.queue, self.books, self.bus, self.registry, finisher, leases, store)
+        self.board = self.dispatcher.board
+        self.submitter = Submitter(database)
+        self.explainer = Explainer(database, books=self.books, registry=self.registry, board=self.board, bus=self.bus)
+        self.pools = {}
+        self._leases = leases
+        self._workers = {}
+
+    async def open(self):
+        """On an empty database."""
+        async with self.database.transaction() as tx:
+            for statement in CLEAR:
+                await tx.run(statement)
+        granted = (await self._leases.acquire([LEASE, "dispatcher:test"], kind="dispatcher", ttl_s=600.0)).granted
+        [lease] = [each for each in granted if each.name == "dispatcher:test"]
+        self.dispatcher._owner = await self.queue.enlist(lease)
+        await self._change("create_dept", "default")
+        return self
+
+    async def show(self, name, shares, *, managed=False, folder=None, point=None, jobs=-1):
+        """`shares` are bursts in cores by pool, of pools that are made when they are new."""
+        await self._change("create_show", name)
+        await self._change("create_folder", name, "default", caps=Caps(**(folder or {})))
+        if point is not None:
+            await self._change("create_point", name, "default", caps=Caps(**point))
+        for pool, burst in shares.items():
+            await self.pool(pool)
+            await self._change("create_subscription", name, pool, size=burst, burst=burst)
+        if jobs >= 0:
+            await self._change("change_show", name, max_jobs=jobs)
+        if managed:
+            await self._change("set_managed", name, True)
+
+    async def pool(self, name):
+        if name not in self.pools:
+            change = await self._change("create_pool", name)
+            self.pools[name] = PoolId(change.after.id)
+
+    def route(self, topics, **status):
+        """`status` of pools that are not active."""
+        pools = {
+            name: Pool(pool, PoolSpec(name=name, **({"status": status[name]} if name in status else {})))
+            for name, pool in self.pools.items()
+        }
+        self.registry.route(Routes(topics, pools))
+
+    def beat(self, name, **said):
+        worker, number = self._workers.get(name, (uuid4(), 0))
+        self._workers[name] = (worker, number + 1)
+        given = {"pool": "farm", "slots": 10, "cores": 1000, **said}
+        self.registry.heartbeat(Heartbeat(worker=worker, name=name, number=number + 1, **given))
+
+    async def submit(self, show, *, topic="default", labels=None, job=None, **layer):
+        spec = LayerSpec(**{"task": "noop", **layer})
+        given = Submission(show=show, layers=(spec,), topic=topic, labels=labels or {}, **(job or {}))
+        [submitted] = await self.submitter.submit([given])
+        return submitted.job
+
+    async def turn(self):
+        """One turn of the dispatcher with all that waits, and the rounds that it begins."""
+        self.books.refusals.clear()
+        await self.dispatcher._look(None)
+        async with asyncio.TaskGroup() as tasks:
+            await self.dispatcher._turn(tasks)
+
+    async def started(self, job):
+        return await self.database.value(STARTED, job)
+
+    async def is_parked(self, job):
+        return bool(await self.database.value(PARKED, job))
+
+    async def _change(self, what, *args, **more):
+        return await self.books.change(lambda admin: getattr(admin, what)(*args, actor="test", **more))
