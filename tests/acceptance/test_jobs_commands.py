@@ -511,6 +511,22 @@ async def test_explain_a_pool_without_a_share_and_a_job_that_has_ended(farm, typ
     assert "It has ended as CANCELLED: Somebody cancelled it." in await typed.out(f"explain {job}")
 
 
+async def test_explain_tells_one_layer_and_what_ends_a_job_that_waits_too_long(farm, typed):
+    job = await submitted(typed, "noop --max-wait 2h --deadline 5h")
+    text = await typed.out(f"explain {job} --layer noop")
+    assert "It fails unless a frame of it starts within 120 min." in text
+    assert "It must have ended in 5 h, or is stopped." in text
+    said = await typed(f"explain {job} --layer huge")
+    assert (said.status, "has no layer 'huge'" in said.err) == (2, True)
+
+
+async def test_explain_tells_which_frame_failed_first(farm, typed):
+    await farm.worker()
+    job = await a_failed_job(farm)
+    assert "Frame 0 of boom failed first on w (" in await typed.out(f"explain {job}")
+    assert json.loads(await typed.out(f"explain {job} --json"))["first_failure"]["worker"] == "w"
+
+
 async def test_explain_says_when_no_server_is_up(typed, database):
     await a_show(database)
     [job] = await Submitter(database).submit([task()])

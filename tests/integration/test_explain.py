@@ -93,13 +93,28 @@ async def test_frames_that_go_first_are_counted(rig):
         await rig.submit("film")
     low = await rig.submit("film", job={"priority": "BATCH"})
     last = await rig.submit("film")
-    await rig.turn()
-    await rig.board.look()
+    for _ in range(2):
+        await rig.turn()
     told = await rig.explainer.explain(last)
     assert codes(told) == ["pool_overloaded", "behind"]
     assert told.layers[0].position.ahead == 3
     before = (await rig.explainer.explain(low)).layers[0].position
     assert (before.ahead, before.queues_before, before.frames_before) == (0, 1, 4)
+
+
+async def test_shows_that_use_less_of_their_size_go_first(rig):
+    rig.beat("w", slots=1, capabilities=("task.noop",))
+    await rig.show("other", {"farm": 50})
+    await rig.submit("film")
+    await rig.turn()
+    job = await rig.submit("film")
+    waiting = await rig.submit("other", frames=3)
+    for _ in range(2):
+        await rig.turn()
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["pool_overloaded", "fair_share"]
+    assert told.reasons[1].sentence.startswith("3 frames of other queues come first")
+    assert codes(await rig.explainer.explain(waiting)) == ["pool_overloaded"]
 
 
 async def test_what_ended_lately_tells_when_it_starts_and_otherwise_it_is_unknown(rig):

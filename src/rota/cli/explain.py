@@ -42,11 +42,24 @@ def _live(told: Explained, job: Job) -> Iterator[str]:
         yield f"  {told.sentence}"
     for layer in told.layers:
         yield f"  {_start(layer, named=len(job.layers) > 1)}"
+    yield from _times(told)
     for run in told.running[:RUNNING_SHOWN]:
         since_s = (datetime.now(UTC) - run.since).total_seconds()
         yield f"  {several(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {span(since_s)}."
     if told.waiting and told.not_known:
         yield f"  (Not known here: {told.not_known}.)"
+
+
+def _times(told: Explained) -> Iterator[str]:
+    """What ends it if it waits for too long."""
+    if told.waiting and told.wait_until is not None:
+        yield f"  It fails unless a frame of it starts within {_until(told.wait_until)}."
+    if told.deadline_at is not None:
+        yield f"  It must have ended in {_until(told.deadline_at)}, or is stopped."
+
+
+def _until(at: datetime) -> str:
+    return span(max(0.0, (at - datetime.now(UTC)).total_seconds()))
 
 
 def _reason(reason: Cause, *, named: bool) -> Iterator[str]:

@@ -154,7 +154,10 @@ class Board:
         return sorted(waiting, key=lambda spot: _turn(spot, fullness.get(spot.key.show, (1, 0.0)), now))
 
     def before(self, queue: str, priority: int) -> Before:
-        """What comes before the spot of this queue and priority; what was refused a moment ago keeps nobody waiting."""
+        """What comes before the spot of this queue and priority, when there is room.
+
+        What a limit refused a moment ago keeps nobody waiting; what waits for room on workers does.
+        """
         mine = self.spots.get((queue, priority))
         if mine is None:
             return Before()
@@ -162,7 +165,8 @@ class Board:
         turns = {
             at: _turn(spot, fullness.get(spot.key.show, (1, 0.0)), now)
             for at, spot in self.spots.items()
-            if spot is mine or (spot.waiting > spot.parked and spot.held_until_s <= now)
+            if spot is mine
+            or (spot.waiting > spot.parked and (spot.held_until_s <= now or spot.reason is Reason.POOL_OVERLOADED))
         }
         my_turn = turns.pop((queue, priority))
         first = [at for at, turn in turns.items() if turn < my_turn]
