@@ -93,6 +93,7 @@ async def _some_jobs(farm):
         await farm.submit("boom", ends=("FAILED",), **short),
         await farm.submit("noop", gate=hand.Later(), **short),
     ]
+    jobs += [await farm.submit("noop", after=tuple(filter(None, jobs[2:4])), **short)]
     await farm.submit_on_bus("noop", frames=2)
 
     async def have_ended():

@@ -57,6 +57,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 ALLOWED: Final = Decision(Verdict.ALLOW)
 LATER: Final = Decision(Verdict.WAIT, UNDECIDED)
+WAITING: Final = Decision(Verdict.WAIT, Reason.WAITING_ON_JOB.value)
 
 
 class Gate(Protocol):

@@ -137,7 +137,9 @@ class Gatekeeper:
 
     async def judge(self, jobs: Sequence[JobId]) -> Judged:
         """Ask about those that are PENDING, and do what is said."""
-        pending = [job for job in await self._jobs.many(jobs) if job.state is JobState.PENDING]
+        found = await self._jobs.many(jobs)
+        waiting = Reason.WAITING_ON_JOB.value
+        pending = [job for job in found if job.state is JobState.PENDING and job.reason != waiting]
         if not pending:
             return Judged([], {}, [], [])
         asked_at = self._clock.monotonic()

@@ -54,6 +54,7 @@ ORPHANS = query(__package__, "procs_orphaned")
 PROCS = query(__package__, "procs_all")
 ENDING = query(__package__, "jobs_ending")
 OVERDUE = query(__package__, "jobs_overdue")
+FORGOTTEN = query(__package__, "jobs_forgotten")
 
 log = structlog.get_logger(__name__)
 
@@ -150,6 +151,7 @@ class Recovery:
             if self._is_due("sweep", SWEEP_S):
                 await self.sweep()
                 await self.rescue_orphans()
+                await self.release_forgotten()
             await self.end_overdue()
         except NatsUnavailable as away:
             log.info("recovery_waits", reason=away.sentence)
@@ -207,6 +209,10 @@ class Recovery:
             if len(rows) < BATCH:
                 break
         return rescued
+
+    async def release_forgotten(self) -> int:
+        """Jobs that wait for others which ended at the very moment they were submitted; returns how many."""
+        return int(await self.database.value(FORGOTTEN, BATCH))
 
     async def sweep(self) -> None:
         """Look at every proc: does its worker have it, has its job ended, has it run for too long?"""

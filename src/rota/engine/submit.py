@@ -3,6 +3,9 @@
 What holds, and who sees to it:
 - nothing is written of a batch that has a fault: `rota.model.job_plan` before, `rota.job_submit` inside the statement;
 - a job is there with its queue entries or not at all: one statement, in the caller's transaction or one of its own;
+- a job that waits for others (`after`) is PENDING, and never queued before these have ended: `rota.job_admit`. They go
+  on in the transaction that ends the last of these (`rota.jobs_release`); one that ends while we write is found by the
+  leader (`rota.engine.recovery`). Only jobs that exist can be named, so none ever waits for itself;
 - one key, one job: the primary key of `rota.idempotency_key`, whose second user waits for the first to commit or not.
 
 Names of shows, folders and departments are looked up by the statement itself, so nothing that was renamed or deleted

@@ -15,7 +15,7 @@ import msgspec
 from asyncpg.pgproto.pgproto import UUID as DriverUUID
 
 from rota.accounting.items import unknown
-from rota.engine.gate import LATER, Decision, Gate, wake
+from rota.engine.gate import LATER, WAITING, Decision, Gate, wake
 from rota.engine.submit_columns import Columns, queue_columns
 from rota.infra.outbox.box import ADD as OUTBOX_ADD
 from rota.infra.postgres import Query, query
@@ -31,6 +31,8 @@ from rota.queue.room import MAKE as MAKE_QUEUE
 INSERT = query(__package__, "submit_insert")
 QUEUES = query(__package__, "submit_queues")
 NAMES = query(__package__, "submit_names")
+UNKNOWN = query(__package__, "submit_unknown")
+WAIT = query(__package__, "submit_wait")
 
 _KINDS: Final = {"unknown_show": "show", "unknown_folder": "folder", "unknown_dept": "dept"}
 
@@ -58,7 +60,11 @@ class Batch:
 
     def __init__(self, plans: Sequence[Plan], gate: Gate, now_ms: int) -> None:
         self.plans = plans
-        self.decisions: Sequence[Decision] = gate.decide(plans) if gate.at_once else [LATER] * len(plans)
+        decided = gate.decide(plans) if gate.at_once else [LATER] * len(plans)
+        # What waits for another job comes to the gate when that has ended.
+        self.decisions: Sequence[Decision] = [
+            WAITING if plan.after else decision for plan, decision in zip(plans, decided, strict=True)
+        ]
         self.ids = [JobId(each) for each in _ids(len(plans), now_ms)]
         self._columns = Columns()
         layers = iter(_ids(sum(len(each.layers) for each in plans), now_ms))
@@ -72,6 +78,11 @@ class Batch:
 
     def steps(self) -> Steps:
         arguments = self._columns.arguments()
+        if named := sorted({before for plan in self.plans for before in plan.after}):
+            for row in (yield Statement(UNKNOWN, (named,))):
+                raise InvalidInput(
+                    f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0])
+                )
         unwritten = yield Statement(INSERT, arguments)
         if any(row[1] == "new_queue" for row in unwritten):
             yield from self._made_queues()
@@ -98,7 +109,19 @@ class Batch:
         """What else is written in the same transaction."""
         if self._columns.large:
             yield Statement(PUT_BLOBS, put_arguments(self._columns.large)[1])
-        undecided = [one.job for one in submitted if one.state is JobState.PENDING and not one.already]
+        waiting = [
+            (one.job, before, plan.after_failed)
+            for one, plan in zip(submitted, self.plans, strict=True)
+            for before in plan.after
+            if not one.already
+        ]
+        if waiting:
+            yield Statement(WAIT, tuple(list(column) for column in zip(*waiting, strict=True)))
+        undecided = [
+            one.job
+            for one, plan in zip(submitted, self.plans, strict=True)
+            if one.state is JobState.PENDING and not one.already and not plan.after
+        ]
         if undecided:
             message = wake(undecided)
             yield Statement(OUTBOX_ADD, ([message.subject], [message.msg_id], [None], [message.data]))

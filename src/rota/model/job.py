@@ -25,6 +25,8 @@ SUBMISSION_BYTES_MAX: Final = 1024 * 1024
 
 Aware = Annotated[datetime, msgspec.Meta(tz=True)]
 ActorType = Literal["", "human", "service"]
+AfterFailed = Literal["cancel", "fail", "run"]
+"""What becomes of a job when one that it waits for does not succeed: it ends in this way, or runs all the same."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -152,6 +154,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_wait_s: float = 0.0
     """Fails when none of its frames was dispatched for so long; 0 waits for ever."""
     run_at: Aware | None = None
+    after: tuple[UUID, ...] = ()
+    """Jobs that must have ended before it is queued."""
+    after_failed: AfterFailed = "cancel"
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
 
@@ -178,6 +183,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     compensation: Compensation | None = None
     idempotency_key: str = ""
     max_wait_s: float = 0.0
+    after: tuple[UUID, ...] = ()
     maps: tuple[int, ...] = ()
     """Numbers of the layers whose frames are each called with an item of their own."""
     trace: str = ""

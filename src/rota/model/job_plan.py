@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from rota.model.errors import InvalidInput
 from rota.model.job import (
     CRITICAL,
     PRIORITIES,
+    AfterFailed,
     Budget,
     Compensation,
     Details,
@@ -39,6 +41,7 @@ from rota.model.work import TASK_CAPABILITY, Limits, Retries, Work
 LAYERS_MAX: Final = 100
 ENTRIES_MAX: Final = 10_000
 """Ranges and items of one submission together."""
+AFTER_MAX: Final = 100
 ITEM_BYTES_MAX: Final = 65_536
 INPUT_BYTES_MAX: Final = 512 * 1024
 LABELS_MAX: Final = 64
@@ -126,6 +129,8 @@ class Plan(msgspec.Struct, frozen=True):
     digest: bytes | None = None
     """Of the whole submission, when it has a key."""
     caps: Caps | None = None
+    after: tuple[UUID, ...] = ()
+    after_failed: AfterFailed = "cancel"
     like: Plan | None = None
     """A plan that is the same but for name and input, and stands for many such."""
 
@@ -185,6 +190,8 @@ def _planned(given: Submission, may_be_critical: bool) -> Plan:
         key=given.idempotency_key or None,
         digest=sha256(canonical(given)).digest() if given.idempotency_key else None,
         caps=caps,
+        after=given.after,
+        after_failed=given.after_failed,
     )
 
 
@@ -206,6 +213,7 @@ def _check_words(given: Submission) -> None:
     _check_budget(given.budget)
     _check_number("step_index", given.step_index, COUNT_MAX)
     _check_seconds("max_wait_s", given.max_wait_s)
+    _check_number("number of jobs in after", len(given.after), AFTER_MAX)
     _check_depth("context", given.context)
     if given.context_hints is not None:
         _check_number("max_input_tokens of context_hints", given.context_hints.max_input_tokens, COUNT_MAX)
@@ -434,6 +442,7 @@ def _details(given: Submission) -> bytes | None:
         compensation=given.compensation,
         idempotency_key=given.idempotency_key,
         max_wait_s=given.max_wait_s,
+        after=given.after,
         maps=tuple(number for number, layer in enumerate(given.layers) if layer.items is not None),
     )
     return None if details == _NOTHING else _packed(details)

@@ -51,6 +51,7 @@ class Reason(StrEnum):
     POLICY_PENDING = "policy_pending"
     POLICY_UNAVAILABLE = "policy_unavailable"
     WAITING_ON_JOB = "waiting_on_job"
+    JOB_BEFORE_FAILED = "job_before_failed"
     APPROVAL_REQUIRED = "approval_required"
     PAUSED = "paused"
     DEFERRED = "deferred"
@@ -107,6 +108,7 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.POLICY_PENDING: "The policy has not decided about it yet.",
     Reason.POLICY_UNAVAILABLE: "The safety kernel gives no decision now.",
     Reason.WAITING_ON_JOB: "Another job must end first.",
+    Reason.JOB_BEFORE_FAILED: "A job that it waited for did not succeed.",
     Reason.APPROVAL_REQUIRED: "Somebody must approve it.",
     Reason.PAUSED: "Its queue is paused.",
     Reason.DEFERRED: "Its time has not come: a delay, or the pause before another attempt.",

@@ -289,6 +289,18 @@ LANGUAGE sql STABLE AS $$
     'denied', l.denied, 'took_ms', l.took_ms))
 $$;
 
+-- Jobs that wait for others. An edge is there until the job it names has ended; while a job has one it is not queued.
+CREATE TABLE rota.job_after (
+  pk_before uuid NOT NULL,
+  pk_job    uuid NOT NULL,
+  if_failed text NOT NULL CHECK (if_failed IN ('cancel', 'fail', 'run')),
+  PRIMARY KEY (pk_before, pk_job)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX ON rota.job_after (pk_job);
+
+COMMENT ON TABLE rota.job_after IS 'pk_job waits for pk_before, which was there before it: nothing can ever wait for itself.';
+COMMENT ON COLUMN rota.job_after.if_failed IS 'What becomes of it when pk_before does not succeed; run: nothing.';
+
 -- Queue jobs that were waiting for it. Of two who admit the same job one does, and the other is told nothing of it.
 CREATE FUNCTION rota.job_admit(ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
@@ -298,6 +310,7 @@ DECLARE
   e record;
 BEGIN
   PERFORM FROM rota.job j WHERE j.pk_job = ANY (ids) AND j.state = 'PENDING' ORDER BY j.pk_job FOR UPDATE;
+  ids := ARRAY(SELECT id FROM unnest(ids) AS id WHERE NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = id));
   WITH moved AS (
     UPDATE rota.job j SET state = 'SCHEDULED', reason = NULL, ts_updated = moment,
       history = j.history || jsonb_build_array(

@@ -31,6 +31,63 @@ BEGIN
   RETURN coalesce(ended, '{}');
 END $$;
 
+-- Jobs have ended: what waits for them goes on. A job whose last edge goes comes to the gate like a new one; one whose
+-- edge stays is marked as ending, and the leader ends it. Both in the transaction of the end, so nobody is forgotten.
+-- Jobs that wait are locked in the order of their ids, after those that they wait for, which are older.
+CREATE FUNCTION rota.jobs_release(ended uuid[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  waiting uuid[];
+  freed uuid[];
+BEGIN
+  DELETE FROM rota.job_after a WHERE a.pk_job = ANY (ended);
+  waiting := ARRAY(SELECT j.pk_job FROM rota.job j
+                   WHERE j.pk_job IN (SELECT a.pk_job FROM rota.job_after a WHERE a.pk_before = ANY (ended))
+                   ORDER BY j.pk_job FOR UPDATE);
+  IF cardinality(waiting) = 0 THEN
+    RETURN 0;
+  END IF;
+
+  DELETE FROM rota.job_after a
+  WHERE a.pk_before = ANY (ended) AND a.pk_job = ANY (waiting)
+    AND (a.if_failed = 'run' OR EXISTS (SELECT FROM rota.job_done d WHERE d.pk_job = a.pk_before AND d.state = 'SUCCEEDED'));
+  UPDATE rota.job j SET
+    ends_as = CASE a.if_failed WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, reason = 'job_before_failed',
+    ts_updated = clock_timestamp()
+  FROM (SELECT DISTINCT ON (a.pk_job) a.pk_job, a.if_failed FROM rota.job_after a
+        WHERE a.pk_before = ANY (ended) AND a.pk_job = ANY (waiting) ORDER BY a.pk_job) AS a
+  WHERE j.pk_job = a.pk_job AND j.ends_as IS NULL;
+
+  WITH moved AS (
+    UPDATE rota.job j SET reason = 'policy_pending', ts_updated = clock_timestamp()
+    WHERE j.pk_job = ANY (waiting) AND j.state = 'PENDING' AND j.ends_as IS NULL
+      AND NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = j.pk_job)
+    RETURNING j.pk_job
+  ) SELECT array_agg(m.pk_job) INTO freed FROM moved AS m;
+  IF freed IS NOT NULL THEN
+    -- A msgpack list of ids, as rota.engine.gate.wake writes it.
+    INSERT INTO rota.outbox (subject, msg_id, payload)
+    SELECT 'sys.job.gate', 'gate:' || gen_random_uuid(), '\xdd'::bytea || int4send(cardinality(freed))
+           || string_agg('\xd924'::bytea || convert_to(id::text, 'UTF8'), ''::bytea)
+    FROM unnest(freed) AS id;
+    PERFORM pg_notify('rota_outbox', '');
+  END IF;
+  RETURN cardinality(waiting);
+END $$;
+
+-- Have jobs wait for others, which exist; for those that have ended they wait no more.
+CREATE FUNCTION rota.jobs_wait(jobs uuid[], befores uuid[], ifs_failed text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO rota.job_after (pk_before, pk_job, if_failed)
+  SELECT DISTINCT given.before, given.job, given.if_failed
+  FROM unnest(jobs, befores, ifs_failed) AS given (job, before, if_failed)
+  JOIN rota.job j ON j.pk_job = given.job
+  ORDER BY 1, 2;
+  PERFORM rota.jobs_release(ARRAY(SELECT DISTINCT b FROM unnest(befores) AS b
+                                  WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+END $$;
+
 CREATE TYPE rota.job_ended AS (pk_job uuid, pk_show uuid, topic text, state text, workflow_id text);
 
 -- The one way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
@@ -67,6 +124,11 @@ BEGIN
          t.layers
   FROM ended e JOIN told t ON t.pk_job = e.pk_job
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+  -- Asked of the whole table first, since mostly nobody waits for anybody.
+  IF EXISTS (SELECT FROM rota.job_after) THEN
+    PERFORM rota.jobs_release(ARRAY(SELECT b FROM unnest(jobs) AS b
+                                    WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+  END IF;
 END $$;
 
 CREATE TYPE rota.proc_freed AS (
@@ -174,6 +236,9 @@ BEGIN
   END LOOP;
 
   finished := ARRAY(SELECT j FROM rota.jobs_succeed(layers, numbers) AS j);
+  IF cardinality(finished) > 0 AND EXISTS (SELECT FROM rota.job_after) THEN
+    PERFORM rota.jobs_release(ARRAY(SELECT j.pk_job FROM unnest(finished) AS j));
+  END IF;
   IF cardinality(finished) < cardinality(layers) THEN
     finished := finished || ARRAY(
       SELECT j FROM rota.jobs_finish(rota.layers_count(layers, numbers, 'SUCCEEDED', took)) AS j);
