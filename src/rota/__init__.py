@@ -5,7 +5,10 @@
     app = Rota()
 
     @app.task(cores=2)
-    async def render(scene: str) -> None: ...
+    async def render(scene: str) -> int: ...
+
+    job = await render.submit("comp")
+    frames = await job.result()
 
 Nothing of it is loaded before it is asked for, so that `import rota` costs nothing.
 """
@@ -15,9 +18,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rota.sdk import Cancelled, Context, Fatal, Retry, Rota, Task, context
+    from rota.model.errors import (
+        JobCancelled,
+        JobDenied,
+        JobFailed,
+        JobNotSucceeded,
+        JobQuarantined,
+        JobTimedOut,
+        NotEnded,
+        RotaError,
+    )
+    from rota.model.work import Retries
+    from rota.sdk.app import Rota
+    from rota.sdk.context import Context, context
+    from rota.sdk.endings import Cancelled, Fatal, Retry
+    from rota.sdk.job import Job
+    from rota.sdk.sync import SyncJob, SyncTask
+    from rota.sdk.task import Call, Task
 
-__all__ = ["Cancelled", "Context", "Fatal", "Retry", "Rota", "Task", "context"]
+__all__ = [
+    "Call",
+    "Cancelled",
+    "Context",
+    "Fatal",
+    "Job",
+    "JobCancelled",
+    "JobDenied",
+    "JobFailed",
+    "JobNotSucceeded",
+    "JobQuarantined",
+    "JobTimedOut",
+    "NotEnded",
+    "Retries",
+    "Retry",
+    "Rota",
+    "RotaError",
+    "SyncJob",
+    "SyncTask",
+    "Task",
+    "context",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,7 @@ from rota.model.reasons import Reason
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
 from rota.runtime import submitter_of
-from rota.sdk.app import Task
+from rota.sdk.task import Task
 
 FIND = query(__package__, "jobs_find")
 NAMED = query(__package__, "jobs_named")

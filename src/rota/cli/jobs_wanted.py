@@ -21,7 +21,7 @@ from rota.model.job import Budget, LayerSpec, LimitSpec, RetrySpec, Submission, 
 from rota.model.units import parse_duration
 from rota.model.work import Work
 from rota.sdk import loading
-from rota.sdk.app import Task
+from rota.sdk.task import Task
 
 ACTOR_TYPE: Final = "human"
 _BY_NAME = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

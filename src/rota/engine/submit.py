@@ -11,8 +11,8 @@ What holds, and who sees to it:
 Names of shows, folders and departments are looked up by the statement itself, so nothing that was renamed or deleted
 meanwhile is believed. Queues are made for good before the first submission that needs them, on a connection of the
 reserve, so that a caller that stays in its transaction keeps no other producer waiting; where there is no database of
-ours (`submit_on_sync`) they are made in the caller's transaction. If we die, or the reply is lost, a submission with a
-key may simply be repeated; without one it may be there or not, as with any insert.
+ours (`submit_on_async`, `submit_on_sync`) they are made in the caller's transaction. If we die, or the reply is lost, a
+submission with a key may simply be repeated; without one it may be there or not, as with any insert.
 """
 
 from __future__ import annotations
@@ -117,6 +117,32 @@ class Submitter:
                 return submitted
 
 
+async def submit_on_async(
+    connection: Any,
+    submissions: Sequence[Given],
+    *,
+    gate: Gate | None = None,
+    clock: Clock | None = None,
+    may_be_critical: bool = False,
+) -> list[Submitted]:
+    """In a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async), without a database of ours."""
+    fetch = async_fetch(connection)
+    plans = planned(submissions, may_be_critical=may_be_critical)
+    if not plans:
+        return []
+    with Submitting(plans) as submitting:
+        steps = Batch(submitting.plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).steps()
+        step = next(steps)
+        while True:
+            try:
+                step = steps.send(await fetch(step.query.text, step.arguments))
+            except StopIteration as end:
+                submitted: list[Submitted] = end.value
+                submitting.wrote(submitted)
+                _count(plans, submitted)
+                return submitted
+
+
 def submit_on_sync(
     connection: Any,
     submissions: Sequence[Given],
@@ -125,7 +151,7 @@ def submit_on_sync(
     clock: Clock | None = None,
     may_be_critical: bool = False,
 ) -> list[Submitted]:
-    """The same in a transaction that is open on psycopg or SQLAlchemy."""
+    """The same in a transaction that is open on psycopg, SQLAlchemy or Django."""
     fetch = sync_fetch(connection)
     plans = planned(submissions, may_be_critical=may_be_critical)
     if not plans:

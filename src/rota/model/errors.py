@@ -20,12 +20,19 @@
     │   └── BreakerOpen        refused at once, because the last calls failed
     ├── BlobDamaged            what the store holds under a pointer is not what was written
     ├── ScriptFailed           a Redis script ended with an error: a defect, or a key of the wrong type
+    ├── JobNotSucceeded        its result was asked for, and there is none
+    │   ├── JobFailed          a frame failed, or the job could not be run
+    │   ├── JobTimedOut        past its deadline, or a frame past its timeout
+    │   ├── JobCancelled       somebody cancelled it
+    │   ├── JobDenied          the policy did not let it run
+    │   └── JobQuarantined     it succeeded, and the policy keeps back what it returned
     └── Refused                the call was understood and is not allowed now
         ├── LeaseHeld          somebody else has it; try again later
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
         ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
         ├── BlobMissing        what a pointer names is not kept any more
         ├── IllegalTransition  a job in this state cannot become that
+        ├── NotEnded           a job has not ended within the time that was waited for it
         ├── IdempotencyConflict  the key was used for another submission
         ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
         └── Forbidden          the credentials are good, and do not allow this
@@ -36,6 +43,7 @@
 from __future__ import annotations
 
 from typing import ClassVar
+from uuid import UUID
 
 
 class RotaError(Exception):
@@ -127,6 +135,56 @@ class ScriptFailed(RotaError):
     code = "script_failed"
 
 
+class JobNotSucceeded(RotaError):
+    """`reason` is the word its frame ended with, such as `exception`, or else that of the job; `frame` is the first one
+    that ended like this, if any did."""
+
+    code = "job_not_succeeded"
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        job: UUID | None = None,
+        reason: str = "",
+        layer: str = "",
+        frame: int | None = None,
+        attempt: int = 0,
+        error: str = "",
+        traceback: str = "",
+    ) -> None:
+        super().__init__(sentence, job=str(job), reason=reason, layer=layer, frame=frame, attempt=attempt)
+        self.job = job
+        self.reason = reason
+        self.layer = layer
+        self.frame = frame
+        self.attempt = attempt
+        self.error = error
+        """What the frame said, as `ValueError: no luck`."""
+        self.traceback = traceback
+        """As its log has it; empty when there is none."""
+
+
+class JobFailed(JobNotSucceeded):
+    code = "job_failed"
+
+
+class JobTimedOut(JobNotSucceeded):
+    code = "job_timed_out"
+
+
+class JobCancelled(JobNotSucceeded):
+    code = "job_cancelled"
+
+
+class JobDenied(JobNotSucceeded):
+    code = "job_denied"
+
+
+class JobQuarantined(JobNotSucceeded):
+    code = "job_quarantined"
+
+
 class Refused(RotaError):
     code = "refused"
 
@@ -149,6 +207,10 @@ class BlobMissing(Refused):
 
 class IllegalTransition(Refused):
     code = "illegal_transition"
+
+
+class NotEnded(Refused):
+    code = "not_ended"
 
 
 class IdempotencyConflict(Refused):

@@ -1,7 +1,42 @@
-"""What user code imports, by way of `from rota import ...`: tasks are declared here and run by `rota worker`."""
+"""What user code imports, by way of `from rota import ...`: tasks are declared, submitted and waited for here."""
 
-from rota.sdk.app import Rota, Task
+from rota.model.errors import (
+    JobCancelled,
+    JobDenied,
+    JobFailed,
+    JobNotSucceeded,
+    JobQuarantined,
+    JobTimedOut,
+    NotEnded,
+    RotaError,
+)
+from rota.model.work import Retries
+from rota.sdk.app import Rota
 from rota.sdk.context import Context, context
 from rota.sdk.endings import Cancelled, Fatal, Retry
+from rota.sdk.job import Job
+from rota.sdk.sync import SyncJob, SyncTask
+from rota.sdk.task import Call, Task
 
-__all__ = ["Cancelled", "Context", "Fatal", "Retry", "Rota", "Task", "context"]
+__all__ = [
+    "Call",
+    "Cancelled",
+    "Context",
+    "Fatal",
+    "Job",
+    "JobCancelled",
+    "JobDenied",
+    "JobFailed",
+    "JobNotSucceeded",
+    "JobQuarantined",
+    "JobTimedOut",
+    "NotEnded",
+    "Retries",
+    "Retry",
+    "Rota",
+    "RotaError",
+    "SyncJob",
+    "SyncTask",
+    "Task",
+    "context",
+]

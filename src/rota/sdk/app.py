@@ -1,54 +1,66 @@
-"""An app is a set of tasks, by name. A task is the function it was made from, and what one frame of it needs.
+"""An app is a set of tasks, by name, and the way to the Rota that runs them.
 
-The same module is imported by whoever submits and by `rota worker`, so declaring a task starts and contacts nothing.
+The same module is imported by whoever submits and by `rota worker`, so declaring a task starts and contacts nothing:
+connections are opened by the first call that needs one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import update_wrapper
+from collections.abc import Callable, Coroutine
 from inspect import iscoroutinefunction
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, overload
+from uuid import UUID
 
 from rota.model.errors import InvalidInput
+from rota.model.ids import JobId, parse_id
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.model.work import Retries, Work
+from rota.sdk.clients import Clients
+from rota.sdk.job import Job, untyped
+from rota.sdk.task import CoroutineTask, FunctionTask, Task
+from rota.sdk.transport import Transport, chosen
+
+if TYPE_CHECKING:
+    from rota.sdk.sync import SyncRota
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Async = Callable[P, Coroutine[Any, Any, R]]
+DEFAULT_SHOW: Final = "default"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}", re.ASCII)
 
 
-class Task(Generic[P, R]):
-    """A plain callable that also knows how a worker runs it: on its loop if it is async, else in a process apart."""
+class Declare(Protocol):
+    """What `app.task(...)` returns: it makes a task of the function it is given."""
 
-    def __init__(self, function: Callable[P, R], work: Work, topic: str) -> None:
-        update_wrapper(self, function)
-        self.function = function
-        self.work = work
-        self.topic = topic
-        self.is_async = iscoroutinefunction(function)
+    @overload
+    def __call__(self, function: Async[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
 
-    @property
-    def name(self) -> str:
-        return self.work.task
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<task {self.name}>"
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
 class Rota:
-    """The tasks of one application."""
+    """The tasks of one application, and where they are submitted to.
 
-    def __init__(self) -> None:
+    `url` is that of its PostgreSQL; without one it is found as the `rota` command finds it: in the settings, or by the
+    `rota up` of this directory. `show` is whose quota jobs use that do not name another.
+    """
+
+    def __init__(self, url: str = "", *, show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.show = show
+        self.actor = actor
+        """Who submits, as jobs and the audit trail say it."""
+        self._clients = Clients(self.tasks, lambda: chosen(url, actor))
 
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Async[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
     @overload
     def task(
@@ -63,28 +75,56 @@ class Rota:
         retries: int | Retries = 0,
         timeout: float | str = 0,
         kill_after: float | str = 5,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    ) -> Declare: ...
 
-    def task(self, function: Callable[P, R] | None = None, /, **wanted: Any) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **wanted: Any) -> Any:
         """Declare a task. It is called by `name` (the function's own), on `topic` (its name).
 
         `memory` is text such as "4GiB", or mebibytes; `timeout` and `kill_after` are seconds, or text such as "10min".
         """
 
-        def declare(declared: Callable[P, R]) -> Task[P, R]:
+        def declare(declared: Callable[..., Any]) -> Task[..., Any]:
             return self._add(declared, **wanted)
 
         return declare if function is None else declare(function)
 
-    def _add(self, function: Callable[P, R], *, name: str = "", topic: str = "", **wanted: Any) -> Task[P, R]:
+    def job(self, job: UUID | str) -> Job[Any]:
+        """Any job by its id; its result is one value, or a list when it has several frames."""
+        return Job(self, parse_id(JobId, str(job)), untyped)
+
+    @property
+    def sync(self) -> SyncRota:
+        """The same, for code without an event loop."""
+        from rota.sdk.sync import SyncRota
+
+        return SyncRota(self)
+
+    @property
+    def transport(self) -> Transport:
+        """Of the running loop."""
+        return self._clients.current()
+
+    async def close(self) -> None:
+        """Close the connections that this loop has opened; the next call opens others."""
+        await self._clients.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _add(self, function: Callable[..., Any], *, name: str = "", topic: str = "", **wanted: Any) -> Task[..., Any]:
         name = name or getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name a task: give it a name of letters, digits, dots and hyphens.")
         if name in self.tasks:
             raise InvalidInput(f"There are two tasks {name!r}: give one of them another name, as in task(name=...).")
-        task = Task(function, _work(name, **wanted), topic or name)
-        self.tasks[name] = task
-        return task
+        kind = CoroutineTask if iscoroutinefunction(function) else FunctionTask
+        self.tasks[name] = kind(self, function, _work(name, **wanted), topic or name)
+        return self.tasks[name]
 
 
 def _work(

@@ -10,17 +10,16 @@ forks and comes back as the child is ended on the spot, since it would answer a 
 from __future__ import annotations
 
 import contextvars
-import inspect
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -113,10 +112,11 @@ class Frames:
         CURRENT.set(context)
         if call.trace:
             tracing.enter(call.trace)
-        function = self._app.tasks[call.task].function
+        task = self._app.tasks[call.task]
+        function = task.function
         try:
-            given = endings.read_input(call.input)
-            _check_call(function, given)
+            given = endings.read_input(call.input, task.signature)
+            task.signature.check(tuple(given.args), given.kwargs)
         except (msgspec.DecodeError, TypeError) as error:
             return endings.bad_input(call.token, error)
         try:
@@ -133,12 +133,6 @@ class Frames:
     def _on_term(self, _number: int, _frame: object) -> None:
         if self._context is not None:
             self._context.cancelled = True
-
-
-def _check_call(function: Callable[..., Any], given: endings.Input) -> None:
-    """TypeError when its arguments do not fit; one from inside the task would look the same."""
-    with suppress(ValueError):  # no signature is known of some functions written in C
-        inspect.signature(function).bind(*given.args, **given.kwargs)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import structlog
 
 from rota.infra.telemetry import metrics
 from rota.model.messages import Assignment, End, Portion, Run, Status
-from rota.sdk.app import Task
+from rota.sdk.task import Task
 from rota.worker.frames import Batch, Frame, Stop
 from rota.worker.leavings import Leavings
 from rota.worker.reports import Reports

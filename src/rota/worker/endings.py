@@ -8,6 +8,7 @@ given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ import msgspec
 
 from rota.infra.telemetry.redaction import MASK, is_secret, redact_text
 from rota.model.messages import End, Status
+from rota.sdk import payload
 from rota.sdk.endings import Cancelled, Fatal, Retry
+from rota.sdk.payload import Signature
 
 ERROR_MAX: Final = 10_000
 VALUE_MAX: Final = 64 * 1024
@@ -48,14 +51,17 @@ class Unencodable(Exception):
     """A value that msgpack has no way to write."""
 
 
-def read_input(data: bytes | None) -> Input:
+def read_input(data: bytes | None, signature: Signature | None = None) -> Input:
     """Raises msgspec.DecodeError when `data` is not what a task can be called with."""
-    return _NO_INPUT if data is None else _INPUT.decode(data)
+    if data is None:
+        return _NO_INPUT
+    given = _INPUT.decode(data)
+    return given if signature is None else Input(*signature.fit(given.args, given.kwargs))
 
 
 def encoded(value: object) -> bytes:
     try:
-        return msgspec.msgpack.encode(value)
+        return payload.encoded(value)
     except Exception as error:
         raise Unencodable(f"{type(error).__name__}: {error}") from error
 
@@ -80,6 +86,14 @@ def unencodable(token: int, error: Unencodable) -> End:
 
 def too_large(size: int) -> str:
     return f"The result has {size} bytes; more than {VALUE_MAX} need store.directory to be set."
+
+
+def traced(error: BaseException, env: Mapping[str, str] | None = None) -> str:
+    """Where it was raised, for the log of its frame; what of ours is around it helps nobody."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("rota.worker."):
+        trace = trace.tb_next
+    return told("".join(traceback.format_exception(type(error), error, trace)), env).rstrip()
 
 
 def described(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from rota.model.messages import Portion, Run, Status
 from rota.model.work import Work
-from rota.sdk.app import Task
+from rota.sdk.task import Task
 from rota.worker.traced import Traced
 
 

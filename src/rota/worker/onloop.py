@@ -100,18 +100,23 @@ class OnLoop:
 
     def _begin_some(self, batch: Batch, carrier: Carrier, until: float) -> None:
         """Frames of one batch, until one has to wait or the time is over."""
-        try:
-            given = endings.read_input(batch.input)
-        except msgspec.DecodeError as error:
-            self._refuse_input(batch, error)
-            return
-        while batch.next < batch.end and carrier.fit and monotonic() < until:
+        given = self._given(batch)
+        while given is not None and batch.next < batch.end and carrier.fit and monotonic() < until:
             if batch.next in batch.dropped:
                 batch.next += 1
                 continue
             self._begin_alike(batch, given, carrier, until)
             if batch.next < batch.end and not given.shareable:
-                given = endings.read_input(batch.input)
+                given = self._given(batch)
+
+    def _given(self, batch: Batch) -> Input | None:
+        """What the next frame is called with; None: nothing of the batch can be called, and all of it has ended."""
+        assert batch.task is not None, "a command does not run on the loop"
+        try:
+            return endings.read_input(batch.input, batch.task.signature)
+        except msgspec.DecodeError as error:
+            self._refuse_input(batch, error)
+            return None
 
     def _begin_alike(self, batch: Batch, given: Input, carrier: Carrier, until: float) -> None:
         """Frames that return nothing at once, up to the first that does anything else: told as one run."""
@@ -156,7 +161,7 @@ class OnLoop:
             if returned.value is not None or batch.work.artifacts or self._desk.leavings.open:
                 end = self._values.ended(batch, token, returned.value, frame)
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the frame's end, not ours
-            end = endings.failed(token, error, batch.work.env)
+            end = self._failed(batch, token, error)
         else:
             frame = frame or self._desk.begin(batch, token)
             self._hand_over(frame, context, carrier, coroutine, awaited, variables)
@@ -196,11 +201,16 @@ class OnLoop:
 
     def _ended(self, frame: Frame, value: Any, raised: BaseException | None) -> None:
         if raised is not None:
-            self._desk.end(frame, endings.failed(frame.token, raised, frame.work.env))
+            self._desk.end(frame, self._failed(frame.batch, frame.token, raised))
         elif frame.stop is not None or frame.over:
             self._desk.end(frame, None)
         elif not isinstance(end := self._values.ended(frame.batch, frame.token, value, frame), Frame):
             self._desk.end(frame, end)
+
+    def _failed(self, batch: Batch, token: int, error: BaseException) -> End:
+        if isinstance(error, Exception) and not isinstance(error, endings.QUIET):
+            self._ear.log(token, endings.traced(error, batch.work.env))
+        return endings.failed(token, error, batch.work.env)
 
     def _refuse_input(self, batch: Batch, error: Exception) -> None:
         for token in range(batch.next, batch.end):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rota.model.work import Limits
-from rota.sdk.app import Task
+from rota.sdk.task import Task
 from rota.worker.offer import Offer
 from rota.worker.store import Store
 

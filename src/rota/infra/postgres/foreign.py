@@ -1,4 +1,4 @@
-"""Statements on a connection that the caller has open on a driver of its own: asyncpg, psycopg 3 or SQLAlchemy.
+"""Statements on a connection that the caller has open on a driver of its own: asyncpg, psycopg 3, SQLAlchemy or Django.
 
 What is done there happens if and only if the caller's transaction commits. The driver is found by the module of the
 connection's type, so none of them has to be installed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from rota.model.errors import InvalidInput
@@ -27,9 +28,10 @@ def async_fetch(connection: Any) -> AsyncFetch:
         return rows
 
     async def by_psycopg(text: str, arguments: Sequence[object]) -> Rows:
-        cursor = await connection.execute(*_in_order(text, arguments))
-        rows: Rows = await cursor.fetchall() if cursor.description else ()
-        return rows
+        async with connection.cursor(row_factory=_as_tuple) as cursor:
+            await cursor.execute(*_in_order(text, arguments))
+            rows: Rows = await cursor.fetchall() if cursor.description else ()
+            return rows
 
     async def by_sqlalchemy(text: str, arguments: Sequence[object]) -> Rows:
         under = await connection.connection() if hasattr(connection, "sync_session") else connection
@@ -42,12 +44,16 @@ def async_fetch(connection: Any) -> AsyncFetch:
 
 
 def sync_fetch(connection: Any) -> SyncFetch:
-    """For a psycopg `Connection`, or a `Connection` or `Session` of SQLAlchemy."""
+    """For a psycopg `Connection`, a `Connection` or `Session` of SQLAlchemy, or a connection of Django."""
+    if "django" in _roots(connection):
+        connection.ensure_connection()
+        return sync_fetch(connection.connection)
 
     def by_psycopg(text: str, arguments: Sequence[object]) -> Rows:
-        cursor = connection.execute(*_in_order(text, arguments))
-        rows: Rows = cursor.fetchall() if cursor.description else ()
-        return rows
+        with connection.cursor(row_factory=_as_tuple) as cursor:
+            cursor.execute(*_in_order(text, arguments))
+            rows: Rows = cursor.fetchall() if cursor.description else ()
+            return rows
 
     def by_sqlalchemy(text: str, arguments: Sequence[object]) -> Rows:
         under = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
@@ -59,8 +65,25 @@ def sync_fetch(connection: Any) -> SyncFetch:
     return fetch
 
 
+def is_async(connection: Any) -> bool:
+    """Whether its statements are awaited; no is also said of what is no connection at all."""
+    roots = _roots(connection)
+    if "psycopg" in roots:
+        return iscoroutinefunction(connection.execute)
+    return "asyncpg" in roots or hasattr(connection, "sync_connection") or hasattr(connection, "sync_session")
+
+
+def _roots(connection: Any) -> set[str]:
+    return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+
+
+def _as_tuple(_cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Rows by place, whatever the caller has set for its own."""
+    return tuple
+
+
 def _chosen(connection: Any, drivers: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    roots = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    roots = _roots(connection)
     for root, fetch in drivers.items():
         if root in roots:
             return fetch

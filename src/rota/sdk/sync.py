@@ -1,0 +1,174 @@
+"""The SDK for code without an event loop: `task.sync`, `job.sync`, `app.sync`. Not a second one: every call runs the
+async one of the same name on one background loop (`rota.sdk.background`) and waits for it.
+
+It is a facade of its own, and not calls that do one thing in a coroutine and another outside of it, because then
+neither a reader nor a type checker could say what `task.submit(...)` returns. Only `on(connection)` does not use the
+loop: a connection that waits belongs to the thread of its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, cast
+from uuid import UUID
+
+from rota.model.ids import JobId
+from rota.model.job import Submission
+from rota.model.lifecycle import JobState
+from rota.sdk.background import run
+from rota.sdk.clients import is_replaced
+from rota.sdk.job import Job
+from rota.sdk.options import Options
+from rota.sdk.task import Call, OfOne, Task
+from rota.sdk.transport import Why
+
+if TYPE_CHECKING:
+    from rota.engine.jobs import Job as Told
+    from rota.engine.jobs import Moment
+    from rota.engine.submit_steps import Submitted
+    from rota.sdk.app import Rota
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class SyncTask(Generic[P, R]):
+    """A task whose calls wait."""
+
+    def __init__(self, task: Task[P, R], connection: Any = None) -> None:
+        self._task = task
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"<sync task {self._task.name}>"
+
+    def options(self, **wanted: Unpack[Options]) -> SyncTask[P, R]:
+        return self._like(self._task.options(**wanted))
+
+    def schedule(self, *, at: datetime | timedelta | float | str) -> SyncTask[P, R]:
+        return self._like(self._task.schedule(at=at))
+
+    def on(self, connection: Any) -> SyncTask[P, R]:
+        """The same task, submitted in the transaction that is open on a connection of psycopg, SQLAlchemy or Django."""
+        return SyncTask(self._task, connection)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        return self._task.call(*args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        [job] = self.submit_many([self._task.call(*args, **kwargs)])
+        return job
+
+    def submit_many(self, calls: Iterable[Call[R]]) -> list[SyncJob[R]]:
+        calls = list(calls)
+        submitted = self._send(self._task.submissions(calls))
+        return [SyncJob(job) for job in self._task.jobs(calls, submitted)]
+
+    def map(self: OfOne[A, R], items: Iterable[A]) -> SyncJob[list[R]]:
+        facade = cast("SyncTask[..., R]", self)
+        [submitted] = facade._send([facade._task.mapping(items)])  # noqa: SLF001 - of ourselves
+        return SyncJob(facade._task.mapped(submitted))  # noqa: SLF001
+
+    def job(self, job: UUID | str) -> SyncJob[R]:
+        return SyncJob(self._task.job(job))
+
+    def _like(self, task: Task[P, R]) -> SyncTask[P, R]:
+        return SyncTask(task, self._connection)
+
+    def _send(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
+        if self._connection is None or is_replaced():
+            return run(self._task.send(submissions))
+        from rota.sdk import own
+
+        return own.submit_sync(self._connection, submissions)
+
+
+class SyncJob(Generic[R]):
+    """A job whose calls wait."""
+
+    def __init__(self, job: Job[R]) -> None:
+        self._job = job
+
+    def __repr__(self) -> str:
+        return f"<sync job {self.id}>"
+
+    @property
+    def id(self) -> JobId:
+        return self._job.id
+
+    @property
+    def already(self) -> bool:
+        return self._job.already
+
+    @property
+    def unsync(self) -> Job[R]:
+        """The same, for code that awaits."""
+        return self._job
+
+    def get(self) -> Told:
+        return run(self._job.get())
+
+    def state(self) -> JobState:
+        return run(self._job.state())
+
+    def wait(self, timeout: float | None = None) -> JobState:
+        return run(self._job.wait(timeout))
+
+    def result(self, timeout: float | None = None) -> R:
+        return run(self._job.result(timeout))
+
+    def cancel(self) -> bool:
+        return run(self._job.cancel())
+
+    def logs(
+        self,
+        frame: int | None = None,
+        *,
+        layer: str | None = None,
+        attempt: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        return _each(self._job.logs(frame, layer=layer, attempt=attempt, follow=follow))
+
+    def events(self) -> Iterator[Moment]:
+        return _each(self._job.events())
+
+    def explain(self) -> Sequence[Why]:
+        return run(self._job.explain())
+
+
+class SyncRota:
+    """An app whose calls wait."""
+
+    def __init__(self, app: Rota) -> None:
+        self._app = app
+
+    def job(self, job: UUID | str) -> SyncJob[Any]:
+        return SyncJob(self._app.job(job))
+
+    def close(self) -> None:
+        """Close the connections that `.sync` uses; the next call opens others."""
+        run(self._app.close())
+
+
+_END: Final = object()
+
+
+def _each(moments: AsyncIterator[T]) -> Iterator[T]:
+    try:
+        while (one := run(_next(moments))) is not _END:
+            yield cast("T", one)
+    finally:
+        if isinstance(moments, AsyncGenerator):
+            run(_closed(moments))
+
+
+async def _next(moments: AsyncIterator[T]) -> T | object:
+    return await anext(moments, _END)
+
+
+async def _closed(moments: AsyncGenerator[Any, None]) -> None:
+    await moments.aclose()

@@ -1,0 +1,319 @@
+"""The SDK against real servers, by way of PostgreSQL: from a typed call to its result, its failure, its log."""
+
+import asyncio
+import multiprocessing
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import psycopg
+import pydantic
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from rota import JobCancelled, JobFailed, JobTimedOut, NotEnded, Rota
+from rota.model.errors import IdempotencyConflict, InvalidInput
+from tests.ground import farm as ground
+from tests.ground import sdk_tasks
+from tests.ground.farm import Farm, hanging
+
+
+class Shot(msgspec.Struct):
+    name: str
+    id: UUID
+    at: datetime
+
+
+class Scene(pydantic.BaseModel):
+    shots: list[str]
+
+
+tasks = Rota(show="film")
+
+
+@tasks.task(topic="default")
+async def name_of(shot: Shot) -> Shot:
+    assert isinstance(shot, Shot)
+    return msgspec.structs.replace(shot, name=shot.name.upper())
+
+
+@tasks.task(topic="default")
+async def shots_of(scene: Scene, *, first: bytes = b"") -> Scene:
+    return Scene(shots=[*scene.shots, first.decode()])
+
+
+@tasks.task(topic="default", name="square")
+async def square(value: int) -> int:
+    return value * value
+
+
+@tasks.task(topic="default", name="boom")
+async def boom() -> None: ...
+
+
+@tasks.task(topic="default", name="hang")
+async def hang(name: str) -> str: ...
+
+
+@tasks.task(topic="default")
+async def large(size: int) -> bytes:
+    return bytes(size)
+
+
+MINE = (name_of, shots_of, large)
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        for task in MINE:
+            ground.app.tasks[task.name] = task
+        try:
+            await farm.worker(slots=16)
+            yield farm
+        finally:
+            for task in MINE:
+                del ground.app.tasks[task.name]
+        await farm.quiet()
+
+
+@pytest.fixture
+async def app(database_url):
+    """The tasks above, submitted to the database of the test."""
+    rota = Rota(database_url, show="film", actor="test")
+    before = {task: task.app for task in tasks.tasks.values()}
+    for task in before:
+        task.app = rota
+    yield rota
+    for task, owner in before.items():
+        task.app = owner
+    await rota.close()
+
+
+async def test_values_arrive_and_return_as_what_they_are(farm, app):
+    shot = Shot("a", UUID(int=5), datetime(2030, 1, 2, tzinfo=UTC))
+    job = await name_of.submit(shot)
+    assert await job.result(timeout=15) == msgspec.structs.replace(shot, name="A")
+    scene = await shots_of.submit(Scene(shots=["a"]), first=b"b")
+    assert await scene.result(timeout=15) == Scene(shots=["a", "b"])
+    told = await scene.get()
+    assert (told.show, told.details.actor_id, told.details.actor_type) == ("film", "test", "service")
+
+
+async def test_what_does_not_fit_is_one_sentence_on_the_frame(farm, app):
+    job = await name_of.submit({"name": "a"})
+    with pytest.raises(JobFailed, match="shot does not fit: Object missing required field `id`") as raised:
+        await job.result(timeout=15)
+    assert (raised.value.reason, raised.value.frame, raised.value.layer) == ("bad_input", 0, "name_of")
+
+
+async def test_sync_tasks_have_types_and_tracebacks_in_their_processes(farm, database_url):
+    await farm.worker("apart", of="tests/ground/sdk_tasks.py")
+    async with Rota(database_url, show="film") as elsewhere:
+        lenses = elsewhere.task(name="lenses", topic="default")(sdk_tasks.lenses.function)
+        breaks = elsewhere.task(name="breaks", topic="default")(sdk_tasks.breaks.function)
+        wide, far = sdk_tasks.Camera(20, Path("a")), sdk_tasks.Camera(200, Path("b"))
+        job = await lenses.submit(sdk_tasks.Scene(cameras={"wide": wide}), far)
+        assert await job.result(timeout=20) == [wide, far]
+        wrong = await lenses.submit({"cameras": {"wide": {"lens": "none", "film": "x"}}})
+        with pytest.raises(JobFailed, match=r"scene does not fit: Input should be a valid number.*cameras\.wide\.lens"):
+            await wrong.result(timeout=20)
+        with pytest.raises(JobFailed, match="LookupError: on purpose") as raised:
+            await (await breaks.submit("on purpose")).result(timeout=20)
+        assert "raise LookupError(why)" in raised.value.traceback
+
+
+async def test_a_map_and_many_jobs(farm, app):
+    job = await square.map(range(300))
+    many = await square.submit_many([square.call(2), square.options(name="three").call(3)])
+    assert await job.result(timeout=15) == [value * value for value in range(300)]
+    assert [await each.result(timeout=15) for each in many] == [4, 9]
+    assert await app.job(job.id).result() == [value * value for value in range(300)]
+    assert (await many[1].get()).name == "three"
+
+
+async def test_a_large_result_comes_from_the_store(farm, app):
+    with pytest.raises(JobFailed) as raised:
+        await (await large.submit(100_000)).result(timeout=15)
+    assert raised.value.reason == "result_too_large", "this farm has no directory for them"
+    assert await (await large.submit(60_000)).result(timeout=15) == bytes(60_000)
+
+
+async def test_a_failure_is_typed_and_shows_where_it_was_raised(farm, app):
+    job = await boom.submit()
+    with pytest.raises(JobFailed, match="ValueError: no luck") as raised:
+        await job.result(timeout=15)
+    assert 'raise ValueError("no luck")' in raised.value.traceback
+    assert "ValueError: no luck" in "".join([line async for line in job.logs()])
+
+
+async def test_waiting_cancelling_and_events(farm, app):
+    gate = hanging("h")
+    job, other = await hang.submit("h"), await hang.options(deadline=0.2).submit("h")
+    await farm.running("h", 2)
+    with pytest.raises(NotEnded, match=r"has not ended within 0\.05 s"):
+        await job.wait(timeout=0.05)
+    with pytest.raises(JobTimedOut, match="deadline_expired"):
+        await other.result(timeout=15)
+    assert await job.cancel() is True
+    with pytest.raises(JobCancelled):
+        await job.result(timeout=15)
+    assert await job.cancel() is False
+    states = [str(moment.state) async for moment in job.events()]
+    assert (states[:2], states[-1]) == (["PENDING", "SCHEDULED"], "CANCELLED")
+    gate.set()
+
+
+async def test_keys_and_what_a_job_waits_for(farm, app):
+    keyed = square.options(key="once")
+    first, again = await keyed.submit(2), await keyed.submit(2)
+    assert (first, again.already) == (again, True)
+    with pytest.raises(IdempotencyConflict):
+        await keyed.submit(3)
+    lost = await square.options(topic="nowhere", requires=["quantum"]).submit(2)
+    assert [why.code for why in await lost.explain()]
+    await lost.cancel()
+    await first.result(timeout=15)
+    with pytest.raises(InvalidInput, match="There is no job"):
+        await app.job(UUID(int=1)).state()
+
+
+async def test_a_bar_is_shown_to_people_alone(farm, app, capsys, monkeypatch):
+    await (await square.submit(2)).wait(timeout=15)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    await (await square.submit(2)).wait(timeout=15)
+    assert "square" in capsys.readouterr().err
+
+
+def threads(database_url):
+    """Submit from several threads at once; whatever is raised is told."""
+    rota = Rota(database_url, show="film")
+    square = rota.task(name="square", topic="default")(lambda value: value)
+    found, gate = [], threading.Barrier(4)
+
+    def work(number):
+        gate.wait(10)
+        found.append(square.sync.submit(number).id)
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(30)
+    return rota, square, found
+
+
+async def test_the_sync_facade_serves_threads_and_forked_children(farm, database_url):
+    rota, square, found = await asyncio.to_thread(threads, database_url)
+    assert len(set(found)) == 4
+    fork = multiprocessing.get_context("fork")
+    told = fork.SimpleQueue()
+
+    def in_child():
+        job = square.sync.submit(12)
+        told.put((str(job.id), job.result(15)))
+        rota.sync.close()
+
+    child = fork.Process(target=in_child)
+    child.start()
+    await asyncio.to_thread(child.join, 30)
+    assert child.exitcode == 0
+    job, value = told.get()
+    assert value == 144
+    values = await asyncio.to_thread(lambda: {rota.sync.job(each).result(15) for each in found})
+    assert values == {0, 1, 4, 9}, "the parent's connections are as they were"
+    assert await asyncio.to_thread(rota.sync.job(job).state) == "SUCCEEDED"
+    await asyncio.to_thread(rota.sync.close)
+
+
+async def gone(app, job):
+    with pytest.raises(InvalidInput, match="There is no job"):
+        await app.job(job.id).state()
+
+
+async def test_asyncpg_decides_with_its_transaction(farm, app, database_url):
+    connection = await asyncpg.connect(database_url)
+    undone = connection.transaction()
+    await undone.start()
+    lost = await square.on(connection).submit(2)
+    await undone.rollback()
+    await gone(app, lost)
+    async with connection.transaction():
+        job = await square.on(connection).map([1, 2])
+        await gone(app, job)
+    await connection.close()
+    assert await job.result(timeout=15) == [1, 4]
+
+
+async def test_psycopg_decides_with_its_transaction(farm, app, database_url):
+    async with await psycopg.AsyncConnection.connect(database_url, row_factory=dict_row) as connection:
+        lost = await square.on(connection).submit(2)
+        await connection.rollback()
+        await gone(app, lost)
+        job = await square.on(connection).submit(3)
+    assert await job.result(timeout=15) == 9
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_sqlalchemy_decides_with_its_transaction(farm, app, database_url, driver):
+    engine = create_async_engine(database_url.partition("?")[0].replace("postgresql:", f"postgresql+{driver}:"))
+    async with engine.connect() as connection:
+        lost = await square.on(connection).submit(2)
+        await connection.rollback()
+        await gone(app, lost)
+        job = await square.on(connection).submit(3)
+        await connection.commit()
+    await engine.dispose()
+    assert await job.result(timeout=15) == 9
+
+
+class Django:
+    """What Django's connections have: one of psycopg that is opened when it is first needed."""
+
+    __module__ = "django.db.backends.postgresql.base"
+
+    def __init__(self, url):
+        self.url = url
+        self.connection = None
+
+    def ensure_connection(self):
+        self.connection = self.connection or psycopg.connect(self.url)
+
+
+async def test_connections_that_wait_decide_with_their_transactions(farm, app, database_url):
+    def work():
+        with psycopg.connect(database_url, row_factory=dict_row) as connection:
+            lost = square.sync.on(connection).submit(2)
+            connection.rollback()
+            kept = [square.sync.on(connection).submit(3), square.sync.on(connection).map([1, 2])]
+        engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as connection:
+            kept.append(square.sync.on(connection).submit(4))
+        engine.dispose()
+        django = Django(database_url)
+        kept.append(square.sync.on(django).submit(5))
+        django.connection.commit()
+        django.connection.close()
+        return lost.unsync, [job.unsync for job in kept]
+
+    lost, kept = await asyncio.to_thread(work)
+    await gone(app, lost)
+    assert [await job.result(timeout=15) for job in kept] == [9, [1, 4], 16, 25]
+
+
+async def test_the_wrong_kind_of_connection_is_refused(app, database_url):
+    with psycopg.connect(database_url) as connection, pytest.raises(InvalidInput, match=r"use task\.sync\.on"):
+        await square.on(connection).submit(2)
+    awaited = await asyncpg.connect(database_url)
+    with pytest.raises(InvalidInput, match="has to be awaited"):
+        square.sync.on(awaited).submit(2)
+    await awaited.close()
+    with pytest.raises(InvalidInput, match="cannot be queued on a int"):
+        square.sync.on(5).submit(2)

@@ -1,0 +1,101 @@
+"""Types from the task to its result: code that is right passes the type checker, code that is wrong does not.
+
+A line that must not pass says with which error, as in `# wrong: arg-type`; any other error fails the test.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ERROR = re.compile(r"^[^:]+:(\d+): error: (.*)  \[([\w-]+)\]$")
+HEAD = """
+from datetime import UTC, datetime
+from typing import assert_type
+from rota import Call, Job, JobFailed, Rota, SyncJob
+
+app = Rota("postgresql://localhost/rota", show="film")
+
+@app.task(topic="render", cores=2, memory="4GiB", retries=3, timeout="10min")
+async def render(scene: str, frame: int = 1) -> bytes:
+    return b""
+
+@app.task
+def square(value: int) -> float:
+    return value * value
+
+@app.task
+async def nothing() -> None: ...
+"""
+RIGHT = """
+async def right() -> None:
+    assert_type(square(2), float)
+    assert_type(await render("a", frame=2), bytes)
+    assert_type(await render.submit("a", frame=2), Job[bytes])
+    assert_type(await (await square.submit(2)).result(), float)
+    assert_type(await (await square.map(range(5))).result(timeout=5), list[float])
+    assert_type(await (await nothing.submit()).result(), None)
+    assert_type(render.call("a"), Call[bytes])
+    assert_type(await render.submit_many([render.call("a"), render.call("b", 2)]), list[Job[bytes]])
+    later = render.options(priority="BATCH", labels={"a": "b"}, cores=0.5).schedule(at=datetime.now(UTC))
+    assert_type(await later.submit("a"), Job[bytes])
+    assert_type(await later("a"), bytes)
+    assert_type(await render.on(object()).submit("a"), Job[bytes])
+    assert_type(await render.job("...").result(), bytes)
+    try:
+        await nothing.submit()
+    except JobFailed as failure:
+        print(failure.reason, failure.frame, failure.traceback)
+
+def right_without_a_loop() -> None:
+    assert_type(render.sync.submit("a", frame=2), SyncJob[bytes])
+    assert_type(square.sync.options(key="k").submit(2).result(), float)
+    assert_type(square.sync.map([1, 2]).result(), list[float])
+    assert_type(square.sync.submit_many([square.call(1)])[0].result(), float)
+    for line in render.sync.submit("a").logs(follow=True):
+        assert_type(line, str)
+"""
+WRONG = """
+async def wrong() -> None:
+    await render.submit(5)  # wrong: arg-type
+    await render.submit()  # wrong: call-arg
+    await render.submit("a", colour="red")  # wrong: call-arg
+    await render.submit("a", 1, 2)  # wrong: call-arg
+    await square.map(["text"])  # wrong: list-item
+    await nothing.map([1])  # wrong: arg-type, misc
+    name: str = await (await square.submit(2)).result()  # wrong: assignment
+    render.options(prio=5)  # wrong: call-arg
+    render.options(priority=[5])  # wrong: arg-type
+    await render.submit_many([square.call(1)])  # wrong: list-item
+    square("text")  # wrong: arg-type
+    render.schedule(at=None)  # wrong: arg-type
+    app.task(corse=2)  # wrong: call-overload
+
+def wrong_without_a_loop() -> None:
+    render.sync.submit(5)  # wrong: arg-type
+    square.sync.map(["text"])  # wrong: list-item
+    name: str = square.sync.submit(2).result()  # wrong: assignment
+"""
+
+
+@pytest.mark.timeout(180)
+def test_the_type_checker_follows_a_task_to_its_result(tmp_path):
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(HEAD + RIGHT + WRONG)
+    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(snippet)]
+    environment = os.environ | {"MYPYPATH": str(ROOT / "src")}
+    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
+    lines = snippet.read_text().splitlines()
+    expected = {
+        (at, code)
+        for at, line in enumerate(lines, 1)
+        if "# wrong: " in line
+        for code in line.rpartition("# wrong: ")[2].split(", ")
+    }
+    told = [match for match in map(ERROR.match, ended.stdout.splitlines()) if match]
+    found = {(int(match[1]), match[3]) for match in told}
+    assert found == expected, ended.stdout + ended.stderr
