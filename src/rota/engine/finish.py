@@ -267,7 +267,7 @@ class Finisher:
         retries, (failed, lost) = _WORK.decode(layer["work"]).retries, before
         if end.code == LOST:
             return _lost(end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost)
-        return _failed(end, retries, failed)
+        return after_failure(end, retries, failed)
 
     async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, Undispatched]:
         if not refused:
@@ -441,7 +441,7 @@ def _lost(token: int, before: int, most: int) -> Ending:
     return Ending("RETRIED", LOST, round(pause_s, 2))
 
 
-def _failed(end: End, retries: Retries, failed: int) -> Ending:
+def after_failure(end: End, retries: Retries, failed: int) -> Ending:
     """Whether an attempt that failed is tried again; `failed` attempts did so before it."""
     code = end.code or end.status.lower()
     timed_out = end.status is Status.TIMEOUT

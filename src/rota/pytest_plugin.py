@@ -1,0 +1,29 @@
+"""Fixtures for pytest; installed with Rota, so nothing has to be imported or configured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from rota.testing.rehearsal import Rehearsal
+
+
+@pytest.fixture
+def rota_inline() -> Iterator[Rehearsal]:
+    """Whatever is submitted within the test runs at once."""
+    from rota.testing import inline
+
+    with inline() as rehearsal:
+        yield rehearsal
+
+
+@pytest.fixture
+def rota_manual() -> Iterator[Rehearsal]:
+    """Whatever is submitted within the test waits for `drain`."""
+    from rota.testing import manual
+
+    with manual() as rehearsal:
+        yield rehearsal

@@ -1,0 +1,275 @@
+"""Jobs of a rehearsal, and one attempt of one frame of them.
+
+What a worker and the engine decide about an attempt, their own functions decide here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextvars import copy_context
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from rota.engine.finish import after_failure
+from rota.engine.jobs import Job, Layer, Moment
+from rota.model.ids import JobId, LayerId
+from rota.model.job import decode_details
+from rota.model.job_plan import LayerPlan, Plan
+from rota.model.lifecycle import FrameState, JobState, worst
+from rota.model.messages import End, Status
+from rota.model.reasons import Reason
+from rota.model.work import Work
+from rota.sdk.context import CURRENT, Context
+from rota.sdk.task import Task
+from rota.sdk.transport import Result
+from rota.worker import endings
+
+_WORK = msgspec.msgpack.Decoder(Work)
+
+
+def moment_of(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+class PlayedFrame:
+    """A frame that has not ended."""
+
+    def __init__(self, job: PlayedJob, layer: int, place: int, due_ms: int) -> None:
+        self.job = job
+        self.layer = layer
+        self.place = place
+        self.due_ms = due_ms
+        self.attempt = 1
+        self.failures = 0
+        self.context: Context | None = None
+        self.taken = False
+        """Somebody runs it."""
+
+    @property
+    def plan(self) -> LayerPlan:
+        return self.job.plan.layers[self.layer]
+
+    @property
+    def number(self) -> int:
+        frames = self.plan.frames
+        return next(islice(frames.numbers(), self.place, None))
+
+    @property
+    def input(self) -> bytes | None:
+        return self.plan.items[self.place] if self.plan.items else self.plan.input
+
+
+class PlayedJob:
+    def __init__(self, job: JobId, plan: Plan, now_ms: int) -> None:
+        self.id = job
+        self.plan = plan
+        self.state = JobState.PENDING
+        self.reason: str | None = Reason.WAITING_ON_JOB.value if plan.after else None
+        self.submitted_ms = now_ms
+        self.finished_ms: int | None = None
+        self.history = [Moment(JobState.PENDING, moment_of(now_ms), self.reason)]
+        self.results: list[Result] = []
+        self.ended: list[dict[FrameState, int]] = [{} for _ in plan.layers]
+        self.logs: dict[tuple[int, int, int], list[str]] = {}
+        """By layer, number of the frame and attempt."""
+        self.artifacts: dict[str, bytes] = {}
+        due_ms = now_ms if plan.run_at is None else round(plan.run_at.timestamp() * 1000)
+        self.frames = [
+            PlayedFrame(self, number, place, max(due_ms, now_ms))
+            for number, layer in enumerate(plan.layers)
+            for place in range(layer.frames.count)
+        ]
+        self.deadline_ms = None if plan.deadline_ms is None else now_ms + plan.deadline_ms
+        self.wait_ms = None if plan.max_wait_s is None else max(due_ms, now_ms) + round(plan.max_wait_s * 1000)
+        if not plan.after:
+            self.become(JobState.SCHEDULED, now_ms)
+
+    def become(self, state: JobState, now_ms: int, reason: str | None = None) -> None:
+        if state is not self.state:
+            self.state, self.reason = state, reason
+            self.history.append(Moment(state, moment_of(now_ms), reason))
+
+    def heed(self, befores: Sequence[PlayedJob], now_ms: int) -> None:
+        """What comes of those that it waits for."""
+        failed = [each for each in befores if each.state.terminal and each.state is not JobState.SUCCEEDED]
+        if failed and self.plan.after_failed != "run":
+            state = JobState.FAILED if self.plan.after_failed == "fail" else JobState.CANCELLED
+            self.end(state, now_ms, Reason.JOB_BEFORE_FAILED.value)
+        elif all(each.state.terminal for each in befores):
+            self.become(JobState.SCHEDULED, now_ms)
+
+    def count(self, frame: PlayedFrame, state: FrameState, now_ms: int) -> None:
+        """A frame has ended; with the last one the job does."""
+        self.frames.remove(frame)
+        counts = self.ended[frame.layer]
+        counts[state] = counts.get(state, 0) + 1
+        if not self.frames:
+            self._finish(now_ms)
+
+    def end(self, state: JobState, now_ms: int, reason: str) -> None:
+        """All that is left of it ends in this way."""
+        self.reason = reason
+        for frame in list(self.frames):
+            if frame.context is not None:
+                frame.context.cancelled = True
+            self.count(frame, FrameState(state.value), now_ms)
+
+    def _finish(self, now_ms: int) -> None:
+        ends = [JobState(state.value) for counts in self.ended for state in counts]
+        self.finished_ms = now_ms
+        self.become(worst(ends), now_ms, self.reason)
+
+    def told(self) -> Job:
+        """As the engine tells of a job."""
+        plan = self.plan
+        return Job(
+            id=self.id,
+            show=plan.show,
+            folder=plan.folder,
+            dept=plan.dept,
+            name=plan.name,
+            topic=plan.topic,
+            priority=plan.priority,
+            state=self.state,
+            reason=self.reason,
+            labels=msgspec.json.decode(plan.labels) if plan.labels else {},
+            details=decode_details(plan.details),
+            workflow_id=plan.workflow_id,
+            submitted_at=moment_of(self.submitted_ms),
+            deadline_at=None if self.deadline_ms is None else moment_of(self.deadline_ms),
+            wait_until=None if self.wait_ms is None else moment_of(self.wait_ms),
+            run_at=plan.run_at,
+            finished_at=None if self.finished_ms is None else moment_of(self.finished_ms),
+            history=list(self.history),
+            layers=[self._layer(number, each) for number, each in enumerate(plan.layers)],
+        )
+
+    def _layer(self, number: int, plan: LayerPlan) -> Layer:
+        counts = dict(self.ended[number])
+        if left := plan.frames.count - sum(counts.values()):
+            counts[FrameState.WAITING] = left
+        return Layer(
+            id=LayerId(UUID(int=self.id.int + 1 + number)),
+            number=number,
+            name=plan.name,
+            queue=f"{self.plan.show}/{self.plan.folder}/{self.plan.topic}",
+            work=_WORK.decode(plan.work),
+            input=plan.input,
+            frames=plan.frames,
+            counts=counts,
+        )
+
+
+class _Ear:
+    """Hears the frame that runs."""
+
+    def __init__(self, frame: PlayedFrame) -> None:
+        self.lines: list[str] = frame.job.logs.setdefault((frame.layer, frame.number, frame.attempt), [])
+        self.kept: dict[str, Path] = {}
+        self.place: Path | None = None
+
+    def progress(self, _token: int, _percent: float, _word: str) -> None:
+        return None
+
+    def log(self, _token: int, line: str) -> None:
+        self.lines.append(f"{line}\n")
+
+    def folder(self, _token: int) -> Path:
+        self.place = self.place or Path(tempfile.mkdtemp(prefix="rota-rehearsal-"))
+        return self.place
+
+    def left(self, _token: int, path: Path, name: str) -> None:
+        self.kept[name] = path
+
+    def close(self) -> None:
+        if self.place is not None:
+            shutil.rmtree(self.place, ignore_errors=True)
+
+
+class _Attempt(msgspec.Struct, frozen=True):
+    job: UUID
+    layer: UUID
+    attempt: int
+
+
+async def play(frame: PlayedFrame, task: Task[..., Any]) -> End:
+    """One attempt, as a worker would run it; a sync task runs in a thread instead of a process."""
+    ear = _Ear(frame)
+    about = _Attempt(frame.job.id, UUID(int=frame.job.id.int + 1 + frame.layer), frame.attempt)
+    context = frame.context = Context(about, frame.number, 0, ear)
+    try:
+        return await _called(task, frame, context, ear)
+    finally:
+        frame.context = None
+        ear.close()
+
+
+async def _called(task: Task[..., Any], frame: PlayedFrame, context: Context, ear: _Ear) -> End:
+    try:
+        given = endings.read_input(frame.input, task.signature)
+        task.signature.check(tuple(given.args), given.kwargs)
+    except (msgspec.DecodeError, TypeError) as error:
+        return endings.bad_input(0, error)
+    try:
+        value = await _value(task, given, context)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as on a worker, whatever it raises is the end of the frame
+        if not isinstance(error, endings.QUIET):
+            ear.log(0, endings.traced(error))
+        return endings.failed(0, error)
+    try:
+        frame.job.artifacts |= {name: path.read_bytes() for name, path in ear.kept.items()}
+        return End(0, Status.SUCCEEDED, None if value is None else endings.encoded(value))
+    except endings.Unencodable as error:
+        return endings.unencodable(0, error)
+    except OSError as error:
+        return End(0, Status.FAILED, code="artifact_missing", error=endings.told(str(error)))
+
+
+async def _value(task: Task[..., Any], given: endings.Input, context: Context) -> Any:
+    variables = copy_context()
+    variables.run(CURRENT.set, context)
+    if task.is_async:
+        call = asyncio.get_running_loop().create_task(task.function(*given.args, **given.kwargs), context=variables)
+        return await call
+    return await asyncio.to_thread(variables.run, task.function, *given.args, **given.kwargs)
+
+
+def settle(frame: PlayedFrame, end: End, now_ms: int, *, at_once: bool) -> None:
+    """What comes of an attempt: the end of the frame, or another attempt after a pause (or `at_once`)."""
+    job = frame.job
+    if frame not in job.frames:
+        return  # it was cancelled while it ran
+    if end.status is Status.SUCCEEDED:
+        state, reason = FrameState.SUCCEEDED, ""
+    else:
+        ending = after_failure(end, _WORK.decode(frame.plan.work).retries, frame.failures)
+        frame.failures += 1
+        if ending.state == "RETRIED":
+            frame.attempt += 1
+            frame.due_ms = now_ms + (0 if at_once else round(ending.delay_s * 1000))
+            return
+        state, reason = FrameState(ending.state), ending.reason
+    if state is not FrameState.SUCCEEDED or end.value is not None:
+        job.results.append(
+            Result(
+                layer=frame.layer,
+                place=frame.place,
+                frame=frame.number,
+                attempt=frame.attempt,
+                state=state,
+                value=end.value,
+                code=reason,
+                error=end.error,
+            )
+        )
+    job.count(frame, state, now_ms)

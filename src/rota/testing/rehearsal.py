@@ -1,0 +1,294 @@
+"""Rota played in this process: submissions are kept here, and run at once (`inline`) or by `drain` (`manual`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rota.engine.jobs import Job as Told
+from rota.engine.jobs import Moment
+from rota.engine.logs import Piece, Stream
+from rota.engine.submit import planned
+from rota.engine.submit_steps import Submitted
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded
+from rota.model.ids import ENTROPY_BYTES, JobId, uuid7
+from rota.model.job import Submission
+from rota.model.job_plan import Plan
+from rota.model.lifecycle import JobState
+from rota.model.reasons import Reason
+from rota.model.work import Work
+from rota.sdk.background import run
+from rota.sdk.clients import Tasks, replaced
+from rota.sdk.job import Job
+from rota.sdk.payload import encoded
+from rota.sdk.task import Task
+from rota.sdk.transport import Result, Transport, Why
+from rota.testing.clock import MovableClock
+from rota.testing.played import PlayedFrame, PlayedJob, play, settle
+
+R = TypeVar("R")
+DRAIN_MAX: Final = 100_000
+"""Attempts of one `drain`: jobs that submit each other for ever end here."""
+LOOK_S: Final = 0.005
+_UNDISPATCHED: Final = (JobState.PENDING, JobState.SCHEDULED)
+_WORK = msgspec.msgpack.Decoder(Work)
+
+
+class Rehearsal:
+    """What was submitted within a test, and the clock it lives by."""
+
+    def __init__(self, *, at_once: bool, clock: MovableClock | None = None) -> None:
+        self.clock = clock or MovableClock()
+        self._at_once = at_once
+        self._lock = threading.RLock()
+        self._jobs: dict[JobId, PlayedJob] = {}
+        self._tasks: dict[JobId, Tasks] = {}
+        self._keys: dict[tuple[str, str], tuple[bytes | None, JobId]] = {}
+
+    def transport(self, tasks: Tasks) -> Transport:
+        return Played(self, tasks)
+
+    def submitted(self, task: Task[..., R]) -> list[Job[R]]:
+        """Jobs of this task, in the order in which they were submitted."""
+        return [task.job(job.id) for job in self._of(task)]
+
+    def assert_submitted(self, task: Task[..., R], *args: Any, **kwargs: Any) -> Job[R]:
+        """The first job of this task with these arguments, those that are given; AssertionError when there is none."""
+        calls = [(job, call) for job in self._of(task) for call in self._calls(task, job)]
+        wanted = task.signature.bound(*_plain(args, kwargs))
+        for job, call in calls:
+            if all(name in call and call[name] == value for name, value in wanted.items()):
+                return task.job(job.id)
+        shown = ", ".join(repr(call) for _, call in calls[:5]) or "not at all"
+        raise AssertionError(f"{task.name} was not submitted with {wanted or 'anything'}; it was submitted: {shown}")
+
+    def assert_not_submitted(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            job = self.assert_submitted(task, *args, **kwargs)
+        except AssertionError:
+            return
+        raise AssertionError(f"{task.name} was submitted: job {job.id}")
+
+    def artifacts(self, job: Job[Any]) -> dict[str, bytes]:
+        """Files that frames of a job have left, by name."""
+        return dict(self.find(job.id).artifacts)
+
+    async def drain(self) -> int:
+        """Run what is due, and what that submits; returns how many attempts that were."""
+        for attempts in range(DRAIN_MAX):
+            self._expire()
+            due = self._due()
+            if due is None:
+                return attempts
+            await self._run(due)
+        raise AssertionError(f"{DRAIN_MAX} attempts and still work to do: do jobs submit each other for ever?")
+
+    def drain_sync(self) -> int:
+        """The same, for tests without an event loop."""
+        return run(self.drain())
+
+    def find(self, job: JobId) -> PlayedJob:
+        if job not in self._jobs:
+            raise InvalidInput(f"There is no job {job} in this test.", job=str(job))
+        return self._jobs[job]
+
+    async def add(self, tasks: Tasks, submissions: Sequence[Submission]) -> list[Submitted]:
+        plans = planned(submissions)
+        with self._lock:
+            self._check_keys(plans)
+            for before in {before for plan in plans for before in plan.after}:
+                self.find(JobId(before))
+            added = [self._add(tasks, plan) for plan in plans]
+        if self._at_once:
+            await self.drain()
+        return [Submitted(one.job, self._jobs[one.job].state, one.already) for one in added]
+
+    def _check_keys(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            digest, job = self._keys.get((plan.show, plan.key or ""), (plan.digest, None))
+            if plan.key is not None and digest != plan.digest:
+                raise IdempotencyConflict(
+                    f"The idempotency key {plan.key!r} was used for another submission, job {job}.", job=str(job)
+                )
+
+    def _add(self, tasks: Tasks, plan: Plan) -> Submitted:
+        if plan.key is not None and (plan.show, plan.key) in self._keys:
+            job = self._keys[plan.show, plan.key][1]
+            return Submitted(job, self._jobs[job].state, already=True)
+        now_ms = self.clock.now_ms()
+        job = JobId(uuid7(now_ms, os.urandom(ENTROPY_BYTES)))
+        if plan.key is not None:
+            self._keys[plan.show, plan.key] = plan.digest, job
+        self._jobs[job] = PlayedJob(job, plan, now_ms)
+        self._tasks[job] = tasks
+        return Submitted(job, self._jobs[job].state)
+
+    def _due(self) -> PlayedFrame | None:
+        """The next frame to run: the most urgent job first, then the oldest; it is taken when it is returned."""
+        now_ms = self.clock.now_ms()
+        with self._lock:
+            waiting = [
+                frame
+                for job in self._jobs.values()
+                for frame in job.frames
+                if job.state is not JobState.PENDING
+                if frame.due_ms <= now_ms and not frame.taken
+            ]
+            frame = max(waiting, key=lambda frame: frame.job.plan.priority, default=None)
+            if frame is not None:
+                frame.taken = True
+            return frame
+
+    async def _run(self, frame: PlayedFrame) -> None:
+        job, name = frame.job, _WORK.decode(frame.plan.work).task
+        task = self._tasks[job.id].get(name)
+        if task is None:
+            raise InvalidInput(f"No task {name!r} is known to the app that submitted job {job.id}.")
+        if job.state is JobState.SCHEDULED:
+            job.become(JobState.DISPATCHED, self.clock.now_ms())
+            job.become(JobState.RUNNING, self.clock.now_ms())
+        try:
+            end = await play(frame, task)
+        finally:
+            frame.taken = False
+        with self._lock:
+            settle(frame, end, self.clock.now_ms(), at_once=self._at_once)
+
+    def _expire(self) -> None:
+        now_ms = self.clock.now_ms()
+        with self._lock:
+            for job in self._jobs.values():
+                if job.state is JobState.PENDING:
+                    job.heed([self._jobs[JobId(before)] for before in job.plan.after], now_ms)
+                if job.frames and job.deadline_ms is not None and job.deadline_ms <= now_ms:
+                    job.end(JobState.TIMEOUT, now_ms, Reason.DEADLINE_EXPIRED.value)
+                elif job.state in _UNDISPATCHED and job.wait_ms is not None and job.wait_ms <= now_ms:
+                    job.end(JobState.FAILED, now_ms, Reason.MAX_WAIT_EXPIRED.value)
+
+    def cancel(self, job: JobId) -> bool:
+        with self._lock:
+            found = self.find(job)
+            if found.state.terminal:
+                return False
+            found.end(JobState.CANCELLED, self.clock.now_ms(), Reason.CANCELLED.value)
+            return True
+
+    def _of(self, task: Task[..., Any]) -> list[PlayedJob]:
+        return [
+            job
+            for job in self._jobs.values()
+            if any(_WORK.decode(layer.work).task == task.name for layer in job.plan.layers)
+        ]
+
+    def _calls(self, task: Task[..., Any], job: PlayedJob) -> Iterator[dict[str, Any]]:
+        for layer in job.plan.layers:
+            for data in layer.items or (layer.input,):
+                given = msgspec.msgpack.decode(data) if data is not None else {}
+                yield task.signature.bound(*_plain(given.get("args", ()), given.get("kwargs", {})))
+
+
+class Played:
+    """The transport of one app in a rehearsal."""
+
+    def __init__(self, rehearsal: Rehearsal, tasks: Tasks) -> None:
+        self._rehearsal = rehearsal
+        self._tasks = tasks
+
+    async def submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
+        return await self._rehearsal.add(self._tasks, submissions)
+
+    async def get(self, job: JobId) -> Told:
+        return self._rehearsal.find(job).told()
+
+    async def ended(self, job: JobId, within_s: float) -> Told:
+        """Waits for what runs elsewhere in this test; nothing else could end while somebody waits."""
+        found, until = self._rehearsal.find(job), asyncio.get_running_loop().time() + within_s
+        while not found.state.terminal:
+            if not any(frame.taken for frame in found.frames):
+                raise NotEnded(
+                    f"Job {job} is {found.state} in a test: drain() runs what is due, and clock.advance() brings the"
+                    " rest nearer."
+                )
+            if asyncio.get_running_loop().time() >= until:
+                break
+            await asyncio.sleep(LOOK_S)
+        return found.told()
+
+    async def results(self, job: JobId) -> AsyncIterator[Result]:
+        for result in sorted(self._rehearsal.find(job).results, key=lambda result: (result.layer, result.place)):
+            yield result
+
+    async def cancel(self, job: JobId) -> bool:
+        return self._rehearsal.cancel(job)
+
+    async def logs(
+        self,
+        job: JobId,
+        frame: int | None = None,
+        *,
+        layer: str | None = None,
+        attempt: int | None = None,
+        stream: Stream | None = None,
+        after: int = 0,
+        most: int = 100,
+    ) -> Sequence[Piece]:
+        """Lines of `context().log`; what a task prints goes where the test's own output goes."""
+        found = self._rehearsal.find(job)
+        names = [each.name for each in found.plan.layers]
+        number = 0 if layer is None else names.index(layer)
+        which = frame if frame is not None else found.plan.layers[number].frames.first
+        attempts = [key[2] for key in found.logs if key[:2] == (number, which)]
+        last = attempt or max(attempts, default=1)
+        text = "".join(found.logs.get((number, which, last), [])).encode()[after:]
+        if stream not in (None, "log") or not text or most < 1:
+            return []
+        return [Piece(attempt=last, stream="log", at=after, data=text, last=found.state.terminal)]
+
+    async def events(self, job: JobId) -> AsyncIterator[Moment]:
+        for moment in self._rehearsal.find(job).history:
+            yield moment
+
+    async def explain(self, job: JobId) -> Sequence[Why]:
+        found = self._rehearsal.find(job)
+        if found.state.terminal:
+            return []
+        if found.state is JobState.PENDING:
+            return [Why(code=Reason.WAITING_ON_JOB.value, sentence=Reason.WAITING_ON_JOB.meaning)]
+        due = min(frame.due_ms for frame in found.frames)
+        later = due > self._rehearsal.clock.now_ms()
+        return [
+            Why(code="not_yet", sentence="Its time has not come.", remedy="Move the clock.")
+            if later
+            else Why(code="not_drained", sentence="Nobody has run it.", remedy="Call drain().")
+        ]
+
+    async def close(self) -> None:
+        return None
+
+
+@contextmanager
+def inline(clock: MovableClock | None = None) -> Iterator[Rehearsal]:
+    """Within, whatever any app submits runs before `submit` returns, if its time has come; retries follow at once."""
+    rehearsal = Rehearsal(at_once=True, clock=clock)
+    with replaced(rehearsal):
+        yield rehearsal
+
+
+@contextmanager
+def manual(clock: MovableClock | None = None) -> Iterator[Rehearsal]:
+    """Within, whatever any app submits waits for `drain`, and for its time on the clock."""
+    rehearsal = Rehearsal(at_once=False, clock=clock)
+    with replaced(rehearsal):
+        yield rehearsal
+
+
+def _plain(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As they arrive."""
+    args, kwargs = msgspec.msgpack.decode(encoded((args, kwargs)))
+    return tuple(args), kwargs

@@ -1,0 +1,45 @@
+"""docs/reference/sdk.md: its code runs, and it leaves out nothing that user code can call."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import rota
+from rota import testing
+from rota.sdk.options import Options
+from rota.sdk.task import Task
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/sdk.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+OF_THE_MACHINERY = {"submission", "submissions", "jobs", "mapping", "mapped", "name", "send"}
+"""Public for the sync facade, and of no use to user code."""
+
+
+async def test_its_code_runs():
+    names = {"__name__": "page"}
+    with testing.inline():
+        for block in BLOCKS:
+            code = compile(block, "sdk.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if inspect.iscoroutine(ended := eval(code, names)):
+                await ended
+    assert len(BLOCKS) >= 4
+
+
+def public(kind):
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        {*rota.__all__, *testing.__all__, *Options.__annotations__}
+        | (public(Task) - OF_THE_MACHINERY)
+        | (public(rota.Job) | public(testing.Rehearsal) | public(testing.MovableClock))
+        - {"find", "add", "cancel", "transport", "now_ms", "monotonic", "sleep"}
+    ),
+)
+def test_it_names_everything(name):
+    assert re.search(rf"\b{name}\b", PAGE), f"{name} is not on the page"
