@@ -15,11 +15,10 @@ import msgspec
 from rota.cli import db
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
-from rota.cli.queue_view import span
 from rota.infra.postgres import check_current
 from rota.model.access import GrantSpec, Role, parse_role
 from rota.model.settings import Settings
-from rota.model.units import parse_duration
+from rota.model.units import parse_duration, span
 from rota.server.access import Key, Keys
 
 NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` makes one."

@@ -16,6 +16,7 @@ import msgspec
 
 from rota.engine.ender import END_AS
 from rota.engine.engine import store_target
+from rota.engine.explain import Explainer
 from rota.engine.jobs import FrameEnd, Job, Jobs, Layer, Moment
 from rota.engine.logs import Logs, Piece, Stream
 from rota.engine.submit_steps import Submitted
@@ -121,16 +122,10 @@ class Direct:
             await self._clock.sleep(pause_s)
 
     async def explain(self, job: JobId) -> Sequence[Why]:
-        from rota.cli.explain import findings_of
-
-        here = await self._opened()
-        found = await here.jobs.get(job)
-        if found.state.terminal:
-            return []
-        findings = sorted(await findings_of(here.database, found), key=lambda finding: finding.kind)
+        told = await Explainer((await self._opened()).database).explain(job)
         return [
-            Why(code=each.code, sentence=each.sentence, remedy=each.remedy, layer=each.layer, facts=each.facts)
-            for each in findings
+            Why(code=each.code.value, sentence=each.sentence, remedy=each.remedy, layer=each.layer)
+            for each in told.reasons
         ]
 
     async def close(self) -> None:
