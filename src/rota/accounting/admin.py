@@ -42,7 +42,7 @@ from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Query, Record, Transaction, query
-from rota.model.errors import InvalidInput, Refused
+from rota.model.errors import InvalidInput, NotFound, Refused
 from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, ShowId, uuid7
 from rota.model.quota import Usage
 
@@ -161,7 +161,7 @@ class Admin:
         """Refuse every insert booked in Redis before now: Redis was found empty. Returns the new fence."""
         fence = await self.database.value(SHOW_RAISE_FENCE, show)
         if fence is None:
-            raise InvalidInput(f"There is no show {show}: it was deleted.")
+            raise NotFound(f"There is no show {show}: it was deleted.")
         return int(fence)
 
     async def pools(self) -> list[Item]:

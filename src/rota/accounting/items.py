@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from rota.accounting.ledger import GPUS_MAX
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import ShowId
 from rota.model.quota import Usage
 from rota.model.units import Centicores, format_cores_limit, parse_cores, parse_cores_limit
@@ -91,7 +91,7 @@ def checked_name(kind: Kind, name: str) -> str:
     return name
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:
+def unknown(kind: str, name: str, known: Iterable[str]) -> NotFound:
     """The error for a name nobody knows, with the nearest one that is known."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -101,7 +101,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InvalidInput:
         hint = (
             f"there are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." if names else "there is none yet."
         )
-    return InvalidInput(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=near[0] if near else None)
+    return NotFound(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=near[0] if near else None)
 
 
 def amount(cores: Cores | None) -> int | None:

@@ -9,7 +9,7 @@ import msgspec
 from rota.cli.local import with_store
 from rota.engine.reopen import Reopened
 from rota.infra.postgres import Transaction
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.settings import Settings
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
 from rota.runtime import reopener_of
@@ -58,7 +58,7 @@ class LetterPile:
             else:
                 why = "does not agree with the other filters"
             return InvalidInput(f"Dead letter {one} {why}: nothing was changed.", id=one)
-        return InvalidInput(f"There is no dead letter {one}: `rota dlq list` shows those there are.", id=one)
+        return NotFound(f"There is no dead letter {one}: `rota dlq list` shows those there are.", id=one)
 
 
 class FailedPile:

@@ -35,7 +35,7 @@ from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, check_current, query
 from rota.infra.store import Store
-from rota.model.errors import BlobMissing, InvalidInput, Refused, SetupFailed
+from rota.model.errors import BlobMissing, InvalidInput, NotFound, Refused, SetupFailed
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
 from rota.model.messages import Hello
@@ -254,9 +254,7 @@ async def find(jobs: Jobs, text: str) -> JobId:
     if found is None:
         found = await jobs.database.value(NAMED, text)
     if found is None:
-        raise InvalidInput(
-            f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: see `rota jobs`."
-        )
+        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: see `rota jobs`.")
     return JobId(found)
 
 
@@ -264,7 +262,7 @@ async def find_by_id(jobs: Jobs, text: str) -> JobId:
     """For what cannot be undone: a name may be somebody else's, too."""
     found = await _by_prefix(jobs, text.strip().lower())
     if found is None:
-        raise InvalidInput(f"There is no job with the id {text[:64]!r}: `rota jobs` lists them.")
+        raise NotFound(f"There is no job with the id {text[:64]!r}: `rota jobs` lists them.")
     return found
 
 

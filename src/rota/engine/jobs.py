@@ -11,7 +11,7 @@ import msgspec
 
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.artifacts import parsed
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import JobId, LayerId
 from rota.model.job import Details, decode_details
 from rota.model.job_frames import Frames
@@ -154,7 +154,7 @@ class Jobs:
     async def get(self, job: JobId) -> Job:
         row = await self.database.row(GET, [job])
         if row is None:
-            raise InvalidInput(f"There is no job {job}, or it is not kept any more.", job=str(job))
+            raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
         live = row["finished_at"] is None
         running = await self.database.rows(RUNNING, job) if live else []
         return _job(row, {each["pk_layer"]: each["frames"] for each in running})
@@ -176,7 +176,7 @@ class Jobs:
             raise InvalidInput(f"{most} is no number of jobs to list: give 1 to {PAGE_MAX}.")
         of = None
         if show is not None and (of := await self.database.value(SHOW, show)) is None:
-            raise InvalidInput(f"There is no show {show[:64]!r}: `rota show list` shows those there are.")
+            raise NotFound(f"There is no show {show[:64]!r}: `rota show list` shows those there are.")
         rows = await self.database.rows(LIST, of, state, after, most)
         return [JobLine(**{**dict(row.items()), "state": JobState(row["state"])}) for row in rows]
 

@@ -24,7 +24,7 @@ from rota.engine.submit import Submitter
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.store import Store
-from rota.model.errors import BlobMissing, InvalidInput
+from rota.model.errors import BlobMissing, InvalidInput, NotFound
 from rota.model.ids import JobId
 from rota.model.job import decode_details
 from rota.model.job_frames import FRAMES_MAX
@@ -63,7 +63,7 @@ class Reopener:
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
-                raise InvalidInput(f"There is no job {job}, or it is not kept any more.", job=str(job))
+                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
             if every_frame and rows[0]["live"]:
                 raise InvalidInput(f"Job {job} has not ended: cancel it, or wait for it, to run all of it again.")
             letters = await self._letters_of(tx, job)

@@ -22,7 +22,7 @@ from rota.infra.postgres import Query, query
 from rota.infra.postgres.foreign import Rows
 from rota.infra.store import PUT as PUT_BLOBS
 from rota.infra.store import put_arguments
-from rota.model.errors import IdempotencyConflict, InvalidInput, Refused
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7_bytes
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
@@ -80,9 +80,7 @@ class Batch:
         arguments = self._columns.arguments()
         if named := sorted({before for plan in self.plans for before in plan.after}):
             for row in (yield Statement(UNKNOWN, (named,))):
-                raise InvalidInput(
-                    f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0])
-                )
+                raise NotFound(f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0]))
         unwritten = yield Statement(INSERT, arguments)
         if any(row[1] == "new_queue" for row in unwritten):
             yield from self._made_queues()

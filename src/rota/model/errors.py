@@ -2,7 +2,9 @@
 
     RotaError
     ├── InvalidInput           what the caller gave is wrong; nothing was changed
-    │   └── InvalidSetting     a key or value in the settings file or the environment
+    │   ├── InvalidSetting     a key or value in the settings file or the environment
+    │   ├── NotFound           nothing goes by that name or id, or it is not kept any more
+    │   └── TooLarge           more than is taken at once
     ├── SetupFailed            this machine or a server is not fit to run Rota; says what to do
     │   ├── BinaryMissing      no usable server binary was found
     │   ├── DataDirInUse       another process owns the data directory
@@ -34,6 +36,7 @@
         ├── IllegalTransition  a job in this state cannot become that
         ├── NotEnded           a job has not ended within the time that was waited for it
         ├── IdempotencyConflict  the key was used for another submission
+        ├── RateLimited        too much at once; `facts["retry_after_s"]` says when it may work
         ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
         └── Forbidden          the credentials are good, and do not allow this
 
@@ -63,6 +66,14 @@ class InvalidInput(RotaError):
 
 class InvalidSetting(InvalidInput):
     code = "invalid_setting"
+
+
+class NotFound(InvalidInput):
+    code = "not_found"
+
+
+class TooLarge(InvalidInput):
+    code = "too_large"
 
 
 class SetupFailed(RotaError):
@@ -215,6 +226,10 @@ class NotEnded(Refused):
 
 class IdempotencyConflict(Refused):
     code = "idempotency_conflict"
+
+
+class RateLimited(Refused):
+    code = "rate_limited"
 
 
 class Unauthenticated(Refused):

@@ -20,7 +20,7 @@ from rota.infra import faults
 from rota.infra.lease import Lease
 from rota.infra.postgres import Database, Query, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.errors import InvalidInput, StaleFence
+from rota.model.errors import InvalidInput, NotFound, StaleFence
 from rota.queue import entries as given
 from rota.queue import tokens as marks
 from rota.queue.claims import Claim
@@ -342,4 +342,4 @@ def later_arguments(entries: Sequence[Entry]) -> tuple[object, ...]:
 
 
 def no_such_queue(queue: str) -> InvalidInput:
-    return InvalidInput(f"There is no queue {queue[:64]!r}: `rota queue list` shows those there are.", queue=queue[:64])
+    return NotFound(f"There is no queue {queue[:64]!r}: `rota queue list` shows those there are.", queue=queue[:64])

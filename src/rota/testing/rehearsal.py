@@ -16,7 +16,7 @@ from rota.engine.jobs import Moment
 from rota.engine.logs import Piece, Stream
 from rota.engine.submit import planned
 from rota.engine.submit_steps import Submitted
-from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded, NotFound
 from rota.model.ids import ENTROPY_BYTES, JobId, uuid7
 from rota.model.job import Submission
 from rota.model.job_plan import Plan
@@ -95,7 +95,7 @@ class Rehearsal:
 
     def find(self, job: JobId) -> PlayedJob:
         if job not in self._jobs:
-            raise InvalidInput(f"There is no job {job} in this test.", job=str(job))
+            raise NotFound(f"There is no job {job} in this test.", job=str(job))
         return self._jobs[job]
 
     async def add(self, tasks: Tasks, submissions: Sequence[Submission]) -> list[Submitted]:

@@ -19,7 +19,7 @@ from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.access import Grant, GrantSpec, checked_expiry, checked_grants, checked_key_name
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import ShowId
 from rota.model.key_text import ENTROPY_BYTES, KeyId, PlainKey, id_within, new_key
 
@@ -131,7 +131,7 @@ async def _grant(tx: Transaction, key: KeyId, wanted: Sequence[GrantSpec], shows
 async def _get(tx: Transaction, key: KeyId) -> Key:
     row = await tx.row(LIST, True, [key])
     if row is None:
-        raise InvalidInput(f"There is no key {key[:40]!r}: `rota keys list` shows those there are.", nearest=None)
+        raise NotFound(f"There is no key {key[:40]!r}: `rota keys list` shows those there are.", nearest=None)
     return _key(row)
 
 
