@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from rota.engine.jobs import Jobs
+from rota.accounting.admin import Admin
+from rota.engine.jobs import JobFilter, Jobs
 from rota.engine.submit import BATCH_MAX, Submitter
 from rota.infra.store import Store
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.job import Budget, LayerSpec, Submission
 from rota.model.lifecycle import JobState
 from rota.queue import Queue
@@ -256,12 +257,49 @@ async def test_pages_of_jobs_go_from_the_newest_to_the_oldest(submitter, databas
     submitted = await submitter.submit([task() for _ in range(5)] + [task(show="other", layer={"frames": 4})])
     ids = [one.job for one in submitted]
     first = await jobs.list(most=4)
-    assert [line.id for line in first] == ids[:1:-1]
-    assert [line.id for line in await jobs.list(most=4, after=first[-1].id)] == ids[1::-1]
-    [line] = await jobs.list(show="other", state=JobState.SCHEDULED)
+    assert [line.id for line in first.items] == ids[:1:-1]
+    rest = await jobs.list(most=4, after=first.next)
+    assert ([line.id for line in rest.items], rest.next) == (ids[1::-1], None)
+    [line] = (await jobs.list(JobFilter(show="other", state=JobState.SCHEDULED))).items
     assert (line.show, line.frames, line.ended, line.state) == ("other", 4, 0, "SCHEDULED")
-    assert await jobs.list(state=JobState.FAILED) == []
-    with pytest.raises(InvalidInput, match="There is no show"):
-        await jobs.list(show="flim")
+    assert (await jobs.list(JobFilter(state=JobState.FAILED))).items == []
+    with pytest.raises(NotFound, match="There is no show"):
+        await jobs.list(JobFilter(show="flim"))
     with pytest.raises(InvalidInput, match="no number of jobs"):
         await jobs.list(most=0)
+
+
+async def test_a_list_shows_what_agrees_with_every_filter_and_nothing_of_shows_that_are_closed(
+    submitter, database, jobs
+):
+    await a_show(database, "other", depts=())
+    other = (await Admin(database).show("other")).id
+    given = [
+        task(labels={"shot": "12"}, topic="render"),
+        task(labels={"shot": "13"}, topic="render"),
+        task(show="other", labels={"shot": "12"}),
+    ]
+    render, second, foreign = [one.job for one in await submitter.submit(given)]
+
+    async def found(**wanted):
+        return [line.id for line in (await jobs.list(JobFilter(**wanted))).items]
+
+    assert await found(label=("shot", "12")) == [foreign, render]
+    assert await found(label=("shot", "12"), topic="render") == [render]
+    assert await found(shows=frozenset({other})) == [foreign]
+    assert await found(shows=frozenset()) == []
+    assert await found(reason="quota_job") == []
+    assert (await jobs.list(JobFilter(topic="render"))).items[0].labels == {"shot": "13"}
+    assert second == (await found(topic="render"))[0]
+
+
+async def test_a_rare_job_is_found_by_following_pages_that_look_only_so_far(submitter, jobs, monkeypatch):
+    monkeypatch.setattr("rota.engine.jobs.LOOKED_FIRST", 2)
+    monkeypatch.setattr("rota.engine.jobs.LOOKED_MOST", 3)
+    [rare, *_] = await submitter.submit([task(topic="rare"), *(task() for _ in range(12))])
+    page = await jobs.list(JobFilter(topic="rare"), most=1, looks=2)
+    assert page.items == []
+    looked = 0
+    while not page.items:
+        page, looked = await jobs.list(JobFilter(topic="rare"), after=page.next, most=1, looks=2), looked + 1
+    assert ([line.id for line in page.items], looked) == ([rare.job], 2)

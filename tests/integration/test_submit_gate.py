@@ -172,7 +172,7 @@ async def test_every_decision_is_carried_out_in_one_transaction(submitter, datab
     async with database.transaction() as tx:
         assert await settle(tx, decisions, finish) == [allow]
     assert denied == {deny: ("rule 7", JobState.DENIED)}
-    seen = {job.id: (job.state, job.reason) for job in await jobs.list()}
+    seen = {job.id: (job.state, job.reason) for job in (await jobs.list()).items}
     assert seen == {
         allow: ("SCHEDULED", None),
         deny: ("PENDING", "policy_pending"),

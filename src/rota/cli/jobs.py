@@ -29,7 +29,7 @@ from rota.cli.jobs_wanted import Wanted, declared, submission
 from rota.cli.local import local_up, with_store
 from rota.engine.ender import END_AS
 from rota.engine.engine import store_target
-from rota.engine.jobs import FrameEnd, Job, Jobs, Layer
+from rota.engine.jobs import FrameEnd, Job, JobFilter, Jobs, Layer
 from rota.engine.submit_steps import Submitted
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
@@ -189,7 +189,8 @@ def state_of(text: str | None) -> JobState | None:
 
 async def listed(jobs: Jobs, show: str | None, state: JobState | None, limit: int, after: str | None) -> Page:
     before = await find(jobs, after) if after else None
-    return view.jobs_page(await jobs.list(show=show, state=state, after=before, most=limit))
+    page = await jobs.list(JobFilter(show=show, state=state), after=before, most=limit)
+    return view.jobs_page(page.items)
 
 
 async def shown(jobs: Jobs, prefix: str) -> Page:

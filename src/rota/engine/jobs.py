@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -12,7 +13,7 @@ import msgspec
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.artifacts import parsed
 from rota.model.errors import InvalidInput, NotFound
-from rota.model.ids import JobId, LayerId
+from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job import Details, decode_details
 from rota.model.job_frames import Frames
 from rota.model.lifecycle import ENDS, FrameState, JobState
@@ -28,6 +29,9 @@ SWAP = query(__package__, "jobs_swap")
 SHOW = query(__package__, "jobs_show")
 
 PAGE_MAX: Final = 1_000
+LOOKED_FIRST, LOOKED_MOST = 1_000, 20_000
+"""Jobs that are looked at for a page of a filtered list: at first, and then at once."""
+LOOKS: Final = 4
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     state: JobState
     reason: str | None
+    labels: dict[str, str] = {}
     submitted_at: datetime
     finished_at: datetime | None
     frames: int
@@ -119,7 +124,33 @@ class Kept(msgspec.Struct, frozen=True):
     pointer: str
 
 
-Page = list[JobLine]
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs a list is about: those that agree with all of it."""
+
+    show: str | None = None
+    shows: frozenset[ShowId] | None = None
+    """Those that may be looked into; None: all."""
+    state: JobState | None = None
+    topic: str | None = None
+    reason: str | None = None
+    label: tuple[str, str] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every job of its shows agrees."""
+        return not any((self.state, self.topic, self.reason, self.label))
+
+    def arguments(self) -> tuple[str | None, ...]:
+        key, value = self.label or (None, None)
+        return self.state, self.topic, self.reason, key, value
+
+
+class Page(msgspec.Struct, frozen=True):
+    items: list[JobLine]
+    next: JobId | None = None
+    """Where the next page begins: give it as `after`. None: this was the last."""
+
+
 Ends = list[FrameEnd]
 Files = list[Kept]
 
@@ -169,16 +200,35 @@ class Jobs:
         return {JobId(row["id"]): JobState(row["state"]) for row in await self.database.rows(GET, list(jobs))}
 
     async def list(
-        self, *, show: str | None = None, state: JobState | None = None, after: JobId | None = None, most: int = 50
+        self, wanted: JobFilter | None = None, *, after: JobId | None = None, most: int = 50, looks: int = LOOKS
     ) -> Page:
-        """The newest first; the next page comes after the last id of this one."""
+        """The newest first. Rare jobs among many are looked for so far and no further: then the page is short, and
+        `next` leads on from there."""
         if not 1 <= most <= PAGE_MAX:
             raise InvalidInput(f"{most} is no number of jobs to list: give 1 to {PAGE_MAX}.")
-        of = None
-        if show is not None and (of := await self.database.value(SHOW, show)) is None:
-            raise NotFound(f"There is no show {show[:64]!r}: `rota show list` shows those there are.")
-        rows = await self.database.rows(LIST, of, state, after, most)
-        return [JobLine(**{**dict(row.items()), "state": JobState(row["state"])}) for row in rows]
+        wanted = wanted or JobFilter()
+        shows = await self._shows(wanted)
+        items: list[JobLine] = []
+        window = most + 1 if wanted.is_open else max(most + 1, LOOKED_FIRST)
+        for _ in range(looks):
+            rows = await self.database.rows(LIST, shows, *wanted.arguments(), after, window, most + 1 - len(items))
+            *found, rest = rows
+            items += [_line(row) for row in found]
+            if len(items) > most:
+                return Page(items[:most], items[most - 1].id)
+            after = rest["before"]
+            if after is None:
+                return Page(items, None)
+            window = LOOKED_MOST
+        return Page(items, after)
+
+    async def _shows(self, wanted: JobFilter) -> builtins.list[UUID] | None:
+        if wanted.show is None:
+            return None if wanted.shows is None else sorted(wanted.shows)
+        of = await self.database.value(SHOW, wanted.show)
+        if of is None:
+            raise NotFound(f"There is no show {wanted.show[:64]!r}: `rota show list` shows those there are.")
+        return [of]
 
     async def ends(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> Ends:
         """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
@@ -210,6 +260,16 @@ class Jobs:
     ) -> bool:
         """Replace what an attempt returned; False, with nothing changed, when that attempt is not the frame's last."""
         return bool(await (on or self.database).run(SWAP, layer, frame, token, value, pointer))
+
+
+def _line(row: Record) -> JobLine:
+    columns = dict(row.items())
+    del columns["before"]
+    columns |= {
+        "state": JobState(row["state"]),
+        "labels": msgspec.json.decode(row["labels"]) if row["labels"] else {},
+    }
+    return JobLine(**columns)
 
 
 def _job(row: Record, running: dict[UUID, int]) -> Job:

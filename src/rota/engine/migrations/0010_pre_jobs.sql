@@ -125,8 +125,41 @@ CREATE TABLE rota.job_done (
 CREATE TABLE rota.job_done_default PARTITION OF rota.job_done DEFAULT;
 CREATE INDEX ON rota.job_done (pk_job);
 CREATE INDEX ON rota.job_done (pk_show, ts_finished);
+CREATE INDEX ON rota.job_done (pk_show, pk_job);
 
 COMMENT ON COLUMN rota.job_done.layers IS 'Its layers as they were when it ended, in order.';
+
+-- The newest `most` jobs before `before`, live and done, of these shows (null: of all), by an index in either case.
+CREATE FUNCTION rota.jobs_before(shows uuid[], before uuid, most integer) RETURNS TABLE (
+  pk_job uuid, pk_show uuid, str_name text, topic text, priority smallint, state text, reason text, labels jsonb,
+  ts_submitted timestamptz, ts_finished timestamptz, layers rota.layer[]
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  latest uuid := coalesce(before, 'ffffffff-ffff-ffff-ffff-ffffffffffff');
+BEGIN
+  IF shows IS NULL THEN
+    RETURN QUERY
+    (SELECT j.pk_job, j.pk_show, j.str_name, j.topic, j.priority, j.state, j.reason, j.labels, j.ts_submitted,
+            NULL::timestamptz, NULL::rota.layer[]
+     FROM rota.job j WHERE j.pk_job < latest ORDER BY j.pk_job DESC LIMIT most)
+    UNION ALL
+    (SELECT d.pk_job, d.pk_show, d.str_name, d.topic, d.priority, d.state, d.reason, d.labels, d.ts_submitted,
+            d.ts_finished, d.layers
+     FROM rota.job_done d WHERE d.pk_job < latest ORDER BY d.pk_job DESC LIMIT most)
+    ORDER BY 1 DESC LIMIT most;
+  ELSE
+    RETURN QUERY
+    SELECT f.* FROM unnest(shows) AS s (pk_show) CROSS JOIN LATERAL (
+      (SELECT j.pk_job, j.pk_show, j.str_name, j.topic, j.priority, j.state, j.reason, j.labels, j.ts_submitted,
+              NULL::timestamptz, NULL::rota.layer[]
+       FROM rota.job j WHERE j.pk_show = s.pk_show AND j.pk_job < latest ORDER BY j.pk_job DESC LIMIT most)
+      UNION ALL
+      (SELECT d.pk_job, d.pk_show, d.str_name, d.topic, d.priority, d.state, d.reason, d.labels, d.ts_submitted,
+              d.ts_finished, d.layers
+       FROM rota.job_done d WHERE d.pk_show = s.pk_show AND d.pk_job < latest ORDER BY d.pk_job DESC LIMIT most)
+    ) AS f ORDER BY 1 DESC LIMIT most;
+  END IF;
+END $$;
 
 -- What frames returned, and why they failed. By the day they ended; what belongs to a live job is carried on when a day goes.
 CREATE TABLE rota.frame_end (
