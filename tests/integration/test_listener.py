@@ -274,7 +274,8 @@ async def test_a_request_that_does_not_end_is_cut_after_its_time_and_leaves_no_t
 async def test_a_second_signal_does_not_wait_for_open_requests():
     app = Hanging()
     supervisor = Supervisor(drain_budget_s=60)
-    listener = Listener(supervisor, app=app, close_s=60)
+    listener = Listener(supervisor, close_s=60)
+    listener.mount(app)
     supervisor.add(listener.service)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run(supervisor))

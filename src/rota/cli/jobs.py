@@ -27,19 +27,16 @@ from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
 from rota.cli.jobs_wanted import Wanted, declared, submission
 from rota.cli.local import local_up, with_store
-from rota.engine.ender import END_AS
+from rota.engine.ender import mark_cancelled
 from rota.engine.engine import store_target
 from rota.engine.jobs import FrameEnd, Job, JobFilter, Jobs, Layer
 from rota.engine.submit_steps import Submitted
-from rota.infra import audit
-from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, check_current, query
 from rota.infra.store import Store
 from rota.model.errors import BlobMissing, InvalidInput, NotFound, Refused, SetupFailed
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
 from rota.model.messages import Hello
-from rota.model.reasons import Reason
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
 from rota.runtime import submitter_of
@@ -230,23 +227,13 @@ async def _value(jobs: Jobs, end: FrameEnd, settings: Settings) -> view.Value:
 
 async def cancel(jobs: Jobs, prefixes: Sequence[str]) -> Page:
     found = [await find_by_id(jobs, prefix) for prefix in prefixes]
-    marked = [await _mark(jobs.database, job) for job in found]
+    marked = [await mark_cancelled(jobs.database, job, actor()) for job in found]
     deadline = time.monotonic() + CANCELLED_WITHIN_S
     while True:
         ended = [await jobs.get(job) for job in found]
         if all(job.state.terminal for job in ended) or time.monotonic() >= deadline:
             return view.cancelled_page(ended, marked)
         await asyncio.sleep(LOOK_S / 5)
-
-
-async def _mark(database: Database, job: JobId) -> bool:
-    """Whether it was still alive; from here on no frame of it begins."""
-    async with database.transaction() as tx:
-        row = await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
-        if row is None:
-            return False
-        await audit.append(tx, [AuditEntry(actor(), "job.cancel", f"job:{job}")])
-    return True
 
 
 async def find(jobs: Jobs, text: str) -> JobId:

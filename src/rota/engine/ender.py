@@ -18,13 +18,15 @@ from uuid import UUID
 import structlog
 
 from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
-from rota.infra import faults
+from rota.infra import audit, faults
+from rota.infra.audit import AuditEntry
 from rota.infra.nats import Bus
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import NatsUnavailable
 from rota.model.ids import JobId
 from rota.model.lifecycle import JobState
 from rota.model.messages import CANCEL, Cancel, Run, encode, runs_of
+from rota.model.reasons import Reason
 
 END_AS = query(__package__, "job_end_as")
 OPEN_LAYERS = query(__package__, "job_open_layers")
@@ -57,6 +59,13 @@ class Ender:
             if await self.go_on(job):
                 break
         return JobState(row["ends_as"])
+
+    async def cancel(self, job: JobId, actor: str) -> bool:
+        """Whether it had not ended. In the audit trail under the name of `actor`."""
+        if not await mark_cancelled(self.database, job, actor):
+            return False
+        await self.end(job, JobState.CANCELLED, Reason.CANCELLED.value)
+        return True
 
     async def go_on(self, job: UUID) -> bool:
         """One pass over what is left of a job that is being ended; True when nothing is."""
@@ -100,6 +109,16 @@ class Ender:
             await self.bus.tell(CANCEL, encode(Cancel(tokens)))
         except NatsUnavailable:
             log.info("cancel_not_told", runs=len(tokens))
+
+
+async def mark_cancelled(database: Database, job: JobId, actor: str) -> bool:
+    """Whether the job was still alive; from here on no frame of it begins, and servers end it."""
+    async with database.transaction() as tx:
+        row = await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
+        if row is None:
+            return False
+        await audit.append(tx, [AuditEntry(actor, "job.cancel", f"job:{job}")])
+    return True
 
 
 def _ignore(_ended: list[JobEnd]) -> None:

@@ -127,6 +127,8 @@ class Finisher:
         self.queue = queue
         self.books = books
         self.hooks: list[Hook] = []
+        self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
+        """Told after the commit of jobs that ended here; not of those whose commit lost its reply."""
         self.traces = Traces(database)
         self._pace = pace = pace or Scheduler()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
@@ -188,6 +190,9 @@ class Finisher:
         LATE.inc(told.late)
         for (topic, state), jobs in Counter((job.topic, job.state) for job in told.finished).items():
             COMPLETED.labels(topic, state).inc(jobs)
+        if told.finished:
+            for listener in self.listeners:
+                listener(told.finished)
         if told.finished and tracing.on():
             await self.traces.finished(told.finished, told.since_ns)
 

@@ -53,6 +53,10 @@ class Frames(msgspec.Struct, frozen=True):
         """The number of the frame that the queue calls `place`."""
         return self.first + (place - self.first) * self.step
 
+    def index(self, place: int) -> int:
+        """How many frames of the layer come before the one that the queue calls `place`."""
+        return sum(min(max(place - first, 0), count) for first, count in self.in_queue())
+
     def place(self, number: int) -> int | None:
         """What the queue calls frame `number`, or None when the layer has no such frame."""
         steps, rest = divmod(number - self.first, self.step)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rota.engine.ender import END_AS
+from rota.engine.ender import mark_cancelled
 from rota.engine.engine import store_target
 from rota.engine.explain import Explainer
 from rota.engine.jobs import FrameEnd, Job, Jobs, Layer, Moment
 from rota.engine.logs import Logs, Piece, Stream
 from rota.engine.submit_steps import Submitted
-from rota.infra import audit
-from rota.infra.audit import AuditEntry
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, check_current
 from rota.infra.settings_file import load
@@ -29,8 +27,6 @@ from rota.infra.store import Store
 from rota.model.errors import InvalidSetting
 from rota.model.ids import JobId
 from rota.model.job import Submission
-from rota.model.lifecycle import JobState
-from rota.model.reasons import Reason
 from rota.model.settings import Settings
 from rota.runtime import postgres_target, submitter_of
 from rota.sdk.transport import Result, Why
@@ -87,13 +83,10 @@ class Direct:
                 frame = ends[-1].frame + 1
 
     async def cancel(self, job: JobId) -> bool:
-        async with (await self._opened()).database.transaction() as tx:
-            row = await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
-            if row is not None:
-                await audit.append(tx, [AuditEntry(self._actor, "job.cancel", f"job:{job}")])
-        if row is None:
+        marked = await mark_cancelled((await self._opened()).database, job, self._actor)
+        if not marked:
             await self.get(job)
-        return row is not None
+        return marked
 
     async def logs(
         self,

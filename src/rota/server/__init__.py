@@ -1,17 +1,40 @@
-"""What a replica serves to the outside besides health and metrics: gRPC.
+"""What a replica serves to the outside besides health and metrics: the HTTP API, and gRPC.
 
-`services` is handed to `runtime.serve` by the command that runs a replica, since the runtime lies below this room. What
-is served to whom is said in `rota.server.calls`; the contracts are the `.proto` files here.
+`services` is handed to `runtime.serve` by the command that runs a replica, since the runtime lies below this room. The
+API is `rota.server.http`; what gRPC serves to whom is said in `rota.server.calls`, by the `.proto` files here.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 from rota.infra.service import Service
+from rota.infra.service.listener import App
 from rota.runtime import Replica
 
 
 def services(replica: Replica) -> list[Service]:
-    """To be supervised with `replica`. Without a shared secret nobody could be let in, so nothing is served."""
+    """To be supervised with `replica`, whose listener serves the API from here on."""
+    return [*_http(replica), *_grpc(replica)]
+
+
+def _http(replica: Replica) -> list[Service]:
+    from rota.engine.watching import Watch
+    from rota.server.access import KeyCheck
+    from rota.server.http.app import build
+    from rota.server.http.desk import Desk
+    from rota.server.http.door import Door
+    from rota.server.http.pressure import Pressure
+
+    watch, check, api = Watch(replica.database), KeyCheck(replica.database), replica.settings.api
+    replica.engine.finisher.listeners.append(watch.heard)
+    pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
+    replica.listener.mount(Door(cast("App", build(Desk.of(replica, watch))), check, pressure))
+    return [*check.services(), Service("watch", watch.run)]
+
+
+def _grpc(replica: Replica) -> list[Service]:
+    """Without a shared secret nobody could be let in, so nothing is served."""
     if replica.settings.grpc.shared_secret is None:
         return []
     from rota.server.calls import CallServer

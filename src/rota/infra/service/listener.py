@@ -97,7 +97,6 @@ class Listener:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        app: App | None = None,
         close_s: int = 5,
     ) -> None:
         self.host = host
@@ -105,8 +104,13 @@ class Listener:
         self.checks = Checks()
         self.service = Service("listener", self._run)
         self._supervisor = supervisor
-        self._app = app
+        self._app: App | None = None
         self._close_s = close_s
+
+    def mount(self, app: App) -> None:
+        """Have every other path answered by `app`; before it is started."""
+        assert self._app is None, "one app is mounted"
+        self._app = app
 
     async def _run(self, life: Lifecycle) -> None:
         with self._bound() as bound:

@@ -35,6 +35,9 @@ class Api(Section, frozen=True):
             described="a key as it was shown when it was made",
         ),
     ] = None
+    requests_per_s: Annotated[int, Whole("Requests a second that a server takes of each key; 0: any number.")] = 1000
+    requests_burst: Annotated[int, Whole("Requests of a key that may come at once.", least=1)] = 2000
+    requests_at_once: Annotated[int, Whole("Requests that a server answers at once, of all keys; 0: any number.")] = 256
 
 
 class Log(Section, frozen=True):

@@ -1,0 +1,91 @@
+"""Waiting for jobs to end, for many who wait at once: one question to PostgreSQL for all of them, now and then.
+
+Jobs that end by way of this process are known at once; those of other replicas at the next look. Nothing is kept for
+whom nobody waits. While PostgreSQL is away those who wait go on waiting, each for as long as it said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from rota.engine.finish import JobEnd
+from rota.engine.jobs import Jobs
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database
+from rota.infra.service import Lifecycle
+from rota.model.errors import PostgresUnavailable
+from rota.model.ids import JobId
+
+LOOK_S: Final = 0.1
+MOST: Final = 1000
+"""Jobs that are asked about at once."""
+
+
+class Watch:
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self._jobs = Jobs(database)
+        self._clock = clock or SystemClock()
+        self._waiting: dict[JobId, set[asyncio.Event]] = {}
+        self._some = asyncio.Event()
+        self._over = False
+
+    async def ended(self, job: JobId, within_s: float) -> None:
+        """Returns when the job has ended or is not kept, when the time is over, or when the server is ending."""
+        told = asyncio.Event()
+        self._waiting.setdefault(job, set()).add(told)
+        self._some.set()
+        try:
+            if not self._over:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within_s):
+                        await told.wait()
+        finally:
+            self._forget(job, told)
+
+    def heard(self, ends: Sequence[JobEnd]) -> None:
+        """For `Finisher.listeners`."""
+        for end in ends:
+            self._tell(end.job)
+
+    async def run(self, life: Lifecycle) -> None:
+        looking = asyncio.create_task(self._look_on(), name="watch")
+        try:
+            life.ready()
+            await life.until_draining()
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            self._over = True
+            for job in list(self._waiting):
+                self._tell(job)
+
+    async def _look_on(self) -> None:
+        while True:
+            await self._some.wait()
+            with suppress(PostgresUnavailable):
+                await self.look()
+            if not self._waiting:
+                self._some.clear()
+            await self._clock.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        asked = list(self._waiting)
+        for first in range(0, len(asked), MOST):
+            some = asked[first : first + MOST]
+            states = await self._jobs.states(some)
+            for job in some:
+                if job not in states or states[job].terminal:
+                    self._tell(job)
+
+    def _tell(self, job: JobId) -> None:
+        for told in self._waiting.get(job, ()):
+            told.set()
+
+    def _forget(self, job: JobId, told: asyncio.Event) -> None:
+        left = self._waiting[job]
+        left.discard(told)
+        if not left:
+            del self._waiting[job]

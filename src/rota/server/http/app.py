@@ -1,0 +1,47 @@
+"""The API as one ASGI app, for the listener to mount."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from litestar import Litestar, Router
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+
+from rota.model.errors import RotaError
+from rota.server.http import openapi, problems
+from rota.server.http.desk import Desk
+from rota.server.http.door import PREFIX
+from rota.server.http.jobs import JobRoutes
+from rota.server.http.routes import ROLE, WHERE, let_in
+from rota.server.http.wire import Ask, Reply
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+CONTROLLERS: Final = (JobRoutes,)
+
+
+def build(desk: Desk) -> Litestar:
+    app = Litestar(
+        [Router(PREFIX, route_handlers=CONTROLLERS, guards=[let_in])],
+        dependencies={"desk": Provide(lambda: desk, sync_to_thread=False)},
+        exception_handlers={
+            RotaError: problems.on_error,
+            HTTPException: problems.on_http,
+            Exception: problems.on_defect,
+        },
+        request_class=Ask,
+        response_class=Reply,
+        openapi_config=openapi.config(),
+        request_max_body_size=BODY_BYTES_MAX,
+        logging_config=None,
+    )
+    _check_roles(app)
+    return app
+
+
+def _check_roles(app: Litestar) -> None:
+    """Those of Litestar's own, which tell of the API itself, need only a key."""
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            ours = handler.fn.__module__.startswith(__package__ or "")
+            assert not ours or handler.opt.keys() >= {ROLE, WHERE}, f"{route.path} names no role"

@@ -1,0 +1,65 @@
+"""What handlers work with: the parts of a replica that faces use, and nothing else of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rota.accounting.books import Books
+from rota.engine.ender import Ender
+from rota.engine.explain import Explainer
+from rota.engine.jobs import Jobs
+from rota.engine.logs import Logs
+from rota.engine.outcomes import OutcomeReader
+from rota.engine.reopen import Reopener
+from rota.engine.submit import Submitter
+from rota.engine.watching import Watch
+from rota.infra.postgres import Database
+from rota.infra.store import Store
+from rota.model.settings import Settings
+from rota.placement.registry import Registry
+from rota.placement.routing import Routing
+from rota.queue import Queue
+from rota.runtime import Replica, reopener_of
+from rota.server.access import Keys
+
+
+class Desk(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Settings
+    database: Database
+    submitter: Submitter
+    jobs: Jobs
+    outcomes: OutcomeReader
+    logs: Logs
+    store: Store
+    watch: Watch
+    ender: Ender
+    reopener: Reopener
+    explainer: Explainer
+    queue: Queue
+    books: Books
+    routing: Routing
+    registry: Registry
+    keys: Keys
+
+    @classmethod
+    def of(cls, replica: Replica, watch: Watch) -> Desk:
+        engine, database = replica.engine, replica.database
+        jobs = Jobs(database)
+        return cls(
+            settings=replica.settings,
+            database=database,
+            submitter=engine.submitter,
+            jobs=jobs,
+            outcomes=OutcomeReader(jobs, engine.store),
+            logs=Logs(database),
+            store=engine.store,
+            watch=watch,
+            ender=engine.ender,
+            reopener=reopener_of(replica.settings, replica.queue),
+            explainer=engine.explainer,
+            queue=replica.queue,
+            books=replica.books,
+            routing=engine.routing,
+            registry=engine.registry,
+            keys=Keys(database),
+        )

@@ -1,0 +1,47 @@
+"""The way in: who asks, and whether there is room for it, is known before the API sees a request, whatever its path."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rota.infra.service.listener import App, Receive, Scope, Send
+from rota.model.errors import RotaError
+from rota.model.key_text import presented
+from rota.server.access import KeyCheck
+from rota.server.http import problems
+from rota.server.http.pressure import Pressure
+
+PREFIX: Final = "/api/v1"
+
+
+class Door:
+    def __init__(self, app: App, check: KeyCheck, pressure: Pressure) -> None:
+        self._app = app
+        self._check = check
+        self._pressure = pressure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            actor = await self._check.check(_shown(scope))
+            with self._pressure.taken(actor.key) as turn:
+                await self._app({**scope, "user": actor, "auth": turn}, receive, send)
+        except RotaError as error:
+            await _refuse(send, problems.of_error(error))
+
+
+def _shown(scope: Scope) -> str:
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    return presented(headers.get(b"authorization"), headers.get(b"x-api-key"))
+
+
+async def _refuse(send: Send, answer: problems.Answer) -> None:
+    """The handlers of the app answer what these refuse, so nothing was sent when we come here."""
+    headers = {"content-type": problems.MEDIA_TYPE, "content-length": str(len(answer.body)), **answer.headers}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": answer.problem.status,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,137 @@
+"""Jobs: submitted one by one or thousands a request, looked at, waited for, cancelled, tried again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.params import Parameter
+
+from rota.engine.explain_told import Explained
+from rota.engine.jobs import Job, JobLine
+from rota.engine.reopen import Reopened
+from rota.engine.submit_steps import Submitted
+from rota.infra import audit
+from rota.infra.audit import AuditEntry
+from rota.model.access import Actor, Role, guard_submission
+from rota.model.errors import Forbidden, InvalidInput
+from rota.model.ids import JobId, parse_id
+from rota.model.job import Submission
+from rota.model.lifecycle import JobState
+from rota.server.http.desk import Desk
+from rota.server.http.filters import parse_filter
+from rota.server.http.lines import read_lines
+from rota.server.http.pages import LIMIT, Limit, Page
+from rota.server.http.routes import needs
+from rota.server.http.seen import JobPath, seen
+from rota.server.http.wire import Ask
+
+BULK_MAX: Final = 10_000
+WAIT_S_MAX: Final = 60.0
+
+Query = Annotated[
+    str,
+    Parameter(
+        query="q",
+        description="`state:RUNNING show:film topic:render reason:quota_job label:shot=12`, each at most once.",
+        max_length=1024,
+    ),
+]
+Wait = Annotated[
+    float, Parameter(ge=0, le=WAIT_S_MAX, description="Answer once it has ended, or after so many seconds.")
+]
+Idempotency = Annotated[
+    str | None,
+    Parameter(header="Idempotency-Key", max_length=200, description="Repeated under the same key it is the same job."),
+]
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    job: JobId
+    state: JobState
+    changed: bool
+    """False: it had ended before."""
+
+
+class Several(msgspec.Struct, frozen=True):
+    """In the order of the lines."""
+
+    items: list[Submitted]
+
+
+class JobRoutes(Controller):
+    path = "/jobs"
+    tags = ("jobs",)
+
+    @post(opt=needs(Role.SUBMITTER, "somewhere"))
+    async def submit_job(self, request: Ask, data: Submission, desk: Desk, key: Idempotency = None) -> Submitted:
+        """Submit one job."""
+        [submitted] = await desk.submitter.submit([_keyed(_owned(data, request.user), key)], may_be_critical=True)
+        return submitted
+
+    @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
+    async def submit_jobs(self, request: Ask, desk: Desk) -> Several:
+        """Submit up to ten thousand jobs, a line of JSON each: all of them or none."""
+        given = [_owned(each, request.user) for each in await read_lines(request, most=BULK_MAX)]
+        return Several(await desk.submitter.submit(given, may_be_critical=True))
+
+    @get(opt=needs(Role.VIEWER, "somewhere"))
+    async def find_jobs(
+        self, request: Ask, desk: Desk, q: Query = "", after: str | None = None, limit: Limit = LIMIT
+    ) -> Page[JobLine]:
+        """List jobs, the newest first. A page may be short and have a next one: rare jobs are looked for in steps."""
+        wanted = parse_filter(q, request.user)
+        found = await desk.jobs.list(wanted, after=parse_id(JobId, after) if after else None, most=limit)
+        return Page(found.items, str(found.next) if found.next else None)
+
+    @get("/{job:str}", opt=needs(Role.VIEWER, "somewhere"))
+    async def get_job(self, request: Ask, desk: Desk, job: JobPath, wait: Wait = 0.0) -> Job:
+        """Look at a job, or wait for its end."""
+        found = await seen(request.user, desk, job)
+        if wait and not found.state.terminal:
+            with request.auth.aside():
+                await desk.watch.ended(found.id, wait)
+            found = await desk.jobs.get(found.id)
+        return found
+
+    @post("/{job:str}/cancel", opt=needs(Role.SUBMITTER, "somewhere"), status_code=200)
+    async def cancel_job(self, request: Ask, desk: Desk, job: JobPath) -> Cancelled:
+        """End a job: what waits at once, what runs as soon as its worker has stopped it."""
+        found = await seen(request.user, desk, job, Role.SUBMITTER)
+        changed = await desk.ender.cancel(found.id, request.user.audited)
+        return Cancelled(found.id, (await desk.jobs.get(found.id)).state, changed)
+
+    @post("/{job:str}/retry", opt=needs(Role.SUBMITTER, "somewhere"))
+    async def retry_job(self, request: Ask, desk: Desk, job: JobPath, every_frame: bool = False) -> Reopened:
+        """Run what failed of a job, or all of it, as a new job."""
+        found = await seen(request.user, desk, job, Role.SUBMITTER)
+        async with desk.database.transaction() as tx:
+            reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, on=tx)
+            detail = {"job": str(reopened.job), "frames": reopened.frames}
+            await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
+        return reopened
+
+    @get("/{job:str}/explain", opt=needs(Role.VIEWER, "somewhere"))
+    async def explain_job(self, request: Ask, desk: Desk, job: JobPath, layer: str | None = None) -> Explained:
+        """Why it is not running, what is to be mended first at first, with what would help."""
+        found = await seen(request.user, desk, job)
+        return await desk.explainer.explain(found.id, layer=layer)
+
+
+def _owned(submission: Submission, actor: Actor) -> Submission:
+    """In the name of whoever sent it: nobody submits as somebody else."""
+    guard_submission(actor, submission)
+    if submission.principal and submission.principal != actor.name:
+        raise Forbidden(
+            f"The key {actor.name} cannot submit as principal {submission.principal[:64]!r}: leave principal out."
+        )
+    return msgspec.structs.replace(submission, principal=actor.name)
+
+
+def _keyed(submission: Submission, key: str | None) -> Submission:
+    if not key or submission.idempotency_key == key:
+        return submission
+    if submission.idempotency_key:
+        raise InvalidInput("The header Idempotency-Key and idempotency_key of the body differ: send one of them.")
+    return msgspec.structs.replace(submission, idempotency_key=key)

@@ -1,0 +1,106 @@
+"""The API as OpenAPI tells it: paths and parameters from the handlers, shapes of bodies and answers from msgspec.
+
+Added are the refusals that every route may answer with, msgpack beside JSON, bodies that are read line by line, and the
+role that each route needs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+import msgspec
+from litestar import Controller, Litestar, get
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+
+from rota.model.access import Role
+from rota.server.http.door import PREFIX
+from rota.server.http.problems import MEDIA_TYPE, Problem
+from rota.server.http.routes import needs, table
+from rota.server.http.wire import JSON, MSGPACK, Ask
+
+REFERENCE: Final = "#/components/schemas/{name}"
+LINES: Final = "application/x-ndjson"
+_LINES: Final = {"type": "string", "description": "On each line a Submission as JSON."}
+REFUSALS: Final = {
+    "400": "What was sent is wrong; nothing was changed.",
+    "401": "There is no good key with it.",
+    "403": "The key does not allow it.",
+    "404": "There is no such thing, or the key may not see it.",
+    "409": "It is not allowed now.",
+    "413": "It is too large.",
+    "415": "Bodies of this type are not read.",
+    "429": "Too much at once; Retry-After says when to try again.",
+    "503": "A server behind this one does not answer; the same call may work later.",
+}
+
+
+class Description(Controller):
+    path = PREFIX
+    include_in_schema = False
+
+    @get("/openapi.json", opt=needs(Role.VIEWER, "somewhere"), media_type=JSON)
+    async def describe(self, request: Ask) -> bytes:
+        return _written(request.app)
+
+
+def config() -> OpenAPIConfig:
+    key = SecurityScheme(type="http", scheme="bearer", description="A key that `rota keys create` made.")
+    return OpenAPIConfig(
+        title="Rota",
+        version=version("rota"),
+        summary="A distributed job scheduler that keeps exact books.",
+        components=Components(security_schemes={"key": key}),
+        security=[{"key": []}],
+        openapi_controller=cast("Any", Description),  # in place of pages with code of other hosts
+        use_handler_docstrings=True,
+    )
+
+
+def document(app: Litestar) -> dict[str, Any]:
+    schema = app.openapi_schema.to_schema()
+    shapes: dict[str, Any] = {}
+    schema["components"]["schemas"] = shapes
+    for route in table(app):
+        operation = schema["paths"][route.path][route.method.lower()]
+        operation |= {"x-rota-role": route.role.value, "x-rota-where": route.where}
+        operation["summary"] = operation.pop("description", operation["summary"])
+        operation["operationId"] = route.name
+        _set_answer(operation, _shape(route.answer, shapes))
+        if route.body is not None:
+            operation["requestBody"] = {"required": True, "content": _both(_shape(route.body, shapes))}
+        if route.name == "submit_jobs":
+            operation["requestBody"] = {"required": True, "content": {LINES: {"schema": _LINES}}}
+        _add_refusals(operation, _shape(Problem, shapes))
+    return schema
+
+
+@lru_cache(maxsize=1)
+def _written(app: Litestar) -> bytes:
+    return msgspec.json.encode(document(app), order="deterministic")
+
+
+def _shape(kind: Any, shapes: dict[str, Any]) -> dict[str, Any] | None:
+    """As msgspec reads and writes it; Litestar's own guess does not know of structs that are written as arrays."""
+    if kind is None or kind is bytes:
+        return None
+    [shape], more = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    shapes |= more
+    return shape
+
+
+def _both(shape: dict[str, Any] | None) -> dict[str, Any]:
+    return {JSON: {"schema": shape}, MSGPACK: {"schema": shape}}
+
+
+def _set_answer(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+    for status, answer in operation["responses"].items():
+        if status.startswith("2") and shape is not None:
+            answer["content"] = _both(shape)
+
+
+def _add_refusals(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+    for status, why in REFUSALS.items():
+        operation["responses"][status] = {"description": why, "content": {MEDIA_TYPE: {"schema": shape}}}

@@ -1,0 +1,116 @@
+"""How much is taken at once: from each key so many requests a second, and from all together so many under way.
+
+What waits for a job to end, or follows events, is not under way meanwhile, and of these there are only so many, too.
+All is kept in this process alone, so with several replicas a key has as much at each. Buckets of keys that are full
+again tell nothing and are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from math import ceil
+from typing import Final
+
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.telemetry import metrics
+from rota.model.errors import RateLimited
+
+UNDER_WAY = metrics.gauge("rota_http_under_way", "Requests to the API that are being answered.")
+WAITING = metrics.gauge("rota_http_waiting", "Requests that wait for a job to end or follow events.")
+BUCKETS_MAX: Final = 4096
+WAITING_MAX, WAITING_OF_KEY_MAX = 4096, 1024
+WAITING_RETRY_S: Final = 5
+
+
+class Pressure:
+    """`rate` requests a second of a key, `burst` of them at once; `most` under way of all keys. 0 is no limit."""
+
+    def __init__(self, rate: float, burst: int, most: int, clock: Clock | None = None) -> None:
+        self._rate = rate
+        self._burst = float(max(burst, 1))
+        self._most = most
+        self._clock = clock or SystemClock()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """What each key had left, and when."""
+        self._under_way = 0
+        self._waiting: Counter[str] = Counter()
+
+    @contextmanager
+    def taken(self, key: str) -> Iterator[Turn]:
+        """Raises RateLimited, which says when to come again, unless there is room for one more."""
+        if self._rate:
+            self._take_one(key)
+        self._begin()
+        try:
+            yield Turn(self, key)
+        finally:
+            self._end()
+
+    @contextmanager
+    def aside(self, key: str) -> Iterator[None]:
+        if self._waiting.total() >= WAITING_MAX or self._waiting[key] >= WAITING_OF_KEY_MAX:
+            raise RateLimited(
+                f"{self._waiting[key]} requests of this key wait for news already, of all keys"
+                f" {self._waiting.total()}: end some, or try again in a few seconds.",
+                retry_after_s=WAITING_RETRY_S,
+            )
+        self._waiting[key] += 1
+        WAITING.set(self._waiting.total())
+        self._end()
+        try:
+            yield
+        finally:
+            # It was let in before, so it is not sent away now.
+            self._under_way += 1
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+            WAITING.set(self._waiting.total())
+
+    def _begin(self) -> None:
+        if self._most and self._under_way >= self._most:
+            raise RateLimited(
+                f"This server is answering {self._under_way} requests already: try again in a second.", retry_after_s=1
+            )
+        self._under_way += 1
+        UNDER_WAY.set(self._under_way)
+
+    def _end(self) -> None:
+        self._under_way -= 1
+        UNDER_WAY.set(self._under_way)
+
+    def _take_one(self, key: str) -> None:
+        now_s = self._clock.monotonic()
+        had, at_s = self._buckets.get(key, (self._burst, now_s))
+        left = min(self._burst, had + (now_s - at_s) * self._rate)
+        if left < 1.0:
+            wait_s = ceil((1.0 - left) / self._rate)
+            raise RateLimited(
+                f"This key has sent more than {self._rate:g} requests a second: try again in {wait_s} s, or send many"
+                " jobs in one request.",
+                retry_after_s=wait_s,
+            )
+        if len(self._buckets) >= BUCKETS_MAX:
+            self._forget(now_s)
+        self._buckets[key] = (left - 1.0, now_s)
+
+    def _forget(self, now_s: float) -> None:
+        self._buckets = {
+            key: (left, at_s)
+            for key, (left, at_s) in self._buckets.items()
+            if left + (now_s - at_s) * self._rate < self._burst
+        }
+
+
+class Turn:
+    """A request that is under way."""
+
+    def __init__(self, pressure: Pressure, key: str) -> None:
+        self._pressure = pressure
+        self._key = key
+
+    def aside(self) -> AbstractContextManager[None]:
+        """While it waits for news; raises RateLimited when too many do."""
+        return self._pressure.aside(self._key)

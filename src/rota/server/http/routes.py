@@ -1,0 +1,67 @@
+"""What every route says of itself: which role it needs, and where.
+
+somewhere   in any show: lists are cut to those shows, and a handler asks again for the show of what it finds
+show        in the show that the path names
+everywhere  in every show, for what concerns no single one
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from litestar import Litestar
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+
+from rota.model.access import Role, guard, guard_somewhere
+
+Where = Literal["somewhere", "show", "everywhere"]
+ROLE: Final = "rota_role"
+WHERE: Final = "rota_where"
+
+
+def needs(role: Role, where: Where) -> dict[str, Any]:
+    """For the `opt` of a route."""
+    return {ROLE: role, WHERE: where}
+
+
+def let_in(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Before parameters and body are read."""
+    role: Role = handler.opt[ROLE]
+    match handler.opt[WHERE]:
+        case "somewhere":
+            guard_somewhere(connection.user, role)
+        case "show":
+            guard(connection.user, role, connection.path_params["show"])
+        case _:
+            guard(connection.user, role)
+
+
+class Route(msgspec.Struct, frozen=True):
+    """As tests and OpenAPI need it."""
+
+    method: str
+    path: str
+    role: Role
+    where: Where
+    name: str
+    answer: Any
+    body: Any = None
+
+
+def table(app: Litestar) -> list[Route]:
+    """Every route that is in the description of the API."""
+    found = []
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            if isinstance(handler, HTTPRouteHandler) and ROLE in handler.opt and handler.resolve_include_in_schema():
+                found += [_route(method, route.path_format, handler) for method in handler.http_methods]
+    assert len({route.name for route in found}) == len(found), "OpenAPI calls them by name"
+    return sorted(found, key=lambda each: (each.path, each.method))
+
+
+def _route(method: str, path: str, handler: HTTPRouteHandler) -> Route:
+    data, answer = handler.parsed_data_field, handler.parsed_fn_signature.return_type.annotation
+    role, where = handler.opt[ROLE], handler.opt[WHERE]
+    return Route(method, path, role, where, handler.handler_name, answer, data.annotation if data else None)

@@ -1,0 +1,73 @@
+"""Bodies and answers: JSON, or msgpack for whoever says so, in both directions; read strictly, into declared types."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from litestar import Litestar, Request, Response
+from litestar.exceptions import HTTPException
+from litestar.response.base import ASGIResponse
+
+from rota.model.access import Actor
+from rota.model.errors import InvalidInput
+from rota.server.http.pressure import Turn
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+MSGPACK_TOO: Final = ("application/x-msgpack", "application/vnd.msgpack")
+SAID_MAX: Final = 300
+
+
+class Ask(Request[Actor, Turn, Any]):
+    """A request of somebody who was let in."""
+
+    async def json(self) -> Any:
+        """Litestar asks for the body by this name; it is decoded once, into the type that the handler takes."""
+        field = self.route_handler.parsed_data_field
+        assert field is not None, "the body is asked for by handlers that take one"
+        return decoded(await self.body(), field.annotation, self.headers.get("content-type", JSON))
+
+
+class Reply(Response[Any]):
+    """In the form that the client accepts."""
+
+    def to_asgi_response(self, app: Litestar | None, request: Request[Any, Any, Any], **more: Any) -> ASGIResponse:
+        if _wants_msgpack(request) and _is_json(more.get("media_type") or self.media_type):
+            self.media_type = more["media_type"] = MSGPACK
+        return super().to_asgi_response(app, request, **more)
+
+    def render(self, content: Any, media_type: str, enc_hook: Any = None) -> bytes:
+        if media_type == MSGPACK:
+            return msgspec.msgpack.encode(content)
+        return super().render(content, media_type, enc_hook)
+
+
+def decoded(body: bytes, kind: Any, media_type: str) -> Any:
+    named = media_type.partition(";")[0].strip().lower()
+    try:
+        if named == JSON:
+            return msgspec.json.decode(body, type=kind)
+        if named == MSGPACK or named in MSGPACK_TOO:
+            return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"The body cannot be read: {_told(error)}.") from error
+    raise HTTPException(
+        status_code=415, detail=f"Bodies of the type {named[:64]!r} are not read here: send {JSON} or {MSGPACK}"
+    )
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    said = str(error)[:SAID_MAX].rstrip(".").replace("`", "")
+    return f"{said[:1].lower()}{said[1:]}"
+
+
+def _wants_msgpack(request: Request[Any, Any, Any]) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "msgpack" in accepted
+
+
+def _is_json(media_type: Any) -> bool:
+    return media_type is None or str(getattr(media_type, "value", media_type)).startswith(JSON)
