@@ -15,8 +15,8 @@ import msgspec
 
 from rota import runtime
 from rota.accounting.admin import Admin
+from rota.accounting.counting import Counting
 from rota.accounting.items import Item, Show
-from rota.cli.books_read import Counting
 from rota.cli.local_worker import spawned
 from rota.engine.jobs import Job, Jobs
 from rota.engine.workers import Known

@@ -18,6 +18,7 @@ from rota.cli import db
 from rota.cli import queue_view as view
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
+from rota.engine import queues
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import check_current
@@ -56,13 +57,8 @@ async def listed(queue: Queue) -> Page:
 
 
 async def set_paused(queue: Queue, name: str, *, paused: bool) -> Page:
-    [info] = await known(queue, [name])
-    changed = info.paused is not paused
-    if changed:
-        async with queue.database.transaction() as tx:
-            await (queue.pause if paused else queue.resume)(name, on=tx)
-            action = "queue.pause" if paused else "queue.resume"
-            await audit.append(tx, [AuditEntry(actor(), action, f"queue:{name}")])
+    await known(queue, [name])
+    changed = await queues.set_paused(queue, name, actor(), paused=paused)
     return view.paused_page(name, (await queue.counts_exact([name]))[name], paused=paused, changed=changed)
 
 

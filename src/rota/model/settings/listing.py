@@ -9,6 +9,7 @@ import msgspec
 from rota.model.settings.kinds import Secret, Url, Value
 from rota.model.settings.leaves import leaves, value_at
 from rota.model.settings.resolve import LoadedSettings, Origin
+from rota.model.settings.tree import Settings
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -23,7 +24,12 @@ class Row(msgspec.Struct, frozen=True):
 
 def rows(loaded: LoadedSettings) -> Iterator[Row]:
     for path, leaf in leaves().items():
-        value, kind = value_at(loaded.settings, path), leaf.kind
-        text = kind.show(value)
-        may_hold_secret = isinstance(kind, Secret | Url) and value is not None
-        yield Row(path, text, text if may_hold_secret else value, kind.unit, loaded.origins[path])
+        text = leaf.kind.show(value_at(loaded.settings, path))
+        yield Row(path, text, masked(loaded.settings, path), leaf.kind.unit, loaded.origins[path])
+
+
+def masked(settings: Settings, path: str) -> Value:
+    """A value without what may be secret in it."""
+    value, kind = value_at(settings, path), leaves()[path].kind
+    may_hold_secret = isinstance(kind, Secret | Url) and value is not None
+    return kind.show(value) if may_hold_secret else value

@@ -10,14 +10,34 @@ from litestar.exceptions import HTTPException
 
 from rota.model.errors import RotaError
 from rota.server.http import openapi, problems
+from rota.server.http.books import DepartmentRoutes, ShowRoutes
 from rota.server.http.desk import Desk
 from rota.server.http.door import PREFIX
 from rota.server.http.jobs import JobRoutes
+from rota.server.http.jobs_out import OutputRoutes
+from rota.server.http.layers import LayerRoutes
+from rota.server.http.office import KeyRoutes, LedgerRoutes, OfficeRoutes
+from rota.server.http.pools import PoolRoutes, TopicRoutes, WorkerRoutes
+from rota.server.http.queues import DeadLetterRoutes, QueueRoutes
 from rota.server.http.routes import ROLE, WHERE, let_in
 from rota.server.http.wire import Ask, Reply
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-CONTROLLERS: Final = (JobRoutes,)
+CONTROLLERS: Final = (
+    JobRoutes,
+    OutputRoutes,
+    LayerRoutes,
+    ShowRoutes,
+    DepartmentRoutes,
+    PoolRoutes,
+    TopicRoutes,
+    WorkerRoutes,
+    QueueRoutes,
+    DeadLetterRoutes,
+    LedgerRoutes,
+    KeyRoutes,
+    OfficeRoutes,
+)
 
 
 def build(desk: Desk) -> Litestar:

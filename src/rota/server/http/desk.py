@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 
 from rota.accounting.books import Books
@@ -40,6 +42,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing
     registry: Registry
     keys: Keys
+    until_stopping: Callable[[], Awaitable[None]]
+    """For answers that last: they end when the server does."""
 
     @classmethod
     def of(cls, replica: Replica, watch: Watch) -> Desk:
@@ -62,4 +66,5 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             routing=engine.routing,
             registry=engine.registry,
             keys=Keys(database),
+            until_stopping=replica.supervisor.until_stopping,
         )

@@ -90,8 +90,8 @@ class JobRoutes(Controller):
         """Look at a job, or wait for its end."""
         found = await seen(request.user, desk, job)
         if wait and not found.state.terminal:
-            with request.auth.aside():
-                await desk.watch.ended(found.id, wait)
+            request.auth.go_aside()
+            await desk.watch.ended(found.id, wait)
             found = await desk.jobs.get(found.id)
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from math import ceil
 from typing import Final
 
@@ -43,31 +43,31 @@ class Pressure:
         if self._rate:
             self._take_one(key)
         self._begin()
+        turn = Turn(self, key)
         try:
-            yield Turn(self, key)
+            yield turn
         finally:
-            self._end()
+            if turn.is_aside:
+                self._come_back(key)
+            else:
+                self._end()
 
-    @contextmanager
-    def aside(self, key: str) -> Iterator[None]:
+    def go_aside(self, key: str) -> None:
         if self._waiting.total() >= WAITING_MAX or self._waiting[key] >= WAITING_OF_KEY_MAX:
             raise RateLimited(
                 f"{self._waiting[key]} requests of this key wait for news already, of all keys"
                 f" {self._waiting.total()}: end some, or try again in a few seconds.",
                 retry_after_s=WAITING_RETRY_S,
             )
+        self._end()
         self._waiting[key] += 1
         WAITING.set(self._waiting.total())
-        self._end()
-        try:
-            yield
-        finally:
-            # It was let in before, so it is not sent away now.
-            self._under_way += 1
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key]
-            WAITING.set(self._waiting.total())
+
+    def _come_back(self, key: str) -> None:
+        self._waiting[key] -= 1
+        if not self._waiting[key]:
+            del self._waiting[key]
+        WAITING.set(self._waiting.total())
 
     def _begin(self) -> None:
         if self._most and self._under_way >= self._most:
@@ -110,7 +110,10 @@ class Turn:
     def __init__(self, pressure: Pressure, key: str) -> None:
         self._pressure = pressure
         self._key = key
+        self.is_aside = False
 
-    def aside(self) -> AbstractContextManager[None]:
-        """While it waits for news; raises RateLimited when too many do."""
-        return self._pressure.aside(self._key)
+    def go_aside(self) -> None:
+        """To wait for news, for the rest of it; raises RateLimited when too many do."""
+        if not self.is_aside:
+            self._pressure.go_aside(self._key)
+            self.is_aside = True

@@ -1,0 +1,225 @@
+"""What jobs leave behind: what frames returned, what they wrote, and their files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.params import Parameter
+from litestar.response import Stream as Streamed
+
+from rota.engine.jobs import Layer
+from rota.engine.logs import READ_MAX, Logs, Piece, Stream
+from rota.engine.outcomes import Outcomes
+from rota.infra.store import Pointer
+from rota.model.access import Role
+from rota.model.errors import NotFound
+from rota.model.ids import JobId
+from rota.model.job_frames import FRAME_LAST
+from rota.server.http.desk import Desk
+from rota.server.http.pages import Limit, Page
+from rota.server.http.routes import needs
+from rota.server.http.seen import JobPath, seen
+from rota.server.http.wire import Ask
+
+BYTES: Final = "application/octet-stream"
+FOLLOW_S: Final = 3600.0
+LOOK_S: Final = 0.5
+FILES_LOOKED_AT: Final = 10_000
+
+FrameNumber = Annotated[int | None, Parameter(ge=0, le=FRAME_LAST, description="A frame, by its number.")]
+LayerName = Annotated[str | None, Parameter(max_length=200, description="A layer, by its name.")]
+Attempt = Annotated[int | None, Parameter(ge=1, le=32767, description="Its last one, when left out.")]
+At = Annotated[int, Parameter(ge=0, lt=2**53, description="From this byte of the stream on; needs `stream`.")]
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream of a frame wrote from byte `at` on."""
+
+    attempt: int
+    stream: Stream
+    at: int
+    text: str
+    dropped: int = 0
+    """So many bytes right before it were too many to be kept."""
+    lost: int = 0
+    """So many bytes right before it are missing for another reason."""
+    last: bool = False
+    """Nothing follows in this stream."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """`at` fetches it: `/jobs/{job}/artifacts/file?at=...`."""
+
+    layer: str
+    frame: int
+    attempt: int
+    name: str
+    bytes: int
+    sha256: str
+    at: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One stream of one frame."""
+
+    job: JobId
+    frame: int | None
+    layer: str | None
+    attempt: int | None
+    stream: Stream
+
+    async def read(self, logs: Logs, at: int, most: int = READ_MAX) -> list[Piece]:
+        return await logs.read(
+            self.job, self.frame, layer=self.layer, attempt=self.attempt, stream=self.stream, after=at, most=most
+        )
+
+
+class OutputRoutes(Controller):
+    path = "/jobs/{job:str}"
+    tags = ("outputs",)
+
+    @get("/results", opt=needs(Role.VIEWER, "somewhere"))
+    async def get_results(
+        self,
+        request: Ask,
+        desk: Desk,
+        job: JobPath,
+        frame: FrameNumber = None,
+        after: str | None = None,
+        limit: Limit = 100,
+    ) -> Outcomes:
+        """What frames returned, or why they failed. One that succeeded and returned nothing has no entry."""
+        return await desk.outcomes.page(await seen(request.user, desk, job), after=after, most=limit, frame=frame)
+
+    @get("/logs", opt=needs(Role.VIEWER, "somewhere"))
+    async def get_logs(
+        self,
+        request: Ask,
+        desk: Desk,
+        job: JobPath,
+        frame: FrameNumber = None,
+        layer: LayerName = None,
+        attempt: Attempt = None,
+        stream: Stream | None = None,
+        at: At = 0,
+        limit: Limit = 100,
+    ) -> Page[Text]:
+        """What a frame wrote; the first one when none is named. `next` is the byte to go on `at`, of a named stream."""
+        found = await seen(request.user, desk, job)
+        pieces = await desk.logs.read(
+            found.id, frame, layer=layer, attempt=attempt, stream=stream, after=at, most=limit
+        )
+        told = [
+            Text(
+                attempt=piece.attempt,
+                stream=piece.stream,
+                at=piece.at,
+                text=piece.data.decode(errors="replace"),
+                dropped=piece.dropped,
+                lost=piece.lost,
+                last=piece.last,
+            )
+            for piece in pieces
+        ]
+        more = stream is not None and len(pieces) == limit
+        return Page(told, str(pieces[-1].at + len(pieces[-1].data)) if more else None)
+
+    @get("/logs/{stream:str}", opt=needs(Role.VIEWER, "somewhere"), media_type=BYTES)
+    async def follow_logs(
+        self,
+        request: Ask,
+        desk: Desk,
+        job: JobPath,
+        stream: Stream,
+        frame: FrameNumber = None,
+        layer: LayerName = None,
+        attempt: Attempt = None,
+        at: At = 0,
+        follow: bool = False,
+    ) -> Streamed:
+        """A stream as it was written, byte for byte; with `follow` until it ends, for an hour at most."""
+        found = await seen(request.user, desk, job)
+        wanted = Wanted(found.id, frame, layer, attempt, stream)
+        await wanted.read(desk.logs, at, most=1)  # what is wrong is told before anything is sent
+        if follow:
+            request.auth.go_aside()
+        return Streamed(_written(desk, wanted, at, FOLLOW_S if follow else 0.0), media_type=BYTES)
+
+    @get("/artifacts", opt=needs(Role.VIEWER, "somewhere"))
+    async def get_artifacts(
+        self, request: Ask, desk: Desk, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
+    ) -> Page[File]:
+        """Files that frames have left, of the first ten thousand frames of each layer that have any."""
+        found = await seen(request.user, desk, job)
+        files = [
+            file
+            for one in found.layers
+            if layer is None or one.name == layer
+            for file in await _files(desk, one, frame)
+        ]
+        return Page(files)
+
+    @get("/artifacts/file", opt=needs(Role.VIEWER, "somewhere"), media_type=BYTES)
+    async def get_artifact(
+        self, request: Ask, desk: Desk, job: JobPath, at: Annotated[str, Parameter(max_length=200)]
+    ) -> Response[bytes]:
+        """One of these files."""
+        found = await seen(request.user, desk, job)
+        for layer in found.layers:
+            for file in await _files(desk, layer, None):
+                if file.at == at:
+                    return Response(await desk.store.get(at), media_type=BYTES)
+        raise NotFound(f"Job {found.id} has left no file {at[:64]!r}: its list of artifacts says `at` of each.")
+
+
+async def _written(desk: Desk, wanted: Wanted, at: int, follow_s: float) -> AsyncIterator[bytes]:
+    """What is there, and for `follow_s` what comes: until it ends, or the job has ended and nothing came any more."""
+    until = time.monotonic() + follow_s
+    while True:
+        ended = follow_s and (await desk.jobs.get(wanted.job)).state.terminal
+        pieces = await wanted.read(desk.logs, at)
+        for piece in pieces:
+            at = piece.at + len(piece.data)
+            yield piece.data
+        if len(pieces) == READ_MAX:
+            continue
+        if any(piece.last for piece in pieces) or ended or time.monotonic() >= until or await _stops(desk):
+            return
+
+
+async def _stops(desk: Desk) -> bool:
+    """Whether the server is ending; a moment later if it is not."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            await desk.until_stopping()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _files(desk: Desk, layer: Layer, frame: int | None) -> list[File]:
+    place = 0 if frame is None else layer.frames.place(frame)
+    if place is None:
+        return []
+    most = FILES_LOOKED_AT if frame is None else 1
+    files = []
+    for kept in await desk.jobs.artifacts(layer.id, frame=place, most=most):
+        pointer = Pointer.parse(kept.pointer)
+        if frame is None or kept.frame == place:
+            files.append(
+                File(
+                    layer=layer.name,
+                    frame=layer.frames.number(kept.frame),
+                    attempt=kept.attempt,
+                    name=kept.name,
+                    bytes=pointer.size,
+                    sha256=pointer.sha256.hex(),
+                    at=kept.pointer,
+                )
+            )
+    return files
