@@ -118,7 +118,8 @@ async def hang(name):
 
 
 class Farm:
-    def __init__(self, database_url, redis_url, nats_url, prefix):
+    def __init__(self, database_url, redis_url, nats_url, prefix, *, faces=lambda _replica: ()):
+        """`faces` are what replicas serve besides, such as `rota.server.services`."""
         self.urls = Urls(postgres=database_url, redis=redis_url, nats=nats_url)
         base = Settings()
         self.settings = msgspec.structs.replace(
@@ -128,6 +129,7 @@ class Farm:
             worker=msgspec.structs.replace(base.worker, heartbeat_interval=0.2),
         )
         self.replicas = []
+        self.faces = faces
         self._open = AsyncExitStack()
         seen.clear()
         gates.clear()
@@ -151,6 +153,7 @@ class Farm:
         replica.engine.members.name = f"{replica.engine.members.name}/{len(self.replicas)}"
         replica.engine.leases.owner = replica.engine.members.name
         self.replicas.append(replica)
+        replica.supervisor.add(*self.faces(replica))
         await self._open.enter_async_context(replica.supervisor.running())
         return replica
 

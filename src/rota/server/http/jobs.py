@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 from litestar import Controller, get, post
-from litestar.params import Parameter
+from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, JobLine
@@ -19,7 +19,7 @@ from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import JobId, parse_id
 from rota.model.job import Submission
 from rota.model.lifecycle import JobState
-from rota.server.http.desk import Desk
+from rota.server.http.desk import AtDesk
 from rota.server.http.filters import parse_filter
 from rota.server.http.lines import read_lines
 from rota.server.http.pages import LIMIT, Limit, Page
@@ -32,18 +32,19 @@ WAIT_S_MAX: Final = 60.0
 
 Query = Annotated[
     str,
-    Parameter(
-        query="q",
+    QueryParameter(
         description="`state:RUNNING show:film topic:render reason:quota_job label:shot=12`, each at most once.",
         max_length=1024,
     ),
 ]
 Wait = Annotated[
-    float, Parameter(ge=0, le=WAIT_S_MAX, description="Answer once it has ended, or after so many seconds.")
+    float, QueryParameter(ge=0, le=WAIT_S_MAX, description="Answer once it has ended, or after so many seconds.")
 ]
 Idempotency = Annotated[
     str | None,
-    Parameter(header="Idempotency-Key", max_length=200, description="Repeated under the same key it is the same job."),
+    HeaderParameter(
+        name="Idempotency-Key", max_length=200, description="Repeated under the same key it is the same job."
+    ),
 ]
 
 
@@ -65,20 +66,22 @@ class JobRoutes(Controller):
     tags = ("jobs",)
 
     @post(opt=needs(Role.SUBMITTER, "somewhere"))
-    async def submit_job(self, request: Ask, data: Submission, desk: Desk, key: Idempotency = None) -> Submitted:
+    async def submit_job(
+        self, request: Ask, data: JSONBody[Submission], desk: AtDesk, key: Idempotency = None
+    ) -> Submitted:
         """Submit one job."""
         [submitted] = await desk.submitter.submit([_keyed(_owned(data, request.user), key)], may_be_critical=True)
         return submitted
 
     @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
-    async def submit_jobs(self, request: Ask, desk: Desk) -> Several:
+    async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
         """Submit up to ten thousand jobs, a line of JSON each: all of them or none."""
         given = [_owned(each, request.user) for each in await read_lines(request, most=BULK_MAX)]
         return Several(await desk.submitter.submit(given, may_be_critical=True))
 
     @get(opt=needs(Role.VIEWER, "somewhere"))
     async def find_jobs(
-        self, request: Ask, desk: Desk, q: Query = "", after: str | None = None, limit: Limit = LIMIT
+        self, request: Ask, desk: AtDesk, q: Query = "", after: FromQuery[str | None] = None, limit: Limit = LIMIT
     ) -> Page[JobLine]:
         """List jobs, the newest first. A page may be short and have a next one: rare jobs are looked for in steps."""
         wanted = parse_filter(q, request.user)
@@ -86,7 +89,7 @@ class JobRoutes(Controller):
         return Page(found.items, str(found.next) if found.next else None)
 
     @get("/{job:str}", opt=needs(Role.VIEWER, "somewhere"))
-    async def get_job(self, request: Ask, desk: Desk, job: JobPath, wait: Wait = 0.0) -> Job:
+    async def get_job(self, request: Ask, desk: AtDesk, job: JobPath, wait: Wait = 0.0) -> Job:
         """Look at a job, or wait for its end."""
         found = await seen(request.user, desk, job)
         if wait and not found.state.terminal:
@@ -96,14 +99,16 @@ class JobRoutes(Controller):
         return found
 
     @post("/{job:str}/cancel", opt=needs(Role.SUBMITTER, "somewhere"), status_code=200)
-    async def cancel_job(self, request: Ask, desk: Desk, job: JobPath) -> Cancelled:
+    async def cancel_job(self, request: Ask, desk: AtDesk, job: JobPath) -> Cancelled:
         """End a job: what waits at once, what runs as soon as its worker has stopped it."""
         found = await seen(request.user, desk, job, Role.SUBMITTER)
         changed = await desk.ender.cancel(found.id, request.user.audited)
         return Cancelled(found.id, (await desk.jobs.get(found.id)).state, changed)
 
     @post("/{job:str}/retry", opt=needs(Role.SUBMITTER, "somewhere"))
-    async def retry_job(self, request: Ask, desk: Desk, job: JobPath, every_frame: bool = False) -> Reopened:
+    async def retry_job(
+        self, request: Ask, desk: AtDesk, job: JobPath, every_frame: FromQuery[bool] = False
+    ) -> Reopened:
         """Run what failed of a job, or all of it, as a new job."""
         found = await seen(request.user, desk, job, Role.SUBMITTER)
         async with desk.database.transaction() as tx:
@@ -113,7 +118,9 @@ class JobRoutes(Controller):
         return reopened
 
     @get("/{job:str}/explain", opt=needs(Role.VIEWER, "somewhere"))
-    async def explain_job(self, request: Ask, desk: Desk, job: JobPath, layer: str | None = None) -> Explained:
+    async def explain_job(
+        self, request: Ask, desk: AtDesk, job: JobPath, layer: FromQuery[str | None] = None
+    ) -> Explained:
         """Why it is not running, what is to be mended first at first, with what would help."""
         found = await seen(request.user, desk, job)
         return await desk.explainer.explain(found.id, layer=layer)

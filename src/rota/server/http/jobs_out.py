@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 from litestar import Controller, Response, get
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream as Streamed
 
 from rota.engine.jobs import Layer
@@ -20,7 +20,7 @@ from rota.model.access import Role
 from rota.model.errors import NotFound
 from rota.model.ids import JobId
 from rota.model.job_frames import FRAME_LAST
-from rota.server.http.desk import Desk
+from rota.server.http.desk import AtDesk, Desk
 from rota.server.http.pages import Limit, Page
 from rota.server.http.routes import needs
 from rota.server.http.seen import JobPath, seen
@@ -31,10 +31,10 @@ FOLLOW_S: Final = 3600.0
 LOOK_S: Final = 0.5
 FILES_LOOKED_AT: Final = 10_000
 
-FrameNumber = Annotated[int | None, Parameter(ge=0, le=FRAME_LAST, description="A frame, by its number.")]
-LayerName = Annotated[str | None, Parameter(max_length=200, description="A layer, by its name.")]
-Attempt = Annotated[int | None, Parameter(ge=1, le=32767, description="Its last one, when left out.")]
-At = Annotated[int, Parameter(ge=0, lt=2**53, description="From this byte of the stream on; needs `stream`.")]
+FrameNumber = Annotated[int | None, QueryParameter(ge=0, le=FRAME_LAST, description="A frame, by its number.")]
+LayerName = Annotated[str | None, QueryParameter(max_length=200, description="A layer, by its name.")]
+Attempt = Annotated[int | None, QueryParameter(ge=1, le=32767, description="Its last one, when left out.")]
+At = Annotated[int, QueryParameter(ge=0, lt=2**53, description="From this byte of the stream on; needs `stream`.")]
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +87,10 @@ class OutputRoutes(Controller):
     async def get_results(
         self,
         request: Ask,
-        desk: Desk,
+        desk: AtDesk,
         job: JobPath,
         frame: FrameNumber = None,
-        after: str | None = None,
+        after: FromQuery[str | None] = None,
         limit: Limit = 100,
     ) -> Outcomes:
         """What frames returned, or why they failed. One that succeeded and returned nothing has no entry."""
@@ -100,12 +100,12 @@ class OutputRoutes(Controller):
     async def get_logs(
         self,
         request: Ask,
-        desk: Desk,
+        desk: AtDesk,
         job: JobPath,
         frame: FrameNumber = None,
         layer: LayerName = None,
         attempt: Attempt = None,
-        stream: Stream | None = None,
+        stream: FromQuery[Stream | None] = None,
         at: At = 0,
         limit: Limit = 100,
     ) -> Page[Text]:
@@ -133,14 +133,14 @@ class OutputRoutes(Controller):
     async def follow_logs(
         self,
         request: Ask,
-        desk: Desk,
+        desk: AtDesk,
         job: JobPath,
-        stream: Stream,
+        stream: FromPath[Stream],
         frame: FrameNumber = None,
         layer: LayerName = None,
         attempt: Attempt = None,
         at: At = 0,
-        follow: bool = False,
+        follow: FromQuery[bool] = False,
     ) -> Streamed:
         """A stream as it was written, byte for byte; with `follow` until it ends, for an hour at most."""
         found = await seen(request.user, desk, job)
@@ -152,7 +152,7 @@ class OutputRoutes(Controller):
 
     @get("/artifacts", opt=needs(Role.VIEWER, "somewhere"))
     async def get_artifacts(
-        self, request: Ask, desk: Desk, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
+        self, request: Ask, desk: AtDesk, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
     ) -> Page[File]:
         """Files that frames have left, of the first ten thousand frames of each layer that have any."""
         found = await seen(request.user, desk, job)
@@ -166,7 +166,7 @@ class OutputRoutes(Controller):
 
     @get("/artifacts/file", opt=needs(Role.VIEWER, "somewhere"), media_type=BYTES)
     async def get_artifact(
-        self, request: Ask, desk: Desk, job: JobPath, at: Annotated[str, Parameter(max_length=200)]
+        self, request: Ask, desk: AtDesk, job: JobPath, at: Annotated[str, QueryParameter(max_length=200)]
     ) -> Response[bytes]:
         """One of these files."""
         found = await seen(request.user, desk, job)

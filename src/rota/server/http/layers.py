@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import Controller, get, patch
+from litestar.params import FromPath, JSONBody
 
 from rota.accounting.admin import Admin
 from rota.accounting.items import Change
@@ -17,7 +18,7 @@ from rota.model.access import Role
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.farm import Changed, JobCaps
 from rota.model.ids import LayerId
-from rota.server.http.desk import Desk
+from rota.server.http.desk import AtDesk
 from rota.server.http.pages import LIMIT, Limit, Page
 from rota.server.http.routes import needs
 from rota.server.http.seen import JobPath, seen
@@ -41,15 +42,15 @@ class LayerRoutes(Controller):
     tags = ("layers and frames",)
 
     @get("/layers", opt=needs(Role.VIEWER, "somewhere"))
-    async def find_layers(self, request: Ask, desk: Desk, job: JobPath) -> Page[Layer]:
+    async def find_layers(self, request: Ask, desk: AtDesk, job: JobPath) -> Page[Layer]:
         return Page((await seen(request.user, desk, job)).layers)
 
     @get("/layers/{layer:str}", opt=needs(Role.VIEWER, "somewhere"))
-    async def get_layer(self, request: Ask, desk: Desk, job: JobPath, layer: str) -> Layer:
+    async def get_layer(self, request: Ask, desk: AtDesk, job: JobPath, layer: FromPath[str]) -> Layer:
         return _layer(await seen(request.user, desk, job), layer)
 
     @get("/frames", opt=needs(Role.VIEWER, "somewhere"))
-    async def find_frames(self, request: Ask, desk: Desk, job: JobPath, limit: Limit = LIMIT) -> Page[FrameTold]:
+    async def find_frames(self, request: Ask, desk: AtDesk, job: JobPath, limit: Limit = LIMIT) -> Page[FrameTold]:
         """Frames that are on workers, those that are there longest first. What became of others is in the results."""
         found = await seen(request.user, desk, job)
         layers = {layer.id: layer for layer in found.layers}
@@ -69,7 +70,7 @@ class LayerRoutes(Controller):
         )
 
     @patch("/caps", opt=needs(Role.OPERATOR, "somewhere"))
-    async def change_job_caps(self, request: Ask, desk: Desk, job: JobPath, data: JobCaps) -> Changed:
+    async def change_job_caps(self, request: Ask, desk: AtDesk, job: JobPath, data: JSONBody[JobCaps]) -> Changed:
         """How much of a job, or of a layer of it, may run at once; -1 takes the cap away."""
         found = await seen(request.user, desk, job, Role.OPERATOR)
         if found.state.terminal:

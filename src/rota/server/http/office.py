@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import Controller, delete, get, post
-from litestar.params import Parameter
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 
 from rota.accounting import audit as auditing
 from rota.accounting.audit import Audited, Line
@@ -23,13 +23,13 @@ from rota.model.settings.listing import masked
 from rota.server.access import Key
 from rota.server.access.keys import State
 from rota.server.http.books import ShowPath
-from rota.server.http.desk import Desk
+from rota.server.http.desk import AtDesk
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import needs
 from rota.server.http.wire import Ask
 
-KeyPath = Annotated[str, Parameter(max_length=64, description="The id of a key.")]
-Word = Annotated[str | None, Parameter(max_length=200)]
+KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]
+Word = Annotated[str | None, QueryParameter(max_length=200)]
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -107,12 +107,12 @@ class LedgerRoutes(Controller):
     tags = ("ledger",)
 
     @get(opt=needs(Role.VIEWER, "show"))
-    async def audit_ledger(self, desk: Desk, show: ShowPath) -> LedgerTold:
+    async def audit_ledger(self, desk: AtDesk, show: ShowPath) -> LedgerTold:
         """Compare what is booked, what the tables say and what Redis counts, while bookings go on."""
         return _ledger(await auditing.audit(desk.books, await desk.books.admin.show(show)))
 
     @post("/repair", opt=needs(Role.ADMIN, "show"), status_code=200)
-    async def repair_ledger(self, request: Ask, desk: Desk, show: ShowPath) -> LedgerTold:
+    async def repair_ledger(self, request: Ask, desk: AtDesk, show: ShowPath) -> LedgerTold:
         """Bring counters, limits and tables to what PostgreSQL says is booked, and compare again."""
         found = await desk.books.admin.show(show)
         await auditing.repair(desk.books, found)
@@ -127,20 +127,20 @@ class KeyRoutes(Controller):
     tags = ("keys",)
 
     @get(opt=needs(Role.ADMIN, "somewhere"))
-    async def find_keys(self, request: Ask, desk: Desk, revoked: bool = False) -> Page[KeyTold]:
+    async def find_keys(self, request: Ask, desk: AtDesk, revoked: FromQuery[bool] = False) -> Page[KeyTold]:
         """Keys all of whose grants lie in shows that the asking key administers."""
         found = await desk.keys.list(revoked=revoked)
         return Page([_key(key) for key in found if _may_handle(request.user, key)])
 
     @post(opt=needs(Role.ADMIN, "somewhere"))
-    async def create_key(self, request: Ask, desk: Desk, data: KeySpec) -> KeyMade:
+    async def create_key(self, request: Ask, desk: AtDesk, data: JSONBody[KeySpec]) -> KeyMade:
         """A new key, which is shown in this answer and never again."""
         guard_granting(request.user, [grant.show for grant in data.grants])
         made = await desk.keys.create(data.name, data.grants, actor=request.user.audited, expires_s=data.expires_s)
         return KeyMade(_key(made.key), made.plain.text)
 
     @delete("/{key:str}", opt=needs(Role.ADMIN, "somewhere"), status_code=200)
-    async def revoke_key(self, request: Ask, desk: Desk, key: KeyPath) -> KeyTold:
+    async def revoke_key(self, request: Ask, desk: AtDesk, key: KeyPath) -> KeyTold:
         """Refused everywhere within a second, and for good."""
         for found in await desk.keys.list(revoked=True):
             if found.id == key and _may_handle(request.user, found):
@@ -161,8 +161,8 @@ class OfficeRoutes(Controller):
     @get("/audit", opt=needs(Role.ADMIN, "everywhere"))
     async def read_audit(
         self,
-        desk: Desk,
-        before: Annotated[int | None, Parameter(ge=1, lt=2**63, description="`next` of the page before.")] = None,
+        desk: AtDesk,
+        before: Annotated[int | None, QueryParameter(ge=1, lt=2**63, description="`next` of the page before.")] = None,
         actor: Word = None,
         action: Word = None,
         limit: Limit = LIMIT,
@@ -172,7 +172,7 @@ class OfficeRoutes(Controller):
         return page(found, limit, lambda entry: entry.seq)
 
     @get("/config", opt=needs(Role.ADMIN, "everywhere"))
-    async def read_config(self, desk: Desk) -> Page[SettingTold]:
+    async def read_config(self, desk: AtDesk) -> Page[SettingTold]:
         """The settings of the server that answers; secrets are masked."""
         return Page(
             [

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, Final, cast
+from typing import Any, Final, get_origin
 
 import msgspec
-from litestar import Controller, Litestar, get
+from litestar import Controller, Litestar, Response, Router
+from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
-from rota.model.access import Role
 from rota.server.http.door import PREFIX
 from rota.server.http.problems import MEDIA_TYPE, Problem
-from rota.server.http.routes import needs, table
+from rota.server.http.routes import table
 from rota.server.http.wire import JSON, MSGPACK, Ask
 
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -37,29 +37,15 @@ REFUSALS: Final = {
 }
 
 
-class Description(Controller):
-    path = PREFIX
-    include_in_schema = False
-
-    @get("/openapi.json", opt=needs(Role.VIEWER, "somewhere"), media_type=JSON)
-    async def describe(self, request: Ask) -> bytes:
-        return _written(request.app)
-
-
-def config() -> OpenAPIConfig:
-    key = SecurityScheme(type="http", scheme="bearer", description="A key that `rota keys create` made.")
-    return OpenAPIConfig(
-        title="Rota",
-        version=version("rota"),
-        summary="A distributed job scheduler that keeps exact books.",
-        components=Components(security_schemes={"key": key}),
-        security=[{"key": []}],
-        openapi_controller=cast("Any", Description),  # in place of pages with code of other hosts
-        use_handler_docstrings=True,
+def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
+    """Of an app that is made for this alone: one that served it would bring pages with code of other hosts."""
+    app = Litestar(
+        [Router(PREFIX, route_handlers=routes)],
+        dependencies={"desk": Provide(lambda: None, sync_to_thread=False)},
+        request_class=Ask,
+        openapi_config=_config(),
+        logging_config=None,
     )
-
-
-def document(app: Litestar) -> dict[str, Any]:
     schema = app.openapi_schema.to_schema()
     shapes: dict[str, Any] = {}
     schema["components"]["schemas"] = shapes
@@ -78,13 +64,25 @@ def document(app: Litestar) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _written(app: Litestar) -> bytes:
-    return msgspec.json.encode(document(app), order="deterministic")
+def written(routes: tuple[type[Controller], ...]) -> bytes:
+    return msgspec.json.encode(document(routes), order="deterministic")
+
+
+def _config() -> OpenAPIConfig:
+    key = SecurityScheme(type="http", scheme="bearer", description="A key that `rota keys create` made.")
+    return OpenAPIConfig(
+        title="Rota",
+        version=version("rota"),
+        summary="A distributed job scheduler that keeps exact books.",
+        components=Components(security_schemes={"key": key}),
+        security=[{"key": []}],
+        use_handler_docstrings=True,
+    )
 
 
 def _shape(kind: Any, shapes: dict[str, Any]) -> dict[str, Any] | None:
     """As msgspec reads and writes it; Litestar's own guess does not know of structs that are written as arrays."""
-    if kind is None or kind is bytes:
+    if kind is None or kind is bytes or issubclass(get_origin(kind) or kind, Response):
         return None
     [shape], more = msgspec.json.schema_components([kind], ref_template=REFERENCE)
     shapes |= more

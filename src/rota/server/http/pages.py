@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 
 T = TypeVar("T")
 
 LIMIT: Final = 50
 LIMIT_MAX: Final = 1000
 
-Limit = Annotated[int, Parameter(ge=1, le=LIMIT_MAX, description="Items of a page at most.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="Items of a page at most.")]
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import Controller, get, post
-from litestar.params import Parameter
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 
 from rota.accounting.items import unknown
 from rota.engine import queues
@@ -23,15 +23,15 @@ from rota.model.errors import InvalidInput
 from rota.model.farm import Changed, QueueTold
 from rota.queue import DeadLetter, DeadLetterFilter
 from rota.queue.dead_letters import REMOVE_MAX, Kind
-from rota.server.http.desk import Desk
+from rota.server.http.desk import AtDesk, Desk
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import needs
 from rota.server.http.seen import seen
 from rota.server.http.wire import Ask
 
-QueuePath = Annotated[str, Parameter(max_length=300, description="The name of a queue.")]
-Code = Annotated[str | None, Parameter(max_length=100)]
-Cursor = Annotated[int, Parameter(ge=0, lt=2**63, description="`next` of the page before.")]
+QueuePath = Annotated[str, PathParameter(max_length=300, description="The name of a queue.")]
+Code = Annotated[str | None, QueryParameter(max_length=100)]
+Cursor = Annotated[int, QueryParameter(ge=0, lt=2**63, description="`next` of the page before.")]
 IDS_IN_AUDIT = 20
 
 
@@ -57,19 +57,19 @@ class QueueRoutes(Controller):
     tags = ("queues",)
 
     @get(opt=needs(Role.VIEWER, "somewhere"))
-    async def find_queues(self, request: Ask, desk: Desk) -> Page[QueueTold]:
+    async def find_queues(self, request: Ask, desk: AtDesk) -> Page[QueueTold]:
         """Queues with frames of shows that the key may look into; counts are exact."""
         found = await queues.told(desk.queue)
         may = request.user.may
         return Page([one for one, owner in found.values() if may(Role.VIEWER, owner.show if owner else None)])
 
     @post("/{queue:str}/pause", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def pause_queue(self, request: Ask, desk: Desk, queue: QueuePath) -> Changed:
+    async def pause_queue(self, request: Ask, desk: AtDesk, queue: QueuePath) -> Changed:
         """Nothing more of it starts; what runs goes on."""
         return await _pause(request.user, desk, queue, paused=True)
 
     @post("/{queue:str}/resume", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def resume_queue(self, request: Ask, desk: Desk, queue: QueuePath) -> Changed:
+    async def resume_queue(self, request: Ask, desk: AtDesk, queue: QueuePath) -> Changed:
         return await _pause(request.user, desk, queue, paused=False)
 
 
@@ -81,11 +81,11 @@ class DeadLetterRoutes(Controller):
     async def find_dead_letters(
         self,
         request: Ask,
-        desk: Desk,
-        kind: Kind | None = None,
+        desk: AtDesk,
+        kind: FromQuery[Kind | None] = None,
         reason: Code = None,
-        queue: Annotated[str | None, Parameter(max_length=300)] = None,
-        job: str | None = None,
+        queue: Annotated[str | None, QueryParameter(max_length=300)] = None,
+        job: FromQuery[str | None] = None,
         after: Cursor = 0,
         limit: Limit = LIMIT,
     ) -> Page[DeadLetter]:
@@ -98,7 +98,7 @@ class DeadLetterRoutes(Controller):
         return page(found, limit, lambda letter: letter.id)
 
     @post("/retry", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def retry_dead_letters(self, request: Ask, desk: Desk, data: Letters) -> Settled:
+    async def retry_dead_letters(self, request: Ask, desk: AtDesk, data: JSONBody[Letters]) -> Settled:
         """Run frames and jobs among these again, as new jobs; ten thousand at once."""
         which = await _which(request.user, desk, data)
         async with desk.database.transaction() as tx:
@@ -108,7 +108,7 @@ class DeadLetterRoutes(Controller):
         return Settled(retried.gone, retried.jobs)
 
     @post("/purge", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def purge_dead_letters(self, request: Ask, desk: Desk, data: Letters) -> Settled:
+    async def purge_dead_letters(self, request: Ask, desk: AtDesk, data: JSONBody[Letters]) -> Settled:
         """Forget these; ten thousand at once."""
         which = await _which(request.user, desk, data)
         async with desk.database.transaction() as tx:

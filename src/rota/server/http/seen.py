@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar.params import Parameter
+from litestar.params import PathParameter
 
 from rota.engine.jobs import Job
 from rota.model.access import Actor, Role, guard
@@ -12,7 +12,7 @@ from rota.model.errors import NotFound
 from rota.model.ids import JobId, parse_id
 from rota.server.http.desk import Desk
 
-JobPath = Annotated[str, Parameter(description="The id of a job.")]
+JobPath = Annotated[str, PathParameter(description="The id of a job.")]
 
 
 async def seen(actor: Actor, desk: Desk, job: str, role: Role = Role.VIEWER) -> Job:
