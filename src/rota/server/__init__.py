@@ -6,11 +6,15 @@ API is `rota.server.http`; what gRPC serves to whom is said in `rota.server.call
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from rota.infra.service import Service
 from rota.infra.service.listener import App
 from rota.runtime import Replica
+
+if TYPE_CHECKING:
+    from rota.server.http.desk import Desk
 
 
 def services(replica: Replica) -> list[Service]:
@@ -21,7 +25,6 @@ def services(replica: Replica) -> list[Service]:
 def _http(replica: Replica) -> list[Service]:
     from rota.engine.watching import Watch
     from rota.server.access import KeyCheck
-    from rota.server.http.app import build
     from rota.server.http.desk import Desk
     from rota.server.http.door import Door
     from rota.server.http.pressure import Pressure
@@ -29,8 +32,15 @@ def _http(replica: Replica) -> list[Service]:
     watch, check, api = Watch(replica.database), KeyCheck(replica.database), replica.settings.api
     replica.engine.finisher.listeners.append(watch.heard)
     pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    replica.listener.mount(Door(cast("App", build(Desk.of(replica, watch))), check, pressure))
-    return [*check.services(), Service("watch", watch.run)]
+    door = Door(partial(_built, Desk.of(replica, watch)), check, pressure)
+    replica.listener.mount(door)
+    return [*check.services(), Service("watch", watch.run), Service("api", door.run)]
+
+
+def _built(desk: Desk) -> App:
+    from rota.server.http.app import build  # takes as long as everything else that a server does to start
+
+    return cast("App", build(desk))
 
 
 def _grpc(replica: Replica) -> list[Service]:

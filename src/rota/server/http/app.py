@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 
 from rota.model.access import Role
 from rota.model.errors import RotaError
-from rota.server.http import openapi, problems
+from rota.server.http import openapi, refusing
 from rota.server.http.books import DepartmentRoutes, ShowRoutes
 from rota.server.http.desk import Desk
 from rota.server.http.door import PREFIX
@@ -46,9 +46,9 @@ def build(desk: Desk) -> Litestar:
         [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[let_in])],
         dependencies={"desk": Provide(lambda: desk, sync_to_thread=False)},
         exception_handlers={
-            RotaError: problems.on_error,
-            HTTPException: problems.on_http,
-            Exception: problems.on_defect,
+            RotaError: refusing.on_error,
+            HTTPException: refusing.on_http,
+            Exception: refusing.on_defect,
         },
         request_class=Ask,
         response_class=Reply,

@@ -27,9 +27,9 @@ from rota.model.farm import (
     ShowTold,
 )
 from rota.model.quota import Level
-from rota.server.http.desk import AtDesk, Desk
+from rota.server.http.desk import Desk
 from rota.server.http.pages import Page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.wire import Ask
 
 ShowPath = Annotated[str, PathParameter(max_length=200, description="The name of a show.")]

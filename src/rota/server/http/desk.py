@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import msgspec
-from litestar.di import NamedDependency
 
 from rota.accounting.books import Books
 from rota.engine.ender import Ender
@@ -69,7 +68,3 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             keys=Keys(database),
             until_stopping=replica.supervisor.until_stopping,
         )
-
-
-AtDesk = NamedDependency[Desk]
-"""For the signatures of handlers."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
+from rota.infra.service import Lifecycle
 from rota.infra.service.listener import App, Receive, Scope, Send
 from rota.model.errors import RotaError
 from rota.model.key_text import presented
@@ -12,11 +16,16 @@ from rota.server.http import problems
 from rota.server.http.pressure import Pressure
 
 PREFIX: Final = "/api/v1"
+WARM_AFTER_S: Final = 1.0
 
 
 class Door:
-    def __init__(self, app: App, check: KeyCheck, pressure: Pressure) -> None:
-        self._app = app
+    """`build` makes the app that is behind it: in a thread, when it is first asked for or a moment after the start, so
+    that a server is up before it."""
+
+    def __init__(self, build: Callable[[], App], check: KeyCheck, pressure: Pressure) -> None:
+        self._build = build
+        self._built: asyncio.Task[App] | None = None
         self._check = check
         self._pressure = pressure
 
@@ -24,9 +33,24 @@ class Door:
         try:
             actor = await self._check.check(_shown(scope))
             with self._pressure.taken(actor.key) as turn:
-                await self._app({**scope, "user": actor, "auth": turn}, receive, send)
+                app = await asyncio.shield(self._app())
+                await app({**scope, "user": actor, "auth": turn}, receive, send)
         except RotaError as error:
             await _refuse(send, problems.of_error(error))
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_AFTER_S):
+                await life.until_draining()
+                return
+        await self._app()
+        await life.until_draining()
+
+    def _app(self) -> asyncio.Task[App]:
+        if self._built is None:
+            self._built = asyncio.create_task(asyncio.to_thread(self._build), name="http.build")
+        return self._built
 
 
 def _shown(scope: Scope) -> str:

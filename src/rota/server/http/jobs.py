@@ -19,11 +19,10 @@ from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import JobId, parse_id
 from rota.model.job import Submission
 from rota.model.lifecycle import JobState
-from rota.server.http.desk import AtDesk
 from rota.server.http.filters import parse_filter
 from rota.server.http.lines import read_lines
 from rota.server.http.pages import LIMIT, Limit, Page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, seen
 from rota.server.http.wire import Ask
 

@@ -20,9 +20,9 @@ from rota.model.access import Role
 from rota.model.errors import NotFound
 from rota.model.ids import JobId
 from rota.model.job_frames import FRAME_LAST
-from rota.server.http.desk import AtDesk, Desk
+from rota.server.http.desk import Desk
 from rota.server.http.pages import Limit, Page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, seen
 from rota.server.http.wire import Ask
 

@@ -18,9 +18,8 @@ from rota.model.access import Role
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.farm import Changed, JobCaps
 from rota.model.ids import LayerId
-from rota.server.http.desk import AtDesk
 from rota.server.http.pages import LIMIT, Limit, Page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, seen
 from rota.server.http.wire import Ask
 

@@ -23,9 +23,8 @@ from rota.model.settings.listing import masked
 from rota.server.access import Key
 from rota.server.access.keys import State
 from rota.server.http.books import ShowPath
-from rota.server.http.desk import AtDesk
 from rota.server.http.pages import LIMIT, Limit, Page, page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.wire import Ask
 
 KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]

@@ -14,9 +14,9 @@ from rota.model.access import Role
 from rota.model.farm import Changed, Drain, Named, PoolChange, PoolTold, TopicSpec, TopicTold, WorkerTold
 from rota.placement import Pool
 from rota.server.http.books import PoolPath
-from rota.server.http.desk import AtDesk, Desk
+from rota.server.http.desk import Desk
 from rota.server.http.pages import Page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.wire import Ask
 
 TopicPath = Annotated[str, PathParameter(max_length=200, description="A topic, or a pattern such as render.*.")]

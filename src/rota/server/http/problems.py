@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
 
 from rota.infra.telemetry import metrics
 from rota.model.errors import (
@@ -44,7 +42,6 @@ STATUS: Final[tuple[tuple[type[RotaError], int], ...]] = (
     (SetupFailed, 409),
     (Unavailable, 503),
 )
-_CODES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
 _DEFECT: Final = "This should not have happened and is in the server's log: try again, and tell whoever runs this Rota."
 
 
@@ -80,59 +77,22 @@ def of_error(error: RotaError) -> Answer:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     facts = {name: value for name, value in error.facts.items() if _can_travel(value)}
-    return _counted(status, error.code, error.sentence, headers, facts)
-
-
-def of_http(error: HTTPException) -> Answer:
-    """What Litestar refuses before a handler is asked."""
-    if error.status_code >= 500:
-        return of_defect(error)
-    code = _CODES.get(error.status_code, InvalidInput.code)
-    return _counted(error.status_code, code, _sentence(error), dict(error.headers or {}))
+    return refusal(status, error.code, error.sentence, headers, facts)
 
 
 def of_defect(error: BaseException) -> Answer:
     """Ours. What it says may hold anything, so it goes to the log alone."""
     DEFECTS.inc()
     log.error("http_defect", exc_info=error)
-    return _counted(500, "defect", _DEFECT, {})
+    return refusal(500, "defect", _DEFECT, {})
 
 
-def on_error(_request: Request[Any, Any, Any], error: RotaError) -> Response[bytes]:
-    return _response(of_error(error))
-
-
-def on_http(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    return _response(of_http(error))
-
-
-def on_defect(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    return _response(of_defect(error))
-
-
-def _response(answer: Answer) -> Response[bytes]:
-    return Response(answer.body, status_code=answer.problem.status, media_type=MEDIA_TYPE, headers=answer.headers)
-
-
-def _counted(
+def refusal(
     status: int, code: str, detail: str, headers: dict[str, str], facts: dict[str, Any] | None = None
 ) -> Answer:
     REFUSED.labels(code).inc()
     title = HTTPStatus(status).phrase
     return Answer(Problem(status=status, title=title, code=code, detail=detail, facts=facts or {}), headers)
-
-
-def _sentence(error: HTTPException) -> str:
-    if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
-        first = error.extra[0]
-        where = f" {first['key']}" if first.get("key") else ""
-        said = first.get("message", "it has another shape").replace("`", "")
-        return f"The parameter{where} cannot be read: {said[0].lower()}{said[1:].rstrip('.')}."
-    if error.status_code == 404:
-        return "There is nothing at this path: /api/v1/openapi.json lists what there is."
-    if error.status_code == 405:
-        return "This path does not take that method: /api/v1/openapi.json lists what it takes."
-    return f"{error.detail.rstrip('.')}."
 
 
 def _can_travel(value: object) -> bool:

@@ -23,9 +23,9 @@ from rota.model.errors import InvalidInput
 from rota.model.farm import Changed, QueueTold
 from rota.queue import DeadLetter, DeadLetterFilter
 from rota.queue.dead_letters import REMOVE_MAX, Kind
-from rota.server.http.desk import AtDesk, Desk
+from rota.server.http.desk import Desk
 from rota.server.http.pages import LIMIT, Limit, Page, page
-from rota.server.http.routes import needs
+from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import seen
 from rota.server.http.wire import Ask
 

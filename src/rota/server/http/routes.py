@@ -12,10 +12,14 @@ from typing import Any, Final, Literal
 import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
 from rota.model.access import Role, guard, guard_somewhere
+from rota.server.http.desk import Desk
 
+AtDesk = NamedDependency[Desk]
+"""For the signatures of handlers."""
 Where = Literal["somewhere", "show", "everywhere"]
 ROLE: Final = "rota_role"
 WHERE: Final = "rota_where"

@@ -1,0 +1,50 @@
+"""Refusals of handlers, and of Litestar before it asks one, as problem documents."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+
+from rota.model.errors import InvalidInput, RotaError
+from rota.server.http.problems import MEDIA_TYPE, Answer, of_defect, of_error, refusal
+
+_CODES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
+
+
+def on_error(_request: Request[Any, Any, Any], error: RotaError) -> Response[bytes]:
+    return _response(of_error(error))
+
+
+def on_http(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    return _response(_of_http(error))
+
+
+def on_defect(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    return _response(of_defect(error))
+
+
+def _response(answer: Answer) -> Response[bytes]:
+    return Response(answer.body, status_code=answer.problem.status, media_type=MEDIA_TYPE, headers=answer.headers)
+
+
+def _of_http(error: HTTPException) -> Answer:
+    """What Litestar refuses before a handler is asked."""
+    if error.status_code >= 500:
+        return of_defect(error)
+    code = _CODES.get(error.status_code, InvalidInput.code)
+    return refusal(error.status_code, code, _sentence(error), dict(error.headers or {}))
+
+
+def _sentence(error: HTTPException) -> str:
+    if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
+        first = error.extra[0]
+        where = f" {first['key']}" if first.get("key") else ""
+        said = first.get("message", "it has another shape").replace("`", "")
+        return f"The parameter{where} cannot be read: {said[0].lower()}{said[1:].rstrip('.')}."
+    if error.status_code == 404:
+        return "There is nothing at this path: /api/v1/openapi.json lists what there is."
+    if error.status_code == 405:
+        return "This path does not take that method: /api/v1/openapi.json lists what it takes."
+    return f"{error.detail.rstrip('.')}."
