@@ -496,7 +496,7 @@ async def test_explain_a_retry_that_waits_for_its_time(farm, typed):
     codes, told = await reasons(typed, job)
     assert codes == ["deferred"]
     assert "1 frame waits for its time" in told["reasons"][0]["sentence"]
-    assert 200 < told["layers"][0]["start"]["in_s"] <= 300
+    assert 140 < told["layers"][0]["start"]["in_s"] <= 300  # between half of it and all
 
 
 async def test_explain_a_pool_without_a_share_and_a_job_that_has_ended(farm, typed):

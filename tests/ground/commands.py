@@ -22,7 +22,7 @@ class Terminal:
         self._monkeypatch.setattr(sys, "argv", ["rota", *words])
         status = await asyncio.to_thread(_status)
         said = self._capsys.readouterr()
-        assert "Traceback" not in said.err
+        assert "Traceback" not in said.err, said.err
         assert "This should not happen" not in said.err, said.err
         return SimpleNamespace(status=status, out=said.out, err=LOGGED.sub("", said.err))
 

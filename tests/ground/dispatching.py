@@ -35,6 +35,9 @@ STARTED = sql("SELECT count(*) FROM rota.proc WHERE pk_job = $1::uuid")
 PARKED = sql("SELECT count(*) FROM rota.queue_returned WHERE parked_job = $1::uuid")
 
 
+TURNS_MAX = 12
+
+
 class Mute:
     """Takes every message, and delivers none."""
 
@@ -45,13 +48,15 @@ class Mute:
 
 
 class Noting(Books):
-    """Remembers why it said no."""
+    """Remembers how often it was asked, and why it said no."""
 
     def __init__(self, *given):
         super().__init__(*given)
+        self.asked = 0
         self.refusals = []
 
     async def book(self, show, groups, *, force=False):
+        self.asked += 1
         outcomes = await super().book(show, groups, force=force)
         self.refusals += [outcome.refusal for outcome in outcomes if outcome.refusal]
         return outcomes
@@ -127,10 +132,19 @@ class Rig:
 
     async def turn(self):
         """One turn of the dispatcher with all that waits, and the rounds that it begins."""
-        self.books.refusals.clear()
         await self.dispatcher._look(None)
         async with asyncio.TaskGroup() as tasks:
             await self.dispatcher._turn(tasks)
+
+    async def settle(self):
+        """Turns until one asks nothing of the books: whatever started or was refused, so it stays."""
+        self.books.refusals.clear()
+        for _ in range(TURNS_MAX):
+            before = self.books.asked
+            await self.turn()
+            if self.books.asked == before:
+                return
+        raise AssertionError(f"dispatch does not come to rest within {TURNS_MAX} turns")
 
     async def started(self, job):
         return await self.database.value(STARTED, job)

@@ -58,6 +58,37 @@ async def test_a_limit_is_named_with_its_numbers_and_who_uses_it(rig):
     assert (told.known_by, told.not_known) == ("server", "")
 
 
+async def test_a_share_that_is_used_up_is_told_of_with_the_workers_of_the_next_pool(rig):
+    await rig.pool("spare")
+    await rig._change("create_subscription", "film", "spare", size=50, burst=50)
+    rig.route({"*": ("farm", "spare")})
+    rig.beat("near", capabilities=("task.noop",))
+    rig.beat("far", pool="spare", slots=1, capabilities=("task.noop",))
+    job = await rig.submit("film", frames=9)
+    assert (await rig.explainer.explain(job)).layers[0].starts == 5
+    await rig.settle()
+    told = await rig.explainer.explain(job)
+    assert (codes(told), told.layers[0].refused_by) == (["quota_subscription", "pool_overloaded"], "pool_overloaded")
+    assert [each.name for each in told.reasons[1].passed] == ["far"]
+
+
+async def test_a_job_that_waits_for_others_names_them_and_how_they_are(rig):
+    sim = await rig.submit("film", name="water")
+    await rig.show("other", {"farm": 50})
+    foreign = await rig.submit("other", name="secret")
+    job = await rig.submit("film", job={"after": (sim, foreign), "after_failed": "fail"})
+    told = await rig.explainer.explain(job)
+    [reason] = [each for each in told.reasons if each.tier == "blocked"]
+    assert reason.code == "waiting_on_job"
+    assert [(each.id, each.name, each.state, each.if_failed) for each in reason.waits_for] == [
+        (sim, "water", "SCHEDULED", "fail"),
+        (foreign, str(foreign), "SCHEDULED", "fail"),
+    ]
+    assert reason.sentence == f"It waits for 2 jobs to end: water (SCHEDULED), {foreign} (SCHEDULED)."
+    assert f"`rota explain {sim}`" in reason.remedy
+    assert told.layers[0].starts == 0
+
+
 async def test_full_workers_are_told_one_by_one_and_which_show_is_there(rig):
     rig.beat("small", slots=1, capabilities=("task.noop",))
     rig.beat("old", capabilities=())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from rota.accounting.books import Books
 from rota.accounting.standings import Place, Standings, standings
 from rota.engine import explain_causes as causes
 from rota.engine.board import BATCH, CLASSES, Before, Board, QueueKey, key_of
-from rota.engine.explain_decide import Decision, decide
+from rota.engine.explain_decide import Decision, Refused, decide
 from rota.engine.explain_ended import how_it_ended
 from rota.engine.explain_estimate import Lately, estimate
 from rota.engine.explain_reads import Reads
@@ -42,7 +43,7 @@ from rota.model.lifecycle import FrameState, JobState
 from rota.model.quota import Ask, Level
 from rota.model.reasons import Reason, Tier
 from rota.model.work import TASK_CAPABILITY
-from rota.placement import Pool, Portion, Registry
+from rota.placement import Pool, Registry
 from rota.placement.explaining import eligible
 from rota.queue import Queue
 
@@ -106,7 +107,9 @@ class Explainer:
         show = ShowId(row["pk_show"])
         look = Look(job, row, await self._workers(), await self._turns(), await self._reads.lately(show))
         holders = await self._reads.jobs_at_once(show) if row["jobs_before"] is not None else []
-        look.of_job = [*causes.of_the_job(job, row, holders, bus_is_there=self._bus is None or self._bus.connected)]
+        before = await self._reads.before(job.id) if job.state is JobState.PENDING else ([], 0)
+        bus_is_there = self._bus is None or self._bus.connected
+        look.of_job = [*causes.of_the_job(job, row, holders, before, bus_is_there=bus_is_there)]
         told = await self._layers(look, layers)
         found = [*look.of_job, *(each for layer in told for each in layer.reasons)]
         found.sort(key=lambda each: each.tier.rank)
@@ -177,37 +180,35 @@ class Explainer:
 
     async def _decided(self, look: Look, layer: Layer, key: QueueKey, frames: int) -> tuple[Decision, list[Cause]]:
         """What dispatch would do with so many frames, and all that speaks against it."""
-        plan = look.registry.look(key.cls, min(frames, BATCH))
         place = Place(key.show, key.folder, look.job.id, layer.id, key.dept)
         live = self._books.live if self._books else None
         met = await standings(self.database, place, live, by_rows=self._books is None)
-        decided = decide(plan, met, Ask(key.cls.cores, key.cls.gpus))
-        refused = [decided] if plan.portions else _nowhere(key, met, eligible(key.cls, look.registry.routes).pools)
-        found = [await self._over_quota(look.job, layer, key, each, met) for each in refused if each.refusal]
+        ask = Ask(key.cls.cores, key.cls.gpus)
+        decided = decide(partial(look.registry.look, key.cls), min(frames, BATCH), met, ask)
+        pools = eligible(key.cls, look.registry.routes).pools
+        refused = decided.refused if decided.placed else _nowhere(ask, met, pools)
+        found = [await self._over_quota(look.job, layer, key, each, met) for each in refused]
         if met.undecided is not None:
             found = [causes.books_away(layer, met.undecided)]
-        if not plan.portions:
-            found.append(await self._misplaced(look, layer, key))
+        full = {each.pool for each in decided.refused if each.level is Level.SUBSCRIPTION}
+        if not decided.placed or (decided.refused_by is Reason.POOL_OVERLOADED and not decided.starts):
+            found.append(await self._misplaced(look, layer, key, [pool for pool in pools if pool.id not in full]))
         return decided, found
 
-    async def _over_quota(self, job: Job, layer: Layer, key: QueueKey, decided: Decision, met: Standings) -> Cause:
-        assert decided.refusal is not None, "a limit says no"
-        assert decided.portion is not None, "a limit says no to something"
-        level, pool = decided.refusal.table, decided.portion.pool_id
+    async def _over_quota(self, job: Job, layer: Layer, key: QueueKey, refused: Refused, met: Standings) -> Cause:
         ids: dict[Level, UUID] = {
-            Level.SUBSCRIPTION: pool,
+            Level.SUBSCRIPTION: refused.pool,
             Level.FOLDER: key.folder,
             Level.JOB: job.id,
             Level.LAYER: layer.id,
             Level.POINT: key.dept,
         }
-        holders = await self._reads.holders_of(key.show, level, ids[level])
-        return causes.of_quota(job, layer, decided, met, holders)
+        holders = await self._reads.holders_of(key.show, refused.level, ids[refused.level])
+        return causes.of_quota(job, layer, refused, met, holders)
 
-    async def _misplaced(self, look: Look, layer: Layer, key: QueueKey) -> Cause:
-        """Why there is no place for any of it."""
-        found = look.registry.explain(key.cls)
-        pools = eligible(key.cls, look.registry.routes).pools
+    async def _misplaced(self, look: Look, layer: Layer, key: QueueKey, pools: Sequence[Pool]) -> Cause:
+        """Why there is no place for any of it in these pools."""
+        found = look.registry.explain(key.cls, pools)
         names = {pool.name for pool in pools}
         task = f"{TASK_CAPABILITY}{layer.work.task}".lower()
         knows = sum(worker.pool in names and task in worker.capabilities for worker in look.registry.workers.values())
@@ -232,23 +233,22 @@ class Explainer:
         return board
 
 
-def _nowhere(key: QueueKey, met: Standings, pools: Sequence[Pool]) -> list[Decision]:
+def _nowhere(ask: Ask, met: Standings, pools: Sequence[Pool]) -> list[Refused]:
     """Where no worker has room: limits that would say no as well, if they do in every pool; each once."""
-    refused: dict[tuple[Level, PoolId | None], Decision] = {}
+    refused: dict[tuple[Level, PoolId | None], Refused] = {}
     for pool in pools:
-        fit = met.fits(pool.id, Ask(key.cls.cores, key.cls.gpus), 1)
+        fit = met.fits(pool.id, ask, 1)
         if fit.refusal is None:
             return []
         level = fit.refusal.table
-        at = Portion(UUID(int=0), pool.name, pool.id, 1)
         known = (level, pool.id if level is Level.SUBSCRIPTION else None)
-        refused.setdefault(known, Decision(0, Reason.of_level(level), fit.refusal, at))
+        refused.setdefault(known, Refused(fit.refusal, pool.id, pool.name))
     return list(refused.values())
 
 
 def _first(of_job: Sequence[Cause], decided: Decision) -> Reason | None:
     """With which word dispatch refuses: it looks for a place, then at how many jobs the show runs, then at limits."""
-    if decided.portion is None and decided.refused_by is not None and not decided.starts:
+    if not decided.placed:
         return decided.refused_by
     if any(each.code is Reason.TENANT_LIMIT for each in of_job):
         return Reason.TENANT_LIMIT

@@ -9,8 +9,8 @@ from typing import Final
 from rota.accounting.ledger import Why
 from rota.accounting.standings import Standings
 from rota.engine.board import Before
-from rota.engine.explain_decide import Decision
-from rota.engine.explain_told import Amounts, Cause, Holder, Position, Refuser, RefuserKind
+from rota.engine.explain_decide import Refused
+from rota.engine.explain_told import Amounts, Cause, Holder, JobBefore, Position, Refuser, RefuserKind
 from rota.engine.jobs import Job, Layer
 from rota.infra.postgres import Record
 from rota.model.lifecycle import JobState
@@ -47,6 +47,7 @@ def cause(
     refuser: Refuser | None = None,
     amounts: Amounts | None = None,
     holders: Sequence[Holder] = (),
+    waits_for: Sequence[JobBefore] = (),
     found: Explanation | None = None,
     next_at: datetime | None = None,
     next_try: str | None = None,
@@ -62,6 +63,7 @@ def cause(
         refuser=refuser,
         amounts=amounts,
         holders=tuple(holders),
+        waits_for=tuple(waits_for),
         considered=0 if found is None else found.considered,
         passed=() if found is None else found.passed,
         next_at=next_at,
@@ -69,13 +71,17 @@ def cause(
     )
 
 
-def of_the_job(job: Job, row: Record, holders: Sequence[Holder], *, bus_is_there: bool) -> Iterator[Cause]:
+def of_the_job(
+    job: Job, row: Record, holders: Sequence[Holder], before: tuple[Sequence[JobBefore], int], *, bus_is_there: bool
+) -> Iterator[Cause]:
     """What concerns all its layers."""
     if row["ends_as"] is not None:
         sentence = f"It is being ended as {row['ends_as']}{_because(job.reason)}: nothing of it starts any more."
         yield cause(Reason.ENDING, sentence, remedy=Reason.ENDING.remedy(job=str(job.id)))
         return
-    if job.state in (JobState.PENDING, JobState.APPROVAL_REQUIRED):
+    if before[0]:
+        yield _waiting_on(*before)
+    elif job.state in (JobState.PENDING, JobState.APPROVAL_REQUIRED):
         yield _undecided(job)
     elif row["jobs_before"] is not None and row["jobs_before"] >= row["jobs_max"]:
         yield _tenant_limit(job, row["jobs_before"], row["jobs_max"], holders)
@@ -91,6 +97,19 @@ def of_the_job(job: Job, row: Record, holders: Sequence[Holder], *, bus_is_there
 
 def _because(reason: str | None) -> str:
     return f" ({reason})" if reason else ""
+
+
+def _waiting_on(before: Sequence[JobBefore], jobs: int) -> Cause:
+    told = ", ".join(f"{each.name} ({each.state}{f', {each.reason}' if each.reason else ''})" for each in before)
+    more = f", and {jobs - len(before)} more" if jobs > len(before) else ""
+    return cause(
+        Reason.WAITING_ON_JOB,
+        f"It waits for {'another job' if jobs == 1 else f'{jobs} jobs'} to end: {told}{more}.",
+        remedy=Reason.WAITING_ON_JOB.remedy(job=str(before[0].id)),
+        refuser=Refuser("job", before[0].name),
+        waits_for=before,
+        next_try="when the last of them has ended",
+    )
 
 
 def _undecided(job: Job) -> Cause:
@@ -170,17 +189,15 @@ def of_placement(
     )
 
 
-def of_quota(job: Job, layer: Layer, decided: Decision, met: Standings, holders: Sequence[Holder]) -> Cause:
+def of_quota(job: Job, layer: Layer, refused: Refused, met: Standings, holders: Sequence[Holder]) -> Cause:
     """A limit that says no to some frame, and is perhaps not reached before others have started."""
-    assert decided.refusal is not None, "a limit says no"
-    assert decided.portion is not None, "a limit says no to something"
-    refusal, pool, level = decided.refusal, decided.portion.pool, decided.refusal.table
+    refusal, pool, level = refused.refusal, refused.pool_name, refused.level
     code, cores = Reason.of_level(level), refusal.resource is Resource.CORES
-    have = met.used(level, decided.portion.pool_id).of(refusal.resource)
+    have = met.used(level, refused.pool).of(refusal.resource)
     amounts = Amounts(
         "cores" if cores else "gpus", *(_shown(n, cores=cores) for n in (have, refusal.asked, refusal.limit))
     )
-    if level is Level.SUBSCRIPTION and decided.portion.pool_id not in met.shares:
+    if level is Level.SUBSCRIPTION and refused.pool not in met.shares:
         sentence = f"The show {job.show} has no share of the pool {pool}."
         remedy = f"`rota sub create {job.show} {pool} --size CORES --burst CORES` gives it one."
     else:

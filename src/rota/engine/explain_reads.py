@@ -7,7 +7,7 @@ from typing import Final, Literal
 from uuid import UUID
 
 from rota.engine.explain_estimate import Lately
-from rota.engine.explain_told import HOLDERS_MAX, RUNNING_MAX, Holder, RunningTold
+from rota.engine.explain_told import HOLDERS_MAX, RUNNING_MAX, Holder, JobBefore, RunningTold
 from rota.engine.jobs import Job, Layer
 from rota.engine.recovery import LEASE
 from rota.infra.postgres import Database, Query, Record, query
@@ -15,6 +15,7 @@ from rota.model.ids import JobId, LayerId, PoolId, ShowId
 from rota.model.quota import Level
 
 JOB = query(__package__, "explain_job")
+BEFORE = query(__package__, "explain_before")
 LAYERS = query(__package__, "explain_layers")
 POSITION = query(__package__, "explain_position")
 HOLDERS = query(__package__, "explain_holders")
@@ -39,6 +40,12 @@ class Reads:
     async def layers(self, job: JobId, layers: Sequence[Layer]) -> dict[LayerId, Record]:
         rows = await self.database.rows(LAYERS, job, [layer.id for layer in layers])
         return {LayerId(row["pk_layer"]): row for row in rows}
+
+    async def before(self, job: JobId) -> tuple[list[JobBefore], int]:
+        """The first of those it waits for, and how many there are."""
+        rows = await self.database.rows(BEFORE, job, HOLDERS_MAX)
+        told = [JobBefore(**{name: row[name] for name in JobBefore.__struct_fields__}) for row in rows]
+        return told, rows[0]["jobs"] if rows else 0
 
     async def ahead(self, job: Job, layer: Layer) -> int | None:
         """Frames of its own queue that go before its first; None where that is too far away to be counted."""

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from rota.model.ids import JobId, LayerId
+from rota.model.job import AfterFailed
 from rota.model.lifecycle import FrameState, JobState
 from rota.model.reasons import Reason, Tier
 from rota.placement import Passed
@@ -51,6 +52,17 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
 
 
+class JobBefore(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that must end first; one of another show goes by its id."""
+
+    id: JobId
+    name: str
+    state: JobState
+    reason: str | None
+    if_failed: AfterFailed
+    """What becomes of the one that waits, unless this one succeeds."""
+
+
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that stands in the way."""
 
@@ -63,6 +75,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     refuser: Refuser | None = None
     amounts: Amounts | None = None
     holders: tuple[Holder, ...] = ()
+    waits_for: tuple[JobBefore, ...] = ()
     considered: int = 0
     """Workers of its pools that were looked at."""
     passed: tuple[Passed, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -43,16 +43,20 @@ def eligible(wanted: PlacementClass, routes: Routes) -> Eligible:
     return Eligible(active)
 
 
-def explain(wanted: PlacementClass, routes: Routes, workers: Iterable[Worker]) -> Explanation:
+def explain(
+    wanted: PlacementClass, routes: Routes, workers: Iterable[Worker], within: Collection[Pool] | None = None
+) -> Explanation:
+    """Of all pools that may run it, or of those `within`."""
     found = eligible(wanted, routes)
     if found.reason is not None:
         return Explanation(found.reason, found.sentence)
-    names = {pool.name for pool in found.pools}
+    pools = [pool for pool in found.pools if within is None or pool in within]
+    names = {pool.name for pool in pools}
     considered = [worker for worker in workers if worker.pool in names]
     matching = [worker for worker in considered if worker.lacks(wanted) is None]
     passed = [(worker, why) for worker in considered if (why := passed_over(worker, wanted)) is not None]
     room = sum(worker.room(wanted.need) for worker in matching if passed_over(worker, wanted) is None)
-    reason, sentence = _verdict(", ".join(pool.name for pool in found.pools), len(considered), len(matching), room)
+    reason, sentence = _verdict(", ".join(pool.name for pool in pools), len(considered), len(matching), room)
     told = tuple(Passed(worker.id, worker.name, worker.pool, why) for worker, why in passed[:TOLD_MAX])
     return Explanation(reason, sentence, room, len(considered), told)
 

@@ -37,7 +37,7 @@ from rota.placement import measures
 from rota.placement.classes import Need, PlacementClass
 from rota.placement.explaining import eligible, explain
 from rota.placement.plans import Explanation, Plan, Portion, Reservation
-from rota.placement.routes import Routes
+from rota.placement.routes import Pool, Routes
 from rota.placement.views import View, pick
 from rota.placement.workers import Worker, checked
 
@@ -250,10 +250,10 @@ class Registry:
         """How many frames of the class fit now on the workers we feed."""
         return sum(view.room for view in self._refreshed(wanted))
 
-    def explain(self, wanted: PlacementClass) -> Explanation:
-        """Why frames of the class are not placed, looking at every worker."""
+    def explain(self, wanted: PlacementClass, pools: Collection[Pool] | None = None) -> Explanation:
+        """Why frames of the class are not placed, looking at every worker; of those that may run it, in these pools."""
         self.sweep()
-        return explain(wanted, self.routes, self.workers.values())
+        return explain(wanted, self.routes, self.workers.values(), pools)
 
     def _enter(self, worker: Worker) -> Worker:
         worker.fed = self._fed(worker.id)
