@@ -333,8 +333,8 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("folder set duck shots --min-cores 5 --max-cores 4", "contradict each other"),
         ("sub set duck main", "Nothing to change was given"),
         ("dept set duck fx", "Nothing to change was given"),
-        ("show set-managed duck maybe", "is not one of 'true', 'false'"),
-        ("sub create duck main --size 1", "Missing option '--burst'"),
+        ("show set-managed duck maybe", "it is one of true, false"),
+        ("sub create duck main --size 1", "--burst is missing"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_in_a_sentence_and_changes_nothing(rota, farm, database, line, sentence):
@@ -411,7 +411,7 @@ GROUPS = {
 def test_every_command_says_what_it_is_for_and_can_print_json(group):
     for command in GROUPS[group].registered_commands:
         assert len(command.callback.__doc__) > 20, command.name
-        assert "json" in command.callback.__annotations__, command.name
+        assert "form" in command.callback.__annotations__, command.name
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.cli import config
+from rota.cli.form import Form
 from rota.infra.settings_file import parse
 from rota.model.errors import InvalidSetting
 from rota.model.settings import leaves, resolve, rows
@@ -36,7 +37,7 @@ def loaded(text="", **environ):
 
 def shown(found, *, as_json=False):
     out = io.StringIO()
-    config.show(found, as_json=as_json, out=out)
+    config.show(found, form=Form.JSON if as_json else Form.TEXT, out=out)
     return out.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import sys
 from enum import StrEnum
@@ -21,15 +20,18 @@ from rota.cli import (
     output,
     pools_app,
     queue_app,
+    usage,
     worker_app,
 )
-from rota.cli.options import Json, load
-from rota.infra import loop
+from rota.cli.exits import Exit
+from rota.cli.form import Form
+from rota.cli.options import Output, load, run
 from rota.model.errors import RotaError
 
 # Plain help: rich's panels triple the time until the first line.
 app = typer.Typer(
     help="A distributed job scheduler that keeps exact books.",
+    cls=usage.Root,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -71,11 +73,16 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a mark still gets the sentence
     try:
-        app()
+        sys.exit(app(prog_name="rota", standalone_mode=False) or Exit.OK)
     except RotaError as error:
         sys.exit(output.refusal(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except usage.UsageError as error:
+        if text := usage.help_of(error):
+            output.say(text)
+            sys.exit(Exit.BAD_INPUT)
+        sys.exit(output.refusal(usage.refused(error)))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(Exit.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the last net: nobody should ever see a traceback
         sys.exit(output.defect(error))
 
@@ -105,6 +112,7 @@ def up(
     """Start everything on this machine, a worker too, and stay up until Ctrl-C."""
     from rota.cli import local
     from rota.cli.local_worker import Beside
+    from rota.infra import loop
 
     settings = load(context, quietly=True).settings
     beside = None if no_worker else Beside(with_app, context.obj)
@@ -124,14 +132,14 @@ def down(context: typer.Context) -> None:
 @app.command()
 def status(
     context: typer.Context,
-    json: Json = False,
+    form: Output = Form.TEXT,
     secrets: Annotated[bool, typer.Option("--secrets", help="Show URLs with their passwords.")] = False,
 ) -> None:
     """Whether Rota is up here, and how each server answers. Exit status 1 when something does not."""
     from rota.cli import local
 
-    found = asyncio.run(local.status(load(context).settings, with_secrets=secrets))
-    output.as_json(found) if json else local.print_status(found)
+    found = run(local.status(load(context).settings, with_secrets=secrets))
+    output.as_data(found, form) if form.is_data else local.print_status(found)
     sys.exit(0 if found.ok else 1)
 
 
@@ -142,13 +150,14 @@ def demo() -> None:
     from rota.infra.telemetry import logs
 
     logs.configure("console", "critical")
-    sys.exit(asyncio.run(tour.run()))
+    sys.exit(run(tour.run()))
 
 
 @app.command()
 def server(context: typer.Context) -> None:
     """Run one replica against PostgreSQL, Redis and NATS by URL."""
     from rota import runtime
+    from rota.infra import loop
     from rota.server import services
 
     settings = load(context).settings
@@ -156,11 +165,11 @@ def server(context: typer.Context) -> None:
 
 
 @config_app.command("show")
-def config_show(context: typer.Context, json: Json = False) -> None:
+def config_show(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Every setting, its value and where the value came from. Secrets are masked."""
     from rota.cli import config
 
-    config.show(load(context), as_json=json)
+    config.show(load(context), form=form)
 
 
 @db_app.command("migrate")
@@ -170,20 +179,20 @@ def db_migrate(
         Phase, typer.Option(help="pre: safe while the old version runs; post: once it is gone; all.")
     ] = Phase.ALL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be applied.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Bring the schema to this version of Rota."""
     from rota.cli import db
 
-    asyncio.run(db.migrate(load(context).settings, phase=phase.value, dry_run=dry_run, as_json=json))
+    run(db.migrate(load(context).settings, phase=phase.value, dry_run=dry_run, form=form))
 
 
 @db_app.command("status")
-def db_status(context: typer.Context, json: Json = False) -> None:
+def db_status(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Which migrations are applied. Exit status 1 when some are missing."""
     from rota.cli import db
 
-    sys.exit(asyncio.run(db.status(load(context).settings, as_json=json)))
+    sys.exit(run(db.status(load(context).settings, form=form)))
 
 
 @audit_app.command("verify")
@@ -192,9 +201,9 @@ def audit_verify(
     expect: Annotated[
         str | None, typer.Option(help="A head noted earlier; finds a log that was cut.", metavar="SEQ:HASH")
     ] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Recompute the chain. Exit status 1 when an entry was changed, removed or added by hand."""
     from rota.cli import db
 
-    sys.exit(asyncio.run(db.verify_audit(load(context).settings, expect=expect, as_json=json)))
+    sys.exit(run(db.verify_audit(load(context).settings, expect=expect, form=form)))

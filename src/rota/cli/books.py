@@ -23,6 +23,7 @@ from rota.accounting.items import Caps, Change, Cores
 from rota.cli import output
 from rota.cli.books_told import change_page
 from rota.cli.books_view import UNLIMITED_WORD, Page, Table
+from rota.cli.form import Form
 from rota.cli.local import local_url
 from rota.infra.postgres import Database, check_current
 from rota.model.errors import InvalidInput, InvalidSetting
@@ -49,22 +50,22 @@ async def opened(settings: Settings) -> AsyncIterator[Books]:
         await database.close()
 
 
-def read(settings: Settings, page: Callable[[Books], Awaitable[Page]], *, as_json: bool) -> None:
+def read(settings: Settings, page: Callable[[Books], Awaitable[Page]], *, form: Form) -> None:
     async def found() -> Page:
         async with opened(settings) as books:
             return await page(books)
 
-    print_page(asyncio.run(found()), as_json=as_json)
+    print_page(asyncio.run(found()), form=form)
 
 
-def change(settings: Settings, work: Callable[[Admin, str], Awaitable[Change]], *, as_json: bool) -> None:
+def change(settings: Settings, work: Callable[[Admin, str], Awaitable[Change]], *, form: Form) -> None:
     """Run `work` in the name of who called us."""
 
     async def done() -> Change:
         async with opened(settings) as books:
             return await books.change(lambda admin: work(admin, actor()))
 
-    print_page(change_page(asyncio.run(done())), as_json=as_json)
+    print_page(change_page(asyncio.run(done())), form=form)
 
 
 def actor() -> str:
@@ -75,13 +76,14 @@ def actor() -> str:
         return f"cli:uid-{os.getuid()}"
 
 
-def print_page(page: Page, *, as_json: bool) -> None:
-    if as_json:
-        output.as_json(page.data)
+def print_page(page: Page, *, form: Form) -> None:
+    if form.is_data:
+        output.as_data(page.data, form)
         return
     for part in page.parts:
         if isinstance(part, Table):
-            output.as_table(part.columns, part.rows)
+            drawn = part if form is Form.WIDE else part.narrowed()
+            output.as_table(drawn.columns, drawn.rows, short=form is not Form.WIDE)
         else:
             output.say(part)
 

@@ -22,7 +22,8 @@ from rota.cli.books_options import (
     group,
     read,
 )
-from rota.cli.options import Json
+from rota.cli.form import Form
+from rota.cli.options import Output
 
 show_app = group(
     "Projects that share the pools, each with books of its own.\n\n"
@@ -42,19 +43,19 @@ class TrueFalse(StrEnum):
 
 
 @show_app.command("list")
-def show_list(context: typer.Context, json: Json = False) -> None:
+def show_list(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Every show: who keeps its books, and what it uses of its subscriptions together."""
     from rota.cli import books_read
 
-    read(context, json, books_read.shows)
+    read(context, form, books_read.shows)
 
 
 @show_app.command("info")
-def show_info(context: typer.Context, name: Name, json: Json = False) -> None:
+def show_info(context: typer.Context, name: Name, form: Output = Form.TEXT) -> None:
     """All limits of a show, and what is used of each."""
     from rota.cli import books_read
 
-    read(context, json, lambda books: books_read.show_info(books, name))
+    read(context, form, lambda books: books_read.show_info(books, name))
 
 
 @show_app.command("create")
@@ -62,16 +63,16 @@ def show_create(
     context: typer.Context,
     name: FreshName,
     managed: Annotated[bool, typer.Option("--managed", help="Let Redis keep its books from the beginning.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Make a show. PostgreSQL keeps its books unless --managed is given."""
-    change(context, json, lambda admin, actor: admin.create_show(name, managed=managed, actor=actor))
+    change(context, form, lambda admin, actor: admin.create_show(name, managed=managed, actor=actor))
 
 
 @show_app.command("rename")
-def show_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+def show_rename(context: typer.Context, name: Name, new: NextName, form: Output = Form.TEXT) -> None:
     """Give a show another name; everything it has stays."""
-    change(context, json, lambda admin, actor: admin.rename_show(name, new, actor=actor))
+    change(context, form, lambda admin, actor: admin.rename_show(name, new, actor=actor))
 
 
 @show_app.command("set")
@@ -81,16 +82,16 @@ def show_set(
     max_jobs: Annotated[
         int, typer.Option("--max-jobs", help="Jobs that may run at once; -1: as many as there are.", show_default=False)
     ],
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Limit how many jobs of a show run at once. Those that run go on; the others wait as tenant_limit."""
-    change(context, json, lambda admin, actor: admin.change_show(name, max_jobs=max_jobs, actor=actor))
+    change(context, form, lambda admin, actor: admin.change_show(name, max_jobs=max_jobs, actor=actor))
 
 
 @show_app.command("delete")
-def show_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+def show_delete(context: typer.Context, name: Name, form: Output = Form.TEXT) -> None:
     """Remove a show with all its limits. Refused while frames of it run."""
-    change(context, json, lambda admin, actor: admin.delete_show(name, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_show(name, actor=actor))
 
 
 @show_app.command("set-managed")
@@ -101,47 +102,47 @@ def show_set_managed(
         TrueFalse,
         typer.Argument(metavar="true|false", help="true: Redis; false: PostgreSQL alone.", case_sensitive=False),
     ],
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Say who keeps a show's books. Redis books faster; either way no limit is ever passed.
 
     Frames may run meanwhile. Setting what is set changes nothing.
     """
-    change(context, json, lambda admin, actor: admin.set_managed(name, managed is TrueFalse.TRUE, actor=actor))
+    change(context, form, lambda admin, actor: admin.set_managed(name, managed is TrueFalse.TRUE, actor=actor))
 
 
 @pool_app.command("list")
-def pool_list(context: typer.Context, json: Json = False) -> None:
+def pool_list(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Every pool, what is promised of it, and to which shows."""
     from rota.cli import books_read
 
-    read(context, json, books_read.pools)
+    read(context, form, books_read.pools)
 
 
 @pool_app.command("create")
-def pool_create(context: typer.Context, name: FreshName, json: Json = False) -> None:
+def pool_create(context: typer.Context, name: FreshName, form: Output = Form.TEXT) -> None:
     """Make a pool; `rota sub create` gives shows a share of it."""
-    change(context, json, lambda admin, actor: admin.create_pool(name, actor=actor))
+    change(context, form, lambda admin, actor: admin.create_pool(name, actor=actor))
 
 
 @pool_app.command("rename")
-def pool_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+def pool_rename(context: typer.Context, name: Name, new: NextName, form: Output = Form.TEXT) -> None:
     """Give a pool another name."""
-    change(context, json, lambda admin, actor: admin.rename_pool(name, new, actor=actor))
+    change(context, form, lambda admin, actor: admin.rename_pool(name, new, actor=actor))
 
 
 @pool_app.command("delete")
-def pool_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+def pool_delete(context: typer.Context, name: Name, form: Output = Form.TEXT) -> None:
     """Remove a pool. Refused while a show has a subscription to it."""
-    change(context, json, lambda admin, actor: admin.delete_pool(name, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_pool(name, actor=actor))
 
 
 @sub_app.command("list")
-def sub_list(context: typer.Context, show: ShowName, json: Json = False) -> None:
+def sub_list(context: typer.Context, show: ShowName, form: Output = Form.TEXT) -> None:
     """A show's shares and what is used of them. The mark in a bar is where the size ends, its end the burst."""
     from rota.cli import books_read
 
-    read(context, json, lambda books: books_read.shares(books, show))
+    read(context, form, lambda books: books_read.shares(books, show))
 
 
 @sub_app.command("create")
@@ -152,12 +153,12 @@ def sub_create(
     size: Size,
     burst: Burst,
     gpu_burst: GpuBurst = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Give a show a share of a pool, such as `rota sub create duck main --size 100 --burst 150%`."""
     from rota.cli import books
 
-    change(context, json, lambda admin, actor: books.create_share(admin, actor, show, pool, size, burst, gpu_burst))
+    change(context, form, lambda admin, actor: books.create_share(admin, actor, show, pool, size, burst, gpu_burst))
 
 
 @sub_app.command("set")
@@ -168,16 +169,16 @@ def sub_set(
     size: NewSize = None,
     burst: NewBurst = None,
     gpu_burst: GpuBurst = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Change a share; what is not given stays. What runs goes on, even where less is allowed now."""
     from rota.cli import books
 
     books.some_given(size, burst, gpu_burst)
-    change(context, json, lambda admin, actor: books.change_share(admin, actor, show, pool, size, burst, gpu_burst))
+    change(context, form, lambda admin, actor: books.change_share(admin, actor, show, pool, size, burst, gpu_burst))
 
 
 @sub_app.command("delete")
-def sub_delete(context: typer.Context, show: ShowName, pool: PoolName, json: Json = False) -> None:
+def sub_delete(context: typer.Context, show: ShowName, pool: PoolName, form: Output = Form.TEXT) -> None:
     """Take a show's share of a pool away. Refused while frames run on it."""
-    change(context, json, lambda admin, actor: admin.delete_subscription(show, pool, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_subscription(show, pool, actor=actor))

@@ -23,7 +23,8 @@ from rota.cli.books_options import (
     group,
     read,
 )
-from rota.cli.options import Json
+from rota.cli.form import Form
+from rota.cli.options import Output
 
 folder_app = group(
     "Groups of jobs inside a show, with caps of their own.\n\n"
@@ -38,11 +39,11 @@ layer_app = group("Caps of single layers.")
 
 
 @folder_app.command("list")
-def folder_list(context: typer.Context, show: ShowName, json: Json = False) -> None:
+def folder_list(context: typer.Context, show: ShowName, form: Output = Form.TEXT) -> None:
     """A show's folders and what is used of their caps."""
     from rota.cli import books_read
 
-    read(context, json, lambda books: books_read.folders(books, show))
+    read(context, form, lambda books: books_read.folders(books, show))
 
 
 @folder_app.command("create")
@@ -54,13 +55,13 @@ def folder_create(
     max_cores: MaxCores = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Make a folder, such as `rota folder create duck shots --max-cores 64`. What is not given is unlimited."""
     from rota.cli import books
 
     caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
-    change(context, json, lambda admin, actor: admin.create_folder(show, name, caps=caps, actor=actor))
+    change(context, form, lambda admin, actor: admin.create_folder(show, name, caps=caps, actor=actor))
 
 
 @folder_app.command("set")
@@ -72,26 +73,28 @@ def folder_set(
     max_cores: MaxCores = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Change a folder's caps; what is not given stays. What runs goes on, even where less is allowed now."""
     from rota.cli import books
 
     books.some_given(min_cores, max_cores, min_gpus, max_gpus)
     caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
-    change(context, json, lambda admin, actor: admin.change_folder(show, name, caps, actor=actor))
+    change(context, form, lambda admin, actor: admin.change_folder(show, name, caps, actor=actor))
 
 
 @folder_app.command("rename")
-def folder_rename(context: typer.Context, show: ShowName, name: FolderName, new: NextName, json: Json = False) -> None:
+def folder_rename(
+    context: typer.Context, show: ShowName, name: FolderName, new: NextName, form: Output = Form.TEXT
+) -> None:
     """Give a folder another name."""
-    change(context, json, lambda admin, actor: admin.rename_folder(show, name, new, actor=actor))
+    change(context, form, lambda admin, actor: admin.rename_folder(show, name, new, actor=actor))
 
 
 @folder_app.command("delete")
-def folder_delete(context: typer.Context, show: ShowName, name: FolderName, json: Json = False) -> None:
+def folder_delete(context: typer.Context, show: ShowName, name: FolderName, form: Output = Form.TEXT) -> None:
     """Remove a folder. Refused while frames of it run."""
-    change(context, json, lambda admin, actor: admin.delete_folder(show, name, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_folder(show, name, actor=actor))
 
 
 @dept_app.command("list")
@@ -100,30 +103,30 @@ def dept_list(
     show: Annotated[
         str | None, typer.Argument(metavar="[SHOW]", help="Only those of this show, with caps and use.")
     ] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Every department and the shows it works on; with a show, its caps there and what is used of them."""
     from rota.cli import books_read
 
-    read(context, json, lambda books: books_read.depts(books, show))
+    read(context, form, lambda books: books_read.depts(books, show))
 
 
 @dept_app.command("create")
-def dept_create(context: typer.Context, name: FreshName, json: Json = False) -> None:
+def dept_create(context: typer.Context, name: FreshName, form: Output = Form.TEXT) -> None:
     """Make a department; `rota dept add` takes it into a show."""
-    change(context, json, lambda admin, actor: admin.create_dept(name, actor=actor))
+    change(context, form, lambda admin, actor: admin.create_dept(name, actor=actor))
 
 
 @dept_app.command("rename")
-def dept_rename(context: typer.Context, name: Name, new: NextName, json: Json = False) -> None:
+def dept_rename(context: typer.Context, name: Name, new: NextName, form: Output = Form.TEXT) -> None:
     """Give a department another name."""
-    change(context, json, lambda admin, actor: admin.rename_dept(name, new, actor=actor))
+    change(context, form, lambda admin, actor: admin.rename_dept(name, new, actor=actor))
 
 
 @dept_app.command("delete")
-def dept_delete(context: typer.Context, name: Name, json: Json = False) -> None:
+def dept_delete(context: typer.Context, name: Name, form: Output = Form.TEXT) -> None:
     """Remove a department. Refused while it is part of a show."""
-    change(context, json, lambda admin, actor: admin.delete_dept(name, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_dept(name, actor=actor))
 
 
 @dept_app.command("add")
@@ -135,13 +138,13 @@ def dept_add(
     max_cores: MaxCores = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Take a department into a show, with caps if it needs any."""
     from rota.cli import books
 
     caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
-    change(context, json, lambda admin, actor: admin.create_point(show, dept, caps=caps, actor=actor))
+    change(context, form, lambda admin, actor: admin.create_point(show, dept, caps=caps, actor=actor))
 
 
 @dept_app.command("set")
@@ -153,20 +156,20 @@ def dept_set(
     max_cores: MaxCores = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Change a department's caps in a show; what is not given stays."""
     from rota.cli import books
 
     books.some_given(min_cores, max_cores, min_gpus, max_gpus)
     caps = books.caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
-    change(context, json, lambda admin, actor: admin.change_point(show, dept, caps, actor=actor))
+    change(context, form, lambda admin, actor: admin.change_point(show, dept, caps, actor=actor))
 
 
 @dept_app.command("remove")
-def dept_remove(context: typer.Context, show: ShowName, dept: DeptName, json: Json = False) -> None:
+def dept_remove(context: typer.Context, show: ShowName, dept: DeptName, form: Output = Form.TEXT) -> None:
     """Take a department out of a show. Refused while frames of it run there."""
-    change(context, json, lambda admin, actor: admin.delete_point(show, dept, actor=actor))
+    change(context, form, lambda admin, actor: admin.delete_point(show, dept, actor=actor))
 
 
 @job_app.command("set")
@@ -176,13 +179,13 @@ def job_set(
     job: JobId,
     max_cores: MaxCores = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Change how much one job may use at once; what is not given stays."""
     from rota.cli import books
 
     books.some_given(max_cores, max_gpus)
-    change(context, json, lambda admin, actor: books.change_job(admin, actor, show, job, max_cores, max_gpus))
+    change(context, form, lambda admin, actor: books.change_job(admin, actor, show, job, max_cores, max_gpus))
 
 
 @layer_app.command("set")
@@ -192,10 +195,10 @@ def layer_set(
     layer: LayerId,
     max_cores: MaxCores = None,
     max_gpus: MaxGpus = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Change how much one layer may use at once; what is not given stays."""
     from rota.cli import books
 
     books.some_given(max_cores, max_gpus)
-    change(context, json, lambda admin, actor: books.change_layer(admin, actor, show, layer, max_cores, max_gpus))
+    change(context, form, lambda admin, actor: books.change_layer(admin, actor, show, layer, max_cores, max_gpus))

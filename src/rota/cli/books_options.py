@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rota.cli.form import Form
 from rota.cli.options import load
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def group(text: str) -> typer.Typer:
     return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def read(context: typer.Context, json: bool, page: Callable[[Books], Awaitable[Page]]) -> None:
+def read(context: typer.Context, form: Form, page: Callable[[Books], Awaitable[Page]]) -> None:
     from rota.cli import books
 
-    books.read(load(context, quietly=True).settings, page, as_json=json)
+    books.read(load(context, quietly=True).settings, page, form=form)
 
 
-def change(context: typer.Context, json: bool, work: Callable[[Admin, str], Awaitable[Change]]) -> None:
+def change(context: typer.Context, form: Form, work: Callable[[Admin, str], Awaitable[Change]]) -> None:
     """`work` is given the books' Admin, and in whose name it is done."""
     from rota.cli import books
 
-    books.change(load(context, quietly=True).settings, work, as_json=json)
+    books.change(load(context, quietly=True).settings, work, form=form)

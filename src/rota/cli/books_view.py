@@ -46,6 +46,13 @@ Shares = Mapping[str, Sequence[Item]]
 class Table(msgspec.Struct, frozen=True):
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+    wide: Sequence[str] = ()
+    """Columns that are only shown to those who ask for all."""
+
+    def narrowed(self) -> Table:
+        kept = [at for at, column in enumerate(self.columns) if column not in self.wide]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return Table([self.columns[at] for at in kept], rows)
 
 
 class Page(msgspec.Struct, frozen=True):

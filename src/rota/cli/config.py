@@ -5,29 +5,27 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from rota.cli import output
+from rota.cli.form import Form
 from rota.model.settings import LoadedSettings, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(loaded: LoadedSettings, *, as_json: bool = False, out: TextIO | None = None) -> None:
-    """Write the settings to `out` (standard output): a table for people, or one JSON array."""
+def show(loaded: LoadedSettings, *, form: Form = Form.TEXT, out: TextIO | None = None) -> None:
+    """Write the settings to `out` (standard output): a table for people, or one array for programs."""
     out = out or sys.stdout
-    if as_json:
-        out.write(as_json_text(loaded) + "\n")
+    if form.is_data:
+        out.write(output.data_text(_data(loaded), form))
         return
-    from rota.cli import output
-
     with output.readers_may_leave():
         output.console(out).print(as_table(loaded), soft_wrap=False)
 
 
-def as_json_text(loaded: LoadedSettings) -> str:
-    """`[{"path", "value", "unit", "source", "where"}, ...]`; times are numbers in `unit`."""
-    import msgspec
-
-    found = [
+def _data(loaded: LoadedSettings) -> list[dict[str, object]]:
+    """Times are numbers in `unit`."""
+    return [
         {
             "path": row.path,
             "value": row.value,
@@ -37,7 +35,6 @@ def as_json_text(loaded: LoadedSettings) -> str:
         }
         for row in rows(loaded)
     ]
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
 
 def as_table(loaded: LoadedSettings) -> Table:

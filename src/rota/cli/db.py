@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from rota import runtime
 from rota.cli import output
+from rota.cli.form import Form
 from rota.cli.local import local_url
 from rota.infra import audit
 from rota.infra.postgres import Database, PostgresTarget
@@ -33,34 +34,34 @@ async def opened(settings: Settings) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def migrate(settings: Settings, *, phase: Wanted, dry_run: bool, as_json: bool) -> None:
+async def migrate(settings: Settings, *, phase: Wanted, dry_run: bool, form: Form) -> None:
     done = await apply_migrations(_target(settings), phase, dry_run=dry_run)
     names = [migration.name for migration in done]
-    if as_json:
-        output.as_json({"dry_run": dry_run, "migrations": names})
+    if form.is_data:
+        output.as_data({"dry_run": dry_run, "migrations": names}, form)
     elif names:
         output.say("\n".join(f"{'would apply' if dry_run else 'applied'} {name}" for name in names))
     else:
         output.say("The schema is up to date.")
 
 
-async def status(settings: Settings, *, as_json: bool) -> int:
+async def status(settings: Settings, *, form: Form) -> int:
     lines = await migration_status(_target(settings))
-    if as_json:
-        output.as_json(lines)
+    if form.is_data:
+        output.as_data(lines, form)
     else:
         rows = [(line.name, line.phase, line.state, line.applied_at or "") for line in lines]
         output.as_table(("migration", "phase", "state", "applied"), rows)
     return 0 if all(line.state == "applied" for line in lines) else 1
 
 
-async def verify_audit(settings: Settings, *, expect: str | None, as_json: bool) -> int:
+async def verify_audit(settings: Settings, *, expect: str | None, form: Form) -> int:
     anchor = audit.Head.parse(expect) if expect else None
     async with opened(settings) as database:
         found = await audit.verify(database, anchor=anchor)
     problem = found.problem
-    if as_json:
-        output.as_json({"ok": found.ok, "checked": found.checked, "head": str(found.head), "problem": problem})
+    if form.is_data:
+        output.as_data({"ok": found.ok, "checked": found.checked, "head": str(found.head), "problem": problem}, form)
     elif problem:
         output.say(f"Entry {problem.seq}: {problem.sentence}", style="bold red")
     else:

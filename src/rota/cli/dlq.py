@@ -22,6 +22,7 @@ from rota.cli import dlq_view as view
 from rota.cli.books import actor, id_of, print_page
 from rota.cli.books_view import Page
 from rota.cli.dlq_piles import FailedPile, LetterPile, Removed, pile_of
+from rota.cli.form import Form
 from rota.cli.queue import opened
 from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
@@ -92,7 +93,7 @@ class Counted(msgspec.Struct, frozen=True):
     number: int
 
 
-def show_list(settings: Settings, given: Given, *, failed: bool, after: str | None, as_json: bool) -> None:
+def show_list(settings: Settings, given: Given, *, failed: bool, after: str | None, form: Form) -> None:
     start = _id(after) if after is not None else -1
     limit = given.limit or 0
     check_count("entries to list", limit, REMOVE_MAX)
@@ -102,10 +103,10 @@ def show_list(settings: Settings, given: Given, *, failed: bool, after: str | No
             pile = pile_of(settings, queue, await _which(queue, given, failed=failed))
             return view.list_page(await pile.find(start, limit), await pile.count(), pile.noun)
 
-    print_page(asyncio.run(found()), as_json=as_json)
+    print_page(asyncio.run(found()), form=form)
 
 
-def show_one(settings: Settings, text: str, *, failed: bool, as_json: bool) -> None:
+def show_one(settings: Settings, text: str, *, failed: bool, form: Form) -> None:
     one = _id(text)
 
     async def found() -> Page:
@@ -115,10 +116,10 @@ def show_one(settings: Settings, text: str, *, failed: bool, as_json: bool) -> N
                 return view.one_page(each)
             raise await pile.missing()
 
-    print_page(asyncio.run(found()), as_json=as_json)
+    print_page(asyncio.run(found()), form=form)
 
 
-def act(settings: Settings, asked: Asked, *, yes: bool, dry_run: bool, as_json: bool) -> int:
+def act(settings: Settings, asked: Asked, *, yes: bool, dry_run: bool, form: Form) -> int:
     """The exit status: 1 when it was declined."""
     _check_named(asked)
     counted = asyncio.run(_count(settings, asked))
@@ -131,7 +132,7 @@ def act(settings: Settings, asked: Asked, *, yes: bool, dry_run: bool, as_json: 
     noun = _noun(asked)
     told = asked.act.would.format(_amount(asked, counted)) if done is None else _told(asked, counted, len(done.gone))
     page = view.act_page(asked.act.name, noun, counted.matched, counted.number, done, told)
-    print_page(page, as_json=as_json)
+    print_page(page, form=form)
     return 0
 
 

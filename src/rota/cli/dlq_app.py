@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rota.cli.books_options import group
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load
 
 if TYPE_CHECKING:
     from rota.cli.dlq import ActName, Given
@@ -59,21 +60,21 @@ def dlq_list(
     older_than: OlderThan = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
     after: Annotated[str | None, _option("ID", "From the one after this on.")] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Dead letters, or failed frames, the oldest first."""
     from rota.cli import dlq
 
     given = dlq.Given(queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit)
-    dlq.show_list(load(context, quietly=True).settings, given, failed=failed, after=after, as_json=json)
+    dlq.show_list(load(context, quietly=True).settings, given, failed=failed, after=after, form=form)
 
 
 @dlq_app.command("show")
-def dlq_show(context: typer.Context, which: One, failed: Failed = False, json: Json = False) -> None:
+def dlq_show(context: typer.Context, which: One, failed: Failed = False, form: Output = Form.TEXT) -> None:
     """Everything about one of them, with its error and its payload."""
     from rota.cli import dlq
 
-    dlq.show_one(load(context, quietly=True).settings, which, failed=failed, as_json=json)
+    dlq.show_one(load(context, quietly=True).settings, which, failed=failed, form=form)
 
 
 @dlq_app.command("retry")
@@ -90,13 +91,13 @@ def dlq_retry(
     everything: All = False,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Queue frames again, with all their attempts. Those that are named are retried together or not at all."""
     from rota.cli import dlq
 
     given = dlq.Given(ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit)
-    _act(context, "retry", given, failed, everything, yes, dry_run, json)
+    _act(context, "retry", given, failed, everything, yes, dry_run, form)
 
 
 @dlq_app.command("move")
@@ -111,7 +112,7 @@ def dlq_move(
     everything: All = False,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Move failed frames to the dead letters.
 
@@ -120,7 +121,7 @@ def dlq_move(
     from rota.cli import dlq
 
     given = dlq.Given(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
-    _act(context, "move", given, True, everything, yes, dry_run, json)
+    _act(context, "move", given, True, everything, yes, dry_run, form)
 
 
 @dlq_app.command("discard")
@@ -134,7 +135,7 @@ def dlq_discard(
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Forget failed frames. Needs a filter.
 
@@ -143,7 +144,7 @@ def dlq_discard(
     from rota.cli import dlq
 
     given = dlq.Given(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
-    _act(context, "discard", given, True, False, yes, dry_run, json)
+    _act(context, "discard", given, True, False, yes, dry_run, form)
 
 
 @dlq_app.command("purge")
@@ -158,13 +159,13 @@ def dlq_purge(
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Forget dead letters for good. Needs a filter: everything at once cannot be purged."""
     from rota.cli import dlq
 
     given = dlq.Given(ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit)
-    _act(context, "purge", given, False, False, yes, dry_run, json)
+    _act(context, "purge", given, False, False, yes, dry_run, form)
 
 
 def _act(
@@ -175,10 +176,10 @@ def _act(
     everything: bool,
     yes: bool,
     dry_run: bool,
-    json: bool,
+    form: Form,
 ) -> None:
     from rota.cli import dlq
 
     asked = dlq.Asked(dlq.ACTS[name], given, failed=failed, everything=everything)
     settings = load(context, quietly=True).settings
-    sys.exit(dlq.act(settings, asked, yes=yes, dry_run=dry_run, as_json=json))
+    sys.exit(dlq.act(settings, asked, yes=yes, dry_run=dry_run, form=form))

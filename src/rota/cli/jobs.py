@@ -25,6 +25,7 @@ from rota.cli import db, output
 from rota.cli import jobs_view as view
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
+from rota.cli.form import Form
 from rota.cli.jobs_wanted import Wanted, declared, submission
 from rota.cli.local import local_up, with_store
 from rota.engine.ender import mark_cancelled
@@ -60,29 +61,29 @@ async def opened(settings: Settings) -> AsyncIterator[Jobs]:
         yield Jobs(database)
 
 
-def run(settings: Settings, work: Callable[[Jobs], Awaitable[Page]], *, as_json: bool) -> None:
+def run(settings: Settings, work: Callable[[Jobs], Awaitable[Page]], *, form: Form) -> None:
     async def done() -> Page:
         async with opened(settings) as jobs:
             return await work(jobs)
 
-    print_page(asyncio.run(done()), as_json=as_json)
+    print_page(asyncio.run(done()), form=form)
 
 
-def submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> int:
-    return asyncio.run(_submit(settings, wanted, wait=wait, as_json=as_json))
+def submit(settings: Settings, wanted: Wanted, *, wait: bool, form: Form) -> int:
+    return asyncio.run(_submit(settings, wanted, wait=wait, form=form))
 
 
-async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, as_json: bool) -> int:
+async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, form: Form) -> int:
     given = submission(wanted, actor(), _declared(settings, wanted))
     async with opened(settings) as jobs:
         [submitted] = await submitter_of(settings, jobs.database).submit([given], may_be_critical=True)
         if wanted.task and not submitted.already:
             await _note_unknown_task(jobs.database, wanted.task)
         if not wait:
-            print_page(view.submitted_page(submitted, await jobs.get(submitted.job)), as_json=as_json)
+            print_page(view.submitted_page(submitted, await jobs.get(submitted.job)), form=form)
             return 0
         _say_which(submitted)
-        return await _until_ended(jobs, submitted.job, within_s=None, as_json=as_json, settings=settings)
+        return await _until_ended(jobs, submitted.job, within_s=None, form=form, settings=settings)
 
 
 def _declared(settings: Settings, wanted: Wanted) -> Task[..., Any] | None:
@@ -114,18 +115,18 @@ async def _note_unknown_task(database: Database, task: str) -> None:
     output.aside(f"No worker that is up knows the task {task}: {hint}")
 
 
-def wait(settings: Settings, prefix: str, timeout: str | None, *, as_json: bool) -> int:
+def wait(settings: Settings, prefix: str, timeout: str | None, *, form: Form) -> int:
     within_s = None if timeout is None else parse_duration(timeout)
 
     async def done() -> int:
         async with opened(settings) as jobs:
             job = await find(jobs, prefix)
-            return await _until_ended(jobs, job, within_s=within_s, as_json=as_json, settings=settings)
+            return await _until_ended(jobs, job, within_s=within_s, form=form, settings=settings)
 
     return asyncio.run(done())
 
 
-async def _until_ended(jobs: Jobs, which: JobId, *, within_s: float | None, as_json: bool, settings: Settings) -> int:
+async def _until_ended(jobs: Jobs, which: JobId, *, within_s: float | None, form: Form, settings: Settings) -> int:
     """Exit status 0 when it succeeded."""
     try:
         job = await _ended(jobs, which, within_s)
@@ -135,8 +136,8 @@ async def _until_ended(jobs: Jobs, which: JobId, *, within_s: float | None, as_j
     if not job.state.terminal:
         raise Refused(f"Job {which} has not ended within {within_s:g} s, it is {job.state}: `rota explain {which}`.")
     page = await _ended_page(jobs, job, settings)
-    print_page(page, as_json=as_json)
-    if not as_json and _is_one_frame(job) and job.layers[0].work.argv:
+    print_page(page, form=form)
+    if not form.is_data and _is_one_frame(job) and job.layers[0].work.argv:
         from rota.cli import jobs_logs
 
         jobs_logs.write(await jobs_logs.of_one_frame(jobs, which))

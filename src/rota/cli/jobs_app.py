@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperCommand
 
 from rota.cli.books_caps_app import job_app
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load
 
 ARGV = "rota.argv"
 StreamName = Literal["stdout", "stderr", "log"]
@@ -78,7 +79,7 @@ def submit(
         str | None, _option("APP", "Declares what the task needs: module:app or file.py; that of `rota up`.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; exit status 1 if it failed.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Submit a task, or after `--` a command: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
     from rota.cli import jobs
@@ -111,7 +112,7 @@ def submit(
         max_wait=max_wait,
         key=key,
     )
-    sys.exit(jobs.submit(load(context, quietly=True).settings, wanted, wait=wait, as_json=json))
+    sys.exit(jobs.submit(load(context, quietly=True).settings, wanted, wait=wait, form=form))
 
 
 def jobs_list(
@@ -120,32 +121,32 @@ def jobs_list(
     state: Annotated[str | None, _option("STATE", "Those in this state, such as RUNNING or FAILED.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
     after: Annotated[str | None, _option("JOB", "From the one after this on.")] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Jobs that wait, run and have ended, the newest first."""
     from rota.cli import jobs
 
-    _print(context, json, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
+    _print(context, form, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
 
 
 def explain(
     context: typer.Context,
     which: Which,
     layer: Annotated[str | None, _option("LAYER", "Only this layer of it, by name or id.")] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Why a job is not running, and what would help."""
     from rota.cli import explain as explaining
 
-    _print(context, json, lambda found: explaining.explained(found, which, layer))
+    _print(context, form, lambda found: explaining.explained(found, which, layer))
 
 
 @job_app.command("show")
-def job_show(context: typer.Context, which: Which, json: Json = False) -> None:
+def job_show(context: typer.Context, which: Which, form: Output = Form.TEXT) -> None:
     """Everything about a job: its layers, how many of its frames are in which state, and its history."""
     from rota.cli import jobs
 
-    _print(context, json, lambda found: jobs.shown(found, which))
+    _print(context, form, lambda found: jobs.shown(found, which))
 
 
 @job_app.command("wait")
@@ -153,12 +154,12 @@ def job_wait(
     context: typer.Context,
     which: Which,
     timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Wait until a job has ended. Exit status 1 when it did not succeed."""
     from rota.cli import jobs
 
-    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, as_json=json))
+    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, form=form))
 
 
 @job_app.command("cancel")
@@ -167,12 +168,12 @@ def job_cancel(
     which: Annotated[
         list[str], typer.Argument(metavar="JOB", help="Ids, or the beginnings of them.", show_default=False)
     ],
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Stop jobs: what waits never starts, what runs is asked to stop and then killed."""
     from rota.cli import jobs
 
-    _print(context, json, lambda found: jobs.cancel(found, which))
+    _print(context, form, lambda found: jobs.cancel(found, which))
 
 
 @job_app.command("logs")
@@ -183,13 +184,13 @@ def job_logs(
     layer: Annotated[str | None, _option("LAYER", "Of this layer; the first.")] = None,
     attempt: Annotated[int | None, _option("N", "Of this attempt; the last that wrote anything.")] = None,
     stream: Annotated[StreamName | None, typer.Option(help="Of this alone; all of them.", show_default=False)] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """What a frame wrote: its standard output, then its errors, then what the task logged."""
     from rota.cli import jobs_logs
 
     settings = load(context, quietly=True).settings
-    jobs_logs.show(settings, which, frame=frame, layer=layer, attempt=attempt, stream=stream, as_json=json)
+    jobs_logs.show(settings, which, frame=frame, layer=layer, attempt=attempt, stream=stream, form=form)
 
 
 @job_app.command("results")
@@ -198,13 +199,13 @@ def job_results(
     which: Which,
     frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 100,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """What frames returned, and why they failed. Frames that returned nothing are not listed."""
     from rota.cli import jobs
 
     settings = load(context, quietly=True).settings
-    jobs.run(settings, lambda found: jobs.results(found, which, settings, frame=frame, limit=limit), as_json=json)
+    jobs.run(settings, lambda found: jobs.results(found, which, settings, frame=frame, limit=limit), form=form)
 
 
 @job_app.command("artifacts")
@@ -214,16 +215,16 @@ def job_artifacts(
     frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
     layer: Annotated[str | None, _option("LAYER", "Of this layer alone.")] = None,
     to: Annotated[Path | None, _option("DIR", "Fetch them to this directory.")] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Files that its frames have left."""
     from rota.cli import jobs_artifacts
 
     settings = load(context, quietly=True).settings
-    jobs_artifacts.show(settings, which, frame=frame, layer=layer, to=to, as_json=json)
+    jobs_artifacts.show(settings, which, frame=frame, layer=layer, to=to, form=form)
 
 
-def _print(context: typer.Context, json: bool, work: Any) -> None:
+def _print(context: typer.Context, form: Form, work: Any) -> None:
     from rota.cli import jobs
 
-    jobs.run(load(context, quietly=True).settings, work, as_json=json)
+    jobs.run(load(context, quietly=True).settings, work, form=form)

@@ -16,6 +16,7 @@ import msgspec
 from rota.cli.books import print_page
 from rota.cli.books_view import Page, Table
 from rota.cli.dlq_view import several
+from rota.cli.form import Form
 from rota.cli.jobs import find, opened
 from rota.cli.local import with_store
 from rota.engine.engine import store_target
@@ -38,9 +39,7 @@ class File(msgspec.Struct, frozen=True):
         return self.layer.frames.number(self.kept.frame)
 
 
-def show(
-    settings: Settings, which: str, *, frame: int | None, layer: str | None, to: Path | None, as_json: bool
-) -> None:
+def show(settings: Settings, which: str, *, frame: int | None, layer: str | None, to: Path | None, form: Form) -> None:
     async def done() -> Page:
         async with opened(settings) as jobs:
             job = await jobs.get(await find(jobs, which))
@@ -50,7 +49,7 @@ def show(
             store = Store(jobs.database, store_target(with_store(settings)))
             return _fetched(files, [await _fetch(store, file, _place(job, file, to)) for file in files], to)
 
-    print_page(asyncio.run(done()), as_json=as_json)
+    print_page(asyncio.run(done()), form=form)
 
 
 def _layers(job: Job, name: str | None) -> list[Layer]:

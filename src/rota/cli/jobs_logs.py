@@ -13,6 +13,7 @@ from typing import Final
 
 from rota.cli import output
 from rota.cli.dlq_view import several
+from rota.cli.form import Form
 from rota.cli.jobs import find, opened
 from rota.engine.jobs import Jobs
 from rota.engine.logs import READ_MAX, STREAMS, Logs, Piece, Stream
@@ -31,7 +32,7 @@ def show(
     layer: str | None,
     attempt: int | None,
     stream: Stream | None,
-    as_json: bool,
+    form: Form,
 ) -> None:
     async def done() -> list[Piece]:
         async with opened(settings) as jobs:
@@ -40,8 +41,8 @@ def show(
             return [piece for each in wanted for piece in await _whole(jobs, job, each, frame, layer, attempt)]
 
     pieces = asyncio.run(done())
-    if as_json:
-        output.as_json([_data(piece) for piece in pieces])
+    if form.is_data:
+        output.as_data([_data(piece) for piece in pieces], form)
     elif pieces:
         write(pieces)
     else:

@@ -15,6 +15,7 @@ import msgspec
 from rota.cli import db
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
+from rota.cli.form import Form
 from rota.infra.postgres import check_current
 from rota.model.access import GrantSpec, Role, parse_role
 from rota.model.settings import Settings
@@ -25,13 +26,13 @@ NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` makes one."
 SHOWN_ONCE = "It is shown this once: keep it where only its user can read it."
 
 
-def run(settings: Settings, work: Callable[[Keys], Awaitable[Page]], *, as_json: bool) -> None:
+def run(settings: Settings, work: Callable[[Keys], Awaitable[Page]], *, form: Form) -> None:
     async def done() -> Page:
         async with db.opened(settings) as database:
             await check_current(database)
             return await work(Keys(database))
 
-    print_page(asyncio.run(done()), as_json=as_json)
+    print_page(asyncio.run(done()), form=form)
 
 
 async def created(keys: Keys, name: str, role: str, shows: Sequence[str] | None, expires: str | None) -> Page:

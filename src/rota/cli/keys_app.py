@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rota.cli.books_options import FreshName, group
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load
 
 if TYPE_CHECKING:
     from rota.cli.books_view import Page
@@ -35,24 +36,24 @@ def keys_create(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Refused after that, such as 12h or 30d.", show_default=False)
     ] = None,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Make a key. It is shown this once."""
     from rota.cli import keys
 
-    _print(context, json, lambda access: keys.created(access, name, role, show, expires))
+    _print(context, form, lambda access: keys.created(access, name, role, show, expires))
 
 
 @keys_app.command("list")
 def keys_list(
     context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Also those that were revoked.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Every key, what it may do, and when it was last used."""
     from rota.cli import keys
 
-    _print(context, json, lambda access: keys.listed(access, everything=everything))
+    _print(context, form, lambda access: keys.listed(access, everything=everything))
 
 
 @keys_app.command("revoke")
@@ -61,15 +62,15 @@ def keys_revoke(
     key: Annotated[
         str, typer.Argument(metavar="ID", help="Its id, the beginning of it, or its name.", show_default=False)
     ],
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Let a key in no more, anywhere, within a second."""
     from rota.cli import keys
 
-    _print(context, json, lambda access: keys.revoked(access, key))
+    _print(context, form, lambda access: keys.revoked(access, key))
 
 
-def _print(context: typer.Context, json: bool, work: Callable[[Keys], Awaitable[Page]]) -> None:
+def _print(context: typer.Context, form: Form, work: Callable[[Keys], Awaitable[Page]]) -> None:
     from rota.cli import keys
 
-    keys.run(load(context, quietly=True).settings, work, as_json=json)
+    keys.run(load(context, quietly=True).settings, work, form=form)

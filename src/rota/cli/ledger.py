@@ -17,6 +17,7 @@ from rota.accounting.live import state, wire
 from rota.cli import books as opening
 from rota.cli import output
 from rota.cli.books_view import Page, Table, bar, cores, in_force, show_data
+from rota.cli.form import Form
 from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level, Usage
 from rota.model.settings import Settings
@@ -30,7 +31,7 @@ WORDS = {
 }
 
 
-async def audit(settings: Settings, name: str | None, *, repair: bool, as_json: bool, whole: bool) -> int:
+async def audit(settings: Settings, name: str | None, *, repair: bool, form: Form, whole: bool) -> int:
     async with opening.opened(settings) as books:
         shows = [await books.admin.show(name)] if name else await books.admin.shows()
         if repair:
@@ -39,7 +40,7 @@ async def audit(settings: Settings, name: str | None, *, repair: bool, as_json: 
         found = [await auditing.audit(books, show) for show in shows]
         strangers = await _strangers(books) if name is None else []
         page = _audit_page(found, strangers, whole=whole)
-    opening.print_page(page, as_json=as_json)
+    opening.print_page(page, form=form)
     return 0 if all(each.ok for each in found) and not strangers else 1
 
 
@@ -91,11 +92,11 @@ def _usage(usage: Usage | None) -> str:
     return f"{cores(usage.cores)} cores" + (f", {usage.gpus} GPUs" if usage.gpus else "")
 
 
-async def watch(settings: Settings, *, every_s: float, once: bool, as_json: bool) -> None:
+async def watch(settings: Settings, *, every_s: float, once: bool, form: Form) -> None:
     """Until Ctrl-C, or once."""
     async with opening.opened(settings) as books:
-        if once or as_json:
-            opening.print_page(await _standing_page(books), as_json=as_json)
+        if once or form.is_data:
+            opening.print_page(await _standing_page(books), form=form)
             return
         await _live(books, every_s)
 

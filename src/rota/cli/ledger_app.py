@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated
 
 import typer
 
 from rota.cli.books_options import group
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load, run
 
 ledger_app = group("Whether the books agree, and how they fill.")
 
@@ -20,13 +20,13 @@ def ledger_audit(
     show: Annotated[str | None, typer.Option(metavar="NAME", help="This show alone.", show_default=False)] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Bring everything to what PostgreSQL says.")] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show keys that agree, too.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Compare Redis, the accounting tables and the procs, key by key. Exit status 1 when they do not agree."""
     from rota.cli import ledger
 
     settings = load(context, quietly=True).settings
-    sys.exit(asyncio.run(ledger.audit(settings, show, repair=repair, as_json=json, whole=whole)))
+    sys.exit(run(ledger.audit(settings, show, repair=repair, form=form, whole=whole)))
 
 
 @ledger_app.command("watch")
@@ -34,9 +34,9 @@ def ledger_watch(
     context: typer.Context,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.1)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """What every show uses of its pools, live, until Ctrl-C."""
     from rota.cli import ledger
 
-    asyncio.run(ledger.watch(load(context, quietly=True).settings, every_s=every, once=once, as_json=json))
+    run(ledger.watch(load(context, quietly=True).settings, every_s=every, once=once, form=form))

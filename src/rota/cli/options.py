@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
+from rota.cli.form import Form
 
 if TYPE_CHECKING:
     from rota.infra.settings_file import LoadedSettings
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+T = TypeVar("T")
+Output = Annotated[
+    Form,
+    typer.Option(
+        "--output", "-o", metavar="FORM", help="text, wide, json or yaml; --json is -o json.", show_default=False
+    ),
+]
 
 
 def load(context: typer.Context, *, quietly: bool = False) -> LoadedSettings:
@@ -25,3 +34,10 @@ def load(context: typer.Context, *, quietly: bool = False) -> LoadedSettings:
     level = loaded.settings.log.level
     logs.configure(loaded.settings.log.format, "warning" if quietly and level == "info" else level)
     return loaded
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, which takes longer to import than the help of a command to print."""
+    import asyncio
+
+    return asyncio.run(work)

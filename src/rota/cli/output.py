@@ -1,4 +1,4 @@
-"""How commands answer: a table for people, JSON for programs, one sentence and a code for errors.
+"""How commands answer: a table for people, JSON or YAML for programs, one sentence and a code for errors.
 
 What is printed is never taken for markup, and control characters in it never reach the terminal: names, paths and
 messages of servers come from elsewhere. A reader that went away (`| head`) ends no work.
@@ -11,16 +11,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
+from uuid import UUID
 
-import msgspec
-
+from rota.cli.exits import Exit
+from rota.cli.form import Form
 from rota.model.errors import InvalidInput, RotaError, SetupFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-BAD_INPUT, FAILED = 2, 1
+ID_LEAST = 13
+"""Characters of an id that are shown at least: those that tell when it was made."""
 # A pipe has no width: nothing that reads it should find a path broken over two lines.
 WIDTH_OF_PIPES = 1000
 
@@ -37,14 +39,45 @@ def console(out: TextIO | None = None) -> Console:
     return Patient(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
 
 
-def as_json(answer: object) -> None:
-    """Print `answer` as one JSON document."""
-    _write(msgspec.json.format(msgspec.json.encode(answer, enc_hook=str), indent=2).decode() + "\n")
+def as_data(answer: object, form: Form) -> None:
+    """Print `answer` as one document for programs."""
+    _write(data_text(answer, form))
 
 
-def as_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def data_text(answer: object, form: Form) -> str:
+    """YAML says the same as JSON."""
+    import msgspec
+
+    text = msgspec.json.encode(answer, enc_hook=str)
+    if form is not Form.YAML:
+        return msgspec.json.format(text, indent=2).decode() + "\n"
+    import yaml
+
+    plain = msgspec.json.decode(text)
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=WIDTH_OF_PIPES)
+
+
+def as_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, short: bool = False) -> None:
+    """`short`: a terminal sees no more of each id than tells it from the others, with which it can be named, too."""
+    if short and sys.stdout.isatty():
+        rows = _with_short_ids(rows)
     with readers_may_leave():
         console().print(table(columns, rows), soft_wrap=False)
+
+
+def _with_short_ids(rows: Sequence[Sequence[object]]) -> Sequence[Sequence[object]]:
+    ids = {cell: str(cell) for row in rows for cell in row if isinstance(cell, UUID)}
+    shown = dict(zip(ids, shortened(list(ids.values())), strict=True))
+    return [[shown[cell] if isinstance(cell, UUID) else cell for cell in row] for row in rows]
+
+
+def shortened(ids: Sequence[str]) -> list[str]:
+    """As much of each as tells it from all the others."""
+    for length in range(ID_LEAST, 36):
+        cut = [text[:length] for text in ids]
+        if len(set(cut)) == len(set(ids)) and not any(text.endswith("-") for text in cut):
+            return cut
+    return list(ids)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
@@ -72,7 +105,7 @@ def aside(text: str) -> None:
 def refusal(error: RotaError) -> int:
     """Tell what is wrong on standard error; the exit status says whether the input or the world is to blame."""
     sys.stderr.write(f"rota: {printable(error.sentence)} [{error.code}]\n")
-    return BAD_INPUT if isinstance(error, InvalidInput) else FAILED
+    return Exit.BAD_INPUT if isinstance(error, InvalidInput) else Exit.FAILED
 
 
 def defect(error: Exception) -> int:

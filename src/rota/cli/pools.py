@@ -12,6 +12,7 @@ from rota.accounting.items import unknown
 from rota.cli import db
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import NOTHING, Page, Table
+from rota.cli.form import Form
 from rota.infra.postgres import check_current
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
@@ -20,13 +21,13 @@ from rota.placement.routes import ANY_TOPIC, DEFAULT_POOL
 from rota.placement.routing import Routing
 
 
-def run(settings: Settings, work: Callable[[Routing], Awaitable[Page]], *, as_json: bool) -> None:
+def run(settings: Settings, work: Callable[[Routing], Awaitable[Page]], *, form: Form) -> None:
     async def done() -> Page:
         async with db.opened(settings) as database:
             await check_current(database)
             return await work(Routing(database))
 
-    print_page(asyncio.run(done()), as_json=as_json)
+    print_page(asyncio.run(done()), form=form)
 
 
 async def topics(routing: Routing) -> Page:

@@ -9,7 +9,8 @@ import typer
 
 from rota.cli.books_app import pool_app
 from rota.cli.books_options import Name
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load
 
 if TYPE_CHECKING:
     from rota.cli.books_view import Page
@@ -21,11 +22,11 @@ Topic = Annotated[
 
 
 @pool_app.command("topics")
-def pool_topics(context: typer.Context, json: Json = False) -> None:
+def pool_topics(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Which pools run which topic, in order, and whether each takes frames now."""
     from rota.cli import pools
 
-    _print(context, json, pools.topics)
+    _print(context, form, pools.topics)
 
 
 @pool_app.command("map")
@@ -35,20 +36,20 @@ def pool_map(
     pools: Annotated[
         list[str], typer.Argument(metavar="POOL...", help="A later one when those before are full.", show_default=False)
     ],
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Say which pools run a topic. While no topic is mapped at all, the pool local runs everything."""
     from rota.cli import pools as routes
 
-    _print(context, json, lambda routing: routes.mapped(routing, topic, pools))
+    _print(context, form, lambda routing: routes.mapped(routing, topic, pools))
 
 
 @pool_app.command("unmap")
-def pool_unmap(context: typer.Context, topic: Topic, json: Json = False) -> None:
+def pool_unmap(context: typer.Context, topic: Topic, form: Output = Form.TEXT) -> None:
     """Take the mapping of a topic away: its jobs follow the next best glob, or fail."""
     from rota.cli import pools
 
-    _print(context, json, lambda routing: pools.unmapped(routing, topic))
+    _print(context, form, lambda routing: pools.unmapped(routing, topic))
 
 
 @pool_app.command("drain")
@@ -56,34 +57,34 @@ def pool_drain(
     context: typer.Context,
     name: Name,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="It counts as inactive after that.")] = "5min",
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Give a pool nothing new; what runs there ends."""
     from rota.cli import pools
 
-    _print(context, json, lambda routing: pools.drained(routing, name, timeout))
+    _print(context, form, lambda routing: pools.drained(routing, name, timeout))
 
 
 @pool_app.command("activate")
-def pool_activate(context: typer.Context, name: Name, json: Json = False) -> None:
+def pool_activate(context: typer.Context, name: Name, form: Output = Form.TEXT) -> None:
     """Let a pool take frames again."""
     from rota.cli import pools
 
-    _print(context, json, lambda routing: pools.activated(routing, name))
+    _print(context, form, lambda routing: pools.activated(routing, name))
 
 
 def workers(
     context: typer.Context,
     everyone: Annotated[bool, typer.Option("--all", help="Also those that are gone or were lost.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Who is up, what each has, and what is booked there."""
     from rota.cli import workers as working
 
-    _print(context, json, lambda routing: working.listed(routing.database, everyone=everyone))
+    _print(context, form, lambda routing: working.listed(routing.database, everyone=everyone))
 
 
-def _print(context: typer.Context, json: bool, work: Callable[[Routing], Awaitable[Page]]) -> None:
+def _print(context: typer.Context, form: Form, work: Callable[[Routing], Awaitable[Page]]) -> None:
     from rota.cli import pools
 
-    pools.run(load(context, quietly=True).settings, work, as_json=json)
+    pools.run(load(context, quietly=True).settings, work, form=form)

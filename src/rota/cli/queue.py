@@ -18,6 +18,7 @@ from rota.cli import db
 from rota.cli import queue_view as view
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
+from rota.cli.form import Form
 from rota.engine import queues
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
@@ -35,12 +36,12 @@ async def opened(settings: Settings) -> AsyncIterator[Queue]:
         yield Queue(database)
 
 
-def run(settings: Settings, work: Callable[[Queue], Awaitable[Page]], *, as_json: bool) -> None:
+def run(settings: Settings, work: Callable[[Queue], Awaitable[Page]], *, form: Form) -> None:
     async def done() -> Page:
         async with opened(settings) as queue:
             return await work(queue)
 
-    print_page(asyncio.run(done()), as_json=as_json)
+    print_page(asyncio.run(done()), form=form)
 
 
 async def counts(queue: Queue, names: Sequence[str], *, fast: bool) -> Page:

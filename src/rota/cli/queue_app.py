@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rota.cli.books_options import group
-from rota.cli.options import Json, load
+from rota.cli.form import Form
+from rota.cli.options import Output, load
 
 if TYPE_CHECKING:
     from rota.cli.books_view import Page
@@ -29,7 +30,7 @@ def queue_counts(
         list[str] | None, typer.Argument(metavar="QUEUE", help="These alone.", show_default=False)
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="As of the last fold, a second or so ago.")] = False,
-    json: Json = False,
+    form: Output = Form.TEXT,
 ) -> None:
     """Frames that wait, run and have ended, by queue.
 
@@ -37,35 +38,35 @@ def queue_counts(
     """
     from rota.cli import queue
 
-    _print(context, json, lambda found: queue.counts(found, queues or [], fast=fast))
+    _print(context, form, lambda found: queue.counts(found, queues or [], fast=fast))
 
 
 @queue_app.command("list")
-def queue_list(context: typer.Context, json: Json = False) -> None:
+def queue_list(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Every queue, what waits in it and for how long."""
     from rota.cli import queue
 
-    _print(context, json, queue.listed)
+    _print(context, form, queue.listed)
 
 
 @queue_app.command("pause")
-def queue_pause(context: typer.Context, name: QueueName, json: Json = False) -> None:
+def queue_pause(context: typer.Context, name: QueueName, form: Output = Form.TEXT) -> None:
     """Let nothing more be claimed from a queue. What runs goes on, and frames may still be queued."""
     from rota.cli import queue
 
-    _print(context, json, lambda found: queue.set_paused(found, name, paused=True))
+    _print(context, form, lambda found: queue.set_paused(found, name, paused=True))
 
 
 @queue_app.command("resume")
-def queue_resume(context: typer.Context, name: QueueName, json: Json = False) -> None:
+def queue_resume(context: typer.Context, name: QueueName, form: Output = Form.TEXT) -> None:
     """Let frames of a paused queue be claimed again."""
     from rota.cli import queue
 
-    _print(context, json, lambda found: queue.set_paused(found, name, paused=False))
+    _print(context, form, lambda found: queue.set_paused(found, name, paused=False))
 
 
 @queue_app.command("rebuild-counts")
-def queue_rebuild_counts(context: typer.Context, json: Json = False) -> None:
+def queue_rebuild_counts(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Count everything anew from the rows.
 
     Counters are kept as queue.counter_mode says from then on. Meanwhile frames can neither be queued nor end; it takes
@@ -74,11 +75,11 @@ def queue_rebuild_counts(context: typer.Context, json: Json = False) -> None:
     from rota.cli import queue
 
     mode = load(context, quietly=True).settings.queue.counter_mode
-    _print(context, json, lambda found: queue.rebuild(found, mode))
+    _print(context, form, lambda found: queue.rebuild(found, mode))
 
 
 @queue_app.command("storage")
-def queue_storage(context: typer.Context, json: Json = False) -> None:
+def queue_storage(context: typer.Context, form: Output = Form.TEXT) -> None:
     """The ring, the tables beside it, and who holds it up.
 
     Also how counts are kept, and which replica does the upkeep.
@@ -86,10 +87,10 @@ def queue_storage(context: typer.Context, json: Json = False) -> None:
     from rota.cli import queue
 
     mode = load(context, quietly=True).settings.queue.counter_mode
-    _print(context, json, lambda found: queue.storage(found, mode))
+    _print(context, form, lambda found: queue.storage(found, mode))
 
 
-def _print(context: typer.Context, json: bool, work: Callable[[Queue], Awaitable[Page]]) -> None:
+def _print(context: typer.Context, form: Form, work: Callable[[Queue], Awaitable[Page]]) -> None:
     from rota.cli import queue
 
-    queue.run(load(context, quietly=True).settings, work, as_json=json)
+    queue.run(load(context, quietly=True).settings, work, form=form)
