@@ -309,7 +309,7 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("dept set duck f --max-cores 1", "did you mean fx?"),
         ("dept remove duck f", "did you mean fx?"),
         ("dept delete zzz", "There is no dept 'zzz': there are fx."),
-        ("job set duck nope --max-cores 1", "'nope' is no id of a job"),
+        ("job set duck nope --max-cores 1", "There is no job with the id 'nope'"),
         ("job set duck 01a1df12-a169-76d5-8ada-2e4ab33199ac --max-cores 1", "The show duck has no job"),
         ("layer set duck 01a1df12-a169-76d5-8ada-2e4ab33199ac --max-cores 1", "The show duck has no layer"),
         ("show create duck", "There is a show duck already"),

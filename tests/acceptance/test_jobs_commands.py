@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from rota import runtime
+from rota.cli.exits import Exit
 from rota.engine.submit import Submitter
 from rota.engine.upkeep import POINTERS
 from rota.infra.store import Store, StoreTarget
@@ -230,7 +231,7 @@ async def test_bad_input_is_refused_in_a_sentence_and_changes_nothing(typed, dat
         assert (said.status, said.out) == (2, ""), line
         assert sentence in said.err, line
         assert said.err.count("\n") == 1, said.err
-        assert said.err.endswith("[invalid_input]\n"), said.err
+        assert said.err.endswith(("[invalid_input]\n", "[not_found]\n")), said.err
     assert await left(database) == {}
 
 
@@ -256,7 +257,7 @@ async def test_jobs_are_listed_newest_first_and_filtered(farm, typed):
     assert len(json.loads(await typed.out("jobs --limit 1 --show default --json"))) == 1
     table = await typed.out("jobs")
     assert table.splitlines()[0].split()[:4] == ["job", "show", "name", "state"]
-    assert f"{running} default hang RUNNING 0 of 4 5" in "\n".join(rows(table))
+    assert f"{running} default hang RUNNING 0 of 4" in "\n".join(rows(table))
 
 
 async def test_a_job_is_shown_with_its_layers_and_its_way(farm, typed):
@@ -290,14 +291,14 @@ async def test_cancelling_stops_what_runs_and_is_in_the_audit_trail(farm, typed)
         {"job": job, "state": "CANCELLED", "changed": False}
     ]
     said = await typed(f"job wait {job}")
-    assert (said.status, "hang CANCELLED after" in said.out) == (1, True)
+    assert (said.status, "hang CANCELLED after" in said.out) == (Exit.JOB_CANCELLED, True)
     await farm.quiet()
 
 
 async def test_waiting_ends_when_the_time_is_over_and_the_job_goes_on(farm, typed):
     job = await submitted(typed, "noop")
     said = await typed(f"job wait {job} --timeout 50ms")
-    assert (said.status, "has not ended within 0.05 s, it is SCHEDULED" in said.err) == (1, True)
+    assert (said.status, "has not ended within 0.05 s, it is SCHEDULED" in said.err) == (Exit.NOT_ENDED, True)
     await farm.worker()
     assert (await typed(f"job wait {job[:18]}")).status == 0
 

@@ -427,7 +427,7 @@ REFUSED = [
     ("dlq purge --older-than -1h -y", "'-1h' is no time; write a number with its unit"),
     ("dlq purge --older-than 7 -y", "'7' is no time; write a number with its unit"),
     ("dlq purge --older-than 999999999d -y", "is no age"),
-    ("dlq retry --job nope -y", "'nope' is no id of a job"),
+    ("dlq retry --job nope -y", "There is no job 'nope'"),
     (f"dlq retry --job {ID} --reason {'x' * 101} -y", "A reason is a code of 1 to 100 characters"),
     ("dlq retry --all", "Nobody is there to be asked whether to retry 8 dead letters: say --yes, or --dry-run"),
     ("dlq purge --kind message --json", "Nobody is there to be asked whether to purge 1 dead letter"),

@@ -14,7 +14,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from decimal import Decimal
-from uuid import UUID
 
 from rota import runtime
 from rota.accounting.admin import Admin
@@ -25,6 +24,8 @@ from rota.cli.books_told import change_page
 from rota.cli.books_view import UNLIMITED_WORD, Page, Table
 from rota.cli.form import Form
 from rota.cli.local import local_url
+from rota.cli.naming import find_for_good, find_layer, whole
+from rota.engine.jobs import Jobs
 from rota.infra.postgres import Database, check_current
 from rota.model.errors import InvalidInput, InvalidSetting
 from rota.model.ids import JobId, LayerId
@@ -112,7 +113,7 @@ async def change_job(
     admin: Admin, actor: str, show: str, job: str, max_cores: str | None, max_gpus: str | None
 ) -> Change:
     given = caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = JobId(id_of("job", job))
+    found = JobId(whole(job) or await find_for_good(Jobs(admin.database), job))
     return await admin.change_job(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
 
 
@@ -120,15 +121,8 @@ async def change_layer(
     admin: Admin, actor: str, show: str, layer: str, max_cores: str | None, max_gpus: str | None
 ) -> Change:
     given = caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = LayerId(id_of("layer", layer))
+    found = LayerId(whole(layer) or await find_layer(admin.database, layer))
     return await admin.change_layer(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
-
-
-def id_of(kind: str, text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise InvalidInput(f"{text[:64]!r} is no id of a {kind}: write it as it was told when it was made.") from None
 
 
 def in_cores(burst: str, size: Cores | None) -> Cores:

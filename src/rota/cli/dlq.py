@@ -19,11 +19,13 @@ import msgspec
 
 from rota.accounting.items import unknown
 from rota.cli import dlq_view as view
-from rota.cli.books import actor, id_of, print_page
+from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page
 from rota.cli.dlq_piles import FailedPile, LetterPile, Removed, pile_of
 from rota.cli.form import Form
+from rota.cli.naming import find, whole
 from rota.cli.queue import opened
+from rota.engine.jobs import Jobs
 from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
 from rota.model.errors import InvalidInput
@@ -212,7 +214,9 @@ async def _which(queue: Queue, given: Given, *, failed: bool) -> DeadLetterFilte
     ids = sorted({_id(text) for text in given.ids}) if given.ids else None
     if ids:
         check_count("ids", len(ids), REMOVE_MAX)
-    job = id_of("job", given.job) if given.job is not None else None
+    job = None
+    if given.job is not None:
+        job = whole(given.job) or await find(Jobs(queue.database), given.job)
     age_s = _age_s(given.older_than) if given.older_than is not None else 0.0
     before = (await report.state(queue.database)).as_of - timedelta(seconds=age_s)
     if given.reason is not None and not 0 < len(given.reason) <= 100:

@@ -40,7 +40,7 @@ One = Annotated[str, typer.Argument(metavar="ID", help="Its id as `rota dlq list
 OfQueue = Annotated[str | None, _option("QUEUE", "Those of this queue.")]
 OfKind = Annotated[Kind | None, typer.Option(help="Those of this kind.", show_default=False)]
 OfReason = Annotated[str | None, _option("CODE", "Those with this reason code.")]
-OfJob = Annotated[str | None, _option("JOB", "Those of the job with this id.")]
+OfJob = Annotated[str | None, _option("JOB", "Those of this job: id, beginning of it, or name.")]
 OlderThan = Annotated[str | None, _option("AGE", "Those that ended longer ago, such as 30min, 12h or 7d.")]
 Limit = Annotated[int | None, _option("N", "At most so many, the oldest first.")]
 All = Annotated[bool, typer.Option("--all", help="All there are; without it something must be named.")]

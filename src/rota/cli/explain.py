@@ -10,8 +10,8 @@ import msgspec
 
 from rota.cli.books_view import Page
 from rota.cli.dlq_view import several
-from rota.cli.jobs import find
 from rota.cli.jobs_view import needs
+from rota.cli.naming import find
 from rota.engine.explain import Explainer
 from rota.engine.explain_told import Cause, Explained, Holder, LayerTold
 from rota.engine.jobs import Job, Jobs
@@ -36,18 +36,23 @@ def _live(told: Explained, job: Job) -> Iterator[str]:
     each = "; ".join(f"{needs(layer)} per frame" for layer in job.layers)
     waiting = several(told.waiting, "frame")
     yield f"{told.name} {told.job}: {told.state}, {waiting} waiting, {told.on_workers} on workers ({each})."
-    for reason in told.reasons:
-        yield from _reason(reason, named=len(job.layers) > 1)
-    if not told.reasons:
-        yield f"  {told.sentence}"
-    for layer in told.layers:
-        yield f"  {_start(layer, named=len(job.layers) > 1)}"
-    yield from _times(told)
+    yield from told_live(told, named=len(job.layers) > 1)
     for run in told.running[:RUNNING_SHOWN]:
         since_s = (datetime.now(UTC) - run.since).total_seconds()
         yield f"  {several(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {span(since_s)}."
     if told.waiting and told.not_known:
         yield f"  (Not known here: {told.not_known}.)"
+
+
+def told_live(told: Explained, *, named: bool) -> Iterator[str]:
+    """What holds it, and when it starts; layers by name where there are several."""
+    for reason in told.reasons:
+        yield from _reason(reason, named=named)
+    if not told.reasons:
+        yield f"  {told.sentence}"
+    for layer in told.layers:
+        yield f"  {_start(layer, named=named)}"
+    yield from _times(told)
 
 
 def _times(told: Explained) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rota.cli.form import Form
 from rota.cli.options import Output, load
 
 ARGV = "rota.argv"
+AfterFailed = Literal["cancel", "fail", "run"]
 StreamName = Literal["stdout", "stderr", "log"]
 
 
@@ -27,23 +28,33 @@ class TaskOrCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _option(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, show_default=False)
+def _option(metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
 
 
 Which = Annotated[
     str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its name: the newest.", show_default=False)
 ]
 
+Whiches = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB", help="Ids, beginnings of them, or names that a single live job has.", show_default=False
+    ),
+]
 File = Annotated[
     Path | None, _option("FILE", "Instead of all the others: a whole submission as YAML or JSON, such as a map.")
 ]
+Labels = Annotated[list[str] | None, _option("KEY=VALUE", "A label; repeat it.", "--label")]
 Artifacts = Annotated[
-    list[str] | None, _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.")
+    list[str] | None,
+    _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.", "--artifact"),
 ]
 Limits = Annotated[
     list[str] | None,
-    _option("NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB."),
+    _option(
+        "NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB.", "--limit"
+    ),
 ]
 
 
@@ -66,59 +77,47 @@ def submit(
     memory: Annotated[str | None, _option("SIZE", "Per frame, such as 512MiB or 4GiB.")] = None,
     max_cores: Annotated[str | None, _option("CORES", "Never more at once, all frames together.")] = None,
     priority: Annotated[str | None, _option("PRIORITY", "1 to 9, or BATCH, INTERACTIVE, CRITICAL.")] = None,
-    label: Annotated[list[str] | None, _option("KEY=VALUE", "A label; repeat it.")] = None,
+    labels: Labels = None,
     requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
     retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
     timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
-    artifact: Artifacts = None,
-    limit: Limits = None,
+    artifacts: Artifacts = None,
+    limits: Limits = None,
     deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
     max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
+    at: Annotated[str | None, _option("TIME", "Not before: 2026-11-30T18:00, or from now on such as 2h.")] = None,
+    after: Annotated[list[str] | None, _option("JOB", "Not before this job has ended; repeat it.")] = None,
+    after_failed: Annotated[
+        AfterFailed | None,
+        typer.Option(help="What becomes of it when that did not succeed; cancel.", show_default=False),
+    ] = None,
     key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
     app: Annotated[
         str | None, _option("APP", "Declares what the task needs: module:app or file.py; that of `rota up`.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; exit status 1 if it failed.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; the exit status says how.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of it, and change nothing.")
+    ] = False,
     form: Output = Form.TEXT,
 ) -> None:
     """Submit a task, or after `--` a command: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
+    said = locals()  # each parameter that `Wanted` knows has its name there
     from rota.cli import jobs
     from rota.cli.jobs_wanted import Wanted
 
-    wanted = Wanted(
-        task=task,
-        words=words or (),
-        argv=context.meta.get(ARGV, ()),
-        file=file,
-        app=app,
-        show=show,
-        folder=folder,
-        dept=dept,
-        topic=topic,
-        name=name,
-        frames=frames,
-        cores=cores,
-        gpus=gpus,
-        memory=memory,
-        max_cores=max_cores,
-        priority=priority,
-        labels=label or (),
-        requires=requires or (),
-        retries=retries,
-        timeout=timeout,
-        artifacts=artifact or (),
-        limits=limit or (),
-        deadline=deadline,
-        max_wait=max_wait,
-        key=key,
-    )
-    sys.exit(jobs.submit(load(context, quietly=True).settings, wanted, wait=wait, form=form))
+    given = {name: said[name] for name in Wanted.__struct_fields__ if said.get(name) is not None}
+    wanted = Wanted(argv=context.meta.get(ARGV, ()), **given)
+    sys.exit(jobs.submit(load(context, quietly=True).settings, wanted, wait=wait, dry_run=dry_run, form=form))
 
 
 def jobs_list(
     context: typer.Context,
     show: Annotated[str | None, _option("SHOW", "Those of this show.")] = None,
     state: Annotated[str | None, _option("STATE", "Those in this state, such as RUNNING or FAILED.")] = None,
+    topic: Annotated[str | None, _option("TOPIC", "Those of this topic.")] = None,
+    reason: Annotated[str | None, _option("REASON", "Those that wait, or ended, for this, such as no_workers.")] = None,
+    label: Annotated[str, _option("KEY=VALUE", "Those with this label.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
     after: Annotated[str | None, _option("JOB", "From the one after this on.")] = None,
     form: Output = Form.TEXT,
@@ -126,7 +125,8 @@ def jobs_list(
     """Jobs that wait, run and have ended, the newest first."""
     from rota.cli import jobs
 
-    _print(context, form, lambda found: jobs.listed(found, show, jobs.state_of(state), limit, after))
+    wanted = jobs.wanted_jobs(show, state, topic, reason, label)
+    _print(context, form, lambda found: jobs.listed(found, wanted, limit, after))
 
 
 def explain(
@@ -156,17 +156,47 @@ def job_wait(
     timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
     form: Output = Form.TEXT,
 ) -> None:
-    """Wait until a job has ended. Exit status 1 when it did not succeed."""
+    """Wait until a job has ended. The exit status tells how it did."""
     from rota.cli import jobs
 
-    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, form=form))
+    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, watch=False, form=form))
+
+
+@job_app.command("watch")
+def job_watch(
+    context: typer.Context,
+    which: Which,
+    timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
+    form: Output = Form.TEXT,
+) -> None:
+    """See every layer of a job go on until it has ended. The exit status tells how it did; Ctrl-C stops nothing."""
+    from rota.cli import jobs
+
+    sys.exit(jobs.wait(load(context, quietly=True).settings, which, timeout, watch=True, form=form))
+
+
+@job_app.command("retry")
+def job_retry(
+    context: typer.Context,
+    which: Which,
+    everything: Annotated[bool, typer.Option("--all", help="Every frame, not only those that failed.")] = False,
+    form: Output = Form.TEXT,
+) -> None:
+    """Run the failed frames of a job again, as a new job that is linked to it."""
+    from rota.cli import jobs
+
+    settings = load(context, quietly=True).settings
+    jobs.run(settings, lambda found: jobs.retry(settings, found, which, every_frame=everything), form=form)
 
 
 @job_app.command("cancel")
 def job_cancel(
     context: typer.Context,
     which: Annotated[
-        list[str], typer.Argument(metavar="JOB", help="Ids, or the beginnings of them.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="JOB", help="Ids, beginnings of them, or names that no other live job has.", show_default=False
+        ),
     ],
     form: Output = Form.TEXT,
 ) -> None:

@@ -17,8 +17,9 @@ from rota.cli.books import print_page
 from rota.cli.books_view import Page, Table
 from rota.cli.dlq_view import several
 from rota.cli.form import Form
-from rota.cli.jobs import find, opened
+from rota.cli.jobs import opened
 from rota.cli.local import with_store
+from rota.cli.naming import find
 from rota.engine.engine import store_target
 from rota.engine.jobs import Job, Jobs, Kept, Layer
 from rota.infra.store import Pointer, Store

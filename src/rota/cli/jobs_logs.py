@@ -14,7 +14,8 @@ from typing import Final
 from rota.cli import output
 from rota.cli.dlq_view import several
 from rota.cli.form import Form
-from rota.cli.jobs import find, opened
+from rota.cli.jobs import opened
+from rota.cli.naming import find
 from rota.engine.jobs import Jobs
 from rota.engine.logs import READ_MAX, STREAMS, Logs, Piece, Stream
 from rota.model.ids import JobId

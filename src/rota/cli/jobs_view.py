@@ -13,7 +13,9 @@ import msgspec
 from rota.cli import output
 from rota.cli.books_view import Page, Table, cores
 from rota.cli.dlq_view import several
-from rota.engine.jobs import FrameEnd, Job, JobLine, Layer
+from rota.engine.jobs import FrameEnd, Job, Layer
+from rota.engine.jobs import Page as JobsPage
+from rota.engine.reopen import Reopened
 from rota.engine.submit_steps import Submitted
 from rota.model.job import PRIORITIES
 from rota.model.job_frames import format_frames
@@ -89,10 +91,13 @@ def submitted_page(submitted: Submitted, job: Job) -> Page:
     return Page(data, [f"Submitted job {submitted.job} ({job.name}, {several(_frames(job), 'frame')})."])
 
 
-def jobs_page(lines: Sequence[JobLine]) -> Page:
+def jobs_page(page: JobsPage, limit: int) -> Page:
+    lines = page.items
     data = [msgspec.structs.asdict(line) for line in lines]
+    # Where few of many agree, the list ends before all were looked at.
+    more = [f"There may be more: `--after {page.next}` goes on."] if page.next and len(lines) < limit else []
     if not lines:
-        return Page(data, [NO_JOBS])
+        return Page(data, [NO_JOBS, *more])
     now = datetime.now(UTC)
     rows = [
         (
@@ -102,13 +107,21 @@ def jobs_page(lines: Sequence[JobLine]) -> Page:
             line.state,
             f"{line.ended} of {line.frames}",
             line.priority,
+            line.topic,
             f"{span((now - line.submitted_at).total_seconds())} ago",
             _lasted(line.submitted_at, line.finished_at),
             line.reason or "",
+            ", ".join(f"{key}={value}" for key, value in sorted(line.labels.items())),
         )
         for line in lines
     ]
-    return Page(data, [Table(("job", "show", "name", "state", "frames", "prio", "submitted", "took", "reason"), rows)])
+    columns = ("job", "show", "name", "state", "frames", "prio", "topic", "submitted", "took", "reason", "labels")
+    return Page(data, [Table(columns, rows, wide=("prio", "topic", "labels")), *more])
+
+
+def retried_page(made: Reopened) -> Page:
+    data = {"job": made.job, "retry_of": made.old, "frames": made.frames}
+    return Page(data, [f"Job {made.job} runs {several(made.frames, 'frame')} of job {made.old} again."])
 
 
 def _lasted(began: datetime, ended: datetime | None) -> str:
@@ -118,8 +131,9 @@ def _lasted(began: datetime, ended: datetime | None) -> str:
 def job_page(job: Job, left: tuple[int, int] = (0, 0)) -> Page:
     """`left` is how many artifacts it has, and how many bytes they are."""
     layers = Table(
-        ("layer", "runs", "frames", "needs", *(_word(state) for state in _states(job))),
-        [_layer_row(layer, _states(job)) for layer in job.layers],
+        ("layer", "runs", "frames", "needs", *(_word(state) for state in _states(job)), "id"),
+        [(*_layer_row(layer, _states(job)), layer.id) for layer in job.layers],
+        wide=("id",),
     )
     files, size = left
     facts = _facts(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import yaml
 
 from rota.accounting.items import unknown
 from rota.model.errors import InvalidInput
-from rota.model.job import Budget, LayerSpec, LimitSpec, RetrySpec, Submission, decode
+from rota.model.job import AfterFailed, Budget, LayerSpec, LimitSpec, RetrySpec, Submission, decode
 from rota.model.units import parse_duration
 from rota.model.work import Work
 from rota.sdk import loading
@@ -58,6 +59,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     deadline: str | None = None
     max_wait: str | None = None
     max_cores: str | None = None
+    after: Sequence[str] = ()
+    after_failed: AfterFailed | None = None
+    at: str | None = None
     key: str | None = None
 
 
@@ -79,6 +83,8 @@ def submission(wanted: Wanted, actor: str, declared: Task[..., Any] | None = Non
         "requires": tuple(wanted.requires),
         "max_wait_s": _seconds(wanted.max_wait),
         "max_cores": wanted.max_cores,
+        "after_failed": wanted.after_failed,
+        "run_at": _moment(wanted.at),
         "idempotency_key": wanted.key,
     }
     if wanted.deadline is not None:
@@ -207,3 +213,14 @@ def _priority(text: str | None) -> int | str | None:
 
 def _seconds(text: str | None) -> float | None:
     return None if text is None else parse_duration(text)
+
+
+def _moment(text: str | None) -> datetime | None:
+    """A time of day in ISO 8601, in our time zone where it names none; or a while from now on."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC) + timedelta(seconds=parse_duration(text))
+    return at.astimezone()

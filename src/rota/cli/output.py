@@ -15,7 +15,7 @@ from uuid import UUID
 
 from rota.cli.exits import Exit
 from rota.cli.form import Form
-from rota.model.errors import InvalidInput, RotaError, SetupFailed
+from rota.model.errors import InvalidInput, NotEnded, RotaError, SetupFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,6 +105,8 @@ def aside(text: str) -> None:
 def refusal(error: RotaError) -> int:
     """Tell what is wrong on standard error; the exit status says whether the input or the world is to blame."""
     sys.stderr.write(f"rota: {printable(error.sentence)} [{error.code}]\n")
+    if isinstance(error, NotEnded):
+        return Exit.NOT_ENDED
     return Exit.BAD_INPUT if isinstance(error, InvalidInput) else Exit.FAILED
 
 

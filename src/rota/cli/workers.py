@@ -35,12 +35,12 @@ def page(workers: Sequence[Known]) -> Page:
             _memory(worker.hello.memory_mb),
             _tasks(worker.hello.tasks),
             ", ".join(f"{key}={value}" for key, value in sorted(worker.hello.labels.items())),
+            worker.id,
         )
         for worker in workers
     ]
-    return Page(
-        data, [Table(("worker", "pool", "state", "frames", "cores", "GPUs", "memory", "tasks", "labels"), rows)]
-    )
+    columns = ("worker", "pool", "state", "frames", "cores", "GPUs", "memory", "tasks", "labels", "id")
+    return Page(data, [Table(columns, rows, wide=("labels", "id"))])
 
 
 def _standing(worker: Known, now: datetime) -> str:

@@ -1,0 +1,75 @@
+"""What people type for a thing: its name, its id, or the beginning of that."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from uuid import UUID
+
+from rota.engine.jobs import Jobs
+from rota.infra.postgres import Database, Query, query
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import JobId, LayerId
+
+FIND = query(__package__, "jobs_find")
+FIND_LAYERS = query(__package__, "layers_find")
+NAMED = query(__package__, "jobs_named")
+NAMED_LIVE = query(__package__, "jobs_named_live")
+
+PREFIX_LEAST: Final = 4
+_PREFIX = re.compile(r"[0-9a-f-]{4,36}", re.ASCII)
+
+
+async def find(jobs: Jobs, text: str) -> JobId:
+    """The job whose id begins like this, or else the newest of this name."""
+    found = await _by_prefix(jobs.database, FIND, "jobs", text)
+    if found is None:
+        found = await jobs.database.value(NAMED, text)
+    if found is None:
+        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: see `rota jobs`.")
+    return JobId(found)
+
+
+async def find_for_good(jobs: Jobs, text: str) -> JobId:
+    """For what cannot be undone: by id, or by a name that a single live job has. It may be somebody else's, too."""
+    found = await _by_prefix(jobs.database, FIND, "jobs", text)
+    if found is not None:
+        return JobId(found)
+    named = [row["id"] for row in await jobs.database.rows(NAMED_LIVE, text)]
+    if len(named) > 1:
+        raise InvalidInput(f"Several live jobs are called {text[:64]!r}: give the id of one ({_some(named)}).")
+    if not named:
+        raise NotFound(f"There is no job with the id {text[:64]!r}, and no live one of that name: see `rota jobs`.")
+    return JobId(named[0])
+
+
+def whole(text: str) -> UUID | None:
+    """An id that is written out names a thing that we need not keep: dead letters outlive their job."""
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None
+
+
+async def find_layer(database: Database, text: str) -> LayerId:
+    """By its id or the beginning of that: names of layers are those of tasks, and the same in many jobs."""
+    found = await _by_prefix(database, FIND_LAYERS, "layers", text)
+    if found is None:
+        raise NotFound(f"There is no live layer with the id {text[:64]!r}: `rota job show JOB -o wide` tells them.")
+    return LayerId(found)
+
+
+async def _by_prefix(database: Database, which: Query, kind: str, text: str) -> UUID | None:
+    text = text.strip().lower()
+    digits = text.replace("-", "")
+    if not _PREFIX.fullmatch(text) or not PREFIX_LEAST <= len(digits) <= 32:
+        return None
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    found: list[UUID] = [row["id"] for row in await database.rows(which, first, last)]
+    if len(found) > 1:
+        raise InvalidInput(f"Several {kind} begin with {text} ({_some(found)}): write more.")
+    return found[0] if found else None
+
+
+def _some(ids: list[UUID]) -> str:
+    return ", ".join(map(str, ids[:3])) + (", ..." if len(ids) > 3 else "")
