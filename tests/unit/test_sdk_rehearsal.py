@@ -1,7 +1,10 @@
 """`rota.testing`: Rota played in a test, with the values, ends and times that a real one would have."""
 
 import asyncio
+import tomllib
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
 from uuid import UUID
 
 import msgspec
@@ -298,7 +301,9 @@ async def test_what_a_retry_asks_for_is_waited_for():
         assert await job.result() == 1
 
 
-def test_the_pytest_plugin_brings_both(pytester):
+def test_the_pytest_plugin_brings_both(pytester, monkeypatch):
+    """Named, and not found, so that it is the one of this tree whether or not one is installed."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         """
         from rota import Rota
@@ -318,5 +323,11 @@ def test_the_pytest_plugin_brings_both(pytester):
             assert job.result() == 6
         """
     )
-    ended = pytester.runpytest_subprocess("-p", "rota.pytest_plugin", "-p", "no:randomly", "-p", "no:cacheprovider")
+    ended = pytester.runpytest_subprocess("-p", "rota.pytest_plugin", "-p", "no:cacheprovider")
     ended.assert_outcomes(passed=2)
+
+
+def test_pytest_finds_the_plugin_by_itself():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [module] = project["entry-points"]["pytest11"].values()
+    assert callable(import_module(module).rota_inline)
