@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotEnded,
         RotaError,
     )
+    from rota.model.job import LayerSpec, Submission
     from rota.model.work import Retries
     from rota.sdk.app import Rota
     from rota.sdk.context import Context, context
@@ -48,11 +49,13 @@ __all__ = [
     "JobNotSucceeded",
     "JobQuarantined",
     "JobTimedOut",
+    "LayerSpec",
     "NotEnded",
     "Retries",
     "Retry",
     "Rota",
     "RotaError",
+    "Submission",
     "SyncJob",
     "SyncTask",
     "Task",

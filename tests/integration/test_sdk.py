@@ -5,13 +5,17 @@ import multiprocessing
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import asyncpg
+import django
 import msgspec
 import psycopg
 import pydantic
 import pytest
+from django import conf
+from django.db import connections, transaction
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -274,17 +278,22 @@ async def test_sqlalchemy_decides_with_its_transaction(farm, app, database_url, 
     assert await job.result(timeout=15) == 9
 
 
-class Django:
-    """What Django's connections have: one of psycopg that is opened when it is first needed."""
-
-    __module__ = "django.db.backends.postgresql.base"
-
-    def __init__(self, url):
-        self.url = url
-        self.connection = None
-
-    def ensure_connection(self):
-        self.connection = self.connection or psycopg.connect(self.url)
+def as_django(database_url):
+    """A connection as Django makes one."""
+    if not conf.settings.configured:
+        conf.settings.configure()
+        django.setup()
+    parts = urlsplit(database_url)
+    connections.databases["rota"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname,
+        "PORT": parts.port,
+    }
+    connections.configure_settings(connections.databases)
+    return connections["rota"]
 
 
 async def test_connections_that_wait_decide_with_their_transactions(farm, app, database_url):
@@ -297,15 +306,33 @@ async def test_connections_that_wait_decide_with_their_transactions(farm, app, d
         with engine.begin() as connection:
             kept.append(square.sync.on(connection).submit(4))
         engine.dispose()
-        django = Django(database_url)
-        kept.append(square.sync.on(django).submit(5))
-        django.connection.commit()
-        django.connection.close()
         return lost.unsync, [job.unsync for job in kept]
 
     lost, kept = await asyncio.to_thread(work)
     await gone(app, lost)
-    assert [await job.result(timeout=15) for job in kept] == [9, [1, 4], 16, 25]
+    assert [await job.result(timeout=15) for job in kept] == [9, [1, 4], 16]
+
+
+async def test_django_decides_with_its_transaction(farm, app, database_url):
+    def work():
+        connection = as_django(database_url)
+        try:
+            with transaction.atomic(using="rota"):
+                lost = square.sync.on(connection).submit(2)
+                transaction.set_rollback(True, using="rota")
+            with transaction.atomic(using="rota"):
+                kept = square.sync.on(connection).submit(5)
+                with transaction.atomic(using="rota"):
+                    inner = square.sync.on(connection).submit(6)
+                    transaction.set_rollback(True, using="rota")
+        finally:
+            connection.close()
+        return [job.unsync for job in (kept, lost, inner)]
+
+    kept, *lost = await asyncio.to_thread(work)
+    assert await kept.result(timeout=15) == 25
+    for job in lost:
+        await gone(app, job)
 
 
 async def test_the_wrong_kind_of_connection_is_refused(app, database_url):

@@ -14,7 +14,7 @@ from rota.sdk.task import Task
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/sdk.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-OF_THE_MACHINERY = {"submission", "submissions", "jobs", "mapping", "mapped", "name", "send"}
+OF_THE_MACHINERY = {"submission", "submissions", "jobs", "mapping", "mapped", "framed", "name", "send"}
 """Public for the sync facade, and of no use to user code."""
 
 

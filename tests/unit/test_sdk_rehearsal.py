@@ -10,7 +10,19 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from rota import Fatal, JobCancelled, JobFailed, JobTimedOut, NotEnded, Retries, Retry, Rota, context
+from rota import (
+    Fatal,
+    JobCancelled,
+    JobFailed,
+    JobTimedOut,
+    LayerSpec,
+    NotEnded,
+    Retries,
+    Retry,
+    Rota,
+    Submission,
+    context,
+)
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.testing import MovableClock, inline, manual
 
@@ -299,6 +311,29 @@ async def test_what_a_retry_asks_for_is_waited_for():
         rehearsal.clock.advance(1)
         assert await rehearsal.drain() == 1
         assert await job.result() == 1
+
+
+async def test_a_range_of_frames_runs_the_same_call_once_for_each():
+    app = Rota()
+
+    @app.task
+    async def draw(scene: str) -> str:
+        return f"{scene}.{context().frame}"
+
+    with inline():
+        job = await draw.submit_frames("1-7x3", "pond")
+        assert await job.result() == ["pond.1", "pond.4", "pond.7"]
+        assert await (await draw.submit_frames(1, "sea")).result() == ["sea.0"]
+        with pytest.raises(InvalidInput, match="frame"):
+            await draw.submit_frames("7-1x", "pond")
+
+
+async def test_a_submission_may_be_given_as_it_is():
+    with inline():
+        layer = LayerSpec(task="name_of", input={"args": [{"name": "a", "id": str(UUID(int=1))}]})
+        assert await (await app.submit(Submission(show="film", layers=(layer,)))).result() == "a"
+        with pytest.raises(InvalidInput, match="is a command"):
+            await app.submit(Submission(show="film", layers=(LayerSpec(argv=("true",)),)))
 
 
 def test_the_pytest_plugin_brings_both(pytester, monkeypatch):

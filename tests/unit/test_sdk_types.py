@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ERROR = re.compile(r"^[^:]+:(\d+): error: (.*)  \[([\w-]+)\]$")
 HEAD = """
 from datetime import UTC, datetime
-from typing import assert_type
-from rota import Call, Job, JobFailed, Rota, SyncJob
+from typing import Any, assert_type
+from rota import Call, Job, JobFailed, LayerSpec, Rota, Submission, SyncJob
 
 app = Rota("postgresql://localhost/rota", show="film")
 
@@ -39,6 +39,8 @@ async def right() -> None:
     assert_type(await (await square.submit(2)).result(), float)
     assert_type(await (await square.map(range(5))).result(timeout=5), list[float])
     assert_type(await (await nothing.submit()).result(), None)
+    assert_type(await (await render.submit_frames("1-10x2", "a")).result(), list[bytes])
+    assert_type(await app.submit(Submission(show="film", layers=(LayerSpec(argv=("true",)),))), Job[Any])
     assert_type(render.call("a"), Call[bytes])
     assert_type(await render.submit_many([render.call("a"), render.call("b", 2)]), list[Job[bytes]])
     later = render.options(priority="BATCH", labels={"a": "b"}, cores=0.5).schedule(at=datetime.now(UTC))
@@ -55,6 +57,7 @@ def right_without_a_loop() -> None:
     assert_type(render.sync.submit("a", frame=2), SyncJob[bytes])
     assert_type(square.sync.options(key="k").submit(2).result(), float)
     assert_type(square.sync.map([1, 2]).result(), list[float])
+    assert_type(square.sync.submit_frames(3, 2).result(), list[float])
     assert_type(square.sync.submit_many([square.call(1)])[0].result(), float)
     for line in render.sync.submit("a").logs(follow=True):
         assert_type(line, str)
@@ -67,6 +70,9 @@ async def wrong() -> None:
     await render.submit("a", 1, 2)  # wrong: call-arg
     await square.map(["text"])  # wrong: list-item
     await nothing.map([1])  # wrong: arg-type, misc
+    await square.submit_frames("1-10", "text")  # wrong: arg-type
+    await square.submit_frames("1-10")  # wrong: call-arg
+    await app.submit(square.call(1))  # wrong: arg-type
     name: str = await (await square.submit(2)).result()  # wrong: assignment
     render.options(prio=5)  # wrong: call-arg
     render.options(priority=[5])  # wrong: arg-type

@@ -10,6 +10,7 @@ from rota.model.errors import (
     NotEnded,
     RotaError,
 )
+from rota.model.job import LayerSpec, Submission
 from rota.model.work import Retries
 from rota.sdk.app import Rota
 from rota.sdk.context import Context, context
@@ -30,11 +31,13 @@ __all__ = [
     "JobNotSucceeded",
     "JobQuarantined",
     "JobTimedOut",
+    "LayerSpec",
     "NotEnded",
     "Retries",
     "Retry",
     "Rota",
     "RotaError",
+    "Submission",
     "SyncJob",
     "SyncTask",
     "Task",

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, parse_id
+from rota.model.job import Submission
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.model.work import Retries, Work
 from rota.sdk.clients import Clients
@@ -91,6 +92,11 @@ class Rota:
     def job(self, job: UUID | str) -> Job[Any]:
         """Any job by its id; its result is one value, or a list when it has several frames."""
         return Job(self, parse_id(JobId, str(job)), untyped)
+
+    async def submit(self, submission: Submission) -> Job[Any]:
+        """Anything that can be submitted: commands, several layers, tasks that are declared elsewhere."""
+        [submitted] = await self.transport.submit([submission])
+        return Job(self, submitted.job, untyped, already=submitted.already)
 
     @property
     def sync(self) -> SyncRota:

@@ -72,7 +72,7 @@ def checked(wanted: Options) -> Options:
 
 
 def submission(work: Work, topic: str, app: Rota, wanted: Options, now_ms: int, **frames: Any) -> Submission:
-    """One layer of this work; `frames` are its input, or its items."""
+    """One layer of this work; `frames` are its input and its range, or its items."""
     layer = LayerSpec(task=work.task, **_needs(work, wanted), **frames)
     given: dict[str, Any] = {
         "show": wanted.get("show", app.show),

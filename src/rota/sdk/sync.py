@@ -72,6 +72,10 @@ class SyncTask(Generic[P, R]):
         [submitted] = facade._send([facade._task.mapping(items)])  # noqa: SLF001 - of ourselves
         return SyncJob(facade._task.mapped(submitted))  # noqa: SLF001
 
+    def submit_frames(self, frames: str | int, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[list[R]]:
+        [submitted] = self._send([self._task.framed(frames, args, kwargs)])
+        return SyncJob(self._task.mapped(submitted))
+
     def job(self, job: UUID | str) -> SyncJob[R]:
         return SyncJob(self._task.job(job))
 
@@ -148,6 +152,9 @@ class SyncRota:
 
     def job(self, job: UUID | str) -> SyncJob[Any]:
         return SyncJob(self._app.job(job))
+
+    def submit(self, submission: Submission) -> SyncJob[Any]:
+        return SyncJob(run(self._app.submit(submission)))
 
     def close(self) -> None:
         """Close the connections that `.sync` uses; the next call opens others."""

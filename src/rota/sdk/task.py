@@ -116,6 +116,14 @@ class Task(Generic[P, R]):
         [submitted] = await task.send([task.mapping(items)])
         return task.mapped(submitted)
 
+    async def submit_frames(self, frames: str | int, /, *args: P.args, **kwargs: P.kwargs) -> Job[list[R]]:
+        """One job that runs it with these arguments once for each frame of a range: "1-100x2", or how many.
+
+        `context().frame` tells which; its result is a list, in the order of the frames.
+        """
+        [submitted] = await self.send([self.framed(frames, args, kwargs)])
+        return self.mapped(submitted)
+
     def job(self, job: UUID | str) -> Job[R]:
         """A job of this task that was submitted before, perhaps elsewhere, by its id."""
         return Job(self.app, parse_id(JobId, str(job)), single(self.signature.result))
@@ -138,12 +146,16 @@ class Task(Generic[P, R]):
             raise InvalidInput(f"The task {self.name} was given no items to map: a job needs at least one frame.")
         return self.submission(self.wanted, items=given)
 
+    def framed(self, frames: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
+        """What `submit_frames` submits."""
+        return self.submission(self.wanted, input=self._input(args, kwargs), frames=frames)
+
     def mapped(self, submitted: Submitted) -> Job[list[R]]:
-        """What `map` returns."""
+        """What `map` and `submit_frames` return."""
         return Job(self.app, submitted.job, listed(self.signature.result), already=submitted.already)
 
     def submission(self, wanted: Options, **frames: Any) -> Submission:
-        """With these options and no others; `frames` are its input, or its items."""
+        """With these options and no others; `frames` are its input and its range, or its items."""
         return submission(self.work, self.topic, self.app, wanted, now_ms(), **frames)
 
     async def send(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:

@@ -148,6 +148,8 @@ class Rehearsal:
     async def _run(self, frame: PlayedFrame) -> None:
         job, name = frame.job, _WORK.decode(frame.plan.work).task
         task = self._tasks[job.id].get(name)
+        if not name:
+            raise InvalidInput(f"Job {job.id} is a command, and a rehearsal runs tasks alone: put it into one.")
         if task is None:
             raise InvalidInput(f"No task {name!r} is known to the app that submitted job {job.id}.")
         if job.state is JobState.SCHEDULED:
