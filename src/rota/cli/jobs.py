@@ -32,11 +32,11 @@ from rota.cli.local import local_up, with_store
 from rota.cli.naming import find, find_for_good
 from rota.engine.ender import mark_cancelled
 from rota.engine.jobs import FrameEnd, JobFilter, Jobs, Layer
-from rota.engine.submit_steps import Submitted
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, check_current, query
 from rota.model.errors import InvalidInput
+from rota.model.job import Submitted
 from rota.model.lifecycle import JobState
 from rota.model.messages import Hello
 from rota.model.settings import Settings

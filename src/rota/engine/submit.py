@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rota.engine.gate import AllowAll, Gate
-from rota.engine.submit_steps import Batch, Statement, Submitted
+from rota.engine.submit_steps import Batch, Statement
 from rota.engine.traces import Submitting
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
@@ -30,7 +30,7 @@ from rota.infra.postgres import Database, Transaction
 from rota.infra.postgres.foreign import Rows, async_fetch, sync_fetch
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
-from rota.model.job import Submission, decode, encode
+from rota.model.job import Submission, Submitted, decode, encode
 from rota.model.job_plan import Plan, plan
 
 if TYPE_CHECKING:

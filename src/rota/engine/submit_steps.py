@@ -24,6 +24,7 @@ from rota.infra.store import PUT as PUT_BLOBS
 from rota.infra.store import put_arguments
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7_bytes
+from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.queue.room import MAKE as MAKE_QUEUE
@@ -35,14 +36,6 @@ UNKNOWN = query(__package__, "submit_unknown")
 WAIT = query(__package__, "submit_wait")
 
 _KINDS: Final = {"unknown_show": "show", "unknown_folder": "folder", "unknown_dept": "dept"}
-
-
-class Submitted(msgspec.Struct, frozen=True):
-    job: JobId
-    state: JobState | None
-    """None: the job of a key that was used long ago, and is not kept any more."""
-    already: bool = False
-    """Whether it was there before, under the same idempotency key."""
 
 
 class Statement(msgspec.Struct, frozen=True):

@@ -17,6 +17,8 @@ from uuid import UUID
 import msgspec
 
 from rota.model.errors import InvalidInput
+from rota.model.ids import JobId
+from rota.model.lifecycle import JobState
 from rota.model.work import Failed
 
 BATCH, INTERACTIVE, CRITICAL = 1, 5, 9
@@ -159,6 +161,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     after_failed: AfterFailed = "cancel"
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    job: JobId
+    state: JobState | None
+    """None: the job of a key that was used long ago, and is not kept any more."""
+    already: bool = False
+    """Whether it was there before, under the same idempotency key."""
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,16 +11,15 @@ from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
 from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, JobLine
 from rota.engine.reopen import Reopened
-from rota.engine.submit_steps import Submitted
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.model.access import Actor, Role, guard_submission
 from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import JobId, parse_id
-from rota.model.job import Submission
+from rota.model.job import Submission, Submitted
 from rota.model.lifecycle import JobState
 from rota.server.http.filters import parse_filter
-from rota.server.http.lines import read_lines
+from rota.server.http.lines import read_many
 from rota.server.http.pages import LIMIT, Limit, Page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, seen
@@ -74,8 +73,8 @@ class JobRoutes(Controller):
 
     @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
-        """Submit up to ten thousand jobs, a line of JSON each: all of them or none."""
-        given = [_owned(each, request.user) for each in await read_lines(request, most=BULK_MAX)]
+        """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
+        given = [_owned(each, request.user) for each in await read_many(request, most=BULK_MAX)]
         return Several(await desk.submitter.submit(given, may_be_critical=True))
 
     @get(opt=needs(Role.VIEWER, "somewhere"))

@@ -1,9 +1,10 @@
-"""Bodies of JSON lines, read as they come and given up as soon as they are too much."""
+"""Bodies of many submissions: lines of JSON, or one array in msgpack; read as they come, given up when too much."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from litestar import Request
 
 from rota.model.errors import InvalidInput, TooLarge
@@ -12,14 +13,33 @@ from rota.model.job import SUBMISSION_BYTES_MAX, Submission, decode
 BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-async def read_lines(request: Request[Any, Any, Any], *, most: int) -> list[Submission]:
-    """Each line a submission; the first that cannot be read is named by its number, and nothing was done."""
+async def read_many(request: Request[Any, Any, Any], *, most: int) -> list[Submission]:
+    """The first submission that cannot be read is named by its number, and nothing was done."""
+    if "msgpack" in request.headers.get("content-type", ""):
+        return await _read_array(request, most)
+    return await _read_lines(request, most)
+
+
+async def _read_array(request: Request[Any, Any, Any], most: int) -> list[Submission]:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        _check_size(len(body))
+    try:
+        items = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput("The body is no array in msgpack: send one of submissions.") from error
+    submissions: list[Submission] = []
+    _read([bytes(item) for item in items], submissions, most)
+    return _some(submissions)
+
+
+async def _read_lines(request: Request[Any, Any, Any], most: int) -> list[Submission]:
     submissions: list[Submission] = []
     rest, size = b"", 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > BYTES_MAX:
-            raise TooLarge(f"A request of more than {BYTES_MAX} bytes is too large: submit in several requests.")
+        _check_size(size)
         *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else [rest + chunk]
         if len(rest) > SUBMISSION_BYTES_MAX:
             raise TooLarge(
@@ -28,8 +48,17 @@ async def read_lines(request: Request[Any, Any, Any], *, most: int) -> list[Subm
             )
         _read(lines, submissions, most)
     _read([rest], submissions, most)
+    return _some(submissions)
+
+
+def _check_size(size: int) -> None:
+    if size > BYTES_MAX:
+        raise TooLarge(f"A request of more than {BYTES_MAX} bytes is too large: submit in several requests.")
+
+
+def _some(submissions: list[Submission]) -> list[Submission]:
     if not submissions:
-        raise InvalidInput("The request holds no line: send one submission as JSON on each.")
+        raise InvalidInput("The request holds no submission: send one as JSON on each line, or an array in msgpack.")
     return submissions
 
 
