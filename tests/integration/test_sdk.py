@@ -1,4 +1,4 @@
-"""The SDK against real servers, by way of PostgreSQL: from a typed call to its result, its failure, its log."""
+"""The SDK against real servers, by way of their API: from a typed call to its result, its failure, its log."""
 
 import asyncio
 import multiprocessing
@@ -21,9 +21,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from rota import JobCancelled, JobFailed, JobTimedOut, NotEnded, Rota
+from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput
+from rota.server import services
 from tests.ground import farm as ground
 from tests.ground import sdk_tasks
+from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
 
 
@@ -70,11 +73,12 @@ async def large(size: int) -> bytes:
 
 
 MINE = (name_of, shots_of, large)
+THREADS = 24
 
 
 @pytest.fixture
 async def farm(database_url, redis_url, nats_url, bus_prefix):
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
         await farm.show()
         for task in MINE:
             ground.app.tasks[task.name] = task
@@ -88,9 +92,14 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-async def app(database_url):
-    """The tasks above, submitted to the database of the test."""
-    rota = Rota(database_url, show="film", actor="test")
+async def key(farm):
+    return await Api(farm).key(Role.ADMIN)
+
+
+@pytest.fixture
+async def app(farm, key):
+    """The tasks above, submitted to the farm of the test."""
+    rota = Rota(farm.replica.listen_url, key=key, show="film", actor="test")
     before = {task: task.app for task in tasks.tasks.values()}
     for task in before:
         task.app = rota
@@ -117,9 +126,9 @@ async def test_what_does_not_fit_is_one_sentence_on_the_frame(farm, app):
     assert (raised.value.reason, raised.value.frame, raised.value.layer) == ("bad_input", 0, "name_of")
 
 
-async def test_sync_tasks_have_types_and_tracebacks_in_their_processes(farm, database_url):
+async def test_sync_tasks_have_types_and_tracebacks_in_their_processes(farm, key):
     await farm.worker("apart", of="tests/ground/sdk_tasks.py")
-    async with Rota(database_url, show="film") as elsewhere:
+    async with Rota(farm.replica.listen_url, key=key, show="film") as elsewhere:
         lenses = elsewhere.task(name="lenses", topic="default")(sdk_tasks.lenses.function)
         breaks = elsewhere.task(name="breaks", topic="default")(sdk_tasks.breaks.function)
         wide, far = sdk_tasks.Camera(20, Path("a")), sdk_tasks.Camera(200, Path("b"))
@@ -180,9 +189,12 @@ async def test_keys_and_what_a_job_waits_for(farm, app):
     assert (first, again.already) == (again, True)
     with pytest.raises(IdempotencyConflict):
         await keyed.submit(3)
+    later = await square.schedule(at="1h").submit(2)
+    assert [cause.code for cause in (await later.explain()).reasons] == ["deferred"]
+    await later.cancel()
     lost = await square.options(topic="nowhere", requires=["quantum"]).submit(2)
-    assert [why.code for why in await lost.explain()]
-    await lost.cancel()
+    with pytest.raises(JobFailed, match="no_pool_mapping"):
+        await lost.result(timeout=15)
     await first.result(timeout=15)
     with pytest.raises(InvalidInput, match="There is no job"):
         await app.job(UUID(int=1)).state()
@@ -196,17 +208,17 @@ async def test_a_bar_is_shown_to_people_alone(farm, app, capsys, monkeypatch):
     assert "square" in capsys.readouterr().err
 
 
-def threads(database_url):
+def threads(url, key):
     """Submit from several threads at once; whatever is raised is told."""
-    rota = Rota(database_url, show="film")
+    rota = Rota(url, key=key, show="film")
     square = rota.task(name="square", topic="default")(lambda value: value)
-    found, gate = [], threading.Barrier(4)
+    found, gate = [], threading.Barrier(THREADS)
 
     def work(number):
         gate.wait(10)
         found.append(square.sync.submit(number).id)
 
-    running = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    running = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
     for thread in running:
         thread.start()
     for thread in running:
@@ -214,9 +226,9 @@ def threads(database_url):
     return rota, square, found
 
 
-async def test_the_sync_facade_serves_threads_and_forked_children(farm, database_url):
-    rota, square, found = await asyncio.to_thread(threads, database_url)
-    assert len(set(found)) == 4
+async def test_the_sync_facade_serves_threads_and_forked_children(farm, key):
+    rota, square, found = await asyncio.to_thread(threads, farm.replica.listen_url, key)
+    assert len(set(found)) == THREADS
     fork = multiprocessing.get_context("fork")
     told = fork.SimpleQueue()
 
@@ -232,7 +244,7 @@ async def test_the_sync_facade_serves_threads_and_forked_children(farm, database
     job, value = told.get()
     assert value == 144
     values = await asyncio.to_thread(lambda: {rota.sync.job(each).result(15) for each in found})
-    assert values == {0, 1, 4, 9}, "the parent's connections are as they were"
+    assert values == {number * number for number in range(THREADS)}, "the parent's connections are as they were"
     assert await asyncio.to_thread(rota.sync.job(job).state) == "SUCCEEDED"
     await asyncio.to_thread(rota.sync.close)
 

@@ -185,9 +185,9 @@ async def test_time_is_what_the_test_makes_it():
         strict = await square.schedule(at="2h").options(deadline="90min").submit(3)
         impatient = await square.schedule(at="1h").options(max_wait=60).submit(4)
         assert await rehearsal.drain() == 0
-        assert [why.code for why in await later.explain()] == ["not_yet"]
+        assert [why.code for why in (await later.explain()).reasons] == ["deferred"]
         rehearsal.clock.move_to(NOON + timedelta(hours=1, minutes=2))
-        assert [why.code for why in await later.explain()] == ["not_drained"]
+        assert [why.code for why in (await later.explain()).reasons] == ["queued"]
         assert await rehearsal.drain() == 1
         assert await later.result() == 4
         with pytest.raises(JobFailed, match="max_wait_expired"):
@@ -215,7 +215,7 @@ async def test_a_job_waits_for_others_and_heeds_how_they_end():
         first, bad = await square.submit(2), await gives_up.submit()
         good = await square.options(after=[first, first.sync]).submit(3)
         assert await good.state() == "PENDING"
-        assert [why.code for why in await good.explain()] == ["waiting_on_job"]
+        assert [why.code for why in (await good.explain()).reasons] == ["waiting_on_job"]
         cancelled = await square.options(after=[first, bad]).submit(4)
         chained = await square.options(after=[cancelled]).submit(5)
         failed = await square.options(after=[bad.id], after_failed="fail").submit(6)

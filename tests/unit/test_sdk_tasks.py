@@ -152,7 +152,7 @@ def test_the_sync_facade_takes_the_same_options():
         assert job.result() == 3
         assert (job.state(), job.wait(), job.get().priority) == ("SUCCEEDED", "SUCCEEDED", 2)
         assert [str(moment.state) for moment in job.events()][-1] == "SUCCEEDED"
-        assert ("".join(job.logs()), job.cancel(), job.explain(), job.already) == ("", False, [], False)
+        assert ("".join(job.logs()), job.cancel(), job.explain().reasons, job.already) == ("", False, (), False)
         several = facade.submit_many([facade.call("a"), facade.call("b", frame=2)])
         assert facade.job(several[0].id).id == several[0].id == several[0].unsync.id == app.sync.job(several[0].id).id
 

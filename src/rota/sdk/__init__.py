@@ -15,6 +15,7 @@ from rota.model.work import Retries
 from rota.sdk.app import Rota
 from rota.sdk.context import Context, context
 from rota.sdk.endings import Cancelled, Fatal, Retry
+from rota.sdk.finding import database_url
 from rota.sdk.job import Job
 from rota.sdk.sync import SyncJob, SyncTask
 from rota.sdk.task import Call, Task
@@ -42,4 +43,5 @@ __all__ = [
     "SyncTask",
     "Task",
     "context",
+    "database_url",
 ]

@@ -46,16 +46,17 @@ class Declare(Protocol):
 class Rota:
     """The tasks of one application, and where they are submitted to.
 
-    `url` is that of its PostgreSQL; without one it is found as the `rota` command finds it: in the settings, or by the
-    `rota up` of this directory. `show` is whose quota jobs use that do not name another.
+    `url` is that of the API and `key` one of its keys; without them they are found as the `rota` command finds them: in
+    the settings (`ROTA_API_URL`, `ROTA_API_KEY`), or by the `rota up` of this directory. `show` is whose quota jobs use
+    that do not name another.
     """
 
-    def __init__(self, url: str = "", *, show: str = DEFAULT_SHOW, actor: str = "") -> None:
+    def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.show = show
         self.actor = actor
         """Who submits, as jobs and the audit trail say it."""
-        self._clients = Clients(self.tasks, lambda: chosen(url, actor))
+        self._clients = Clients(self.tasks, lambda: chosen(url, key))
 
     @overload
     def task(self, function: Async[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]

@@ -17,6 +17,10 @@ class Bar:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
+    @property
+    def shown(self) -> bool:
+        return self._progress is not None
+
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console

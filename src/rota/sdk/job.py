@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from rota.model.errors import (
+    BlobMissing,
     InvalidInput,
     JobCancelled,
     JobDenied,
@@ -26,12 +27,13 @@ from rota.model.errors import (
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
 from rota.sdk.bar import Bar
-from rota.sdk.transport import Result, Why
+from rota.sdk.transport import Result, Source
 
 if TYPE_CHECKING:
+    from rota.engine.explain_told import Explained
     from rota.engine.jobs import Job as Told
     from rota.engine.jobs import Moment
-    from rota.engine.logs import Piece, Stream
+    from rota.engine.logs import Stream
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncJob
 
@@ -39,12 +41,15 @@ R = TypeVar("R")
 Read = Callable[["Told", Sequence[Result]], R]
 """Makes what a job returned out of what its frames did."""
 
-LOOK_S: Final = 2.0
+WAIT_S: Final = 30.0
 """How long one question for the end of a job may take."""
+BAR_S: Final = 1.0
+"""The same where a bar is to move."""
+STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
+TRACED: Final[tuple[Stream, ...]] = ("stderr", "log")
 LOGS_COME_S: Final = 0.6
-"""What a frame wrote may be there so much later than its end."""
+"""A traceback may be there so much later than the end of its frame."""
 LOGS_LOOK_S: Final = 0.1
-PIECES: Final = 1000
 TRACEBACK: Final = "Traceback (most recent call last):"
 
 _ENDS: Final[dict[JobState, type[JobNotSucceeded]]] = {
@@ -102,6 +107,11 @@ class Job(Generic[R]):
         results = [result async for result in self._app.transport.results(self.id)]
         if told.state is not JobState.SUCCEEDED:
             raise await self._failure(told, results)
+        for untold in results:
+            if untold.problem:
+                raise BlobMissing(
+                    f"What frame {untold.frame} of job {self.id} returned cannot be told: {untold.problem}"
+                )
         try:
             return self._read(told, results)
         except msgspec.DecodeError as error:
@@ -113,6 +123,11 @@ class Job(Generic[R]):
         """Whether it had not ended; from here on no frame of it begins, and those that run are stopped."""
         return await self._app.transport.cancel(self.id)
 
+    async def retry(self, *, every_frame: bool = False) -> Job[R]:
+        """Another job for those of its frames that failed, or for all of them; this one stays as it ended."""
+        job = await self._app.transport.retry(self.id, every_frame=every_frame)
+        return Job(self._app, job, self._read)
+
     async def logs(
         self,
         frame: int | None = None,
@@ -122,37 +137,27 @@ class Job(Generic[R]):
         follow: bool = False,
     ) -> AsyncIterator[str]:
         """What a frame wrote, the first one unless it is named; as it comes in up to the end of the job (`follow`)."""
-        from rota.engine.logs import STREAMS
+        from rota.sdk.following import merged, read
 
-        places = dict.fromkeys(STREAMS, 0)
-        ended_at: float | None = None
-        while True:
-            ended = not follow or (await self.state()).terminal
-            fresh = False
-            for stream in STREAMS:
-                for piece in await self._pieces(frame, layer, attempt, stream, places[stream]):
-                    fresh = True
-                    places[stream] = piece.at + len(piece.data)
-                    yield piece.data.decode(errors="replace")
-            ended_at = ended_at or (time.monotonic() if ended else None)
-            if not fresh:
-                if ended_at is not None and (not follow or time.monotonic() - ended_at > LOGS_COME_S):
-                    return
-                await asyncio.sleep(LOGS_LOOK_S)
+        sources = [Source(stream=stream, frame=frame, layer=layer, attempt=attempt) for stream in STREAMS]
+        written = [self._app.transport.written(self.id, source, follow=follow) for source in sources]
+        async for text in merged(written) if follow else read(written):
+            yield text
 
     def events(self) -> AsyncIterator[Moment]:
         """Every state that it was in or comes into, with when and why, up to its end."""
         return self._app.transport.events(self.id)
 
-    async def explain(self) -> Sequence[Why]:
-        """What keeps it from running, the first to be mended first."""
+    async def explain(self) -> Explained:
+        """Why it is not running, with what is to be mended first at first; or what became of it."""
         return await self._app.transport.explain(self.id)
 
     async def _ended(self, timeout: float | None) -> Told:
         until = None if timeout is None else time.monotonic() + timeout
         with Bar() as bar:
             while True:
-                left_s = LOOK_S if until is None else min(LOOK_S, max(0.0, until - time.monotonic()))
+                look_s = BAR_S if bar.shown else WAIT_S
+                left_s = look_s if until is None else min(look_s, max(0.0, until - time.monotonic()))
                 told = await self._app.transport.ended(self.id, left_s)
                 bar.show(told)
                 if told.state.terminal:
@@ -189,24 +194,19 @@ class Job(Generic[R]):
 
     async def _traceback(self, layer: str, failed: Result) -> str:
         """As its log has it; that comes a moment after its end, if it comes at all."""
-        streams: tuple[Stream, ...] = ("stderr", "log")
+        from rota.sdk.following import read
+
         for look in range(round(LOGS_COME_S / LOGS_LOOK_S)):
             if look:
                 await asyncio.sleep(LOGS_LOOK_S)
-            for stream in streams:
-                pieces = await self._pieces(failed.frame, layer, failed.attempt, stream, 0)
-                text = b"".join(piece.data for piece in pieces).decode(errors="replace")
+            for stream in TRACED:
+                source = Source(stream=stream, frame=failed.frame, layer=layer, attempt=failed.attempt)
+                text = "".join(
+                    [text async for text in read([self._app.transport.written(self.id, source, follow=False)])]
+                )
                 if TRACEBACK in text:
                     return text[text.index(TRACEBACK) :]
         return ""
-
-    async def _pieces(
-        self, frame: int | None, layer: str | None, attempt: int | None, stream: Stream, after: int
-    ) -> list[Piece]:
-        told = await self._app.transport.logs(
-            self.id, frame, layer=layer, attempt=attempt, stream=stream, after=after, most=PIECES
-        )
-        return [piece for piece in told if piece.data]
 
 
 def single(decode: Callable[[bytes], R]) -> Read[R]:

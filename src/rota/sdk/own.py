@@ -13,11 +13,10 @@ from typing import Any
 from rota.engine.gate import Gate
 from rota.engine.gatekeeper import gate_before
 from rota.engine.submit import submit_on_async, submit_on_sync
-from rota.engine.submit_steps import Submitted
 from rota.infra.postgres.foreign import is_async
 from rota.infra.settings_file import load
 from rota.model.errors import InvalidInput
-from rota.model.job import Submission
+from rota.model.job import Submission, Submitted
 from rota.runtime import policy_of
 
 

@@ -21,12 +21,12 @@ from rota.sdk.clients import is_replaced
 from rota.sdk.job import Job
 from rota.sdk.options import Options
 from rota.sdk.task import Call, OfOne, Task
-from rota.sdk.transport import Why
 
 if TYPE_CHECKING:
+    from rota.engine.explain_told import Explained
     from rota.engine.jobs import Job as Told
     from rota.engine.jobs import Moment
-    from rota.engine.submit_steps import Submitted
+    from rota.model.job import Submitted
     from rota.sdk.app import Rota
 
 P = ParamSpec("P")
@@ -127,6 +127,9 @@ class SyncJob(Generic[R]):
     def cancel(self) -> bool:
         return run(self._job.cancel())
 
+    def retry(self, *, every_frame: bool = False) -> SyncJob[R]:
+        return SyncJob(run(self._job.retry(every_frame=every_frame)))
+
     def logs(
         self,
         frame: int | None = None,
@@ -140,7 +143,7 @@ class SyncJob(Generic[R]):
     def events(self) -> Iterator[Moment]:
         return _each(self._job.events())
 
-    def explain(self) -> Sequence[Why]:
+    def explain(self) -> Explained:
         return run(self._job.explain())
 
 

@@ -24,7 +24,7 @@ from rota.sdk.options import Options, checked, submission
 from rota.sdk.payload import Signature, plain
 
 if TYPE_CHECKING:
-    from rota.engine.submit_steps import Submitted
+    from rota.model.job import Submitted
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncTask
 

@@ -1,12 +1,12 @@
-"""What the SDK asks of Rota, however it is reached. `rota.sdk.direct` asks PostgreSQL itself; `rota.testing` plays it.
+"""What the SDK asks of Rota. `rota.sdk.http` asks the API; `rota.testing` plays it.
 
-Every call may be repeated but `submit` of what has no key: whether that was carried out when its reply was lost nobody
-can say. Jobs, moments and pieces of logs are those of `rota.engine`.
+Every call may be repeated, also `submit`: what has no key of the caller's is given one of its own. Jobs, moments and
+explanations are those of `rota.engine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -17,9 +17,10 @@ from rota.model.job import Submission
 from rota.model.lifecycle import FrameState
 
 if TYPE_CHECKING:
+    from rota.engine.explain_told import Explained
     from rota.engine.jobs import Job, Moment
-    from rota.engine.logs import Piece, Stream
-    from rota.engine.submit_steps import Submitted
+    from rota.engine.logs import Stream
+    from rota.model.job import Submitted
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,16 +37,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes | None = None
     code: str = ""
     error: str = ""
+    problem: str = ""
+    """Why what it returned cannot be told."""
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps a job from running."""
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of a job's logs: a stream of an attempt of a frame; those left out are the first, or the last."""
 
-    code: str
-    sentence: str
-    remedy: str = ""
+    stream: Stream
+    frame: int | None = None
     layer: str | None = None
-    facts: Mapping[str, object] = {}
+    attempt: int | None = None
 
 
 class Transport(Protocol):
@@ -56,11 +58,11 @@ class Transport(Protocol):
         ...
 
     async def get(self, job: JobId) -> Job:
-        """InvalidInput when there is no such job, or it is not kept any more."""
+        """NotFound when there is no such job, or it is not kept any more."""
         ...
 
     async def ended(self, job: JobId, within_s: float) -> Job:
-        """The job once it has ended, or as it is after so long; a short while at most."""
+        """The job once it has ended, or as it is after so long at most."""
         ...
 
     def results(self, job: JobId) -> AsyncIterator[Result]:
@@ -71,36 +73,34 @@ class Transport(Protocol):
         """Whether it had not ended; from here on no frame of it begins."""
         ...
 
-    async def logs(
-        self,
-        job: JobId,
-        frame: int | None = None,
-        *,
-        layer: str | None = None,
-        attempt: int | None = None,
-        stream: Stream | None = None,
-        after: int = 0,
-        most: int = 100,
-    ) -> Sequence[Piece]:
-        """As `rota.engine.logs.Logs.read`."""
+    async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
+        """A new job for what failed of it, or for all of it."""
+        ...
+
+    def written(self, job: JobId, source: Source, *, follow: bool) -> AsyncIterator[bytes]:
+        """What there is, or with `follow` whatever comes up to the end."""
         ...
 
     def events(self, job: JobId) -> AsyncIterator[Moment]:
         """Every state it was in, and every one that it comes into, up to its end."""
         ...
 
-    async def explain(self, job: JobId) -> Sequence[Why]:
-        """What keeps it from running, the first to be mended first; nothing when nothing does."""
-        ...
+    async def explain(self, job: JobId) -> Explained: ...
 
     async def close(self) -> None: ...
 
 
-def chosen(url: str, actor: str) -> Transport:
-    """By the scheme of the URL; without one PostgreSQL is found as the `rota` command finds it."""
-    scheme = url.partition("://")[0].lower() if url else ""
-    if scheme not in ("", "postgres", "postgresql"):
-        raise InvalidInput(f"Rota cannot be reached by {scheme[:20]!r}: give a URL that begins with postgresql://.")
-    from rota.sdk.direct import Direct
+def chosen(url: str, key: str) -> Transport:
+    """The API at this URL; without one it is found as the `rota` command finds it."""
+    scheme = url.partition("://")[0].lower() if url else "http"
+    if scheme not in ("http", "https"):
+        raise InvalidInput(
+            f"Rota cannot be reached by {scheme[:20]!r}: give the URL of its API, which begins with http:// or https://."
+        )
+    if "@" in url:
+        raise InvalidInput("The URL of an API holds no password: give the key as Rota(url, key=...).")
+    from rota.sdk.finding import endpoint_of
+    from rota.sdk.http import Http
+    from rota.sdk.wire import Wire
 
-    return Direct(url, actor=actor)
+    return Http(Wire(endpoint_of(url, key)))

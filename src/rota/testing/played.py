@@ -18,13 +18,17 @@ from uuid import UUID
 
 import msgspec
 
+from rota.engine.explain_told import Cause, Explained
 from rota.engine.finish import after_failure
 from rota.engine.jobs import Job, Layer, Moment
+from rota.engine.reopen_plan import RETRY_OF
+from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, LayerId
 from rota.model.job import decode_details
+from rota.model.job_frames import Frames
 from rota.model.job_plan import LayerPlan, Plan
 from rota.model.lifecycle import FrameState, JobState, worst
-from rota.model.messages import End, Status
+from rota.model.messages import End, Status, runs_of
 from rota.model.reasons import Reason
 from rota.model.work import Work
 from rota.sdk.context import CURRENT, Context
@@ -81,6 +85,7 @@ class PlayedJob:
         self.logs: dict[tuple[int, int, int], list[str]] = {}
         """By layer, number of the frame and attempt."""
         self.artifacts: dict[str, bytes] = {}
+        self._tried_again: set[tuple[int, int]] = set()
         due_ms = now_ms if plan.run_at is None else round(plan.run_at.timestamp() * 1000)
         self.frames = [
             PlayedFrame(self, number, place, max(due_ms, now_ms))
@@ -127,6 +132,50 @@ class PlayedJob:
         self.finished_ms = now_ms
         self.become(worst(ends), now_ms, self.reason)
 
+    def again(self, *, every_frame: bool) -> Plan:
+        """Of a new job for those of its frames that failed, or for all of them."""
+        if every_frame and not self.state.terminal:
+            raise InvalidInput(f"Job {self.id} has not ended: cancel it, or wait for it, to run all of it again.")
+        failed = {(each.layer, each.place) for each in self.results if each.state is not FrameState.SUCCEEDED}
+        if not every_frame and not failed - self._tried_again:
+            raise InvalidInput(f"Job {self.id} has no failed frame that is kept: retry all of it, or submit it again.")
+        wanted = None if every_frame else failed - self._tried_again
+        self._tried_again |= failed
+        layers = [_again(layer, number, wanted) for number, layer in enumerate(self.plan.layers)]
+        labels = {**(msgspec.json.decode(self.plan.labels) if self.plan.labels else {}), RETRY_OF: str(self.id)}
+        return msgspec.structs.replace(
+            self.plan,
+            layers=tuple(layer for layer in layers if layer is not None),
+            labels=msgspec.json.encode(labels).decode(),
+            key=None,
+            digest=None,
+            run_at=None,
+            after=(),
+            like=None,
+        )
+
+    def explained(self, now_ms: int) -> Explained:
+        """What holds it back in a test: other jobs, the clock, or that nobody drains."""
+        waiting = 0 if self.state.terminal else len(self.frames)
+        causes: tuple[Cause, ...] = ()
+        if self.state is JobState.PENDING:
+            causes = (_cause(Reason.WAITING_ON_JOB, Reason.WAITING_ON_JOB.meaning, "Have that one end."),)
+        elif waiting and min(frame.due_ms for frame in self.frames) > now_ms:
+            causes = (_cause(Reason.DEFERRED, "Its time has not come.", "Move the clock: clock.advance(...)."),)
+        elif waiting:
+            causes = (_cause(Reason.QUEUED, "Nobody has run it.", "Call drain()."),)
+        return Explained(
+            job=self.id,
+            name=self.plan.name,
+            show=self.plan.show,
+            state=self.state,
+            reason=self.reason,
+            sentence=causes[0].sentence if causes else f"It is {self.state}.",
+            waiting=waiting,
+            on_workers=0,
+            reasons=causes,
+        )
+
     def told(self) -> Job:
         """As the engine tells of a job."""
         plan = self.plan
@@ -166,6 +215,25 @@ class PlayedJob:
             frames=plan.frames,
             counts=counts,
         )
+
+
+def _cause(code: Reason, sentence: str, remedy: str) -> Cause:
+    assert code.tier is not None
+    return Cause(tier=code.tier, code=code, sentence=sentence, remedy=remedy)
+
+
+def _again(layer: LayerPlan, number: int, wanted: set[tuple[int, int]] | None) -> LayerPlan | None:
+    """The wanted frames of a layer; all of them when nothing is said."""
+    if wanted is None:
+        return layer
+    chosen = sorted(place for of, place in wanted if of == number)
+    if not chosen:
+        return None
+    in_queue = list(layer.frames.places())
+    runs = tuple(runs_of([in_queue[place] for place in chosen]))
+    frames = Frames(layer.frames.first, len(chosen), layer.frames.step, runs)
+    items = tuple(layer.items[place] for place in chosen) if layer.items else ()
+    return msgspec.structs.replace(layer, frames=frames, items=items)
 
 
 class _Ear:

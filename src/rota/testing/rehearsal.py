@@ -11,14 +11,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job as Told
 from rota.engine.jobs import Moment
-from rota.engine.logs import Piece, Stream
 from rota.engine.submit import planned
-from rota.engine.submit_steps import Submitted
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded, NotFound
 from rota.model.ids import ENTROPY_BYTES, JobId, uuid7
-from rota.model.job import Submission
+from rota.model.job import Submission, Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.reasons import Reason
@@ -28,7 +27,7 @@ from rota.sdk.clients import Tasks, replaced
 from rota.sdk.job import Job
 from rota.sdk.payload import encoded
 from rota.sdk.task import Task
-from rota.sdk.transport import Result, Transport, Why
+from rota.sdk.transport import Result, Source, Transport
 from rota.testing.clock import MovableClock
 from rota.testing.played import PlayedFrame, PlayedJob, play, settle
 
@@ -181,6 +180,15 @@ class Rehearsal:
             found.end(JobState.CANCELLED, self.clock.now_ms(), Reason.CANCELLED.value)
             return True
 
+    async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
+        """Another job for what failed of one that has ended."""
+        found = self.find(job)
+        with self._lock:
+            [added] = [self._add(self._tasks[job], found.again(every_frame=every_frame))]
+        if self._at_once:
+            await self.drain()
+        return added.job
+
     def _of(self, task: Task[..., Any]) -> list[PlayedJob]:
         return [
             job
@@ -229,46 +237,29 @@ class Played:
     async def cancel(self, job: JobId) -> bool:
         return self._rehearsal.cancel(job)
 
-    async def logs(
-        self,
-        job: JobId,
-        frame: int | None = None,
-        *,
-        layer: str | None = None,
-        attempt: int | None = None,
-        stream: Stream | None = None,
-        after: int = 0,
-        most: int = 100,
-    ) -> Sequence[Piece]:
+    async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
+        return await self._rehearsal.retry(job, every_frame=every_frame)
+
+    async def written(self, job: JobId, source: Source, *, follow: bool) -> AsyncIterator[bytes]:
         """Lines of `context().log`; what a task prints goes where the test's own output goes."""
+        del follow  # nothing comes while somebody waits
         found = self._rehearsal.find(job)
         names = [each.name for each in found.plan.layers]
-        number = 0 if layer is None else names.index(layer)
-        which = frame if frame is not None else found.plan.layers[number].frames.first
-        attempts = [key[2] for key in found.logs if key[:2] == (number, which)]
-        last = attempt or max(attempts, default=1)
-        text = "".join(found.logs.get((number, which, last), [])).encode()[after:]
-        if stream not in (None, "log") or not text or most < 1:
-            return []
-        return [Piece(attempt=last, stream="log", at=after, data=text, last=found.state.terminal)]
+        if source.layer is not None and source.layer not in names:
+            raise InvalidInput(f"Job {job} has no layer {source.layer!r}: there are {', '.join(names)}.")
+        number = 0 if source.layer is None else names.index(source.layer)
+        frame = source.frame if source.frame is not None else found.plan.layers[number].frames.first
+        attempts = [key[2] for key in found.logs if key[:2] == (number, frame)]
+        lines = found.logs.get((number, frame, source.attempt or max(attempts, default=1)), [])
+        if source.stream == "log" and lines:
+            yield "".join(lines).encode()
 
     async def events(self, job: JobId) -> AsyncIterator[Moment]:
         for moment in self._rehearsal.find(job).history:
             yield moment
 
-    async def explain(self, job: JobId) -> Sequence[Why]:
-        found = self._rehearsal.find(job)
-        if found.state.terminal:
-            return []
-        if found.state is JobState.PENDING:
-            return [Why(code=Reason.WAITING_ON_JOB.value, sentence=Reason.WAITING_ON_JOB.meaning)]
-        due = min(frame.due_ms for frame in found.frames)
-        later = due > self._rehearsal.clock.now_ms()
-        return [
-            Why(code="not_yet", sentence="Its time has not come.", remedy="Move the clock.")
-            if later
-            else Why(code="not_drained", sentence="Nobody has run it.", remedy="Call drain().")
-        ]
+    async def explain(self, job: JobId) -> Explained:
+        return self._rehearsal.find(job).explained(self._rehearsal.clock.now_ms())
 
     async def close(self) -> None:
         return None
