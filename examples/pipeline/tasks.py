@@ -26,3 +26,8 @@ def load(day: str, orders: int = 1000, pause_s: float = 0.0) -> int:
     now.artifact(f"{day}.csv")
     now.log(f"{orders} orders of {day}")
     return sold.total()
+
+
+@app.task(cores=0.1)
+async def announce(days: int) -> str:
+    return f"{days} days are loaded, good morning"

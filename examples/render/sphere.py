@@ -28,4 +28,4 @@ def picture(frame: int) -> bytes:
 if __name__ == "__main__":
     number = int(sys.argv[1])
     Path(f"sphere.{number:04d}.pgm").write_bytes(picture(number))
-    print(f"frame {number} is done")  # noqa: T201 - the log of the frame
+    print(f"frame {number} is done")

@@ -1,4 +1,5 @@
-"""A small sweep of learning rates. Every frame trains one model; machines of a cheap kind go away now and then."""
+"""A small sweep of learning rates. Every frame trains one model on a GPU that is its own while it runs, and machines of
+a cheap kind go away now and then."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from rota import Fatal, Retry, Rota, context
 app = Rota()
 
 
-@app.task(retries=2)
+@app.task(gpus=1, retries=2)
 def train(rate: float, steps: int = 200) -> dict[str, float]:
     """Logistic regression on points that a line divides; returns how well it does."""
     now = context()
     if now.frame % 3 == 1 and now.attempt == 1:
         raise Retry("this machine was taken away", after=0.05)
+    now.log(f"on GPU {', '.join(map(str, now.gpus))}")
     points = _points()
     w = [0.0, 0.0, 0.0]
     for step in range(steps):

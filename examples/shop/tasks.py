@@ -1,0 +1,12 @@
+"""What the shop leaves to its workers, who need to know nothing of Django."""
+
+from __future__ import annotations
+
+from rota import Rota
+
+app = Rota()
+
+
+@app.task
+def write_invoice(order: int, article: str, cents: int) -> str:
+    return f"Order {order}: {article}, {cents / 100:.2f} EUR"

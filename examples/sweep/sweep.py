@@ -1,0 +1,13 @@
+"""Trains with every learning rate, each on a GPU of its own, and prints which one does best."""
+
+from __future__ import annotations
+
+from tasks import train
+
+RATES = [0.001, 0.01, 0.1, 1.0]
+
+if __name__ == "__main__":
+    job = train.options(name="sweep", priority="BATCH", labels={"model": "line"}).sync.map(RATES)
+    runs = job.result(timeout=60)
+    best = min(runs, key=lambda run: run["loss"])
+    print(f"{len(runs)} models trained; the best has a rate of {best['rate']} and a loss of {best['loss']}")
