@@ -33,9 +33,11 @@ async def steady(life):
 
 
 @asynccontextmanager
-async def listening(*services, **options):
+async def listening(*services, app=None, **options):
     supervisor = Supervisor(abandon=lambda status: pytest.fail(f"abandoned with {status}"))
     listener = Listener(supervisor, **options)
+    if app is not None:
+        listener.mount(app)
     supervisor.add(listener.service, *services)
     async with supervisor.running():
         yield listener

@@ -1,5 +1,5 @@
--- Of the $8 newest jobs before id $7, those that agree with the filters, the first $9 of them. A last row without an id says
--- in `before` how far back was looked; null when nothing is left.
+-- Of the $8 newest jobs before id $7, the first $9 that agree with the filters.
+-- A last row without an id says in `before` how far back was looked; null when nothing is left.
 -- Filters, null for any: shows $1, state $2, topic $3, reason $4, label $5 of the value $6.
 WITH looked AS MATERIALIZED (
   SELECT * FROM rota.jobs_before($1::uuid[], $7::uuid, $8::int)
