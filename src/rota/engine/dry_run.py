@@ -18,10 +18,10 @@ from rota.engine.explain_told import Explained
 from rota.engine.gate import Decision, Gate
 from rota.engine.jobs import Job, Jobs
 from rota.engine.submit import planned
-from rota.engine.submit_steps import Batch, Submitted
+from rota.engine.submit_steps import Batch
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Transaction
-from rota.model.job import Submission
+from rota.model.job import Submission, Submitted
 
 
 class DryRun(msgspec.Struct, frozen=True):
