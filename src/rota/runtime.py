@@ -32,7 +32,7 @@ from rota.infra.postgres import Database, PostgresTarget, check_current
 from rota.infra.redis import RedisTarget
 from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
-from rota.infra.service.listener import Listener
+from rota.infra.service.listener import Listener, Tls
 from rota.infra.store import Store
 from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
 from rota.model.settings import RedisUser, Settings, redis_for
@@ -86,7 +86,9 @@ class Replica:
         self.queue = Queue(database)
         self.engine = Engine(settings, database, redis, bus, books, self.queue, policy_of(settings))
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
-        self.listener = Listener(self.supervisor, host=settings.listen.host, port=settings.listen.port)
+        self.listener = Listener(
+            self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
+        )
         self._check_servers()
         self.supervisor.add(
             self.listener.service,
@@ -129,9 +131,8 @@ class Replica:
 
     @property
     def listen_url(self) -> str:
-        """Where `/health`, `/ready` and `/metrics` answer; known once the listener is ready."""
-        host = f"[{self.listener.host}]" if ":" in self.listener.host else self.listener.host
-        return f"http://{host}:{self.listener.port}"
+        """Where `/health`, `/ready`, `/metrics` and the API answer; known once the listener is ready."""
+        return self.listener.url
 
     async def run(self) -> int:
         """Until a signal or a failure; the exit status of the process."""
@@ -159,6 +160,11 @@ async def _opened(settings: Settings, urls: Urls, closing: AsyncExitStack) -> Re
                 raise
             log.warning("start_waits", code=error.code, because=error.sentence)
         await asyncio.sleep(ASK_AGAIN_S)
+
+
+def listen_tls(settings: Settings) -> Tls | None:
+    wanted = settings.listen
+    return Tls(wanted.tls_cert, wanted.tls_key) if wanted.tls_cert and wanted.tls_key else None
 
 
 def postgres_target(settings: Settings, url: str) -> PostgresTarget:

@@ -50,14 +50,15 @@ async def _ended(process, timeout_s=30):
 async def _up(rota, **more):
     process = await rota("up", **more)
     assert "Rota is up" in await process.line(40)
-    lines = [await process.line() for _ in range(5)]
+    lines = [await process.line() for _ in range(6)]
     listen = next(line.split()[-1] for line in lines if "health, metrics" in line)
     return process, listen
 
 
-def _get(url):
+def _get(url, key=None):
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(asked, timeout=5) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -80,11 +81,14 @@ def _descendants(pid):
     return found
 
 
-async def test_up_serves_until_sigterm_and_leaves_nothing(rota):
+async def test_up_serves_until_sigterm_and_leaves_nothing(rota, tmp_path):
     process, listen = await _up(rota)
     assert _get(f"{listen}/health")[0] == 200
     assert _get(f"{listen}/ready")[0] == 200
-    assert "rota_" in _get(f"{listen}/metrics")[1]
+    key = (tmp_path / "data" / "api.key").read_text().strip()
+    assert "rota_" in _get(f"{listen}/metrics", key)[1]
+    assert [_get(f"{listen}{path}")[0] for path in ("/metrics", "/api/v1/me", "/nothing")] == [401, 401, 401]
+    assert _get(f"{listen}/api/v1/me", key)[0] == 200
     family = _descendants(process.pid)
     assert len(family) > 3
     process.send(signal.SIGTERM)

@@ -33,6 +33,7 @@ from rota.infra.nats.declared import streams
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.infra.redis import RedisTarget, connect
 from rota.local.datadir import _free_port as free_port
+from rota.model.access import GrantSpec, Role
 from rota.model.errors import PostgresUnavailable, RedisUnavailable
 from rota.model.job import LayerSpec, Submission, encode
 from rota.model.messages import SUBMIT
@@ -40,6 +41,7 @@ from rota.model.quota import Usage
 from rota.model.settings.servers import Nats
 from rota.queue import Queue
 from rota.queue.dead_letters import REMOVE_MAX, DeadLetterFilter
+from rota.server.access import Keys
 from tests.chaos import pipeline_kept as kept
 from tests.chaos import pipeline_wal as wal
 from tests.chaos.pipeline_history import COUNTED, Done, End, History, Layer, Run, Submit
@@ -133,6 +135,7 @@ class Farm:
         self.wipes = 0
         """How often JetStream lost all it had."""
         self.reached = Counter()
+        self._made_key = None
         """What was seen to happen, by the words of metrics."""
         self.pruned = False
         self._proxy = proxy
@@ -345,9 +348,15 @@ class Farm:
                 self.commits.append(changes)
                 self._read_until = at
 
+    async def _key(self):
+        if self._made_key is None:
+            made = await Keys(self.database).create("farm", [GrantSpec(Role.VIEWER)], actor="test")
+            self._made_key = made.plain.text
+        return self._made_key
+
     async def _scrape(self, server):
         try:
-            text = await asyncio.to_thread(_fetch, f"http://127.0.0.1:{server.port}/metrics")
+            text = await asyncio.to_thread(_fetch, f"http://127.0.0.1:{server.port}/metrics", await self._key())
         except (OSError, HTTPException):
             return
         for line in text.splitlines():
@@ -441,6 +450,7 @@ def _done(row):
     return Done(row["pk_job"], row["state"], [step[0] for step in json.loads(row["history"])], layers)
 
 
-def _fetch(url):
-    with urllib.request.urlopen(url, timeout=0.5) as answer:
+def _fetch(url, key):
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(asked, timeout=0.5) as answer:
         return answer.read().decode()

@@ -264,3 +264,15 @@ async def proxy():
     yield start
     for opened in started:
         await opened.close()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A key and a certificate for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=rota"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", *made.split(), *files], check=True, capture_output=True)
+    return cert, key

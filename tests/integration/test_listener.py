@@ -3,12 +3,14 @@
 import asyncio
 import json
 import socket
+import ssl
 from contextlib import asynccontextmanager, suppress
+from urllib.request import urlopen
 
 import pytest
 
 from rota.infra.service import Restarts, Service, State, Supervisor, serving
-from rota.infra.service.listener import Listener
+from rota.infra.service.listener import Listener, Tls
 from rota.model.backoff import Backoff
 from rota.model.errors import PortTaken, PostgresUnavailable, SetupFailed
 
@@ -32,12 +34,32 @@ async def steady(life):
     await life.until_draining()
 
 
+class Mounted:
+    """An app that lets everybody look at metrics, or nobody."""
+
+    def __init__(self, app, *, lets=True, refuses=None):
+        self.app, self.lets, self.refuses = app, lets, refuses
+
+    async def __call__(self, scope, receive, send):
+        await self.app(scope, receive, send)
+
+    async def check(self):
+        if self.refuses:
+            raise self.refuses
+
+    async def knows(self, _scope, send):
+        if not self.lets:
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        return self.lets
+
+
 @asynccontextmanager
 async def listening(*services, app=None, **options):
     supervisor = Supervisor(abandon=lambda status: pytest.fail(f"abandoned with {status}"))
     listener = Listener(supervisor, **options)
     if app is not None:
-        listener.mount(app)
+        listener.mount(Mounted(app))
     supervisor.add(listener.service, *services)
     async with supervisor.running():
         yield listener
@@ -277,7 +299,7 @@ async def test_a_second_signal_does_not_wait_for_open_requests():
     app = Hanging()
     supervisor = Supervisor(drain_budget_s=60)
     listener = Listener(supervisor, close_s=60)
-    listener.mount(app)
+    listener.mount(Mounted(app))
     supervisor.add(listener.service)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run(supervisor))
@@ -327,3 +349,42 @@ async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
         await listener.service.until(State.RESTARTING)
         await listener.service.until(State.READY)
         assert (await ask(port, "/health"))[0] == 200
+
+
+async def test_metrics_are_for_those_whom_the_mounted_app_knows():
+    async with listening(app=None) as listener:
+        assert (await ask(listener.port, "/metrics"))[0] == 200
+    supervisor = Supervisor()
+    listener = Listener(supervisor)
+    listener.mount(Mounted(None, lets=False))
+    supervisor.add(listener.service)
+    async with supervisor.running():
+        assert [(await ask(listener.port, path))[0] for path in ("/metrics", "/health", "/ready")] == [401, 200, 200]
+
+
+async def test_nothing_is_listened_for_when_the_app_says_no():
+    supervisor = Supervisor()
+    listener = Listener(supervisor)
+    listener.mount(Mounted(None, refuses=SetupFailed("There is no key.")))
+    supervisor.add(listener.service)
+    with pytest.raises(SetupFailed) as raised:
+        async with supervisor.running():
+            pass
+    assert "There is no key" in str(raised.value)
+    assert listener.port == 0
+
+
+async def test_https_is_served_with_a_certificate_and_a_bad_one_is_told(certificate):
+    cert, key = certificate
+    async with listening(tls=Tls(str(cert), str(key))) as listener:
+        assert listener.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=cert)
+        answer = await asyncio.to_thread(
+            lambda: urlopen(f"https://127.0.0.1:{listener.port}/health", context=trust, timeout=5).status
+        )
+        assert answer == 200
+    cert.write_text("nonsense")
+    with pytest.raises(SetupFailed) as raised:
+        async with listening(tls=Tls(str(cert), str(key))):
+            pass
+    assert "listen.tls_cert" in str(raised.value)

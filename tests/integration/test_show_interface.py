@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -32,7 +30,7 @@ from rota.model.errors import (
 )
 from rota.model.settings import Settings, resolve
 from rota.model.settings.process import Grpc
-from rota.server import services, shows
+from rota.server import grpc_services, shows
 from rota.server.calls import Call, CallServer, caller
 from rota.server.protobuf import Message, decode, encode, fields
 from rota.server.shows import GetShowRequest, SetSchedulerManagedRequest, Show, ShowInterface
@@ -244,18 +242,6 @@ async def test_an_address_of_another_machine_is_refused_in_a_sentence():
             pass
 
 
-@pytest.fixture
-def certificate(tmp_path):
-    """A key and a certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=rota"
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(["openssl", *made.split(), *files], check=True, capture_output=True)
-    return cert, key
-
-
 async def test_with_a_certificate_calls_are_encrypted(certificate):
     async def answer(request, _caller):
         return request
@@ -313,7 +299,7 @@ def test_settings_that_show_it_to_nobody_are_taken(given):
 
 
 def test_without_a_secret_nothing_is_served():
-    assert services(SimpleNamespace(settings=Settings())) == []
+    assert grpc_services(SimpleNamespace(settings=Settings())) == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rota.cli import local_key, output
 from rota.cli.local_worker import Beside, LocalWorker
 from rota.infra.postgres import Database, migrate, query
 from rota.infra.service import Lifecycle, Service
-from rota.local import LocalStack, Source, StackOptions
+from rota.local import LocalStack, Source, StackOptions, api_key
 from rota.local.datadir import SERVERS, Owner, cannot_use, located, owner_of, write_private
 from rota.local.identity import RootMode
 from rota.model.errors import DataDirInUse, ServerFailed
@@ -172,6 +172,7 @@ def _print_banner(stack: LocalStack, replica: runtime.Replica, worker: LocalWork
     output.say(f"Rota is up after {seconds:.2f} s, data in {stack.options.data_dir}", style="bold green")
     for server in stack.servers.values():
         output.say(f"  {server.binary.label:<18} 127.0.0.1:{server.port}  ({server.binary.origin})")
+    output.say(f"  {'API':<18} {replica.listen_url}/api/v1  (key in {stack.options.data_dir / api_key.FILE})")
     output.say(f"  {'health, metrics':<18} {replica.listen_url}")
     if worker is not None and (known := worker.known()) is not None:
         runs = f"tasks of {worker.app} and commands" if worker.app else "commands; --app gives it tasks"

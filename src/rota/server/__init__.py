@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def services(replica: Replica) -> list[Service]:
     """To be supervised with `replica`, whose listener serves the API from here on."""
-    return [*_http(replica), *_grpc(replica)]
+    return [*http_services(replica), *grpc_services(replica)]
 
 
-def _http(replica: Replica) -> list[Service]:
+def http_services(replica: Replica) -> list[Service]:
     from rota.engine.watching import Watch
     from rota.server.access import KeyCheck
     from rota.server.http.desk import Desk
@@ -32,7 +32,8 @@ def _http(replica: Replica) -> list[Service]:
     watch, check, api = Watch(replica.database), KeyCheck(replica.database), replica.settings.api
     replica.engine.finisher.listeners.append(watch.heard)
     pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    door = Door(partial(_built, Desk.of(replica, watch)), check, pressure)
+    desk = Desk.of(replica, watch)
+    door = Door(partial(_built, desk), check, pressure, replica.listener, desk.keys)
     replica.listener.mount(door)
     return [*check.services(), Service("watch", watch.run), Service("api", door.run)]
 
@@ -43,7 +44,7 @@ def _built(desk: Desk) -> App:
     return cast("App", build(desk))
 
 
-def _grpc(replica: Replica) -> list[Service]:
+def grpc_services(replica: Replica) -> list[Service]:
     """Without a shared secret nobody could be let in, so nothing is served."""
     if replica.settings.grpc.shared_secret is None:
         return []

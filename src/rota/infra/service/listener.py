@@ -2,7 +2,7 @@
 
     /health    200 while no service has failed for good: is a new process needed?
     /ready     200 while all services are ready and all checks pass: may work be sent here?
-    /metrics   Prometheus' text format
+    /metrics   Prometheus' text format; for those whom the mounted app knows, if one is mounted
 
 Invariants: bound to loopback unless told otherwise, and then only for those who mean this machine: a request whose Host
 is another name comes from a web page that had its own name point here, and is refused; answers hold names, states and
@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -88,6 +89,27 @@ async def _problem(check: Check, timeout_s: float) -> str:
     return ""
 
 
+class Mounted(Protocol):
+    """An app that knows who asks."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def check(self) -> None:
+        """Before anybody can reach it: raises when it must not be listened for."""
+        ...
+
+    async def knows(self, scope: Scope, send: Send) -> bool:
+        """Whether this one may look at metrics; if not it was told so."""
+        ...
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """Files, PEM."""
+
+    cert: str
+    key: str
+
+
 class Listener:
     """Give `service` to the supervisor before all others. `port` 0 takes a free one, known once it is ready."""
 
@@ -97,6 +119,7 @@ class Listener:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: Tls | None = None,
         close_s: int = 5,
     ) -> None:
         self.host = host
@@ -104,19 +127,34 @@ class Listener:
         self.checks = Checks()
         self.service = Service("listener", self._run)
         self._supervisor = supervisor
-        self._app: App | None = None
+        self._mounted: Mounted | None = None
+        self._tls = tls
         self._close_s = close_s
 
-    def mount(self, app: App) -> None:
+    def mount(self, app: Mounted) -> None:
         """Have every other path answered by `app`; before it is started."""
-        assert self._app is None, "one app is mounted"
-        self._app = app
+        assert self._mounted is None, "one app is mounted"
+        self._mounted = app
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return _is_loopback(self.host)
+
+    @property
+    def url(self) -> str:
+        """Known once it is ready."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
     async def _run(self, life: Lifecycle) -> None:
+        if self._mounted is not None:
+            await self._mounted.check()
         with self._bound() as bound:
             # A restart comes back on the number that clients know.
             self.port = bound.getsockname()[1]
             server = Server(self._config(), life)
+            self._check_tls(server.config)
             try:
                 await server.serve([bound])
             finally:
@@ -146,16 +184,29 @@ class Listener:
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=self._close_s,
+            ssl_certfile=self._tls.cert if self._tls else None,
+            ssl_keyfile=self._tls.key if self._tls else None,
         )
+
+    def _check_tls(self, config: uvicorn.Config) -> None:
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise SetupFailed(
+                "HTTPS cannot be served: check that listen.tls_cert and listen.tls_key are PEM files that can be read"
+                f" and belong together ({type(error).__name__}).",
+            ) from error
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}.get(scope["path"])
         if not self._is_meant(scope):
             await _reply(send, (421, _JSON, b'{"error":"misdirected"}'))
-        elif route is None and self._app is not None:
-            await self._app(scope, receive, send)
+        elif route is None and self._mounted is not None:
+            await self._mounted(scope, receive, send)
         elif route is None:
             await _reply(send, (404, _JSON, b'{"error":"not_found"}'))
+        elif route == self._metrics and self._mounted is not None and not await self._mounted.knows(scope, send):
+            return
         elif scope["method"] not in ("GET", "HEAD"):
             await _reply(send, (405, _JSON, b'{"error":"method_not_allowed"}'))
         else:

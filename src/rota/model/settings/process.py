@@ -14,13 +14,17 @@ _PATH = r"[^\x00-\x1f]+"
 
 
 class Listen(Section, frozen=True):
-    """Health, readiness and metrics."""
+    """The HTTP API, health, readiness and metrics. Other than on loopback only when there is a key."""
 
     host: Annotated[
         str,
         Text("Address to listen on.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
     ] = "127.0.0.1"
     port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7682
+    tls_cert: Annotated[
+        str | None, Text("File with the certificate chain for HTTPS, PEM.", pattern=_PATH, described="a path")
+    ] = None
+    tls_key: Annotated[str | None, Text("File with its private key, PEM.", pattern=_PATH, described="a path")] = None
 
 
 class Api(Section, frozen=True):

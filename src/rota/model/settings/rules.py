@@ -23,6 +23,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     yield from _agents(settings)
     yield from _safety(settings)
     yield from _accounting_redis(settings)
+    yield from _listen(settings)
     yield from _grpc(settings)
 
 
@@ -83,6 +84,14 @@ def _accounting_redis(settings: Settings) -> Iterator[Conflict]:
                 ("accounting.redis_url", f"accounting.redis.{part}"),
                 f"accounting.redis_url and accounting.redis.{part} name different servers; keep one of them.",
             )
+
+
+def _listen(settings: Settings) -> Iterator[Conflict]:
+    if bool(settings.listen.tls_cert) != bool(settings.listen.tls_key):
+        yield Conflict(
+            ("listen.tls_cert", "listen.tls_key"),
+            "listen.tls_cert and listen.tls_key belong together; set both or none.",
+        )
 
 
 def _grpc(settings: Settings) -> Iterator[Conflict]:

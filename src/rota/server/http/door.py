@@ -7,14 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import structlog
+
 from rota.infra.service import Lifecycle
-from rota.infra.service.listener import App, Receive, Scope, Send
-from rota.model.errors import RotaError
+from rota.infra.service.listener import App, Listener, Receive, Scope, Send
+from rota.model.errors import RotaError, SetupFailed
 from rota.model.key_text import presented
-from rota.server.access import KeyCheck
+from rota.server.access import KeyCheck, Keys
 from rota.server.http import problems
 from rota.server.http.pressure import Pressure
 
+log = structlog.get_logger(__name__)
 PREFIX: Final = "/api/v1"
 WARM_AFTER_S: Final = 1.0
 
@@ -23,8 +26,12 @@ class Door:
     """`build` makes the app that is behind it: in a thread, when it is first asked for or a moment after the start, so
     that a server is up before it."""
 
-    def __init__(self, build: Callable[[], App], check: KeyCheck, pressure: Pressure) -> None:
+    def __init__(
+        self, build: Callable[[], App], check: KeyCheck, pressure: Pressure, listener: Listener, keys: Keys
+    ) -> None:
         self._build = build
+        self._listener = listener
+        self._keys = keys
         self._built: asyncio.Task[App] | None = None
         self._check = check
         self._pressure = pressure
@@ -37,6 +44,30 @@ class Door:
                 await app({**scope, "user": actor, "auth": turn}, receive, send)
         except RotaError as error:
             await _refuse(send, problems.of_error(error))
+
+    async def check(self) -> None:
+        """Whoever listens wider than this machine has a key, or could let nobody in."""
+        if self._listener.is_local:
+            return
+        if not any(key.state == "active" for key in await self._keys.list()):
+            raise SetupFailed(
+                f"There is no key, so nothing is served on {self._listener.host}: make one with `rota keys create NAME"
+                " --role admin`, or listen on 127.0.0.1."
+            )
+        if not self._listener.url.startswith("https"):
+            log.warning(
+                "keys_in_the_clear",
+                host=self._listener.host,
+                remedy="set listen.tls_cert and listen.tls_key, or let a proxy before this server speak TLS",
+            )
+
+    async def knows(self, scope: Scope, send: Send) -> bool:
+        try:
+            await self._check.check(_shown(scope))
+        except RotaError as error:
+            await _refuse(send, problems.of_error(error))
+            return False
+        return True
 
     async def run(self, life: Lifecycle) -> None:
         life.ready()
