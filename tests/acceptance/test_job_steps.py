@@ -119,7 +119,7 @@ async def test_a_name_stops_a_job_only_where_it_is_the_only_live_one(farm, typed
 
 async def test_wide_shows_more_columns_and_layers_can_be_named_by_what_it_shows(farm, typed):
     job = await submitted(typed, "noop --label shot=12")
-    assert rows(await typed.out("jobs"))[0] == "job show name state frames submitted took reason"
+    assert rows(await typed.out("jobs"))[0] == "job show name state frames age took reason"
     assert "shot=12" in await typed.out("jobs -o wide")
     assert [each["id"] for each in json.loads(await typed.out("jobs --label shot=12 --topic noop --json"))] == [job]
     assert "There is no such job" in await typed.out("jobs --label shot=13")

@@ -144,6 +144,31 @@ def status(
 
 
 @app.command()
+def top(
+    context: typer.Context,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    form: Output = Form.TEXT,
+) -> None:
+    """Shows with their quotas, pools, workers and jobs, live, until q or Ctrl-C."""
+    from rota.cli import top as looking
+
+    looking.show(load(context, quietly=True).settings, every_s=every, once=once, form=form)
+
+
+@app.command()
+def doctor(context: typer.Context, form: Output = Form.TEXT) -> None:
+    """Look at everything Rota needs: servers, clocks, schema, books, disk. Exit status 1 when a check failed."""
+    from rota.cli import doctor as examining
+    from rota.cli.books import print_page
+    from rota.cli.doctor_told import Grade
+
+    found = run(examining.examine(load(context, quietly=True).settings))
+    print_page(examining.page(found), form=form)
+    sys.exit(Exit.FAILED if any(check.grade is Grade.FAIL for check in found) else Exit.OK)
+
+
+@app.command()
 def demo() -> None:
     """Start a stack of its own, run a small workload through it with a server killed on the way, and leave."""
     from rota.cli import demo as tour

@@ -103,19 +103,25 @@ def jobs_page(page: JobsPage, limit: int) -> Page:
             line.id,
             line.show,
             line.name,
-            line.state,
+            output.Styled(line.state.value, state_style(line.state)),
             f"{line.ended} of {line.frames}",
             line.priority,
             line.topic,
-            f"{span((now - line.submitted_at).total_seconds())} ago",
+            span(max(0.0, (now - line.submitted_at).total_seconds())),
             _lasted(line.submitted_at, line.finished_at),
             line.reason or "",
             ", ".join(f"{key}={value}" for key, value in sorted(line.labels.items())),
         )
         for line in lines
     ]
-    columns = ("job", "show", "name", "state", "frames", "prio", "topic", "submitted", "took", "reason", "labels")
+    columns = ("job", "show", "name", "state", "frames", "prio", "topic", "age", "took", "reason", "labels")
     return Page(data, [Table(columns, rows, wide=("prio", "topic", "labels")), *more])
+
+
+def state_style(state: JobState) -> str:
+    if state.terminal:
+        return "green" if state is JobState.SUCCEEDED else "yellow" if state is JobState.CANCELLED else "red"
+    return "cyan" if state in (JobState.DISPATCHED, JobState.RUNNING) else ""
 
 
 def retried_page(made: Reopened) -> Page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Final
 from uuid import UUID
@@ -17,6 +18,8 @@ NAMED = query(__package__, "jobs_named")
 NAMED_LIVE = query(__package__, "jobs_named_live")
 
 PREFIX_LEAST: Final = 4
+NEWEST: Final = 200
+"""Jobs whose names may be meant by one that nobody has."""
 _PREFIX = re.compile(r"[0-9a-f-]{4,36}", re.ASCII)
 
 
@@ -26,7 +29,9 @@ async def find(jobs: Jobs, text: str) -> JobId:
     if found is None:
         found = await jobs.database.value(NAMED, text)
     if found is None:
-        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: see `rota jobs`.")
+        near = difflib.get_close_matches(text, {line.name for line in (await jobs.list(most=NEWEST)).items}, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `rota jobs`."
+        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: {hint}")
     return JobId(found)
 
 

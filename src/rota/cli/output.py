@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 from uuid import UUID
 
 from rota.cli.exits import Exit
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+WHOLE_MOST = 36
+"""Cells of the first column that are always shown."""
 ID_LEAST = 13
 """Characters of an id that are shown at least: those that tell when it was made."""
 # A pipe has no width: nothing that reads it should find a path broken over two lines.
@@ -80,13 +82,28 @@ def shortened(ids: Sequence[str]) -> list[str]:
     return list(ids)
 
 
+class Styled(str):
+    """A cell with a colour, which a pipe or NO_COLOR does without."""
+
+    __slots__ = ("style",)
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Self:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        drawn.add_row(*(Text(printable(str(cell))) for cell in row))
+        drawn.add_row(*(Text(printable(str(cell)), getattr(cell, "style", "")) for cell in row))
+    if drawn.columns and rows:
+        # What names a thing is to be copied: a narrow terminal cuts the others.
+        drawn.columns[0].min_width = min(WHOLE_MOST, max(len(str(row[0])) for row in rows))
     return drawn
 
 

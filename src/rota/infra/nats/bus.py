@@ -29,7 +29,7 @@ from nats.aio.msg import Msg
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats.connection import Connection
 from rota.infra.nats.consumer import Consumer
-from rota.infra.nats.jetstream import JetStream, Stored
+from rota.infra.nats.jetstream import JetStream, Stored, StreamSize
 from rota.infra.nats.messages import Message, Outcome, Receipt
 from rota.infra.nats.publisher import NO_STREAM, Publisher
 from rota.infra.nats.streams import ConsumerSpec, Names, StreamSpec, stream_for
@@ -209,6 +209,15 @@ class Bus:
     async def handled(self, spec: ConsumerSpec) -> int | None:
         """Up to which message of its stream a consumer has answered everything; None when it has answered all."""
         return await self._jetstream.handled(spec)
+
+    @property
+    def server_version(self) -> str:
+        """Of the server we are connected to; empty while there is none."""
+        return self._connection.server_version
+
+    async def stream_size(self, stream: str) -> StreamSize | None:
+        """What a stream holds, or None when there is no such stream."""
+        return await self._jetstream.size(stream)
 
     async def stored(self, stream: str, stream_seq: int) -> Stored | None:
         """A message as its stream keeps it, or None when it is gone."""

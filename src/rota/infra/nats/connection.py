@@ -115,6 +115,13 @@ class Connection:
             await _shut(self._client)
 
     @property
+    def server_version(self) -> str:
+        if self._client is None or not self.connected:
+            return ""
+        version = self._client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
+
+    @property
     def connected(self) -> bool:
         return self._client is not None and self._client.is_connected
 

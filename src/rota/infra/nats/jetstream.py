@@ -33,6 +33,7 @@ API: Final = "$JS.API"
 _NAME_IN_USE = 10058
 _OVERLAP = 10065
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
 _JETSTREAM_OFF = (10039, 10076)
 _TEMPORARY_CODE = 503
 
@@ -68,6 +69,14 @@ class _StoredAnswer(msgspec.Struct):
     message: _StoredMessage
 
 
+class StreamSize(msgspec.Struct, frozen=True):
+    """What a stream holds now."""
+
+    messages: int
+    bytes: int
+    consumer_count: int = 0
+
+
 class JetStream:
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection = connection
@@ -101,6 +110,14 @@ class JetStream:
         found = msgspec.convert(reply, _StoredAnswer).message
         subject = self._names.bare_subject(found.subject)
         return Stored(subject=subject, data=found.data, stream_seq=found.seq, stored_ns=nanoseconds(found.time))
+
+    async def size(self, stream: str) -> StreamSize | None:
+        reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}")
+        if not isinstance(reply, ApiError):
+            return msgspec.convert(reply["state"], StreamSize)
+        if reply.err_code == _NO_STREAM:
+            return None
+        raise self._refused(f"stream {stream} cannot be looked at", reply)
 
     async def handled(self, spec: ConsumerSpec) -> int | None:
         """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
