@@ -15,10 +15,12 @@ class Terminal:
     def __init__(self, monkeypatch, capsys):
         self._monkeypatch = monkeypatch
         self._capsys = capsys
+        self.tried = []
 
     async def __call__(self, line):
         """Of a line the words between blanks; or words as they are."""
         words = line.split() if isinstance(line, str) else line
+        self.tried.append(" ".join(words))
         self._monkeypatch.setattr(sys, "argv", ["rota", *words])
         status = await asyncio.to_thread(_status)
         said = self._capsys.readouterr()

@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="What is set, and where it was set.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="What is set, and where it was set.", rich_markup_mode=None)
 db_app = typer.Typer(help="The schema in PostgreSQL.", no_args_is_help=True, rich_markup_mode=None)
 audit_app = typer.Typer(help="The hash-chained audit log.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
@@ -187,6 +187,13 @@ def server(context: typer.Context) -> None:
 
     settings = load(context).settings
     sys.exit(loop.run(runtime.serve(settings, runtime.Urls.of(settings), services)))
+
+
+@config_app.callback(invoke_without_command=True)
+def _config(context: typer.Context, form: Output = Form.TEXT) -> None:
+    """Without more words, the same as `rota config show`."""
+    if context.invoked_subcommand is None:
+        config_show(context, form)
 
 
 @config_app.command("show")

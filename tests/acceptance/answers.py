@@ -1,0 +1,241 @@
+"""What each command prints for programs, as types: fields that are missing, new, or of another kind are found.
+
+Where the engine has a struct for it, that is the type; the others are written down here.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting.audit import Audited
+from rota.cli.doctor_told import Check
+from rota.cli.local import Status
+from rota.engine.explain_told import Explained
+from rota.engine.jobs import Moment
+from rota.infra.postgres.migrate import MigrationStatus
+from rota.model.access import Role
+from rota.model.lifecycle import FrameState, JobState
+from rota.queue.counts import Counts
+from rota.queue.report import Session, TableSize
+
+Number = int | float
+
+
+def answer(name, base=(), /, **fields):
+    """A struct of exactly these fields, and of those of the structs in `base`."""
+    inherited = [_field(field) for of in base for field in msgspec.structs.fields(of)]
+    return msgspec.defstruct(name, [*inherited, *fields.items()], forbid_unknown_fields=True, kw_only=True)
+
+
+def _field(field):
+    return (field.name, field.type) if field.required else (field.name, field.type, field.default)
+
+
+def maybe(name, base, /, **fields):
+    """The same as `base`, with fields that may be missing."""
+    given = [(field, type_ | None, None) for field, type_ in fields.items()]
+    return msgspec.defstruct(name, given, bases=(base,), forbid_unknown_fields=True, kw_only=True)
+
+
+Named = answer("Named", id=UUID, name=str)
+Show = maybe("Show", answer("ShowAlone", [Named], managed=bool, fence=int), max_jobs=int)
+ShowLine = answer("ShowLine", [Show], size=Number, burst=Number, used_cores=Number)
+Share = answer("Share", [Named], size=Number, burst=Number, gpu_burst=int, used_cores=Number, used_gpus=int)
+Caps = answer(
+    "Caps",
+    [Named],
+    min_cores=Number,
+    max_cores=Number,
+    min_gpus=int,
+    max_gpus=int,
+    used_cores=Number,
+    used_gpus=int,
+)
+Pool = answer("Pool", [Named], size=Number, burst=Number, used_cores=Number, shows=list[str])
+Dept = answer("Dept", [Named], shows=list[str])
+Change = answer(
+    "Change",
+    kind=str,
+    action=str,
+    changed=bool,
+    show=str | None,
+    before=dict[str, Any] | None,
+    after=dict[str, Any] | None,
+    notes=list[str],
+)
+PoolOfTopic = answer("PoolOfTopic", name=str, status=str, provides=list[str])
+Topic = answer("Topic", topic=str, pools=list[PoolOfTopic], implied=bool)
+Usage = answer("Usage", cores=int, gpus=int)
+Standing = answer("Standing", show=Show, pool=str, used=Usage, kept=str)
+Worker = answer(
+    "Worker",
+    [Named],
+    pool=str,
+    state=str,
+    up_at=datetime,
+    ended_at=datetime | None,
+    slots=int,
+    cores=float,
+    gpus=int,
+    memory_mb=int,
+    labels=dict[str, str],
+    capabilities=list[str],
+    tasks=list[str],
+    frames=int,
+    used_cores=float,
+    used_gpus=int,
+    jobs=int,
+)
+JobLine = answer(
+    "JobLine",
+    [Named],
+    show=str,
+    topic=str,
+    priority=int,
+    state=JobState,
+    reason=str | None,
+    labels=dict[str, str],
+    submitted_at=datetime,
+    finished_at=datetime | None,
+    frames=int,
+    succeeded=int,
+    ended=int,
+)
+Layer = answer(
+    "Layer",
+    [Named],
+    queue=str,
+    task=str | None,
+    argv=list[str] | None,
+    frames=int,
+    frame_spec=str,
+    cores=float,
+    gpus=int,
+    memory_mb=int,
+    counts=dict[FrameState, int],
+    took_ms=int,
+)
+JobAlone = answer(
+    "JobAlone",
+    [Named],
+    show=str,
+    folder=str,
+    dept=str,
+    topic=str,
+    priority=int,
+    state=JobState,
+    reason=str | None,
+    labels=dict[str, str],
+    details=dict[str, Any],
+    workflow_id=str | None,
+    submitted_at=datetime,
+    deadline_at=datetime | None,
+    wait_until=datetime | None,
+    run_at=datetime | None,
+    finished_at=datetime | None,
+    history=list[Moment],
+    layers=list[Layer],
+)
+Job = answer("Job", [JobAlone], artifacts=int, artifact_bytes=int)
+Ended = answer("Ended", [JobAlone], results=list[dict[str, Any]])
+Submitted = answer("Submitted", job=UUID, state=JobState | None, already=bool)
+Gate = answer("Gate", verdict=str, reason=str | None)
+DryRun = answer("DryRun", already=UUID | None, gate=Gate, state=JobState, frames=int, starts=int, explained=Explained)
+Retried = answer("Retried", job=UUID, retry_of=UUID, frames=int)
+Cancelled = answer("Cancelled", job=UUID, state=JobState, changed=bool)
+LogPiece = answer("LogPiece", attempt=int, stream=str, at=int, text=str, dropped=int, lost=int)
+Result = answer(
+    "Result",
+    layer=str,
+    frame=int,
+    attempt=int,
+    state=FrameState,
+    code=str | None,
+    error=str | None,
+    took_ms=int,
+    worker=UUID | None,
+    finished_at=datetime,
+    value=Any,
+)
+Artifact = answer("Artifact", layer=str, frame=int, attempt=int, name=str, bytes=int, sha256=str)
+QueueCounts = answer("QueueCounts", [Counts], queue=str, terminal=int)
+QueueLine = answer(
+    "QueueLine",
+    queue=str,
+    shards=int,
+    paused=bool,
+    dlq_on_fail=bool,
+    waiting=int,
+    running=int,
+    oldest_s=float | None,
+)
+Paused = answer("Paused", queue=str, paused=bool, changed=bool, waiting=int, running=int)
+Rebuilt = answer("Rebuilt", queues=int, counter_mode=str, was=str, took_s=float)
+Slot = answer(
+    "Slot",
+    number=int,
+    generation=int | None,
+    is_open=bool,
+    bytes=int,
+    waiting=int,
+    running=int,
+    holds=bool,
+    state=str,
+)
+Storage = answer(
+    "Storage",
+    counter_mode=str,
+    counters_trusted=bool,
+    pending_deltas=int,
+    generation=int,
+    open_s=float,
+    keeper=str | None,
+    as_of=datetime,
+    slots=list[Slot],
+    tables=list[TableSize],
+    sessions=list[Session],
+)
+Act = maybe(
+    "Act",
+    answer("ActAlone", action=str, of=str, matched=int, chosen=int, done=int, dry_run=bool),
+    jobs=list[dict[str, Any]],
+)
+Grant = answer("Grant", role=Role, show=dict[str, Any] | None)
+Key = answer(
+    "Key",
+    id=str,
+    name=str,
+    grants=list[Grant],
+    state=str,
+    created_at=datetime,
+    expires_at=datetime | None,
+    last_used_at=datetime | None,
+    revoked_at=datetime | None,
+)
+NewKey = answer("NewKey", [Key], key=str, notes=list[str])
+RevokedKey = answer("RevokedKey", [Key], changed=bool)
+Setting = answer("Setting", path=str, value=Any, unit=str | None, source=str, where=str | None)
+Migrated = answer("Migrated", dry_run=bool, migrations=list[str])
+AuditVerified = answer("AuditVerified", ok=bool, checked=int, head=str, problem=dict[str, Any] | None)
+LedgerAudited = answer("LedgerAudited", ok=bool, shows=list[Audited], strangers=list[str])
+Mapped = answer("Mapped", topic=str, pools=list[str], changed=bool, notes=list[str])
+Unmapped = answer("Unmapped", topic=str, pools=list[str], changed=bool)
+PoolStatus = answer("PoolStatus", pool=str, status=Literal["active", "draining"], changed=bool)
+Doctor = answer("Doctor", ok=bool, checks=list[Check])
+Top = answer(
+    "Top",
+    at=datetime,
+    waiting=int,
+    running=int,
+    ended=int,
+    live_jobs=int,
+    shows=list[dict[str, Any]],
+    pools=list[dict[str, Any]],
+    workers=list[dict[str, Any]],
+    jobs=list[dict[str, Any]],
+)
+ShowInfo = answer("ShowInfo", [Show], use_is_live=bool, subscriptions=list[Share], folders=list[Caps], depts=list[Caps])
+
+__all__ = ["Check", "Explained", "MigrationStatus", "Status"]

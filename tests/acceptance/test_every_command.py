@@ -1,0 +1,168 @@
+"""Every command once in text and once in JSON, on a farm that runs; what is for programs is held against its type."""
+
+import json
+
+import msgspec
+import pytest
+import typer
+
+from rota.cli.app import app
+from tests.acceptance import answers as a
+from tests.ground.commands import Terminal
+from tests.ground.farm import Farm, hanging
+from tests.ground.queues import sql
+from tests.ground.waiting import until
+
+ELSEWHERE = {
+    # Tested where a process of their own is started.
+    "up", "down", "server", "worker", "demo",
+}  # fmt: skip
+FAILED = sql("SELECT count(*) FROM rota.done_entries")
+
+# Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
+BEFORE = [
+    ("config show", "config show", list[a.Setting]),
+    ("db status", "db status", list[a.MigrationStatus]),
+    ("db migrate --dry-run", "db migrate --dry-run", a.Migrated),
+    ("show create duck", "show create swan --managed", a.Change),
+    ("show rename duck drake", "show rename drake duck", a.Change),
+    ("show set duck --max-jobs 5", "show set duck --max-jobs 6", a.Change),
+    ("show set-managed duck true", "show set-managed duck false", a.Change),
+    ("pool create gpu", "pool create spare", a.Change),
+    ("pool rename spare extra", "pool rename extra spare", a.Change),
+    ("sub create duck gpu --size 1 --burst 150%", "sub create swan gpu --size 1 --burst 2", a.Change),
+    ("sub set duck gpu --burst 3", "sub set swan gpu --gpu-burst 4", a.Change),
+    ("folder create duck shots", "folder create duck assets --max-cores 2", a.Change),
+    ("folder set duck shots --max-cores 8", "folder set duck shots --max-gpus 8", a.Change),
+    ("folder rename duck assets props", "folder rename duck props assets", a.Change),
+    ("dept create fx", "dept create comp", a.Change),
+    ("dept rename comp roto", "dept rename roto comp", a.Change),
+    ("dept add duck fx", "dept add duck comp --min-cores 1", a.Change),
+    ("dept set duck fx --max-cores 8", "dept set duck fx --max-gpus 1", a.Change),
+    ("show list", "show list", list[a.ShowLine]),
+    ("show info duck", "show info duck", a.ShowInfo),
+    ("pool list", "pool list", list[a.Pool]),
+    ("sub list duck", "sub list duck", list[a.Share]),
+    ("folder list duck", "folder list duck", list[a.Caps]),
+    ("dept list", "dept list", list[a.Dept]),
+    ("dept list duck", "dept list duck", list[a.Caps]),
+    ("dept remove duck fx", "dept remove duck comp", a.Change),
+    ("dept delete fx", "dept delete comp", a.Change),
+    ("folder delete duck shots", "folder delete duck assets", a.Change),
+    ("sub delete duck gpu", "sub delete swan gpu", a.Change),
+    ("pool delete gpu", "pool delete spare", a.Change),
+    ("show delete duck", "show delete swan", a.Change),
+    ("pool topics", "pool topics", list[a.Topic]),
+    ("pool map * local", "pool map more local", a.Mapped),
+    ("pool drain local", "pool drain local", a.PoolStatus),
+    ("pool activate local", "pool activate local", a.PoolStatus),
+    ("pool unmap more", "pool unmap *", a.Unmapped),
+    ("keys create ann --role viewer", "keys create bob --role submitter --show default", a.NewKey),
+    ("keys list", "keys list", list[a.Key]),
+    ("keys revoke ann", "keys revoke bob", a.RevokedKey),
+    ("workers", "workers", list[a.Worker]),
+    ("submit noop --dry-run", "submit noop --dry-run", a.DryRun),
+    ("submit noop --key one", "submit noop --key one", a.Submitted),
+]
+RUNNING = [
+    ("jobs", "jobs", list[a.JobLine]),
+    ("job show {hang}", "job show {hang}", a.Job),
+    ("explain {hang}", "explain {hang}", a.Explained),
+    ("job set default {hang} --max-cores 4", "job set default {hang} --max-gpus 4", a.Change),
+    ("layer set default {layer} --max-cores 4", "layer set default {layer} --max-gpus 4", a.Change),
+    ("top --once", "top --once", a.Top),
+    ("ledger watch --once", "ledger watch --once", list[a.Standing]),
+    ("ledger audit", "ledger audit", a.LedgerAudited),
+    ("queue list", "queue list", list[a.QueueLine]),
+    ("queue counts", "queue counts", list[a.QueueCounts]),
+    ("queue pause {queue}", "queue pause {queue}", a.Paused),
+    ("queue resume {queue}", "queue resume {queue}", a.Paused),
+    ("queue storage", "queue storage", a.Storage),
+    ("doctor", "doctor", a.Doctor),
+    ("job cancel {hang}", "job cancel {hang}", list[a.Cancelled]),
+]
+ENDED = [
+    ("job wait {echo}", "job wait {echo}", a.Ended),
+    ("job watch {echo}", "job watch {echo}", a.Ended),
+    ("job results {echo}", "job results {echo}", list[a.Result]),
+    ("job artifacts {echo}", "job artifacts {echo}", list[a.Artifact]),
+    ("explain {boom}", "explain {boom}", a.Explained),
+    ("job retry {boom}", "job retry {again}", a.Retried),
+    ("dlq list --failed", "dlq list --failed", list[dict[str, object]]),
+    ("dlq retry --failed --limit 1 --all -y", "dlq retry --failed --limit 1 --all -y", a.Act),
+    ("dlq move --limit 2 --all -y", "dlq move --limit 2 --all -y", a.Act),
+    ("dlq discard --limit 1 --queue {failing} -y", "dlq discard --limit 1 --queue {failing} -y", a.Act),
+    ("dlq list", "dlq list", list[dict[str, object]]),
+    ("dlq show {letter}", "dlq show {letter}", dict[str, object]),
+    ("dlq purge --limit 1 --kind frame -y", "dlq purge --limit 1 --kind frame -y", a.Act),
+    ("queue rebuild-counts", "queue rebuild-counts", a.Rebuilt),
+    ("audit verify", "audit verify", a.AuditVerified),
+]
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("default")
+        await farm.worker(slots=60)
+        yield farm
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("POSTGRES_URL", database_url), ("REDIS_URL", redis_url), ("NATS_URL", nats_url)):
+        monkeypatch.setenv(f"ROTA_{name}", value)
+    monkeypatch.setenv("ROTA_NATS_PREFIX", bus_prefix)
+    return Terminal(monkeypatch, capsys)
+
+
+async def test_every_command_answers_in_text_and_in_json(farm, typed):
+    made = {}
+    await played(typed, BEFORE, made)
+    hanging("x")
+    made["hang"] = str(await farm.submit("hang", "x", show="default", frames=2))
+    await farm.running("x", 2)
+    job = (await farm.jobs.get(msgspec.convert(made["hang"], a.UUID))).layers[0]
+    made |= {"layer": str(job.id), "queue": job.queue}
+    await played(typed, RUNNING, made)
+    for name, task in (("echo", "echo"), ("boom", "boom"), ("again", "boom"), ("more", "boom")):
+        made[name] = str(await farm.submit(task, *([1] if task == "echo" else []), show="default", frames=12))
+    for name in ("echo", "boom", "again", "more"):
+        await farm.ended(made[name])
+    made["failing"] = (await farm.jobs.get(msgspec.convert(made["more"], a.UUID))).layers[0].queue
+    await until(lambda: farm.database.value(FAILED))
+    await played(typed, ENDED, made)
+    status = await typed("status --json")
+    msgspec.json.decode(status.out, type=a.Status)
+    logs = await typed("submit --wait --json -- echo hello")
+    assert msgspec.json.decode(logs.out, type=a.Ended).state == "SUCCEEDED"
+    made["cmd"] = json.loads(logs.out)["id"]
+    assert await typed.out(f"job logs {made['cmd']}") == "hello\n"
+    assert msgspec.json.decode(await typed.out(f"job logs {made['cmd']} --json"), type=list[a.LogPiece])
+    missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in typed.tried)}
+    assert not missing
+
+
+async def played(typed, lines, made):
+    for text, data, type_ in lines:
+        if "{letter}" in text:
+            made["letter"] = str(json.loads(await typed.out("dlq list --json"))[0]["id"])
+        said = await typed(text.format(**made))
+        assert (text, said.status, said.err, bool(said.out.strip())) == (text, 0, "", True)
+        said = await typed(f"{data.format(**made)} --json")
+        assert (data, said.status, said.err) == (data, 0, "")
+        try:
+            msgspec.json.decode(said.out, type=type_, strict=True)
+        except msgspec.ValidationError as error:
+            pytest.fail(f"{data}: {error}\n{said.out}")
+
+
+def _paths(command, path=""):
+    found = getattr(command, "commands", None)
+    if found is None:
+        return {path}
+    return {name for word, below in found.items() for name in _paths(below, f"{path} {word}".strip())}
+
+
+PATHS = _paths(typer.main.get_command(app))
