@@ -9,6 +9,7 @@ import pytest
 
 import rota
 from rota import testing
+from rota.sdk.admin import Administers
 from rota.sdk.options import Options
 from rota.sdk.task import Task
 
@@ -43,3 +44,10 @@ def public(kind):
 )
 def test_it_names_everything(name):
     assert re.search(rf"\b{name}\b", PAGE), f"{name} is not on the page"
+
+
+@pytest.mark.parametrize("name", sorted(public(Administers)))
+def test_it_names_every_call_of_administration_and_no_other(name):
+    [row] = [line for line in PAGE.splitlines() if line.startswith("|") and f"`app.{name}`" in line]
+    parts = [getattr(rota.Rota(), part) for part in re.findall(r"`app\.(\w+)`", row)]
+    assert set(re.findall(r"`(\w+)\(", row)) == {call for part in parts for call in public(type(part))}

@@ -15,10 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ERROR = re.compile(r"^[^:]+:(\d+): error: (.*)  \[([\w-]+)\]$")
 HEAD = """
 from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Any, assert_type
+from rota.engine.jobs import JobLine
+from rota.model.farm import Capped, Share, ShowTold
 from rota import Call, Job, JobFailed, LayerSpec, Rota, Submission, SyncJob
 
-app = Rota("postgresql://localhost/rota", show="film")
+app = Rota("http://localhost", key="...", show="film")
 
 @app.task(topic="render", cores=2, memory="4GiB", retries=3, timeout="10min")
 async def render(scene: str, frame: int = 1) -> bytes:
@@ -48,6 +51,9 @@ async def right() -> None:
     assert_type(await later("a"), bytes)
     assert_type(await render.on(object()).submit("a"), Job[bytes])
     assert_type(await render.job("...").result(), bytes)
+    assert_type(await app.shows.set_managed("film", True), ShowTold)
+    assert_type(await app.folders.change("film", "fx", max_cores=2.5), Capped)
+    assert_type(await app.jobs.list(state="RUNNING", most=5), Sequence[JobLine])
     try:
         await nothing.submit()
     except JobFailed as failure:
@@ -59,6 +65,8 @@ def right_without_a_loop() -> None:
     assert_type(square.sync.map([1, 2]).result(), list[float])
     assert_type(square.sync.submit_frames(3, 2).result(), list[float])
     assert_type(square.sync.submit_many([square.call(1)])[0].result(), float)
+    assert_type(app.sync.shows.set_managed("film", True), ShowTold)
+    assert_type(app.sync.subscriptions.create("film", "local", size=4, burst=8), Share)
     for line in render.sync.submit("a").logs(follow=True):
         assert_type(line, str)
 """
@@ -80,11 +88,16 @@ async def wrong() -> None:
     square("text")  # wrong: arg-type
     render.schedule(at=None)  # wrong: arg-type
     app.task(corse=2)  # wrong: call-overload
+    await app.shows.set_managed("film")  # wrong: call-arg
+    await app.folders.change("film", "fx", max_coers=2)  # wrong: call-arg
+    show: str = await app.shows.create("film")  # wrong: assignment
 
 def wrong_without_a_loop() -> None:
     render.sync.submit(5)  # wrong: arg-type
     square.sync.map(["text"])  # wrong: list-item
     name: str = square.sync.submit(2).result()  # wrong: assignment
+    app.sync.pools.drain(5)  # wrong: arg-type
+    show: str = app.sync.shows.create("film")  # wrong: assignment
 """
 
 

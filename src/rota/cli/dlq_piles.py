@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from rota.cli.local import with_store
-from rota.engine.reopen import Reopened
 from rota.infra.postgres import Transaction
 from rota.model.errors import InvalidInput, NotFound
+from rota.model.job import Reopened
 from rota.model.settings import Settings
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
 from rota.runtime import reopener_of

@@ -10,7 +10,7 @@ import msgspec
 
 from rota.cli.books_view import Page, Table
 from rota.cli.dlq_piles import Removed
-from rota.engine.reopen import Reopened
+from rota.model.job import Reopened
 from rota.queue import DeadLetter, FailedFrame
 
 Item = DeadLetter | FailedFrame

@@ -15,8 +15,7 @@ from rota.cli.books_view import Page, Table, cores
 from rota.cli.dlq_view import several
 from rota.engine.jobs import FrameEnd, Job, Layer
 from rota.engine.jobs import Page as JobsPage
-from rota.engine.reopen import Reopened
-from rota.model.job import PRIORITIES, Submitted
+from rota.model.job import PRIORITIES, Reopened, Submitted
 from rota.model.job_frames import format_frames
 from rota.model.lifecycle import ENDS, FrameState, JobState
 from rota.model.reasons import Reason

@@ -26,7 +26,7 @@ from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.store import Store
 from rota.model.errors import BlobMissing, InvalidInput, NotFound
 from rota.model.ids import JobId
-from rota.model.job import decode_details
+from rota.model.job import Reopened, decode_details
 from rota.model.job_frames import FRAMES_MAX
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, Queue
 from rota.queue.dead_letters import FIND, REMOVE_MAX
@@ -36,12 +36,6 @@ KNOWN = query(__package__, "reopen_known")
 LETTERS = query(__package__, "reopen_letters")
 
 BATCHES_MAX: Final = FRAMES_MAX // REMOVE_MAX
-
-
-class Reopened(msgspec.Struct, frozen=True):
-    old: JobId
-    job: JobId
-    frames: int
 
 
 class Retried(msgspec.Struct, frozen=True):

@@ -171,6 +171,14 @@ class Submitted(msgspec.Struct, frozen=True):
     """Whether it was there before, under the same idempotency key."""
 
 
+class Reopened(msgspec.Struct, frozen=True):
+    """A new job for what has ended."""
+
+    old: JobId
+    job: JobId
+    frames: int
+
+
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is kept of a submission besides the columns of its job and layers."""
 

@@ -18,8 +18,10 @@ from rota.model.ids import JobId, parse_id
 from rota.model.job import Submission
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.model.work import Retries, Work
+from rota.sdk.admin import Administers
 from rota.sdk.clients import Clients
 from rota.sdk.job import Job, untyped
+from rota.sdk.rooms import Awaits
 from rota.sdk.task import CoroutineTask, FunctionTask, Task
 from rota.sdk.transport import Transport, chosen
 
@@ -43,7 +45,7 @@ class Declare(Protocol):
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
-class Rota:
+class Rota(Administers[Awaits]):
     """The tasks of one application, and where they are submitted to.
 
     `url` is that of the API and `key` one of its keys; without them they are found as the `rota` command finds them: in
@@ -54,6 +56,7 @@ class Rota:
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.show = show
+        super().__init__(Awaits)
         self.actor = actor
         """Who submits, as jobs and the audit trail say it."""
         self._clients = Clients(self.tasks, lambda: chosen(url, key))
@@ -122,6 +125,9 @@ class Rota:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _asks(self) -> Rota:
+        return self
 
     def _add(self, function: Callable[..., Any], *, name: str = "", topic: str = "", **wanted: Any) -> Task[..., Any]:
         name = name or getattr(function, "__name__", "")

@@ -16,10 +16,12 @@ from uuid import UUID
 from rota.model.ids import JobId
 from rota.model.job import Submission
 from rota.model.lifecycle import JobState
+from rota.sdk.admin import Administers
 from rota.sdk.background import run
 from rota.sdk.clients import is_replaced
 from rota.sdk.job import Job
 from rota.sdk.options import Options
+from rota.sdk.rooms import Waits
 from rota.sdk.task import Call, OfOne, Task
 
 if TYPE_CHECKING:
@@ -147,11 +149,15 @@ class SyncJob(Generic[R]):
         return run(self._job.explain())
 
 
-class SyncRota:
+class SyncRota(Administers[Waits]):
     """An app whose calls wait."""
 
     def __init__(self, app: Rota) -> None:
+        super().__init__(Waits)
         self._app = app
+
+    def _asks(self) -> Rota:
+        return self._app
 
     def job(self, job: UUID | str) -> SyncJob[Any]:
         return SyncJob(self._app.job(job))

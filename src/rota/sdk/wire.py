@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 from itertools import count
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 import msgspec
@@ -62,11 +62,6 @@ class _Failed(msgspec.Struct, frozen=True):
     undone: bool
     """It has had no effect for certain."""
     pause_s: float = 0.0
-
-
-class Page(msgspec.Struct, Generic[T], frozen=True):
-    items: list[T]
-    next: str | None = None
 
 
 class Wire:

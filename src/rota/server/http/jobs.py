@@ -10,13 +10,12 @@ from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, JobLine
-from rota.engine.reopen import Reopened
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.model.access import Actor, Role, guard_submission
 from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import JobId, parse_id
-from rota.model.job import Submission, Submitted
+from rota.model.job import Reopened, Submission, Submitted
 from rota.model.lifecycle import JobState
 from rota.server.http.filters import parse_filter
 from rota.server.http.lines import read_many

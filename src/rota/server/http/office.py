@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
-from uuid import UUID
 
 import msgspec
 from litestar import Controller, delete, get, post
@@ -17,11 +15,11 @@ from rota.infra.audit import AuditEntry, Recorded
 from rota.model.access import Actor, Grant, GrantSpec, Role, guard_granting
 from rota.model.errors import NotFound
 from rota.model.key_text import KeyId
+from rota.model.office import Amount, KeyMade, KeySpec, KeyTold, LedgerTold, LineTold
 from rota.model.quota import Usage
 from rota.model.settings.leaves import leaves
 from rota.model.settings.listing import masked
 from rota.server.access import Key
-from rota.server.access.keys import State
 from rota.server.http.books import ShowPath
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
@@ -29,62 +27,6 @@ from rota.server.http.wire import Ask
 
 KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]
 Word = Annotated[str | None, QueryParameter(max_length=200)]
-
-
-class Amount(msgspec.Struct, frozen=True):
-    cores: float
-    gpus: int
-
-
-class LineTold(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is counted, in each of its places."""
-
-    level: str
-    id: UUID
-    name: str
-    procs: Amount
-    """What is booked: the truth."""
-    table: Amount
-    redis: Amount | None
-    problem: str | None = None
-
-
-class LedgerTold(msgspec.Struct, frozen=True, kw_only=True):
-    show: str
-    ok: bool
-    managed: bool
-    seeded: bool | None
-    lines: list[LineTold]
-    damaged: list[str] = []
-    """Keys in Redis that no script leaves as they are."""
-
-
-class KeyTold(msgspec.Struct, frozen=True, kw_only=True):
-    id: KeyId
-    name: str
-    state: State
-    grants: list[GrantSpec]
-    created_at: datetime
-    expires_at: datetime | None = None
-    last_used_at: datetime | None = None
-    """To about a minute."""
-    revoked_at: datetime | None = None
-
-
-class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    grants: tuple[GrantSpec, ...]
-    expires_s: float | None = None
-
-
-class KeyMade(msgspec.Struct, frozen=True):
-    """`text` is the key itself, which is shown this once."""
-
-    key: KeyTold
-    text: str
-
-    def __repr__(self) -> str:
-        return f"KeyMade({self.key.id})"
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +103,9 @@ class OfficeRoutes(Controller):
     async def read_audit(
         self,
         desk: AtDesk,
-        before: Annotated[int | None, QueryParameter(ge=1, lt=2**63, description="`next` of the page before.")] = None,
+        before: Annotated[
+            int | None, QueryParameter(ge=1, le=2**63 - 1, description="`next` of the page before.")
+        ] = None,
         actor: Word = None,
         action: Word = None,
         limit: Limit = LIMIT,

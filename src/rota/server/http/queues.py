@@ -7,49 +7,32 @@ its own to look at that job's.
 from __future__ import annotations
 
 from typing import Annotated
-from uuid import UUID
 
-import msgspec
 from litestar import Controller, get, post
-from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from rota.accounting.items import unknown
 from rota.engine import queues
-from rota.engine.reopen import Reopened
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.model.access import Actor, Role, guard
 from rota.model.errors import InvalidInput
 from rota.model.farm import Changed, QueueTold
+from rota.model.office import Letters, Settled
 from rota.queue import DeadLetter, DeadLetterFilter
-from rota.queue.dead_letters import REMOVE_MAX, Kind
+from rota.queue.dead_letters import Kind
 from rota.server.http.desk import Desk
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import seen
 from rota.server.http.wire import Ask
 
-QueuePath = Annotated[str, PathParameter(max_length=300, description="The name of a queue.")]
+QueueName = Annotated[
+    str, QueryParameter(max_length=300, description="The name of a queue; no part of the path, since it holds slashes.")
+]
 Code = Annotated[str | None, QueryParameter(max_length=100)]
-Cursor = Annotated[int, QueryParameter(ge=0, lt=2**63, description="`next` of the page before.")]
+Cursor = Annotated[int, QueryParameter(ge=0, le=2**63 - 1, description="`next` of the page before.")]
 IDS_IN_AUDIT = 20
-
-
-class Letters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead letters: those that agree with all that is given, which must be something."""
-
-    ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=REMOVE_MAX)] | None = None
-    kind: Kind | None = None
-    reason: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    queue: str | None = None
-    job: UUID | None = None
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """Ids of the letters that are gone, and the jobs that run them again."""
-
-    gone: list[int]
-    jobs: list[Reopened] = []
 
 
 class QueueRoutes(Controller):
@@ -63,13 +46,13 @@ class QueueRoutes(Controller):
         may = request.user.may
         return Page([one for one, owner in found.values() if may(Role.VIEWER, owner.show if owner else None)])
 
-    @post("/{queue:str}/pause", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def pause_queue(self, request: Ask, desk: AtDesk, queue: QueuePath) -> Changed:
+    @post("/pause", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
+    async def pause_queue(self, request: Ask, desk: AtDesk, queue: QueueName) -> Changed:
         """Nothing more of it starts; what runs goes on."""
         return await _pause(request.user, desk, queue, paused=True)
 
-    @post("/{queue:str}/resume", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
-    async def resume_queue(self, request: Ask, desk: AtDesk, queue: QueuePath) -> Changed:
+    @post("/resume", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
+    async def resume_queue(self, request: Ask, desk: AtDesk, queue: QueueName) -> Changed:
         return await _pause(request.user, desk, queue, paused=False)
 
 

@@ -1,0 +1,113 @@
+"""Parts of the API that an app hands out, such as `app.shows`, written once for those who await and those who wait.
+
+`app.shows` is a `Shows[Awaits]`, and its calls are awaited; `app.sync.shows` is a `Shows[Waits]`: the same calls run on
+the background loop while their callers wait. Which of the two a call returns is known to a type checker.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from functools import update_wrapper, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast, overload
+from urllib.parse import quote
+
+from msgspec import UNSET
+
+from rota.model.errors import InvalidInput
+from rota.sdk.background import run
+from rota.sdk.pages import Page
+
+if TYPE_CHECKING:
+    from rota.sdk.app import Rota
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Awaits:
+    """Of rooms whose calls are awaited."""
+
+
+class Waits:
+    """Of rooms whose calls return when they are done."""
+
+
+M = TypeVar("M", Awaits, Waits)
+PAGE: Final = 1000
+MOST: Final = sys.maxsize
+"""Of lists that come whole."""
+
+
+class Room(Generic[M]):
+    def __init__(self, app: Rota, mode: type[M]) -> None:
+        self._app = app
+        self._waits = mode is Waits
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} of {self._app!r}>"
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        again: bool = True,
+        query: Mapping[str, object] | None = None,
+        body: object = UNSET,
+    ) -> T:
+        """`again`: asking twice does what asking once does."""
+        wire = getattr(self._app.transport, "wire", None)
+        if wire is None:
+            raise InvalidInput("A rehearsal plays jobs alone: leave shows, pools and the like out of the test.")
+        return cast("T", await wire.call(method, path, kind, again=again, query=query, body=body))
+
+    async def _list(self, path: str, kind: type[T], /, *, most: int = MOST, **query: object) -> list[T]:
+        """Page by page."""
+        pages = cast("type[Page[T]]", Page[kind])  # type: ignore[valid-type]
+        found: list[T] = []
+        after: str | None = None
+        while len(found) < most:
+            paged = {"after": after, "limit": min(PAGE, most - len(found))} if most is not MOST else {}
+            page = await self._ask("GET", path, pages, query={**query, **paged})
+            found += page.items
+            if (after := page.next) is None:
+                break
+        return found
+
+
+class call(Generic[P, T]):
+    """Of an async method of a room."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+        self.method = method
+        update_wrapper(cast("Callable[..., Any]", self), method)
+
+    @overload
+    def __get__(self, room: None, kind: type[Any]) -> call[P, T]: ...
+
+    @overload
+    def __get__(self, room: Room[Awaits], kind: type[Any]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    @overload
+    def __get__(self, room: Room[Waits], kind: type[Any]) -> Callable[P, T]: ...
+
+    def __get__(self, room: Room[Any] | None, kind: type[Any]) -> Any:
+        if room is None:
+            return self
+        bound = self.method.__get__(room, kind)
+        if not room._waits:  # noqa: SLF001 - of our own
+            return bound
+
+        @wraps(self.method)
+        def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
+            coroutine: Coroutine[Any, Any, T] = bound(*args, **kwargs)
+            return run(coroutine)
+
+        return waiting
+
+
+def at(*names: str) -> str:
+    """A path of these names, whatever they hold."""
+    return "".join(f"/{quote(name, safe='')}" for name in names)
