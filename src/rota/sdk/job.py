@@ -144,9 +144,10 @@ class Job(Generic[R]):
         async for text in merged(written) if follow else read(written):
             yield text
 
-    def events(self) -> AsyncIterator[Moment]:
+    async def events(self) -> AsyncIterator[Moment]:
         """Every state that it was in or comes into, with when and why, up to its end."""
-        return self._app.transport.events(self.id)
+        async for moment in self._app.transport.events(self.id):
+            yield moment
 
     async def explain(self) -> Explained:
         """Why it is not running, with what is to be mended first at first; or what became of it."""

@@ -7,6 +7,8 @@
   for `PATIENCE_S` the last one is raised.
 - The key goes to the endpoint that it was found with, and nowhere else: redirects are not followed, and nothing here
   shows it. Where Rota listens is looked up again when it cannot be reached, since a `rota up` may come back elsewhere.
+- Connections that nobody closes are closed with the loop: it ends what is left of async generators, and each pool is
+  held by one.
 - A refusal is raised as the exception of its code (`rota.sdk.problems`).
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 from itertools import count
@@ -75,8 +77,8 @@ class Wire:
         self._patience_s = patience_s
         self._endpoint: Endpoint | None = None
         self._client: httpx.AsyncClient | None = None
-        self._left: list[httpx.AsyncClient] = []
-        """Of places where Rota was before."""
+        self._held: list[AsyncGenerator[None, None]] = []
+        """The pool, and those of places where Rota was before, which others may be using."""
 
     def __repr__(self) -> str:
         return f"<wire to {self._endpoint.url if self._endpoint else 'nobody yet'}>"
@@ -115,7 +117,7 @@ class Wire:
     ) -> AsyncIterator[httpx.Response]:
         """An answer as it comes. A failure on the way is raised as Unavailable: who can goes on where it was after a
         `pause`, or at once when nothing came for a while (`Silent`)."""
-        client = self._opened()
+        client = await self._opened()
         try:
             async with client.stream("GET", PREFIX + path, params=_params(query), headers=headers) as answer:
                 if not answer.is_success:
@@ -135,11 +137,10 @@ class Wire:
         await self._clock.sleep(AGAIN.pause_s(streak, random.random()))  # noqa: S311 - no secret
 
     async def close(self) -> None:
-        for client in (self._client, *self._left):
-            if client is not None:
-                await client.aclose()
+        held, self._held = self._held, []
         self._client, self._endpoint = None, None
-        self._left.clear()
+        for each in held:
+            await each.aclose()
 
     async def _tried(
         self, method: str, path: str, query: Mapping[str, object] | None, content: bytes | None, wait_s: float
@@ -160,7 +161,7 @@ class Wire:
     async def _sent(
         self, method: str, path: str, query: Mapping[str, object] | None, content: bytes | None, wait_s: float
     ) -> httpx.Response:
-        client = self._opened()
+        client = await self._opened()
         async with asyncio.timeout(WHOLE_S + wait_s):
             return await client.request(
                 method,
@@ -171,17 +172,18 @@ class Wire:
                 timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=ANSWER_S + wait_s, pool=TURN_S),
             )
 
-    def _opened(self) -> httpx.AsyncClient:
+    async def _opened(self) -> httpx.AsyncClient:
         if self._client is None:
             self._endpoint = self._find()
             self._client = _client(self._endpoint)
+            self._held.append(_held(self._client))
+            await anext(self._held[-1])
         return self._client
 
     def _look_up(self) -> None:
         """Rota may listen elsewhere by now; while nobody knows where, the old place is tried on."""
         with suppress(InvalidSetting):
             if self._client is not None and self._find() != self._endpoint:
-                self._left.append(self._client)  # others may be using it
                 self._client = None
 
     def _away(self, error: Exception, besides: str = "") -> Unavailable:
@@ -228,6 +230,13 @@ def _client(endpoint: Endpoint) -> httpx.AsyncClient:
         # A proxy that is set for this machine's way out knows nothing of its own addresses.
         trust_env=not _is_here(httpx.URL(endpoint.url).host),
     )
+
+
+async def _held(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await client.aclose()
 
 
 def _is_here(host: str) -> bool:
