@@ -54,11 +54,11 @@ class Server:
 
 
 @asynccontextmanager
-async def answering(*answers):
+async def answering(*answers, ssl=None):
     server = Server()
     server.answers = list(answers)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=ssl)
+    server.url = f"http{'s' if ssl else ''}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:

@@ -20,14 +20,17 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from rota import JobCancelled, JobFailed, JobTimedOut, NotEnded, Rota
+from rota import JobCancelled, JobFailed, JobTimedOut, NotEnded, Rota, context
+from rota.infra.telemetry import tracing
 from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput
+from rota.sdk import http, wire
 from rota.server import services
 from tests.ground import farm as ground
 from tests.ground import sdk_tasks
 from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
+from tests.ground.tracing import recording
 
 
 class Shot(msgspec.Struct):
@@ -72,7 +75,18 @@ async def large(size: int) -> bytes:
     return bytes(size)
 
 
-MINE = (name_of, shots_of, large)
+@tasks.task(topic="default", name="echo")
+async def echo(value): ...
+
+
+@tasks.task(topic="default")
+async def talk(name: str) -> None:
+    context().log("before\nnächste Zeile")
+    await ground.gates[name].wait()
+    context().log("after")
+
+
+MINE = (name_of, shots_of, large, talk)
 THREADS = 24
 
 
@@ -151,6 +165,50 @@ async def test_a_map_and_many_jobs(farm, app):
     assert (await many[1].get()).name == "three"
 
 
+async def test_what_json_has_no_word_for_goes_both_ways_also_by_bulk(farm, app):
+    at = datetime(2030, 1, 2, tzinfo=UTC)
+    given = {"bytes": b"\0\xff", "at": at, "list": [1, {"a": None}]}
+    jobs = await echo.submit_many([echo.call(given), echo.call(b"plain")])
+    assert [await job.result(timeout=15) for job in jobs] == [given, b"plain"]
+    assert await (await echo.map([b"a", at])).result(timeout=15) == [b"a", at]
+
+
+async def test_more_than_one_page_and_more_who_wait_than_connections(farm, app, monkeypatch):
+    monkeypatch.setattr(http, "PAGE", 7)
+    monkeypatch.setattr(http, "WAITING_MAX", 4)
+    monkeypatch.setattr(wire, "CONNECTIONS_MAX", 8)
+    jobs = await square.submit_many([square.call(number) for number in range(60)])
+    assert await asyncio.gather(*(job.result(timeout=30) for job in jobs)) == [number**2 for number in range(60)]
+    assert await (await square.map(range(30))).result(timeout=15) == [number**2 for number in range(30)]
+
+
+async def test_a_log_is_followed_to_its_end(farm, app):
+    gate = hanging("h")
+    job = await talk.submit("h")
+    pieces = job.logs(follow=True)
+    text = ""
+    while "before" not in text:
+        text += await anext(pieces)
+    gate.set()
+    async for piece in pieces:
+        text += piece
+    assert text == "before\nnächste Zeile\nafter\n"
+    assert "".join([piece async for piece in job.logs(0)]) == text
+    with pytest.raises(InvalidInput):
+        await anext(job.logs(layer="nobody"))
+
+
+async def test_a_job_belongs_to_the_trace_of_whoever_submits_it(farm, app, monkeypatch):
+    recorder = recording(monkeypatch)
+    with tracing.span("request"):
+        jobs = [await square.submit(2), *await square.submit_many([square.call(3), square.call(4)])]
+    for job in jobs:
+        await job.wait(timeout=15)
+    [request] = recorder.named("request")
+    assert {span.parent.span_id for span in recorder.named("submit")} == {request.id}
+    assert len(recorder.named("submit")) == 3
+
+
 async def test_a_large_result_comes_from_the_store(farm, app):
     with pytest.raises(JobFailed) as raised:
         await (await large.submit(100_000)).result(timeout=15)
@@ -169,7 +227,7 @@ async def test_a_failure_is_typed_and_shows_where_it_was_raised(farm, app):
 async def test_waiting_cancelling_and_events(farm, app):
     gate = hanging("h")
     job, other = await hang.submit("h"), await hang.options(deadline=0.2).submit("h")
-    await farm.running("h", 2)
+    await farm.running("h")
     with pytest.raises(NotEnded, match=r"has not ended within 0\.05 s"):
         await job.wait(timeout=0.05)
     with pytest.raises(JobTimedOut, match="deadline_expired"):

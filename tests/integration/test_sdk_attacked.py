@@ -1,6 +1,9 @@
 """The SDK on a bad day: replies that are lost, servers that go away, callers that are cancelled, loops that end."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import sys
 import textwrap
 import threading
@@ -14,6 +17,7 @@ from rota.model.errors import Unavailable
 from rota.sdk import wire
 from rota.server import services
 from rota.server.http.pressure import WAITING
+from tests.ground.answers import answer, answering
 from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
@@ -138,6 +142,33 @@ async def test_callers_that_are_cancelled_give_their_connections_back(farm, app,
     gate.set()
     assert await job.result(timeout=15) == "h"
     assert await (await square.submit(2)).result(timeout=15) == 4
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A key and a certificate for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=rota"
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", *made.split(), *files], check=True, capture_output=True)
+    return cert, key
+
+
+async def test_a_certificate_is_checked_and_may_be_named(certificate, monkeypatch):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    page = answer(body={"items": []})
+    async with answering(page, ssl=tls) as server:
+        async with Rota(server.url, key="k") as app:
+            monkeypatch.setattr(wire, "PATIENCE_S", 0.0)
+            with pytest.raises(Unavailable, match="ConnectError"):
+                await app.shows.list()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        async with Rota(server.url, key="k") as app:
+            assert await app.shows.list() == []
+    assert len(server.heard) == 1
 
 
 async def test_many_threads_use_the_facade_at_once(farm, app):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
@@ -26,6 +27,7 @@ import httpx
 import msgspec
 
 from rota.infra.clock import Clock, SystemClock
+from rota.infra.telemetry import tracing
 from rota.local.api_key import Endpoint
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, InvalidSetting, RotaError, Unavailable
@@ -70,11 +72,11 @@ class Wire:
     """Belongs to the loop it was first used on."""
 
     def __init__(
-        self, find: Callable[[], Endpoint], *, patience_s: float = PATIENCE_S, clock: Clock | None = None
+        self, find: Callable[[], Endpoint], *, patience_s: float | None = None, clock: Clock | None = None
     ) -> None:
         self._find = find
         self._clock = clock or SystemClock()
-        self._patience_s = patience_s
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._endpoint: Endpoint | None = None
         self._client: httpx.AsyncClient | None = None
         self._held: list[AsyncGenerator[None, None]] = []
@@ -168,7 +170,7 @@ class Wire:
                 PREFIX + path,
                 params=_params(query),
                 content=content,
-                headers={"content-type": MSGPACK} if content is not None else None,
+                headers=tracing.inject() | ({"content-type": MSGPACK} if content is not None else {}),
                 timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=ANSWER_S + wait_s, pool=TURN_S),
             )
 
@@ -229,6 +231,8 @@ def _client(endpoint: Endpoint) -> httpx.AsyncClient:
         timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S, pool=TURN_S),
         # A proxy that is set for this machine's way out knows nothing of its own addresses.
         trust_env=not _is_here(httpx.URL(endpoint.url).host),
+        # What this machine trusts, or SSL_CERT_FILE says.
+        verify=ssl.create_default_context() if endpoint.url.startswith("https:") else True,
     )
 
 

@@ -12,6 +12,7 @@ from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, JobLine
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
+from rota.infra.telemetry import tracing
 from rota.model.access import Actor, Role, guard_submission
 from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import JobId, parse_id
@@ -67,12 +68,14 @@ class JobRoutes(Controller):
         self, request: Ask, data: JSONBody[Submission], desk: AtDesk, key: Idempotency = None
     ) -> Submitted:
         """Submit one job."""
+        _continue_trace(request)
         [submitted] = await desk.submitter.submit([_keyed(_owned(data, request.user), key)], may_be_critical=True)
         return submitted
 
     @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
         """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
+        _continue_trace(request)
         given = [_owned(each, request.user) for each in await read_many(request, most=BULK_MAX)]
         return Several(await desk.submitter.submit(given, may_be_critical=True))
 
@@ -121,6 +124,12 @@ class JobRoutes(Controller):
         """Why it is not running, what is to be mended first at first, with what would help."""
         found = await seen(request.user, desk, job)
         return await desk.explainer.explain(found.id, layer=layer)
+
+
+def _continue_trace(request: Ask) -> None:
+    """Jobs belong to the trace of whoever sent them."""
+    if tracing.on() and (parent := request.headers.get("traceparent")):
+        tracing.enter(parent)
 
 
 def _owned(submission: Submission, actor: Actor) -> Submission:
