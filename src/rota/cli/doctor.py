@@ -236,7 +236,7 @@ async def _nats(settings: Settings, url: str | None) -> list[Check]:
 
 
 async def _streams(bus: Bus, settings: Settings) -> list[Check]:
-    sizes = {spec.name: await bus.stream_size(spec.name) for spec in streams(settings.nats)}
+    sizes = {spec.name: await bus.state(spec.name) for spec in streams(settings.nats)}
     missing = [name for name, size in sizes.items() if size is None]
     if missing:
         said = f"There is no stream {' and '.join(missing)}."

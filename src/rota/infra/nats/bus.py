@@ -29,10 +29,11 @@ from nats.aio.msg import Msg
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats.connection import Connection
 from rota.infra.nats.consumer import Consumer
-from rota.infra.nats.jetstream import JetStream, Stored, StreamSize
+from rota.infra.nats.jetstream import JetStream, Stored, StreamState
 from rota.infra.nats.messages import Message, Outcome, Receipt
 from rota.infra.nats.publisher import NO_STREAM, Publisher
 from rota.infra.nats.streams import ConsumerSpec, Names, StreamSpec, stream_for
+from rota.infra.nats.tail import Tail
 from rota.infra.nats.target import NatsTarget
 from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed
 
@@ -153,6 +154,16 @@ class Bus:
             await consumer.close()
 
     @asynccontextmanager
+    async def tail(self, stream: str) -> AsyncIterator[Tail]:
+        """Messages of a declared stream from now on, in order, without answering for any of them."""
+        assert stream in self._streams, f"stream {stream} was not ensured"
+        tail = Tail(self._connection, self._jetstream, stream, self._restore_stream, self._clock)
+        try:
+            yield tail
+        finally:
+            await tail.close()
+
+    @asynccontextmanager
     async def exhausted(self) -> AsyncIterator[asyncio.Queue[Exhausted]]:
         """Messages of our streams that NATS gives up from now on; each is told to one replica.
 
@@ -215,13 +226,17 @@ class Bus:
         """Of the server we are connected to; empty while there is none."""
         return self._connection.server_version
 
-    async def stream_size(self, stream: str) -> StreamSize | None:
-        """What a stream holds, or None when there is no such stream."""
-        return await self._jetstream.size(stream)
-
     async def stored(self, stream: str, stream_seq: int) -> Stored | None:
         """A message as its stream keeps it, or None when it is gone."""
         return await self._jetstream.stored(stream, stream_seq)
+
+    async def last_of(self, stream: str, subject: str) -> Stored | None:
+        """The last message of one subject that a stream keeps."""
+        return await self._jetstream.last_of(stream, subject)
+
+    async def state(self, stream: str) -> StreamState | None:
+        """What a stream has now; None when there is no such stream."""
+        return await self._jetstream.state(stream)
 
     async def _until_jetstream_answers(self) -> None:
         """A server that has just started listens before its JetStream does."""

@@ -51,7 +51,7 @@ class Delivery:
         self.msg_id = self.headers.get(ID_HEADER, "")
         self.stream = spec.stream
         self.consumer = spec.durable
-        self.deliveries, self.stream_seq, self.stored_ns = _numbers(msg.reply)
+        self.deliveries, self.stream_seq, _, self.stored_ns = numbers(msg.reply)
         """How often it was delivered, this time included; its number in the stream, and when it was stored there, which
         together no other message has, even if the stream was made anew."""
         self.last = self.deliveries >= spec.max_deliver
@@ -85,12 +85,12 @@ class Delivery:
         self.settled = True
 
 
-def _numbers(reply: str) -> tuple[int, int, int]:
-    """Delivery count, stream sequence and time in ns out of the subject that NATS wants its answer on.
+def numbers(reply: str) -> tuple[int, int, int, int]:
+    """Delivery count, stream and consumer sequence, and time in ns out of the subject that NATS wants its answer on.
 
     $JS.ACK.<stream>.<consumer>.<count>.<stream seq>.<consumer seq>.<time>.<pending>, or, from servers that know
     domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.<count>.<stream seq>...
     """
     words = reply.split(".")
     first = 4 if len(words) == 9 else 6
-    return int(words[first]), int(words[first + 1]), int(words[first + 3])
+    return int(words[first]), int(words[first + 1]), int(words[first + 2]), int(words[first + 3])

@@ -54,6 +54,18 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """When it was stored; with its number it names the message, even if the stream was made anew."""
 
 
+class StreamState(msgspec.Struct, frozen=True):
+    """What a stream has now."""
+
+    mark: str
+    """The moment at which it was made: one that was made anew under its name has another."""
+    first_seq: int
+    last_seq: int
+    messages: int = 0
+    bytes: int = 0
+    consumer_count: int = 0
+
+
 class _Answer(msgspec.Struct):
     error: ApiError | None = None
 
@@ -67,14 +79,6 @@ class _StoredMessage(msgspec.Struct):
 
 class _StoredAnswer(msgspec.Struct):
     message: _StoredMessage
-
-
-class StreamSize(msgspec.Struct, frozen=True):
-    """What a stream holds now."""
-
-    messages: int
-    bytes: int
-    consumer_count: int = 0
 
 
 class JetStream:
@@ -102,22 +106,48 @@ class JetStream:
 
     async def stored(self, stream: str, stream_seq: int) -> Stored | None:
         """The message with that number, or None when the stream no longer has it."""
-        reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", {"seq": stream_seq})
+        return await self._stored(stream, {"seq": stream_seq}, f"message {stream_seq}")
+
+    async def _stored(self, stream: str, which: Config, named: str) -> Stored | None:
+        reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", which)
         if isinstance(reply, ApiError):
-            if reply.err_code == _NO_MESSAGE:
+            if reply.err_code in (_NO_MESSAGE, _NO_STREAM):
                 return None
-            raise self._refused(f"message {stream_seq} of stream {stream} cannot be read", reply)
+            raise self._refused(f"{named} of stream {stream} cannot be read", reply)
         found = msgspec.convert(reply, _StoredAnswer).message
         subject = self._names.bare_subject(found.subject)
         return Stored(subject=subject, data=found.data, stream_seq=found.seq, stored_ns=nanoseconds(found.time))
 
-    async def size(self, stream: str) -> StreamSize | None:
+    async def last_of(self, stream: str, subject: str) -> Stored | None:
+        """The last message that the stream keeps of one subject."""
+        return await self._stored(stream, {"last_by_subj": self._names.subject(subject)}, f"the last {subject}")
+
+    async def state(self, stream: str) -> StreamState | None:
+        """None when there is no such stream."""
         reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}")
-        if not isinstance(reply, ApiError):
-            return msgspec.convert(reply["state"], StreamSize)
-        if reply.err_code == _NO_STREAM:
-            return None
-        raise self._refused(f"stream {stream} cannot be looked at", reply)
+        if isinstance(reply, ApiError):
+            if reply.err_code == _NO_STREAM:
+                return None
+            raise self._refused(f"stream {stream} cannot be looked at", reply)
+        return msgspec.convert({**reply["state"], "mark": f"{nanoseconds(reply['created']):x}"}, StreamState)
+
+    async def follow(self, stream: str, inbox: str, seq: int, heartbeat_s: float, forgotten_after_s: float) -> None:
+        """Have messages from number `seq` on sent to `inbox`, for as long as somebody listens there."""
+        name = self._names.stream(stream)
+        config = {
+            "deliver_subject": inbox,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": seq,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "idle_heartbeat": round(heartbeat_s * 1e9),
+            "inactive_threshold": round(forgotten_after_s * 1e9),
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        made = await self._call(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
+        if isinstance(made, ApiError):
+            raise NatsUnavailable(f"Stream {stream} cannot be followed now: {made.description}.")
 
     async def handled(self, spec: ConsumerSpec) -> int | None:
         """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
