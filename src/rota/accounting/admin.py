@@ -433,7 +433,8 @@ async def _record(
     if shown(before) != shown(after):
         name = (after or before).name  # type: ignore[union-attr]
         place = f"{show.name}/{name}" if show is not None and kind != "show" else name
-        detail = {"before": shown(before), "after": shown(after)}
+        whose = show or next((each for each in (after, before) if isinstance(each, Show)), None)
+        detail = {"before": shown(before), "after": shown(after)} | ({"show": str(whose.id)} if whose else {})
         await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{place}", detail)])
     return Change(kind=kind, action=action, show=show, before=before, after=after, version=version, raised=raised)
 

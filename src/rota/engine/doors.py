@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Final
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -45,6 +47,7 @@ class Doors:
         self._heartbeat_s = heartbeat_s
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
+        self.on_came: Callable[[UUID, Hello], None] = _ignore
 
     async def run(self, life: Lifecycle) -> None:
         async with self.bus.hear(HANDSHAKE, group="rota-servers") as heard, asyncio.TaskGroup() as tasks:
@@ -73,6 +76,7 @@ class Doors:
         if not await self.database.rows(ADD, worker, hello.name, hello.pool, msgspec.msgpack.encode(hello)):
             raise InvalidInput(f"There is no pool {hello.pool!r}: make it with `rota pool create`, or name another.")
         log.info("worker_came", worker=hello.name, pool=hello.pool, slots=hello.slots)
+        self.on_came(worker, hello)
         return Welcome(worker, self._heartbeat_s, self._lease_s)
 
 
@@ -87,3 +91,7 @@ def _check(hello: Hello) -> None:
         raise InvalidInput("A worker cannot have less than nothing: give cores, gpus and memory_mb from 0 on.")
     if max(hello.cores, hello.gpus, hello.memory_mb) > OFFER_MAX:
         raise InvalidInput(f"A worker cannot have so much: give cores, gpus and memory_mb up to {OFFER_MAX}.")
+
+
+def _ignore(_worker: UUID, _hello: Hello) -> None:
+    return None

@@ -17,6 +17,10 @@
 | gate | decides about jobs that are PENDING | whoever gets the message |
 | replayer | jobs that nobody has decided about | the leader |
 | upkeep | days of what has ended, old names | the leader |
+| events | publishes what the others say of their work | all |
+| events_audit | tells what people changed | the leader |
+| feed | follows events, for whoever reads them here | all |
+| histories | looks at jobs that somebody watches here | all |
 """
 
 from __future__ import annotations
@@ -34,6 +38,11 @@ from rota.engine import gatekeeper, results
 from rota.engine.dispatch import Dispatcher
 from rota.engine.doors import Doors
 from rota.engine.ender import Ender
+from rota.engine.events import Teller
+from rota.engine.events_audit import AuditTeller
+from rota.engine.events_feed import Feed
+from rota.engine.events_history import Histories
+from rota.engine.events_sources import Sources
 from rota.engine.explain import Explainer
 from rota.engine.finish import Finisher, JobEnd, Told
 from rota.engine.gatekeeper import Gatekeeper, Policy, gate_before
@@ -48,7 +57,7 @@ from rota.engine.upkeep import Upkeep
 from rota.engine.upkeep_letters import Letters
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus, ConsumerSpec, Handling, Heard
-from rota.infra.nats.declared import limited, streams
+from rota.infra.nats.declared import events, limited, streams
 from rota.infra.nats.handling import Handler
 from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle, Service
@@ -126,16 +135,31 @@ class Engine:
         self._pools = PoolsWatch(self.routing, Path(named), every_s) if named else None
         self._routes = RoutesWatch(self.routing, self.registry, every_s)
         self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
+        self.teller, self.feed = Teller(database, bus), Feed(bus)
+        self.histories = Histories(database, self.feed)
+        self._audit = AuditTeller(database, bus, leases)
+        self._have_events_told()
         self._news: asyncio.Queue[Freed] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings
         self._redis = redis
 
+    def _have_events_told(self) -> None:
+        Sources(self.teller).connect(
+            self.submitter,
+            self.gatekeeper,
+            self.dispatcher.marks,
+            self.finisher,
+            self.doors,
+            self.recovery,
+            self.letters,
+        )
+
     async def declare(self) -> None:
         """Make the streams and consumers that this replica needs."""
         nats = self._settings.nats
         read = [limited(spec, nats) for spec in (results.SPEC, gatekeeper.SPEC, SUBMITS)]
-        await self.bus.ensure([*streams(nats), *read])
+        await self.bus.ensure([*streams(nats), events(nats), *read])
 
     async def warm_up(self) -> None:
         """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
@@ -148,6 +172,9 @@ class Engine:
     def services(self) -> list[Service]:
         ends = [self._handling(results.SPEC, self.results.handle, most=64) for _ in range(RESULTS_AT_ONCE)]
         return [
+            Service("events", self.teller.run),
+            Service("feed", self.feed.run),
+            Service("histories", self.histories.run),
             Service("members", self.members.run),
             *([Service("pools_file", self._pools.run)] if self._pools is not None else []),
             Service("routes", self._routes.run),
@@ -165,6 +192,7 @@ class Engine:
             Service("gate", self._handling(gatekeeper.SPEC, self.gatekeeper.handle).run),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
+            Service("events_audit", self._audit.run),
         ]
 
     def _handling(self, spec: ConsumerSpec, handler: Handler, *, most: int = 256) -> Handling:

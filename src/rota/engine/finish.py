@@ -82,6 +82,14 @@ Hook = Callable[[Transaction, Sequence[JobEnd]], Awaitable[None]]
 """Called with jobs that end, inside the transaction that ends them."""
 
 
+class Letter(NamedTuple):
+    """A frame that went to the dead letters; `show` is None where it is not known."""
+
+    reason: str
+    show: ShowId | None
+    job: JobId
+
+
 class Told(msgspec.Struct):
     """What came of ending frames, for whoever tells Redis, the registry and the dispatcher."""
 
@@ -89,6 +97,7 @@ class Told(msgspec.Struct):
     finished: list[JobEnd] = []
     freed: list[Run] = []
     """Tokens whose procs are gone."""
+    letters: list[Letter] = []
     late: int = 0
     since_ns: int = msgspec.field(default_factory=now_ns)
     """When ending them began."""
@@ -130,6 +139,8 @@ class Finisher:
         self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
         """Told after the commit of jobs that ended here; not of those whose commit lost its reply."""
         self.traces = Traces(database)
+        self.on_letters: Callable[[Sequence[Letter]], None] = _ignore
+        """Called after the commit with frames that went to the dead letters."""
         self._pace = pace = pace or Scheduler()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
@@ -170,6 +181,8 @@ class Finisher:
             jobs = await tx.value(COUNT, [piece.layer for piece in pieces], numbers, "FAILED", 0)
             told.finished = await finish_jobs(tx, jobs, reason)
             await self.run_hooks(tx, told.finished)
+        shows = {end.job: end.show for end in told.finished}
+        told.letters = [Letter(reason, shows.get(job), job) for job in dict.fromkeys(piece.job for piece in pieces)]
         await self.tell(told)
         return told
 
@@ -185,6 +198,8 @@ class Finisher:
 
     async def tell(self, told: Told) -> None:
         """After the commit. What is not told to Redis is found by the recount."""
+        if told.letters:
+            self.on_letters(told.letters)
         for show, deleted in told.released.items():
             await self.books.publisher.released(show, deleted)
         LATE.inc(told.late)
@@ -228,6 +243,11 @@ class Finisher:
         accepted = {token: frame for token, frame in frames.items() if token not in late}
         await self._remember(tx, worker, accepted, endings)
         await self._count(tx, accepted, endings, told)
+        told.letters = [
+            Letter(endings[token].reason, frame.show, frame.job)
+            for token, frame in accepted.items()
+            if endings[token].state in ("FAILED", "TIMEOUT") and endings[token].reason in GIVEN_UP
+        ]
         return told
 
     async def _known(self, tx: Transaction, worker: UUID | None, ends: Sequence[End]) -> dict[int, Frame]:
@@ -378,6 +398,10 @@ class Finisher:
 async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
     """End those of the jobs that have no frame left."""
     return [_job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
+
+
+def _ignore(_letters: Sequence[Letter]) -> None:
+    return None
 
 
 def _has_something(end: End) -> bool:

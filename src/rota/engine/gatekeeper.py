@@ -94,6 +94,8 @@ class Gatekeeper:
         self.finisher = finisher
         self.policy: Policy = policy or AllowAll()
         self.on_ended: Callable[[list[JobEnd]], None] = _ignore
+        self.on_judged: Callable[[Judged], None] = _ignore
+        """Called with what took effect, once that is committed."""
         self._jobs = Jobs(database)
         self._clock = clock or SystemClock()
 
@@ -173,7 +175,9 @@ class Gatekeeper:
         self.on_ended(told.finished)
         denied = [end.job for end in told.finished]
         _count(asked, by_job, admitted, told.finished)
-        return Judged(list(asked), by_job, admitted, denied)
+        judged = Judged(list(asked), by_job, admitted, denied)
+        self.on_judged(judged)
+        return judged
 
     async def deny(self, on: Transaction, jobs: Mapping[JobId, str], state: JobState) -> list[JobEnd]:
         """End jobs that were never queued, each with a dead letter that says why; the others are left as they are."""
@@ -212,5 +216,5 @@ def _count(
         DECIDED.labels(verdict).inc(topics.total())
 
 
-def _ignore(_ended: list[JobEnd]) -> None:
+def _ignore(_told: object) -> None:
     return None

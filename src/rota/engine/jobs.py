@@ -279,13 +279,13 @@ def _job(row: Record, running: dict[UUID, int]) -> Job:
         "state": JobState(row["state"]),
         "labels": msgspec.json.decode(row["labels"]) if row["labels"] else {},
         "details": decode_details(columns.pop("request")),
-        "history": [_moment(*each) for each in msgspec.json.decode(row["history"])],
+        "history": [moment_of(*each) for each in msgspec.json.decode(row["history"])],
         "layers": [_layer(each, running.get(each.id, 0), live=row["finished_at"] is None) for each in kept],
     }
     return Job(**columns)
 
 
-def _moment(state: str, at_ms: int, reason: str | None = None) -> Moment:
+def moment_of(state: str, at_ms: int, reason: str | None = None) -> Moment:
     return Moment(JobState(state), datetime.fromtimestamp(at_ms / 1000, UTC), reason)
 
 

@@ -10,9 +10,9 @@ WITH free AS MATERIALIZED (
                         || jsonb_build_array(jsonb_build_array($2::text, m.at_ms, NULL))
   FROM unnest($1::uuid[], $3::bigint[]) AS m (pk_job, at_ms) JOIN free USING (pk_job)
   WHERE j.pk_job = m.pk_job AND (j.state = 'SCHEDULED' OR $2 = 'RUNNING' AND j.state = 'DISPATCHED')
-  RETURNING j.pk_job, j.topic, (extract(epoch FROM j.ts_submitted) * 1000)::bigint AS submitted_ms
+  RETURNING j.pk_job, j.pk_show, j.topic, (extract(epoch FROM j.ts_submitted) * 1000)::bigint AS submitted_ms
 )
-SELECT pk_job, topic, submitted_ms FROM marked
+SELECT pk_job, pk_show, topic, submitted_ms FROM marked
 UNION ALL
-SELECT j.pk_job, NULL, NULL FROM rota.job j
+SELECT j.pk_job, NULL, NULL, NULL FROM rota.job j
 WHERE j.pk_job = ANY ($1::uuid[]) AND NOT EXISTS (SELECT FROM free WHERE free.pk_job = j.pk_job)

@@ -8,7 +8,7 @@ ends jobs takes them in an order of its own, and a mark that waited for it could
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -20,6 +20,7 @@ from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.infra.telemetry import metrics
 from rota.model.errors import PostgresUnavailable
+from rota.model.ids import ShowId
 
 MARK = query(__package__, "jobs_mark")
 
@@ -37,6 +38,14 @@ class Mark(NamedTuple):
     since_s: float
 
 
+class Marked(NamedTuple):
+    """A job that was marked."""
+
+    job: UUID
+    show: ShowId
+    topic: str
+
+
 class Marks:
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
@@ -44,6 +53,8 @@ class Marks:
         self._dispatched: dict[UUID, Mark] = {}
         self._running: dict[UUID, Mark] = {}
         self._some = asyncio.Event()
+        self.on_marked: Callable[[str, Sequence[Marked]], None] = _ignore
+        """Called with the state and the jobs that were marked with it."""
 
     def dispatched(self, jobs: Iterable[UUID]) -> None:
         self._note(self._dispatched, jobs)
@@ -85,8 +96,10 @@ class Marks:
                 rows = await self.database.rows(MARK, list(some), state, [mark.at_ms for mark in some.values()])
                 taken = {row["pk_job"] for row in rows if row["topic"] is None}
                 self._written(marks, some, taken)
+                marked = [row for row in rows if row["topic"] is not None]
+                self.on_marked(state, [Marked(row["pk_job"], row["pk_show"], row["topic"]) for row in marked])
                 if state == "DISPATCHED":
-                    _observe(some, [row for row in rows if row["topic"] is not None])
+                    _observe(some, marked)
         if not self.pending:
             self._some.clear()
 
@@ -109,3 +122,7 @@ def _observe(marks: Mapping[UUID, Mark], rows: Iterable[Record]) -> None:
     for row in rows:
         wait_ms = marks[row["pk_job"]].at_ms - row["submitted_ms"]
         WAIT.labels(row["topic"]).observe(max(0, wait_ms) / 1000)
+
+
+def _ignore(_state: str, _marked: Sequence[Marked]) -> None:
+    return None

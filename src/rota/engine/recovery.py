@@ -126,6 +126,9 @@ class Recovery:
         self._orphans_until = 0.0
         self._due: dict[str, float] = {}
         self._resting: dict[UUID, float] = {}
+        self._draining: set[UUID] = set()
+        self.on_worker: Callable[[str, UUID, str, str], None] = _ignore
+        """Called with what became of a worker (draining, gone, lost), its id, its name and its pool."""
         self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
 
     async def run(self, life: Lifecycle) -> None:
@@ -136,6 +139,7 @@ class Recovery:
         self._elected_at = self._clock.monotonic()
         self._orphans_until = self._elected_at + 2 * SWEEP_S
         self._due.clear()
+        self._draining = {worker.id for worker in self.registry.workers.values() if worker.draining}
         while True:
             await self.step(lease)
             await asyncio.sleep(TICK_S)
@@ -143,6 +147,7 @@ class Recovery:
     async def step(self, lease: Lease) -> None:
         """One pass. What fails because NATS is away is done by the next."""
         try:
+            self._note_draining()
             await self.judge_silence(lease)
             if self._clock.monotonic() < self._orphans_until:
                 await self.rescue_orphans()
@@ -163,7 +168,7 @@ class Recovery:
         if not silent or not self._may_judge():
             return []
         for row in silent:
-            await self._declare(lease, row["pk_host"], row["str_name"])
+            await self._declare(lease, row["pk_host"], row["str_name"], row["pool"])
         self._orphans_until = self._clock.monotonic() + 2 * SWEEP_S
         await self._tell_workers()
         return [row["pk_host"] for row in silent]
@@ -181,7 +186,14 @@ class Recovery:
             return False
         return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_S
 
-    async def _declare(self, lease: Lease, worker: UUID, name: str) -> None:
+    def _note_draining(self) -> None:
+        draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
+        for worker in draining.values():
+            if worker.id not in self._draining:
+                self.on_worker("draining", worker.id, worker.name, worker.pool)
+        self._draining = set(draining)
+
+    async def _declare(self, lease: Lease, worker: UUID, name: str, pool: str) -> None:
         known = self.registry.workers.get(worker)
         state = "gone" if known is not None and known.draining and not known.held else "lost"
         async with self.database.transaction() as tx:
@@ -189,6 +201,7 @@ class Recovery:
             if not await tx.run(END_WORKER, worker, state):
                 return
         self.registry.forget(worker, lost=True)
+        self.on_worker(state, worker, name, pool)
         if state == "lost":
             self._lost[worker] = self._clock.monotonic()
             LOST_WORKERS.inc()
@@ -316,3 +329,7 @@ class Recovery:
 
 def _parts(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [tokens[at : at + BATCH] for at in range(0, len(tokens), BATCH)]
+
+
+def _ignore(_how: str, _worker: UUID, _name: str, _pool: str) -> None:
+    return None

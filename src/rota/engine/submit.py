@@ -53,6 +53,8 @@ class Submitter:
         self.database = database
         self.gate: Gate = gate or AllowAll()
         self._clock = clock or SystemClock()
+        self.on_submitted: Callable[[Sequence[Plan], Sequence[Submitted]], None] = _ignore
+        """Called with what was written in a transaction of our own, once that is committed."""
 
     async def submit(
         self, submissions: Sequence[Given], *, on: Transaction | None = None, may_be_critical: bool = False
@@ -87,6 +89,8 @@ class Submitter:
         with Submitting(plans, parents) as submitting:
             submitted = await self._write(self._batch(submitting.plans), on)
             submitting.wrote(submitted)
+            if on is None:
+                self.on_submitted(submitting.plans, submitted)
             return submitted
 
     async def _write(self, batch: Batch, on: Transaction | None) -> list[Submitted]:
@@ -167,6 +171,10 @@ def submit_on_sync(
                 submitting.wrote(submitted)
                 _count(plans, submitted)
                 return submitted
+
+
+def _ignore(_plans: Sequence[Plan], _submitted: Sequence[Submitted]) -> None:
+    return None
 
 
 def _count(plans: Sequence[Plan], submitted: Sequence[Submitted]) -> None:

@@ -9,6 +9,7 @@ so it has one letter; a stream that was wiped counts from one again, and the tim
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -31,6 +32,8 @@ class Letters:
     def __init__(self, bus: Bus, dead_letters: DeadLetters) -> None:
         self.bus = bus
         self._dead_letters = dead_letters
+        self.on_letter: Callable[[str], None] = _ignore
+        """Called with the reason of each letter that is new."""
 
     async def terminated(self, delivery: Delivery, reason: str) -> None:
         """For `Handling`: called before a message is terminated, and again if we die in between."""
@@ -74,7 +77,8 @@ class Letters:
 
     async def _write(self, cause: str, reason: str, data: bytes | None, error: str) -> None:
         letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
-        await self._dead_letters.add([letter])
+        if await self._dead_letters.add([letter]):
+            self.on_letter(reason)
 
 
 def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
@@ -83,3 +87,7 @@ def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
 
 def _facts(given_up: Exhausted) -> dict[str, object]:
     return {"stream": given_up.stream, "stream_seq": given_up.stream_seq, "consumer": given_up.consumer}
+
+
+def _ignore(_reason: str) -> None:
+    return None

@@ -2,6 +2,7 @@
 
 An assignment is of use to one worker and once, so JOBS forgets it with its acknowledgement; one for a worker that never
 came back goes with `JOBS_AGE_S`. SYS keeps what it was told for as long as the settings say, since several may read it.
+EVENTS is a convenience: whoever followed it and was away for longer than an hour looks anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from rota.model.settings.servers import Nats
 
 JOBS_AGE_S: Final = 3600.0
 ASSIGNMENT_ACK_S: Final = 30.0
+EVENTS: Final = "EVENTS"
+EVENTS_TOLD: Final = "event.told"
+EVENTS_AUDITED: Final = "event.audited"
+EVENTS_AGE_S: Final = 3600.0
+EVENTS_BYTES: Final = 64 * 1024 * 1024
 
 
 def streams(nats: Nats) -> tuple[StreamSpec, StreamSpec]:
@@ -37,6 +43,18 @@ def streams(nats: Nats) -> tuple[StreamSpec, StreamSpec]:
         replicas=nats.replicas,
     )
     return jobs, system
+
+
+def events(nats: Nats) -> StreamSpec:
+    """What servers tell while it happens, for an hour or `EVENTS_BYTES`."""
+    return StreamSpec(
+        name=EVENTS,
+        subjects=(EVENTS_TOLD, EVENTS_AUDITED),
+        max_age_s=min(EVENTS_AGE_S, nats.max_age),
+        max_bytes=EVENTS_BYTES,
+        dedup_window_s=min(120.0, nats.max_age),
+        replicas=nats.replicas,
+    )
 
 
 def limited(spec: ConsumerSpec, nats: Nats) -> ConsumerSpec:

@@ -1,0 +1,2 @@
+-- The last entry of the audit trail.
+SELECT seq FROM rota.audit_head

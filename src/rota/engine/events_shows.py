@@ -1,0 +1,58 @@
+"""Names and ids of shows for events: looked up together, remembered for a while.
+
+A show that was renamed goes by its old name in events for `REMEMBER_S` at most. Who may see an event is decided by the
+id. While PostgreSQL is away, and for a show that is not there any more, an event has the one that is known; without an
+id it goes to those alone who may see every show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from rota.infra.clock import Clock
+from rota.infra.postgres import Database, query
+from rota.model.errors import PostgresUnavailable
+
+ALL = query(__package__, "events_shows")
+REMEMBER_S: Final = 30.0
+
+
+class Shows:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._names: dict[UUID, str] = {}
+        self._ids: dict[str, UUID] = {}
+        self._old_at = 0.0
+        self._asked_at = float("-inf")
+
+    async def learn(self, shows: Iterable[UUID | str | None]) -> None:
+        """Look up those that are not known, and all of them when that was long ago."""
+        now_s = self._clock.monotonic()
+        unknown = any(show is not None and not self._knows(show) for show in shows)
+        # What nobody has is asked for once a second, however often it is named.
+        if now_s >= self._old_at or (unknown and now_s - self._asked_at >= 1.0):
+            self._asked_at = now_s
+            await self._read(now_s)
+
+    def known(self, show: UUID | str | None) -> tuple[UUID | None, str | None]:
+        """Its id and its name."""
+        if isinstance(show, str):
+            return self._ids.get(show), show
+        return show, self._names.get(show) if show is not None else None
+
+    def _knows(self, show: UUID | str) -> bool:
+        return show in (self._ids if isinstance(show, str) else self._names)
+
+    async def _read(self, now_s: float) -> None:
+        try:
+            rows = await self._database.rows(ALL)
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            return
+        self._names = {row["pk_show"]: row["str_name"] for row in rows}
+        self._ids = {name: show for show, name in self._names.items()}
+        self._old_at = now_s + REMEMBER_S

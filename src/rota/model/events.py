@@ -1,0 +1,209 @@
+"""What servers tell while it happens: how it travels, what faces show, and who wants what of it. No I/O.
+
+Events that are alike but for their jobs travel as one `Group`, since thousands of jobs end together; a message of the
+stream holds many groups (`Batch`). An event is named by its place: the stream, the message in it, the place in that
+message.
+
+| kind | when | facts |
+|---|---|---|
+| `job.<state>` | a job came into that state | `topic` |
+| `job.retried` | frames of it were submitted again | `as`: the new job |
+| `worker.came` | a worker was let in | `worker`, `name`, `pool` |
+| `worker.draining`, `.gone`, `.lost` | it takes no more, has ended, fell silent | the same |
+| `dlq.added` | something was given up | `what`, `reason` |
+| `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
+| `reset` | some events are missing: look anew | `because` |
+
+The record is PostgreSQL. Nothing here holds a payload, an error's text or a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Final, Self
+from uuid import UUID
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+from rota.model.ids import JobId, ShowId
+from rota.model.lifecycle import JobState
+
+ID_BYTES: Final = 16
+RESET: Final = "reset"
+RETRIED: Final = "job.retried"
+LETTER: Final = "dlq.added"
+JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
+WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
+CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap")
+"""Families of what people change; what exactly is told by the audit trail."""
+FAMILIES: Final = ("job", "worker", "dlq", *CHANGED)
+
+Fact = str | int | float | bool | None
+
+_PLACE = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,19})(?:-([0-9]{1,9}))?", re.ASCII)
+_KIND = re.compile(r"[a-z]+(?:\.[a-z_]+)?", re.ASCII)
+KINDS_MAX: Final = 32
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Events of one kind and moment, one for each of `jobs`; without any, one that concerns no job."""
+
+    kind: str
+    at_ms: int
+    show: UUID | None = None
+    """None: it concerns no show."""
+    show_name: str | None = None
+    jobs: bytes = b""
+    """Their ids, one after the other."""
+    facts: dict[str, Fact] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self.jobs) // ID_BYTES or 1
+
+    def job(self, place: int) -> JobId | None:
+        ids = self.jobs[place * ID_BYTES : (place + 1) * ID_BYTES]
+        return JobId(UUID(bytes=ids)) if ids else None
+
+    def places_of(self, job: UUID) -> list[int]:
+        """Where a job is among its jobs."""
+        wanted, found, at = job.bytes, [], -1
+        while (at := self.jobs.find(wanted, at + 1)) >= 0:
+            if at % ID_BYTES == 0:
+                found.append(at // ID_BYTES)
+        return found
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """A message of the stream."""
+
+    groups: list[Group]
+    audited: int = 0
+    """The last entry of the audit trail that is told here."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Up to where somebody has read: message `seq` of the stream that was made at `mark`, up to its event `index`."""
+
+    mark: str
+    seq: int
+    index: int | None = None
+    """None: all of the message."""
+
+    def __str__(self) -> str:
+        return f"{self.mark}-{self.seq}" if self.index is None else f"{self.mark}-{self.seq}-{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        found = _PLACE.fullmatch(text)
+        if found is None:
+            shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
+            raise InvalidInput(f"{shown} is no id of an event: give one as it was told, or none to begin now.")
+        mark, seq, index = found.groups()
+        return cls(mark, int(seq), None if index is None else int(index))
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened."""
+
+    id: str
+    """Where it is in the stream: reading goes on after it."""
+    at: datetime
+    kind: str
+    show: str | None
+    job: JobId | None
+    facts: dict[str, Fact] = {}
+
+
+class Portion(msgspec.Struct, frozen=True, eq=False):
+    """Events of a group that go to a reader: those from `first` on, or only some of them."""
+
+    place: Place
+    """Of the group's first event."""
+    group: Group
+    first: int = 0
+    only: tuple[int, ...] | None = None
+
+    def events(self) -> list[Event]:
+        group, begin = self.group, self.place.index
+        at = datetime.fromtimestamp(group.at_ms / 1000, UTC)
+        return [
+            Event(
+                id=str(self.place if begin is None else Place(self.place.mark, self.place.seq, begin + place)),
+                at=at,
+                kind=group.kind,
+                show=group.show_name or (str(group.show) if group.show else None),
+                job=group.job(place),
+                facts=group.facts,
+            )
+            for place in (range(self.first, group.count) if self.only is None else self.only)
+        ]
+
+    def after(self, index: int) -> Portion | None:
+        """What comes behind event `index` of the message."""
+        first = max(self.first, index + 1 - (self.place.index or 0))
+        return msgspec.structs.replace(self, first=first) if first < self.group.count else None
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events somebody may see and asks for."""
+
+    shows: frozenset[ShowId] | None = None
+    """Those it may see; None: all, and what concerns none."""
+    show: str | None = None
+    job: JobId | None = None
+    kinds: tuple[str, ...] = ()
+    """Kinds, or families of them such as `job`; without any, all."""
+
+    def of(self, portion: Portion) -> Portion | None:
+        group = portion.group
+        if group.kind == RESET:
+            return portion
+        if self.shows is not None and group.show not in self.shows:
+            return None
+        if self.show is not None and group.show_name != self.show:
+            return None
+        if self.kinds and group.kind not in self.kinds and group.kind.partition(".")[0] not in self.kinds:
+            return None
+        if self.job is None:
+            return portion
+        only = tuple(place for place in group.places_of(self.job) if place >= portion.first)
+        return msgspec.structs.replace(portion, only=only) if only else None
+
+
+def joined(jobs: Iterable[UUID]) -> bytes:
+    """Ids as a group has them."""
+    return b"".join([job.bytes for job in jobs])
+
+
+def portions(mark: str, seq: int, groups: Sequence[Group]) -> list[Portion]:
+    """The groups of message `seq`, each at its place."""
+    found, index = [], 0
+    for group in groups:
+        found.append(Portion(Place(mark, seq, index), group))
+        index += group.count
+    return found
+
+
+def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
+    """Kinds and families as somebody asks for them, separated by commas or given one by one."""
+    kinds = tuple(dict.fromkeys(word.strip() for text in asked for word in text.split(",") if word.strip()))
+    if len(kinds) > KINDS_MAX:
+        raise InvalidInput(f"{len(kinds)} kinds of events are too many: give {KINDS_MAX} at most.")
+    for kind in kinds:
+        _check_kind(kind)
+    return kinds
+
+
+def _check_kind(kind: str) -> None:
+    family = kind.partition(".")[0]
+    known = [*JOB_KINDS, *WORKER_KINDS, LETTER, *FAMILIES]
+    if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
+        return
+    near = get_close_matches(kind, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FAMILIES)}, and such as job.failed."
+    raise InvalidInput(f"There is no kind of event {kind[:40]!r}: {hint}", nearest=near[0] if near else None)

@@ -1,0 +1,178 @@
+"""What a farm tells while it works: jobs, workers, dead letters and changes; and the moments of one job."""
+
+import asyncio
+import time
+
+import pytest
+
+from rota.model.errors import NotFound
+from rota.model.events import Wanted
+from rota.model.ids import JobId, uuid7
+from rota.model.lifecycle import JobState
+from tests.ground.farm import Farm, hanging
+from tests.ground.waiting import until
+from tests.integration.events_ground import Reading
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        yield farm
+
+
+def told(events):
+    return [(event.kind, event.show, event.facts.get("topic")) for event in events]
+
+
+async def test_the_ways_of_jobs_are_told_in_order_with_their_show(farm):
+    await farm.show()
+    await farm.worker()
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    gate = hanging("slow")
+    farm.submitter = engine.submitter
+    job = await farm.submit("hang", "slow")
+    reading = Reading(engine.feed, Wanted(job=job), before)
+    await reading.until(3)
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
+    await reading.until(4)
+    assert told(reading.events) == [
+        (f"job.{state}", "film", "default") for state in ("scheduled", "dispatched", "running", "succeeded")
+    ]
+    failed = await farm.submit("boom")
+    ended = await Reading(engine.feed, Wanted(job=failed, kinds=("job.failed",)), before).until(1)
+    assert ended[0].job == failed
+    assert ended[0].facts.keys() == {"topic"}  # never what went wrong in words
+
+
+async def test_a_cancelled_job_and_a_retry_are_told(farm):
+    await farm.show()
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    job = await farm.submit("noop")
+    await engine.ender.end(job, JobState.CANCELLED, "cancelled")
+    engine.teller.retried(job, "film", JobId(uuid7(1, bytes(10))))
+    events = await Reading(engine.feed, Wanted(job=job), before).until(2)
+    assert [event.kind for event in events] == ["job.cancelled", "job.retried"]
+    assert events[1].facts == {"as": str(uuid7(1, bytes(10)))}
+
+
+async def test_workers_that_come_and_go_are_told(farm):
+    await farm.show()
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    end = await farm.worker("w1")
+    reading = Reading(engine.feed, Wanted(kinds=("worker",)), before)
+    [came] = await reading.until(1)
+    assert (came.kind, came.show, came.facts["name"], came.facts["pool"]) == ("worker.came", None, "w1", "local")
+    await end()
+    await until(lambda: reading.until(2, within_s=15), within_s=20)
+    assert reading.events[-1].kind in ("worker.draining", "worker.gone")
+
+
+async def test_a_frame_that_nobody_can_run_is_told_as_a_dead_letter(farm):
+    await farm.show()
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    job = await farm.submit("noop", labels={"preferred_pool": "mars"})
+    assert await farm.ended(job) == "FAILED"
+    [letter] = await Reading(engine.feed, Wanted(kinds=("dlq",)), before).until(1)
+    assert (letter.kind, letter.show, letter.job) == ("dlq.added", "film", job)
+    assert letter.facts == {"what": "frame", "reason": "no_pool_mapping"}
+
+
+async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_the_show(farm):
+    engine = farm.replica.engine
+    await farm.show("film")
+    await farm.show("other")
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
+    await farm.books.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
+    await farm.books.change(lambda admin: admin.create_pool("gpu", actor="ann"))
+    [film] = [show.id for show in await farm.books.admin.shows() if show.name == "film"]
+    wanted = ("subscription.change", "pool.create")
+    events = [
+        event
+        for event in await Reading(engine.feed, Wanted(kinds=wanted), before).until(3)
+        if event.facts["what"] != "pool:local"
+    ]
+    assert [(event.kind, event.show, event.facts["what"]) for event in events[-3:]] == [
+        ("subscription.change", "film", "subscription:film/local"),
+        ("subscription.change", "other", "subscription:other/local"),
+        ("pool.create", None, "pool:gpu"),
+    ]
+    assert all("ann" not in str(event) for event in events)
+    only = await Reading(engine.feed, Wanted(shows=frozenset({film}), kinds=wanted), before).until(1)
+    assert [event.facts["what"] for event in only] == ["subscription:film/local"]
+
+
+async def test_changes_are_told_once_whoever_leads(farm):
+    engine = farm.replica.engine
+    await farm.show("film")
+    async with engine.feed.subscribed(Wanted()):
+        pass
+    audit = engine._audit
+    head = await until(lambda: _told_all(farm, audit), within_s=10, what="the trail to be told")
+    assert await audit.step(head - 2) == head  # another leader was faster: nothing is stored again
+    state = await farm.replica.bus.state("EVENTS")
+    assert await audit.step(head) == head
+    assert (await farm.replica.bus.state("EVENTS")).last_seq == state.last_seq
+
+
+async def _told_all(farm, audit):
+    from rota.engine.events_audit import LAST
+
+    head = await farm.database.value(LAST)
+    return (
+        head if head and await audit.told() == head and await farm.replica.bus.last_of("EVENTS", "event.audited") else 0
+    )
+
+
+async def test_the_moments_of_a_job_are_told_exactly_and_end_with_it(farm):
+    await farm.show()
+    await farm.worker()
+    histories = farm.replica.engine.histories
+    gate = hanging("slow")
+    job = await farm.submit("hang", "slow")
+    async with histories.watched(job) as watch:
+        told, began = [], time.monotonic()
+        while not watch.ended:
+            told += await watch.news(5)
+            if any(moment.state is JobState.RUNNING for _, moment in told):
+                gate.set()
+        assert time.monotonic() - began < 5
+    kept = (await farm.jobs.get(job)).history
+    assert told == list(enumerate(kept, 1))
+    for after in range(len(kept) + 1):
+        async with histories.watched(job, after) as watch:
+            assert await watch.news(5) == told[after:]
+            assert watch.ended
+    assert not histories._watches
+
+
+async def test_moments_are_told_without_any_event(farm, monkeypatch):
+    await farm.show()
+    await farm.worker()
+    histories = farm.replica.engine.histories
+    monkeypatch.setattr(histories, "_note", lambda _portions: None)
+    gate = hanging("slow")
+    job = await farm.submit("hang", "slow")
+    await farm.running("slow")
+    async with histories.watched(job) as watch:
+        gate.set()
+        async with asyncio.timeout(10):
+            while not watch.ended:
+                await watch.news(5)
+
+
+async def test_a_job_that_nobody_knows_cannot_be_watched(farm):
+    with pytest.raises(NotFound):
+        async with farm.replica.engine.histories.watched(JobId(uuid7(1, bytes(10)))):
+            pass
+    assert not farm.replica.engine.histories._watches
