@@ -18,8 +18,8 @@ from rota.engine.gatekeeper import Gatekeeper, Judged
 from rota.engine.marks import Marked, Marks
 from rota.engine.recovery import Recovery
 from rota.engine.submit import Submitter
-from rota.engine.submit_steps import Submitted
 from rota.engine.upkeep_letters import Letters
+from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.messages import Hello

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def services(replica: Replica) -> list[Service]:
     """To be supervised with `replica`, whose listener serves the API from here on."""
-    return [*http_services(replica), *grpc_services(replica)]
+    return [*grpc_services(replica), *http_services(replica)]
 
 
 def http_services(replica: Replica) -> list[Service]:
@@ -28,14 +28,22 @@ def http_services(replica: Replica) -> list[Service]:
     from rota.server.http.desk import Desk
     from rota.server.http.door import Door
     from rota.server.http.pressure import Pressure
+    from rota.server.http.streams import Streams
 
     watch, check, api = Watch(replica.database), KeyCheck(replica.database), replica.settings.api
+    streams = Streams(check)
     replica.engine.finisher.listeners.append(watch.heard)
     pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    desk = Desk.of(replica, watch)
+    desk = Desk.of(replica, watch, streams)
     door = Door(partial(_built, desk), check, pressure, replica.listener, desk.keys)
     replica.listener.mount(door)
-    return [*check.services(), Service("watch", watch.run), Service("api", door.run)]
+    # The last is the first to drain: whoever follows events goes on elsewhere at once.
+    return [
+        *check.services(),
+        Service("watch", watch.run),
+        Service("api", door.run),
+        Service("streams", streams.run),
+    ]
 
 
 def _built(desk: Desk) -> App:

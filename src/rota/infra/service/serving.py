@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -18,12 +19,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from rota.infra.service.lifecycle import Lifecycle
 
 HEAD_S = 5.0
+CUT = "rota.cut"
+"""An extension of the scope: called, it drops the connection with all that was not sent yet, for clients that do not
+read. Closing would wait for them."""
 
 
 class Http(H11Protocol):
     """One connection. Between two requests uvicorn's own keep-alive limit holds."""
 
     _head_due: asyncio.TimerHandle | None = None
+
+    def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
+        super().__init__(config, *given, **more)
+        self.app = self._answer
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"] = {**scope.get("extensions", {}), CUT: self.transport.abort}
+        await self.config.loaded_app(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -14,6 +14,7 @@ from rota.server.http import openapi, refusing
 from rota.server.http.books import DepartmentRoutes, ShowRoutes
 from rota.server.http.desk import Desk
 from rota.server.http.door import PREFIX
+from rota.server.http.events import EventRoutes
 from rota.server.http.jobs import JobRoutes
 from rota.server.http.jobs_out import OutputRoutes
 from rota.server.http.layers import LayerRoutes
@@ -27,6 +28,7 @@ BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 CONTROLLERS: Final = (
     JobRoutes,
     OutputRoutes,
+    EventRoutes,
     LayerRoutes,
     ShowRoutes,
     DepartmentRoutes,

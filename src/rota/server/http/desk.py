@@ -8,6 +8,9 @@ import msgspec
 
 from rota.accounting.books import Books
 from rota.engine.ender import Ender
+from rota.engine.events import Teller
+from rota.engine.events_feed import Feed
+from rota.engine.events_history import Histories
 from rota.engine.explain import Explainer
 from rota.engine.jobs import Jobs
 from rota.engine.logs import Logs
@@ -23,6 +26,7 @@ from rota.placement.routing import Routing
 from rota.queue import Queue
 from rota.runtime import Replica, reopener_of
 from rota.server.access import Keys
+from rota.server.http.streams import Streams
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +48,13 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     until_stopping: Callable[[], Awaitable[None]]
     """For answers that last: they end when the server does."""
+    teller: Teller
+    feed: Feed
+    histories: Histories
+    streams: Streams
 
     @classmethod
-    def of(cls, replica: Replica, watch: Watch) -> Desk:
+    def of(cls, replica: Replica, watch: Watch, streams: Streams) -> Desk:
         engine, database = replica.engine, replica.database
         jobs = Jobs(database)
         return cls(
@@ -67,4 +75,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             registry=engine.registry,
             keys=Keys(database),
             until_stopping=replica.supervisor.until_stopping,
+            teller=engine.teller,
+            feed=engine.feed,
+            histories=engine.histories,
+            streams=streams,
         )

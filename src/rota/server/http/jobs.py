@@ -115,6 +115,7 @@ class JobRoutes(Controller):
             reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, on=tx)
             detail = {"job": str(reopened.job), "frames": reopened.frames}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
+        desk.teller.retried(found.id, found.show, reopened.job)
         return reopened
 
     @get("/{job:str}/explain", opt=needs(Role.VIEWER, "somewhere"))

@@ -16,9 +16,12 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
+from rota.model.events import Event
 from rota.server.http.door import PREFIX
 from rota.server.http.problems import MEDIA_TYPE, Problem
 from rota.server.http.routes import table
+from rota.server.http.sse import MEDIA_TYPE as STREAM
+from rota.server.http.sse import Sse
 from rota.server.http.wire import JSON, MSGPACK, Ask
 
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -54,7 +57,10 @@ def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
         operation |= {"x-rota-role": route.role.value, "x-rota-where": route.where}
         operation["summary"] = operation.pop("description", operation["summary"])
         operation["operationId"] = route.name
-        _set_answer(operation, _shape(route.answer, shapes))
+        if route.answer is Sse:
+            _set_stream(operation, shapes)
+        else:
+            _set_answer(operation, _shape(route.answer, shapes))
         if route.body is not None:
             operation["requestBody"] = {"required": True, "content": _both(_shape(route.body, shapes))}
         if route.name == "submit_jobs":
@@ -97,6 +103,14 @@ def _set_answer(operation: dict[str, Any], shape: dict[str, Any] | None) -> None
     for status, answer in operation["responses"].items():
         if status.startswith("2") and shape is not None:
             answer["content"] = _both(shape)
+
+
+def _set_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
+    """The data of each event is an Event as JSON; who comes again after the last of a job gets nothing."""
+    _shape(Event, shapes)
+    told = {"type": "string", "description": "Server-sent events; the data of each is an Event as JSON."}
+    operation["responses"]["200"]["content"] = {STREAM: {"schema": told}}
+    operation["responses"]["204"] = {"description": "Nothing follows."}
 
 
 def _add_refusals(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:

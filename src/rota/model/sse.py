@@ -1,0 +1,58 @@
+"""Server-sent events as text: written, and read line by line. No I/O.
+
+A block without data is no event, but its id counts: whoever is cut off goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+LINE_MAX: Final = 1 << 20
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An event as it was read."""
+
+    kind: str
+    data: str
+    id: str
+
+
+def written(event_id: str, kind: str, data: bytes) -> bytes:
+    """`data` is one line."""
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
+
+
+class Reading:
+    """Fed with lines, without their ends; remembers where it is."""
+
+    def __init__(self, last_id: str = "") -> None:
+        self.last_id = last_id
+        self.retry_ms: int | None = None
+        """After which time the server wants to be asked again."""
+        self._kind = ""
+        self._data: list[str] = []
+
+    def feed(self, line: str) -> Told | None:
+        """The event that this line ends, if it does."""
+        if not line:
+            return self._dispatched()
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "id" if "\0" not in value:
+                self.last_id = value
+            case "event":
+                self._kind = value
+            case "data":
+                self._data.append(value[:LINE_MAX])
+            case "retry" if value.isascii() and value.isdigit():
+                self.retry_ms = int(value)
+        return None
+
+    def _dispatched(self) -> Told | None:
+        kind, data = self._kind, self._data
+        self._kind, self._data = "", []
+        return Told(kind or "message", "\n".join(data), self.last_id) if data else None

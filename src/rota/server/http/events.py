@@ -1,0 +1,160 @@
+"""Events as they happen, and the moments of one job, as server-sent events.
+
+Each has the id of its place: whoever was cut off sends the last one (`Last-Event-ID`, which browsers do by themselves,
+or `?after=`) and goes on behind it. An event `reset` says that some are missing: look anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Controller, get
+from litestar.params import HeaderParameter, QueryParameter
+
+from rota.engine.events_feed import Behind, Reader
+from rota.engine.events_history import Numbered, Watched
+from rota.engine.jobs import Job
+from rota.model import sse
+from rota.model.access import Role
+from rota.model.errors import InvalidInput
+from rota.model.events import Event, Place, Portion, Wanted, checked_kinds
+from rota.model.ids import JobId, parse_id
+from rota.server.http.desk import Desk
+from rota.server.http.routes import AtDesk, needs
+from rota.server.http.seen import JobPath, seen
+from rota.server.http.sse import MEDIA_TYPE, Sse
+from rota.server.http.wire import Ask
+
+RETRY_MS: Final = 1000
+"""After which a client that was cut off comes again."""
+REMEMBERED: Final = 64
+
+After = Annotated[str, QueryParameter(description="Go on behind this event.", max_length=80)]
+LastEventId = Annotated[
+    str, HeaderParameter(name="Last-Event-ID", description="The same, as browsers send it.", max_length=80)
+]
+Show = Annotated[str | None, QueryParameter(description="Only of this show.", max_length=64)]
+OfJob = Annotated[str | None, QueryParameter(description="Only of the job with this id.")]
+Kinds = Annotated[
+    str, QueryParameter(description="Only these, separated by commas: `job.failed`, or a family such as `worker`.")
+]
+
+
+class EventRoutes(Controller):
+    tags = ("events",)
+
+    @get("/events", opt=needs(Role.VIEWER, "somewhere"), media_type=MEDIA_TYPE)
+    async def follow_events(
+        self,
+        request: Ask,
+        desk: AtDesk,
+        show: Show = None,
+        job: OfJob = None,
+        kind: Kinds = "",
+        after: After = "",
+        last: LastEventId = "",
+    ) -> Sse:
+        """Follow what happens, in the shows that the key may look into."""
+        wanted = Wanted(
+            shows=request.user.limited_to(Role.VIEWER),
+            show=show,
+            job=parse_id(JobId, job) if job else None,
+            kinds=checked_kinds([kind]),
+        )
+        place = Place.parse(last or after) if last or after else None
+        return Sse(request, desk.streams, _following(desk, wanted, place))
+
+    @get("/jobs/{job:str}/events", opt=needs(Role.VIEWER, "somewhere"), media_type=MEDIA_TYPE)
+    async def follow_job(
+        self, request: Ask, desk: AtDesk, job: JobPath, after: After = "", last: LastEventId = ""
+    ) -> Sse:
+        """Every moment of a job, from the first one on, until its end."""
+        found = await seen(request.user, desk, job)
+        return Sse(request, desk.streams, _watching(desk, found, _number(last or after)))
+
+
+class Following:
+    """Events of the whole installation."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def opening(self) -> bytes:
+        return f"retry: {RETRY_MS}\n{self._place()}".encode()
+
+    async def next(self, wait_s: float) -> bytes | None:
+        try:
+            portions = await self._reader.read(wait_s)
+        except Behind:
+            return None
+        if not portions:
+            return f": {self._place()}".encode()
+        return b"".join([_text_once(each) if each.only is None else _text(each) for each in portions])
+
+    def _place(self) -> str:
+        """Without any data it is no event; the client remembers it."""
+        return f"\nid: {self._reader.place}\n\n"
+
+
+class Watching:
+    """The moments of one job."""
+
+    def __init__(self, watched: Watched, job: Job) -> None:
+        self._watched = watched
+        self._job = job
+
+    def opening(self) -> bytes:
+        return f"retry: {RETRY_MS}\n\n".encode()
+
+    async def next(self, wait_s: float) -> bytes | None:
+        if self._watched.ended:
+            return None
+        moments = await self._watched.news(wait_s)
+        return b"".join([_written(_event(self._job, each)) for each in moments]) or b":\n\n"
+
+
+@asynccontextmanager
+async def _following(desk: Desk, wanted: Wanted, after: Place | None) -> AsyncIterator[Following]:
+    async with desk.feed.subscribed(wanted, after) as reader:
+        yield Following(reader)
+
+
+@asynccontextmanager
+async def _watching(desk: Desk, job: Job, after: int) -> AsyncIterator[Watching | None]:
+    """None, for a client that has seen the end: it need not come again."""
+    async with desk.histories.watched(job.id, after) as watched:
+        yield None if watched.over_after(after) else Watching(watched, job)
+
+
+def _written(event: Event) -> bytes:
+    return sse.written(event.id, event.kind, msgspec.json.encode(event))
+
+
+def _text(portion: Portion) -> bytes:
+    return b"".join([_written(event) for event in portion.events()])
+
+
+# All who follow read the same portions, about the same time.
+_text_once = lru_cache(maxsize=REMEMBERED)(_text)
+
+
+def _event(job: Job, numbered: Numbered) -> Event:
+    number, moment = numbered
+    return Event(
+        id=str(number),
+        at=moment.at,
+        kind=f"job.{moment.state.lower()}",
+        show=job.show,
+        job=job.id,
+        facts={"reason": moment.reason} if moment.reason else {},
+    )
+
+
+def _number(after: str) -> int:
+    if after and not (after.isascii() and after.isdigit() and len(after) <= 9):
+        raise InvalidInput(f"{after[:40]!r} is no number of a moment: give one as it was told, or none for all.")
+    return int(after or 0)

@@ -1,0 +1,125 @@
+"""Server-sent events as an answer, for as long as the client reads and its key is good.
+
+What holds, and who sees to it:
+- a client that does not read is cut: nothing more than `PIECE_BYTES` is handed to its connection before that has taken
+  them, and when this takes longer than `SEND_S` the connection is dropped, with what lies in its buffers;
+- it ends with its key and with the server: `streams`;
+- only so many at a time, of a key and of all: `pressure`.
+
+A line every `BEAT_S` keeps those between us and the client from closing the connection; it says how far the client has
+come, for one whose filter passes nothing on. If we die, the client goes on elsewhere from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+from litestar import Response
+from litestar.response.base import ASGIResponse
+
+from rota.infra.service.listener import Receive, Scope, Send
+from rota.infra.service.serving import CUT
+from rota.model.errors import RotaError
+from rota.model.key_text import presented
+from rota.server.http.streams import Stream, Streams
+from rota.server.http.wire import Ask
+
+MEDIA_TYPE: Final = "text/event-stream"
+BEAT_S: Final = 15.0
+SEND_S: Final = 10.0
+LAST_S: Final = 1.0
+PIECE_BYTES: Final = 64 * 1024
+HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Source(Protocol):
+    """What is streamed."""
+
+    def opening(self) -> bytes:
+        """Sent first."""
+        ...
+
+    async def next(self, wait_s: float) -> bytes | None:
+        """What is new, as text; when nothing came in time a line that says so; None: that was all."""
+        ...
+
+
+class Sse(Response[None]):
+    """What a handler answers with. What `source` raises is answered as a problem."""
+
+    def __init__(self, request: Ask, streams: Streams, source: AbstractAsyncContextManager[Source | None]) -> None:
+        super().__init__(None)
+        self._request = request
+        self._streams = streams
+        self._source = source
+
+    def to_asgi_response(self, *_given: Any, **_more: Any) -> ASGIResponse:
+        return _Answer(self._request, self._streams, self._source)
+
+
+class _Answer(ASGIResponse):
+    __slots__ = ("_request", "_source", "_streams")
+
+    def __init__(self, request: Ask, streams: Streams, source: AbstractAsyncContextManager[Source | None]) -> None:
+        super().__init__()
+        self._request = request
+        self._streams = streams
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # type: ignore[override]
+        asked = self._request
+        key = presented(asked.headers.get("authorization"), asked.headers.get("x-api-key"))
+        asked.auth.go_aside()
+        with self._streams.opened(key, asked.user) as stream:
+            async with self._source as source:
+                await _start(send, 204 if source is None else 200)
+                if source is not None:
+                    await _stream(stream, source, receive, send)
+        try:
+            async with asyncio.timeout(0 if stream.reason == "slow" else LAST_S):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            scope["extensions"][CUT]()
+            await _left(stream, receive)
+
+
+async def _start(send: Send, status: int) -> None:
+    headers = list(HEADERS) if status == 200 else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _stream(stream: Stream, source: Source, receive: Receive, send: Send) -> None:
+    leaving = asyncio.create_task(_left(stream, receive), name="stream.left")
+    try:
+        async with stream.lasting():
+            await _send(stream, source.opening(), send)
+            while not stream.reason and (text := await source.next(BEAT_S)) is not None:
+                await _send(stream, text, send)
+    except RotaError as error:
+        stream.reason = error.code  # the head is sent, so the client learns it when it comes again
+    finally:
+        leaving.cancel()
+        await asyncio.wait([leaving])
+
+
+async def _left(stream: Stream, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.end("left")
+
+
+async def _send(stream: Stream, text: bytes, send: Send) -> None:
+    """Piece by piece: a connection takes the next when it has room for it."""
+    for at in range(0, len(text), PIECE_BYTES):
+        try:
+            async with asyncio.timeout(SEND_S):
+                await send({"type": "http.response.body", "body": text[at : at + PIECE_BYTES], "more_body": True})
+        except TimeoutError:
+            stream.reason = "slow"
+            raise
