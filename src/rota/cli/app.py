@@ -14,6 +14,7 @@ from rota.cli import (
     books_app,
     books_caps_app,
     dlq_app,
+    events_app,
     jobs_app,
     keys_app,
     ledger_app,
@@ -57,6 +58,7 @@ app.add_typer(keys_app.keys_app, name="keys")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
 app.command()(jobs_app.explain)
+app.command()(events_app.events)
 app.command()(pools_app.workers)
 app.command()(worker_app.worker)
 

@@ -46,6 +46,18 @@ def as_data(answer: object, form: Form) -> None:
     _write(data_text(answer, form))
 
 
+def line(text: str, style: str = "") -> bool:
+    """Print a line at once, in colour to a terminal; False when nobody reads any more."""
+    with readers_may_leave():
+        if style and sys.stdout.isatty():
+            console().print(printable(text), style=style)
+        else:
+            sys.stdout.write(f"{printable(text)}\n")
+            sys.stdout.flush()
+        return True
+    return False
+
+
 def data_text(answer: object, form: Form) -> str:
     """YAML says the same as JSON."""
     import msgspec

@@ -1,0 +1,31 @@
+"""`rota events`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rota.cli.form import Form
+from rota.cli.options import Output, load, run
+
+
+def events(
+    context: typer.Context,
+    show: Annotated[str, typer.Option(metavar="SHOW", help="Only of this show.", show_default=False)] = "",
+    job: Annotated[str, typer.Option(metavar="JOB", help="Only of the job with this id.", show_default=False)] = "",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Such as job.failed, or job for all of its kind; repeat it."),
+    ] = None,
+    after: Annotated[
+        str, typer.Option(metavar="ID", help="Go on behind this event, not from now.", show_default=False)
+    ] = "",
+    form: Output = Form.TEXT,
+) -> None:
+    """Follow what happens to jobs, workers, dead letters and limits, until Ctrl-C. JSON is one object per line."""
+    from rota.cli import events as following
+
+    settings = load(context, quietly=True).settings
+    asked = {"show": show, "job": job, "kind": ",".join(kind or ())}
+    run(following.follow(settings, {name: value for name, value in asked.items() if value}, after, form))
