@@ -1,0 +1,115 @@
+"""Events without any server: places, kinds, who may see what, and the text of streams."""
+
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.model.errors import InvalidInput
+from rota.model.events import (
+    JOB_KINDS,
+    RESET,
+    Group,
+    Place,
+    Wanted,
+    checked_kinds,
+    joined,
+    portions,
+)
+from rota.model.ids import ShowId
+from rota.model.sse import Reading, written
+
+FILM, OTHER = ShowId(UUID(int=1)), ShowId(UUID(int=2))
+
+
+def job(number):
+    return UUID(int=number)
+
+
+@given(
+    mark=st.integers(0, 2**63).map(lambda number: f"{number:x}"),
+    seq=st.integers(0, 2**63 - 1),
+    index=st.none() | st.integers(0, 10**9 - 1),
+)
+def test_a_place_is_read_as_it_was_written(mark, seq, index):
+    place = Place(mark, seq, index)
+    assert Place.parse(str(place)) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "12", "zz-1", "1-2-3-4", "1--2", "1-2-", "1-٣", " 1-2", "1-2\n", "1-" + "9" * 20]
+)
+def test_what_is_no_place_is_refused(text):
+    with pytest.raises(InvalidInput):
+        Place.parse(text)
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=6), cut=st.integers(-1, 40))
+def test_what_is_left_after_any_event_are_the_others_in_their_order(sizes, cut):
+    """A group without jobs is one event."""
+    groups, number = [], 0
+    for size in sizes:
+        groups.append(Group("job.failed", 0, jobs=joined(job(n) for n in range(number, number + size))))
+        number += size
+    whole = [event.id for portion in portions("a", 1, groups) for event in portion.events()]
+    assert whole == [f"a-1-{index}" for index in range(len(whole))]
+    left = [portion.after(cut) for portion in portions("a", 1, groups)]
+    assert [event.id for portion in left if portion for event in portion.events()] == whole[cut + 1 :]
+
+
+def test_a_job_is_found_where_it_is_and_never_across_two_ids():
+    torn = UUID(bytes=job(1).bytes[8:] + job(2).bytes[:8])
+    group = Group("job.failed", 0, jobs=joined([job(1), job(2), job(1)]))
+    assert (group.places_of(job(1)), group.places_of(torn), group.places_of(job(9))) == ([0, 2], [], [])
+
+
+def wants(wanted, group):
+    [portion] = portions("a", 1, [group])
+    found = wanted.of(portion)
+    return [] if found is None else [event.job for event in found.events()]
+
+
+def test_only_what_may_be_seen_and_is_asked_for_passes():
+    group = Group("job.failed", 0, FILM, "film", joined([job(1), job(2)]))
+    workers = Group("worker.lost", 0)
+    assert wants(Wanted(), group) == wants(Wanted(shows=frozenset({FILM})), group) == [job(1), job(2)]
+    assert wants(Wanted(shows=frozenset({OTHER})), group) == wants(Wanted(shows=frozenset()), group) == []
+    assert wants(Wanted(shows=frozenset({FILM})), workers) == []
+    assert wants(Wanted(shows=frozenset({OTHER}), show="film"), group) == []
+    assert wants(Wanted(show="other"), group) == wants(Wanted(kinds=("job.succeeded",)), group) == []
+    assert wants(Wanted(job=job(2)), group) == [job(2)]
+    assert wants(Wanted(kinds=("job",)), group) == wants(Wanted(kinds=("worker", "job.failed")), group)
+
+
+def test_a_gap_is_told_to_everybody():
+    reset = Group(RESET, 0)
+    assert wants(Wanted(shows=frozenset(), show="x", job=job(1), kinds=("worker",)), reset) == [None]
+
+
+def test_kinds_are_taken_alone_together_and_as_families():
+    assert checked_kinds(["job.failed, worker", "", "job.failed"]) == ("job.failed", "worker")
+    assert checked_kinds(JOB_KINDS) == JOB_KINDS
+    assert checked_kinds(["subscription.change"]) == ("subscription.change",)
+    with pytest.raises(InvalidInput, match=r"did you mean job\.failed"):
+        checked_kinds(["job.faild"])
+    for wrong in ("reset", "job.", "show.X", "sh*w"):
+        with pytest.raises(InvalidInput):
+            checked_kinds([wrong])
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0", exclude_categories=["Cc", "Cs"]), max_size=8)
+
+
+@given(st.lists(st.tuples(st.integers(1), st.sampled_from(JOB_KINDS), TEXTS), max_size=5))
+def test_events_are_read_as_they_were_written_whatever_is_between_them(events):
+    text = b": a beat\nid: 7\n\n".join(
+        [b"retry: 5\n\n", *(written(str(number), kind, msgspec.json.encode(data)) for number, kind, data in events)]
+    )
+    reading = Reading()
+    told = [each for line in text.decode().split("\n") if (each := reading.feed(line)) is not None]
+    assert [(each.id, each.kind, msgspec.json.decode(each.data)) for each in told] == [
+        (str(number), kind, data) for number, kind, data in events
+    ]
+    assert reading.last_id == (str(events[-1][0]) if events else "")
