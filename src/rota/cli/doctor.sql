@@ -1,5 +1,5 @@
--- How PostgreSQL is, and what waits for longer than it should: jobs in each of their states for $2 seconds, of the lease $1 who
--- holds it. Each count ends at a thousand.
+-- How PostgreSQL is, and what waits for longer than it should.
+-- Jobs that are in one of their states for $2 seconds, and of the lease $1 who holds it. Each count ends at a thousand.
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
        extract(epoch FROM clock_timestamp())::float8 AS now_s,
        current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS most,

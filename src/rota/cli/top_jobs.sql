@@ -1,5 +1,5 @@
--- Live jobs worth a look, at most $1 of each kind: those with most frames on workers, then the newest; and how many are live,
--- counted up to $2.
+-- Live jobs worth a look, at most $1 of each kind: those with most frames on workers, then the newest.
+-- And how many are live, counted up to $2.
 WITH busy AS MATERIALIZED (
   SELECT pk_job, count(*) AS running FROM rota.proc GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $1::integer
 ), newest AS MATERIALIZED (
