@@ -7,20 +7,17 @@ would. First as fast as they go, then one by one, with the time from telling an 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from bench.api_explain import p99
+from bench.api_server import serving
 from bench.e2e_ground import Ground
 from bench.report import Figure
 from rota.accounting.books import Books
@@ -98,7 +95,7 @@ async def sse(ground: Ground, *, clients: int = CLIENTS, events: int = EVENTS) -
         closing.push_async_callback(database.close)
         await Books(database, None).admin.create_show("film", actor="bench")
         made = await Keys(database).create("bench", [GrantSpec(Role.VIEWER)], actor="bench")
-        port = await closing.enter_async_context(_server(ground, url, prefix))
+        port = await closing.enter_async_context(serving(ground, url, prefix))
         bus = await Bus.connect(NatsTarget(url=ground.nats_url, prefix=prefix))
         closing.push_async_callback(bus.close)
         await bus.ensure([stream_of(Nats())])
@@ -146,41 +143,3 @@ async def _until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"waited {WITHIN_S:.0f} s in vain"
         await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def _server(ground: Ground, url: str, prefix: str) -> AsyncIterator[int]:
-    """`rota server`, and the port it listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROTA_")}
-    env = kept | {
-        "ROTA_POSTGRES_URL": url,
-        "ROTA_REDIS_URL": ground.redis_url(1),
-        "ROTA_NATS_URL": ground.nats_url,
-        "ROTA_NATS_PREFIX": prefix,
-        "ROTA_LISTEN_PORT": str(port),
-        "ROTA_LOG_LEVEL": "warning",
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rota.cli", "server", cwd=ground.folder, env=env, stdin=asyncio.subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + WITHIN_S
-        while not await _answers(port):
-            assert time.monotonic() < deadline, "the server does not answer"
-            await asyncio.sleep(0.05)
-        yield port
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        await process.wait()
-
-
-async def _answers(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
