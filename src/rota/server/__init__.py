@@ -41,6 +41,7 @@ def http_services(replica: Replica) -> list[Service]:
     return [
         *check.services(),
         Service("watch", watch.run),
+        Service("submitting", desk.together.run),
         Service("api", door.run),
         Service("streams", streams.run),
     ]

@@ -17,6 +17,7 @@ from rota.engine.logs import Logs
 from rota.engine.outcomes import OutcomeReader
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
+from rota.engine.submit_together import Together
 from rota.engine.watching import Watch
 from rota.infra.postgres import Database
 from rota.infra.store import Store
@@ -33,6 +34,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     database: Database
     submitter: Submitter
+    together: Together
     jobs: Jobs
     outcomes: OutcomeReader
     logs: Logs
@@ -61,6 +63,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             settings=replica.settings,
             database=database,
             submitter=engine.submitter,
+            together=Together(engine.submitter),
             jobs=jobs,
             outcomes=OutcomeReader(jobs, engine.store),
             logs=Logs(database),

@@ -69,8 +69,7 @@ class JobRoutes(Controller):
     ) -> Submitted:
         """Submit one job."""
         _continue_trace(request)
-        [submitted] = await desk.submitter.submit([_keyed(_owned(data, request.user), key)], may_be_critical=True)
-        return submitted
+        return await desk.together.submit(_keyed(_owned(data, request.user), key))
 
     @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:

@@ -1,0 +1,107 @@
+"""Submissions that come one by one at the same time, written together: one commit for all that came meanwhile.
+
+Each is checked alone before it joins others. When those that were written together are refused, each is written alone,
+so nobody is refused for what somebody else has sent. Whoever is cancelled while it waits may find its job submitted, as
+with any reply that is lost. If we die, those who wait have no answer, and what was committed is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rota.engine.submit import Submitter, planned
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import tracing
+from rota.model.errors import RotaError, Unavailable
+from rota.model.job import Submission, Submitted
+from rota.model.job_plan import Plan
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+MOST: Final = 500
+AT_ONCE: Final = 2
+"""While one batch waits for its commit the next is written."""
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    plan: Plan
+    parent: Context | None
+    answer: asyncio.Future[Submitted]
+
+
+class Together:
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
+        self._waiting: deque[_Waiting] = deque()
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def submit(self, submission: Submission) -> Submitted:
+        """One that may be CRITICAL: whoever calls has looked at who asks."""
+        [plan] = planned([submission], may_be_critical=True)
+        answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(plan, tracing.extract(tracing.inject()) if tracing.on() else None, answer))
+        if len(self._writing) < AT_ONCE:
+            task = asyncio.create_task(self._write_on(), name="submit.together")
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+        return await answer
+
+    async def run(self, life: Lifecycle) -> None:
+        """As a service: when it ends, nobody is left without an answer."""
+        life.ready()
+        await life.until_draining()
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    async def _write_on(self) -> None:
+        """Until nobody waits. What fails is told to those who wait for it."""
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+            try:
+                await self._write(batch)
+            except BaseException as error:
+                for one in batch:
+                    if not one.answer.done():
+                        one.answer.set_exception(_told(error))
+                if not isinstance(error, Exception):
+                    raise
+
+    async def _write(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            written = await self._submitter.write([one.plan for one in batch], parents=[one.parent for one in batch])
+        except Unavailable:
+            raise
+        except RotaError:
+            if len(batch) == 1:
+                raise
+            for one in batch:
+                await self._write_alone(one)
+            return
+        for one, submitted in zip(batch, written, strict=True):
+            _answer(one, submitted)
+
+    async def _write_alone(self, one: _Waiting) -> None:
+        try:
+            [submitted] = await self._submitter.write([one.plan], parents=[one.parent])
+        except RotaError as error:
+            if not one.answer.done():
+                one.answer.set_exception(error)
+        else:
+            _answer(one, submitted)
+
+
+def _answer(one: _Waiting, submitted: Submitted) -> None:
+    if not one.answer.done():  # who asked may have gone
+        one.answer.set_result(submitted)
+
+
+def _told(error: BaseException) -> BaseException:
+    if isinstance(error, asyncio.CancelledError):
+        return Unavailable("This server is ending: submit again, to another or in a moment.")
+    return error
