@@ -7,11 +7,13 @@ import pytest
 import yaml
 
 from rota.cli.exits import Exit
+from rota.cli.jobs_logs import Tail
 from rota.cli.jobs_watch import Watching, bar
 from rota.cli.output import shortened
 from tests.ground.commands import Terminal, rows
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
+from tests.ground.waiting import until
 
 LEFT = sql("""
 SELECT (SELECT count(*) FROM rota.job) + (SELECT count(*) FROM rota.job_done) + (SELECT count(*) FROM rota.queues)
@@ -132,3 +134,19 @@ def test_ids_are_shortened_as_far_as_they_can_be_told_apart():
     ids = ["01a1dfe3-7ca2-79ff-a3eb-61efd9180d8a", "01a1dfe3-7ca2-79fe-a3eb-61efd9180d8a"]
     assert shortened(ids) == ["01a1dfe3-7ca2-79ff", "01a1dfe3-7ca2-79fe"]
     assert shortened(ids[:1]) == ["01a1dfe3-7ca2"]
+
+
+async def test_logs_are_followed_until_the_job_has_ended(farm, typed, tmp_path):
+    """The command goes on when its first line was seen, so the line came before the end."""
+    await farm.worker()
+    flag = tmp_path / "seen"
+    script = f"echo first; while ! test -e {flag}; do :; done; echo last"
+    told = json.loads((await typed(["submit", "--json", "--", "sh", "-c", script])).out)
+    logs, job = Tail(farm.jobs, None, None, ("stdout",)), UUID(told["job"])
+    assert [piece.data for piece in await until(lambda: logs.more(job))] == [b"first\n"]
+    flag.touch()
+    assert await typed.out(f"job logs {job} -f") == "first\nlast\n"
+    pieces = [json.loads(line) for line in (await typed.out(f"job logs {job} -f --json")).splitlines()]
+    assert "".join(piece["text"] for piece in pieces) == "first\nlast\n"
+    refused = await typed(f"job logs {job} -f --attempt 1")
+    assert (refused.status, "leave --attempt out" in refused.err) == (Exit.BAD_INPUT, True)

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from rota.cli.books_caps_app import job_app
 from rota.cli.form import Form
 from rota.cli.options import Output, load
+from rota.model.errors import InvalidInput
 
 ARGV = "rota.argv"
 AfterFailed = Literal["cancel", "fail", "run"]
@@ -214,12 +215,18 @@ def job_logs(
     layer: Annotated[str | None, _option("LAYER", "Of this layer; the first.")] = None,
     attempt: Annotated[int | None, _option("N", "Of this attempt; the last that wrote anything.")] = None,
     stream: Annotated[StreamName | None, typer.Option(help="Of this alone; all of them.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="As it comes, until the job has ended.")] = False,
     form: Output = Form.TEXT,
 ) -> None:
     """What a frame wrote: its standard output, then its errors, then what the task logged."""
     from rota.cli import jobs_logs
 
     settings = load(context, quietly=True).settings
+    if follow:
+        if attempt is not None:
+            raise InvalidInput("--follow goes with the last attempt: leave --attempt out.")
+        jobs_logs.follow(settings, which, frame=frame, layer=layer, stream=stream, form=form)
+        return
     jobs_logs.show(settings, which, frame=frame, layer=layer, attempt=attempt, stream=stream, form=form)
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from rota.cli import output
 from rota.cli.dlq_view import several
 from rota.cli.form import Form
@@ -62,6 +64,74 @@ async def _whole(
             break
         after = pieces[-1].at + len(pieces[-1].data)
     return pieces
+
+
+def follow(
+    settings: Settings,
+    which: str,
+    *,
+    frame: int | None,
+    layer: str | None,
+    stream: Stream | None,
+    form: Form,
+) -> None:
+    """What a frame writes, as it comes, until its job has ended; of its last attempt."""
+
+    async def done() -> None:
+        async with opened(settings) as jobs:
+            job, tail = await find(jobs, which), Tail(jobs, frame, layer, STREAMS if stream is None else (stream,))
+            while True:
+                ended = (await jobs.get(job)).state.terminal
+                pieces = await tail.more(job)
+                if form.is_data:
+                    for piece in pieces:
+                        output.line(msgspec.json.encode(_data(piece)).decode())
+                else:
+                    write(pieces)
+                if ended and (tail.over or not pieces):
+                    return
+                await asyncio.sleep(SETTLES_S if ended else LOOK_S)
+
+    asyncio.run(done())
+
+
+class Tail:
+    """What came since the last look; from the beginning again when another attempt writes."""
+
+    def __init__(self, jobs: Jobs, frame: int | None, layer: str | None, streams: Sequence[Stream]) -> None:
+        self._logs = Logs(jobs.database)
+        self._frame = frame
+        self._layer = layer
+        self._ends: dict[Stream, int] = dict.fromkeys(streams, 0)
+        self._attempt = 0
+        self.over = False
+        """Nothing follows in any stream."""
+
+    async def more(self, job: JobId) -> list[Piece]:
+        found: list[Piece] = []
+        last: set[Stream] = set()
+        for stream in self._ends:
+            for piece in await self._read(job, stream):
+                if piece.last:
+                    last.add(stream)
+                if piece.data or piece.dropped:
+                    found.append(piece)
+                    self._ends[stream] = piece.at + len(piece.data)
+        self.over = len(last) == len(self._ends)
+        return found
+
+    async def _read(self, job: JobId, stream: Stream) -> list[Piece]:
+        pieces = await self._pieces(job, stream)
+        if pieces and pieces[-1].attempt > self._attempt:
+            if self._attempt:
+                self._ends = dict.fromkeys(self._ends, 0)
+                pieces = await self._pieces(job, stream)
+            self._attempt = pieces[-1].attempt
+        return pieces
+
+    async def _pieces(self, job: JobId, stream: Stream) -> list[Piece]:
+        after = self._ends[stream]
+        return await self._logs.read(job, self._frame, layer=self._layer, stream=stream, after=after, most=READ_MAX)
 
 
 async def of_one_frame(jobs: Jobs, job: JobId) -> list[Piece]:

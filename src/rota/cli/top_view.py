@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 100
 """In a pipe."""
+Column = tuple[str, int, Literal["left", "right"]]
+"""Its heading, its width, and to which side its cells go."""
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _STATES: Final = {"RUNNING": "green", "DISPATCHED": "cyan", "SCHEDULED": "blue", "PENDING": "yellow"}
 
@@ -112,17 +114,15 @@ def gauge(used: int, most: int, size: int, cells: int) -> Text:
     return text
 
 
-def _section(columns: Sequence[tuple[str, int, str]], width: int) -> Table:
-    """`columns` are heading, width and how they are justified."""
+def _section(columns: Sequence[Column], rows: Sequence[Sequence[Text | str]], width: int) -> Table:
+    """Columns without a width are left out."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), width=width, header_style="bold dim", show_edge=False)
-    for heading, cells, justify in columns:
-        drawn.add_column(
-            heading,
-            width=cells,
-            justify=justify,  # type: ignore[arg-type]
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+    kept = [at for at, (_, cells, _) in enumerate(columns) if cells]
+    for at in kept:
+        heading, cells, justify = columns[at]
+        drawn.add_column(heading, width=cells, justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        drawn.add_row(*(row[at] for at in kept))
     drawn.expand = True
     return drawn
 
@@ -131,91 +131,94 @@ def _shares(shares: Sequence[Share], of: int, width: int) -> Table | Text:
     if not of:
         return Text("There is no show yet: `rota show create NAME` makes one.", "dim")
     name = max(8, min(16, width // 6))
-    cells = max(4, width - 2 * name - 12 - 6 - 9 - 8 - 6)
-    drawn = _section(
-        [
-            (_heading("SHOW", len(shares), of), name, "left"),
-            ("pool", name, "left"),
-            ("share in use", cells, "left"),
-            ("cores", 12, "right"),
-            ("GPUs", 6, "right"),
-            ("frames", 8, "right"),
-            ("waiting", 9, "right"),
-        ],
-        width,
-    )
+    gpus = 6 if any(share.gpus for share in shares) else 0
+    cells = max(4, width - 2 * name - 12 - gpus - 8 - 9 - 5 - bool(gpus))
+    columns: list[Column] = [
+        (_heading("SHOW", len(shares), of), name, "left"),
+        ("pool", name, "left"),
+        ("share in use", cells, "left"),
+        ("cores", 12, "right"),
+        ("GPUs", gpus, "right"),
+        ("frames", 8, "right"),
+        ("waiting", 9, "right"),
+    ]
+    rows: list[list[Text | str]] = []
     told: set[str] = set()
     for share in shares:
         first = share.show not in told
         told.add(share.show)
-        drawn.add_row(
-            Text(printable(share.show), "" if first else "dim"),
-            Text(printable(share.pool or "no share"), "" if share.pool else "dim"),
-            gauge(share.cores, share.burst, share.size, cells) if share.pool else Text(""),
-            f"{cores(share.cores)}/{cores(share.burst)}" if share.pool else "",
-            str(share.gpus) if share.gpus else "",
-            f"{share.frames:,}" if share.frames else "",
-            Text(f"{share.waiting:,}", "yellow") if first and share.waiting else "",
+        rows.append(
+            [
+                Text(printable(share.show), "" if first else "dim"),
+                Text(printable(share.pool or "no share"), "" if share.pool else "dim"),
+                gauge(share.cores, share.burst, share.size, cells) if share.pool else Text(""),
+                f"{cores(share.cores)}/{cores(share.burst)}" if share.pool else "",
+                str(share.gpus) if share.gpus else "",
+                f"{share.frames:,}" if share.frames else "",
+                Text(f"{share.waiting:,}", "yellow") if first and share.waiting else "",
+            ]
         )
-    return drawn
+    return _section(columns, rows, width)
 
 
 def _pools(pools: Sequence[PoolSeen], of: int, width: int) -> Table | Text:
     if not of:
         return Text("There is no pool yet: `rota pool create NAME` makes one.", "dim")
     name = max(8, min(16, width // 6))
-    cells = max(4, width - 2 * name - 12 - 8 - 8 - 5)
-    drawn = _section(
-        [
-            (_heading("POOL", len(pools), of), name, "left"),
-            ("workers", name, "left"),
-            ("cores in use", cells, "left"),
-            ("cores", 12, "right"),
-            ("GPUs", 8, "right"),
-            ("frames", 8, "right"),
-        ],
-        width,
-    )
+    gpus = 8 if any(pool.gpus for pool in pools) else 0
+    cells = max(4, width - 2 * name - 12 - gpus - 9 - 4 - bool(gpus))
+    columns: list[Column] = [
+        (_heading("POOL", len(pools), of), name, "left"),
+        ("workers", name, "left"),
+        ("cores in use", cells, "left"),
+        ("cores", 12, "right"),
+        ("GPUs", gpus, "right"),
+        ("frames", 9, "right"),
+    ]
+    rows: list[list[Text | str]] = []
     for pool in pools:
         up = f"{pool.workers} up" if pool.workers else "none up"
-        drawn.add_row(
-            Text(printable(pool.name)),
-            Text(up if pool.status == "active" else f"{up}, {pool.status}", "" if pool.workers else "red"),
-            gauge(pool.cores_used, pool.cores, 0, cells) if pool.cores else Text(""),
-            f"{cores(pool.cores_used)}/{cores(pool.cores)}" if pool.cores else "",
-            f"{pool.gpus_used}/{pool.gpus}" if pool.gpus else "",
-            f"{pool.frames:,}" if pool.frames else "",
+        rows.append(
+            [
+                Text(printable(pool.name)),
+                Text(up if pool.status == "active" else f"{up}, {pool.status}", "" if pool.workers else "red"),
+                gauge(pool.cores_used, pool.cores, 0, cells) if pool.cores else Text(""),
+                f"{cores(pool.cores_used)}/{cores(pool.cores)}" if pool.cores else "",
+                f"{pool.gpus_used}/{pool.gpus}" if pool.gpus else "",
+                f"{pool.frames:,}" if pool.frames else "",
+            ]
         )
-    return drawn
+    return _section(columns, rows, width)
 
 
 def _workers(workers: Sequence[Known], of: int, width: int) -> Table | Text:
     if not of:
         return Text("No worker is up: `rota worker` starts one.", "dim")
     name = max(8, min(16, width // 6))
-    cells = max(4, width - 2 * name - 12 - 8 - 8 - 5)
-    drawn = _section(
-        [
-            (_heading("WORKER", len(workers), of), name, "left"),
-            ("pool", name, "left"),
-            ("cores in use", cells, "left"),
-            ("cores", 12, "right"),
-            ("GPUs", 8, "right"),
-            ("frames", 8, "right"),
-        ],
-        width,
-    )
+    gpus = 8 if any(worker.hello.gpus for worker in workers) else 0
+    cells = max(4, width - 2 * name - 12 - gpus - 9 - 4 - bool(gpus))
+    columns: list[Column] = [
+        (_heading("WORKER", len(workers), of), name, "left"),
+        ("pool", name, "left"),
+        ("cores in use", cells, "left"),
+        ("cores", 12, "right"),
+        ("GPUs", gpus, "right"),
+        ("frames", 9, "right"),
+    ]
+    rows: list[list[Text | str]] = []
     for worker in workers:
         hello = worker.hello
-        drawn.add_row(
-            Text(printable(worker.name)),
-            Text(printable(worker.pool)),
-            gauge(worker.cores, hello.cores, 0, cells),
-            f"{cores(worker.cores)}/{cores(hello.cores)}",
-            f"{worker.gpus}/{hello.gpus}" if hello.gpus else "",
-            f"{worker.frames}/{hello.slots}" if hello.slots else str(worker.frames),
+        rows.append(
+            [
+                Text(printable(worker.name)),
+                Text(printable(worker.pool)),
+                gauge(worker.cores, hello.cores, 0, cells),
+                f"{cores(worker.cores)}/{cores(hello.cores)}",
+                f"{worker.gpus}/{hello.gpus}" if hello.gpus else "",
+                f"{worker.frames}/{hello.slots}" if hello.slots else str(worker.frames),
+            ]
         )
-    return drawn
+    return _section(columns, rows, width)
 
 
 def _jobs(jobs: Sequence[LiveJob], of: int, width: int) -> Table | Text:
@@ -224,31 +227,31 @@ def _jobs(jobs: Sequence[LiveJob], of: int, width: int) -> Table | Text:
     name = max(10, min(24, width // 5))
     show = max(8, min(14, width // 8))
     cells = max(4, width - name - show - 11 - 13 - 7 - 8 - 6)
-    drawn = _section(
-        [
-            (_heading("JOB", len(jobs), of), name, "left"),
-            ("show", show, "left"),
-            ("state", 11, "left"),
-            ("frames", cells, "left"),
-            ("ended", 13, "right"),
-            ("on", 7, "right"),
-            ("for", 8, "right"),
-        ],
-        width,
-    )
+    columns: list[Column] = [
+        (_heading("JOB", len(jobs), of), name, "left"),
+        ("show", show, "left"),
+        ("state", 11, "left"),
+        ("frames", cells, "left"),
+        ("ended", 13, "right"),
+        ("on", 7, "right"),
+        ("for", 8, "right"),
+    ]
+    rows: list[list[Text | str]] = []
     now = datetime.now(UTC)
     for job in jobs:
         state = job.state.lower() if job.running or not job.reason else job.reason
-        drawn.add_row(
-            Text(printable(job.name)),
-            Text(printable(job.show), "dim"),
-            Text(printable(state), _STATES.get(job.state, "")),
-            _progress(job, cells),
-            f"{job.ended:,}/{job.frames:,}",
-            f"{job.running:,}" if job.running else "",
-            span(max(0.0, (now - job.submitted_at).total_seconds())),
+        rows.append(
+            [
+                Text(printable(job.name)),
+                Text(printable(job.show), "dim"),
+                Text(printable(state), _STATES.get(job.state, "")),
+                _progress(job, cells),
+                f"{job.ended:,}/{job.frames:,}",
+                f"{job.running:,}" if job.running else "",
+                span(max(0.0, (now - job.submitted_at).total_seconds())),
+            ]
         )
-    return drawn
+    return _section(columns, rows, width)
 
 
 def _progress(job: LiveJob, cells: int) -> Text:
