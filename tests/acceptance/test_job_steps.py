@@ -1,15 +1,17 @@
 """A job from before it is there until it is tried again: dry runs, jobs after jobs, watching, retrying."""
 
+import io
 import json
 from uuid import UUID
 
 import pytest
 import yaml
+from rich.console import Console
 
 from rota.cli.exits import Exit
 from rota.cli.jobs_logs import Tail
 from rota.cli.jobs_watch import Watching, bar
-from rota.cli.output import shortened
+from rota.cli.output import shortened, table
 from tests.ground.commands import Terminal, rows
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
@@ -128,6 +130,15 @@ async def test_wide_shows_more_columns_and_layers_can_be_named_by_what_it_shows(
     layer = (await farm.jobs.get(UUID(job))).layers[0].id
     assert str(layer) in await typed.out(f"job show {job} -o wide")
     assert "max cores 3" in await typed.out(f"layer set default {str(layer)[:30]} --max-cores 3")
+
+
+def test_what_names_a_thing_is_whole_on_a_narrow_terminal():
+    drawn = io.StringIO()
+    console = Console(file=drawn, width=40)
+    rows = [("default/default/render#1", "a long word that may be cut"), ("film/default/render#1", "another long word")]
+    console.print(table(("queue", "what"), rows))
+    assert "#1" in drawn.getvalue().replace("\n", "")
+    assert "…" not in "".join(line[:18] for line in drawn.getvalue().splitlines())
 
 
 def test_ids_are_shortened_as_far_as_they_can_be_told_apart():

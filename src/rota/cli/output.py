@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WHOLE_MOST = 36
-"""Cells of the first column that are always shown."""
+WHOLE_MOST = 20
+"""First columns up to this wide are never cut."""
 ID_LEAST = 13
 """Characters of an id that are shown at least: those that tell when it was made."""
 # A pipe has no width: nothing that reads it should find a path broken over two lines.
@@ -115,7 +115,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
         drawn.add_row(*(Text(printable(str(cell)), getattr(cell, "style", "")) for cell in row))
     if drawn.columns and rows:
         # What names a thing is to be copied: a narrow terminal cuts the others.
-        drawn.columns[0].min_width = min(WHOLE_MOST, max(len(str(row[0])) for row in rows))
+        cells = max(len(str(row[0])) for row in rows)
+        drawn.columns[0].min_width = cells if cells <= WHOLE_MOST else None
+        drawn.columns[0].overflow = "fold"
     return drawn
 
 

@@ -75,13 +75,17 @@ def pool_activate(context: typer.Context, name: Name, form: Output = Form.TEXT) 
 
 def workers(
     context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKER", help="These alone: names, ids or beginnings of ids.", show_default=False),
+    ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Also those that are gone or were lost.")] = False,
     form: Output = Form.TEXT,
 ) -> None:
     """Who is up, what each has, and what is booked there."""
     from rota.cli import workers as working
 
-    _print(context, form, lambda routing: working.listed(routing.database, everyone=everyone))
+    _print(context, form, lambda routing: working.listed(routing.database, names or (), everyone=everyone))
 
 
 def _print(context: typer.Context, form: Form, work: Callable[[Routing], Awaitable[Page]]) -> None:

@@ -23,10 +23,10 @@ class Root(TyperGroup):
     """All commands. `--json` is `-o json` for each of them; what follows `--` belongs to somebody else."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(_translated(args)))
+        return super().parse_args(ctx, list(translated(args)))
 
 
-def _translated(args: Sequence[str]) -> Iterator[str]:
+def translated(args: Sequence[str]) -> Iterator[str]:
     ours = args.index("--") if "--" in args else len(args)
     for at, word in enumerate(args):
         yield "--output=json" if at < ours and word == "--json" else word

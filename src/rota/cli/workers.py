@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from rota.accounting.items import unknown
 from rota.cli.books_view import Page, Table, cores
+from rota.cli.naming import PREFIX_LEAST
 from rota.engine.workers import Known, known
 from rota.infra.postgres import Database
 from rota.model.units import span
@@ -15,8 +17,18 @@ NONE: Final = "No worker is up: `rota worker` starts one, and `rota up` one with
 TASKS_SHOWN: Final = 5
 
 
-async def listed(database: Database, *, everyone: bool) -> Page:
-    return page(await known(database, everyone=everyone))
+async def listed(database: Database, names: Sequence[str], *, everyone: bool) -> Page:
+    found = await known(database, everyone=everyone)
+    return page([worker for name in names for worker in _called(found, name)] if names else found)
+
+
+def _called(workers: Sequence[Known], text: str) -> list[Known]:
+    """Several may have had a name one after the other."""
+    by_name = [worker for worker in workers if worker.name == text]
+    begun = [worker for worker in workers if len(text) >= PREFIX_LEAST and str(worker.id).startswith(text.lower())]
+    if not (by_name or begun):
+        raise unknown("worker", text, [worker.name for worker in workers])
+    return by_name or begun
 
 
 def page(workers: Sequence[Known]) -> Page:
