@@ -26,11 +26,13 @@ from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.sdk import http, wire
 from rota.server import services
+from rota.server.http.pressure import WAITING
 from tests.ground import farm as ground
 from tests.ground import sdk_tasks
 from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
 from tests.ground.tracing import recording
+from tests.ground.waiting import until
 
 
 class Shot(msgspec.Struct):
@@ -239,6 +241,27 @@ async def test_waiting_cancelling_and_events(farm, app):
     states = [str(moment.state) async for moment in job.events()]
     assert (states[:2], states[-1]) == (["PENDING", "SCHEDULED"], "CANCELLED")
     gate.set()
+
+
+async def _next(moments):
+    return await anext(moments)
+
+
+async def test_events_of_all_jobs_are_followed_and_gone_on_with(farm, app):
+    events = app.events(show="film", kinds=["job.succeeded", "job.failed"])
+    first = asyncio.create_task(_next(events))
+    await until(lambda: WAITING._value.get() >= 1, what="somebody who follows")
+    jobs = [await square.submit(2), await boom.submit()]
+    for job in jobs:
+        await job.wait(timeout=15)
+    seen = [await first, await anext(events)]
+    await events.aclose()
+    assert {(event.job, event.kind) for event in seen} == {(jobs[0].id, "job.succeeded"), (jobs[1].id, "job.failed")}
+    later = await asyncio.to_thread(lambda: next(app.sync.events(kinds=["job"], after=seen[0].id)))
+    assert later.job is not None
+    with pytest.raises(InvalidInput, match="did you mean job"):
+        await anext(app.events(kinds=["jobb"]))
+    await asyncio.to_thread(app.sync.close)
 
 
 async def test_keys_and_what_a_job_waits_for(farm, app):

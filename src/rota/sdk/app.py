@@ -7,11 +7,13 @@ connections are opened by the first call that needs one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
+
+import msgspec
 
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, parse_id
@@ -21,11 +23,12 @@ from rota.model.work import Retries, Work
 from rota.sdk.admin import Administers
 from rota.sdk.clients import Clients
 from rota.sdk.job import Job, untyped
-from rota.sdk.rooms import Awaits
+from rota.sdk.rooms import Awaits, wire_of
 from rota.sdk.task import CoroutineTask, FunctionTask, Task
 from rota.sdk.transport import Transport, chosen
 
 if TYPE_CHECKING:
+    from rota.model.events import Event
     from rota.sdk.sync import SyncRota
 
 P = ParamSpec("P")
@@ -101,6 +104,18 @@ class Rota(Administers[Awaits]):
         """Anything that can be submitted: commands, several layers, tasks that are declared elsewhere."""
         [submitted] = await self.transport.submit([submission])
         return Job(self, submitted.job, untyped, already=submitted.already)
+
+    async def events(
+        self, *, show: str = "", job: UUID | None = None, kinds: Sequence[str] = (), after: str = ""
+    ) -> AsyncIterator[Event]:
+        """What happens from here on, or behind the event `after`: of a show or job, of kinds such as "job.failed" or
+        "worker", or all that the key may see. One of the kind `reset` says that some are missing: look anew."""
+        from rota.model.events import Event
+        from rota.sdk.events import followed
+
+        query = {"show": show or None, "job": job, "kind": ",".join(kinds) or None}
+        async for told in followed(wire_of(self), "/events", query, after=after):
+            yield msgspec.json.decode(told.data, type=Event)
 
     @property
     def sync(self) -> SyncRota:

@@ -17,9 +17,11 @@ import msgspec
 from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, Moment
 from rota.model.errors import Unavailable
+from rota.model.events import Event
 from rota.model.ids import JobId
 from rota.model.job import Submission, Submitted
-from rota.model.lifecycle import FrameState
+from rota.model.lifecycle import FrameState, JobState
+from rota.sdk.events import followed
 from rota.sdk.transport import Result, Source
 from rota.sdk.wire import CONNECTIONS_MAX, PATIENCE_S, Silent, Wire
 
@@ -144,13 +146,11 @@ class Http:
                 await asyncio.sleep(LOGS_COME_S)
 
     async def events(self, job: JobId) -> AsyncIterator[Moment]:
-        seen = 0
-        while True:
-            found = await self.ended(job, 1.0) if seen else await self.get(job)
-            for moment in found.history[seen:]:
-                yield moment
-            seen = len(found.history)
-            if found.state.terminal:
+        async for told in followed(self.wire, f"/jobs/{job}/events"):
+            event = msgspec.json.decode(told.data, type=Event)
+            moment = Moment(JobState(event.kind.removeprefix("job.").upper()), event.at, _reason(event))
+            yield moment
+            if moment.state.terminal:
                 return
 
     async def explain(self, job: JobId) -> Explained:
@@ -158,6 +158,11 @@ class Http:
 
     async def close(self) -> None:
         await self.wire.close()
+
+
+def _reason(event: Event) -> str | None:
+    reason = event.facts.get("reason")
+    return str(reason) if reason is not None else None
 
 
 def _keyed(submission: Submission) -> Submission:

@@ -20,6 +20,7 @@ from rota.sdk.pages import Page
 
 if TYPE_CHECKING:
     from rota.sdk.app import Rota
+    from rota.sdk.wire import Wire
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,14 @@ M = TypeVar("M", Awaits, Waits)
 PAGE: Final = 1000
 MOST: Final = sys.maxsize
 """Of lists that come whole."""
+
+
+def wire_of(app: Rota) -> Wire:
+    """The connections of an app, which a rehearsal has none of."""
+    wire: Wire | None = getattr(app.transport, "wire", None)
+    if wire is None:
+        raise InvalidInput("A rehearsal plays jobs alone: leave shows, events and the like out of the test.")
+    return wire
 
 
 class Room(Generic[M]):
@@ -58,10 +67,7 @@ class Room(Generic[M]):
         body: object = UNSET,
     ) -> T:
         """`again`: asking twice does what asking once does."""
-        wire = getattr(self._app.transport, "wire", None)
-        if wire is None:
-            raise InvalidInput("A rehearsal plays jobs alone: leave shows, pools and the like out of the test.")
-        return cast("T", await wire.call(method, path, kind, again=again, query=query, body=body))
+        return await wire_of(self._app).call(method, path, kind, again=again, query=query, body=body)
 
     async def _list(self, path: str, kind: type[T], /, *, most: int = MOST, **query: object) -> list[T]:
         """Page by page."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rota.engine.explain_told import Explained
     from rota.engine.jobs import Job as Told
     from rota.engine.jobs import Moment
+    from rota.model.events import Event
     from rota.model.job import Submitted
     from rota.sdk.app import Rota
 
@@ -161,6 +162,11 @@ class SyncRota(Administers[Waits]):
 
     def job(self, job: UUID | str) -> SyncJob[Any]:
         return SyncJob(self._app.job(job))
+
+    def events(
+        self, *, show: str = "", job: UUID | None = None, kinds: Sequence[str] = (), after: str = ""
+    ) -> Iterator[Event]:
+        return _each(self._app.events(show=show, job=job, kinds=kinds, after=after))
 
     def submit(self, submission: Submission) -> SyncJob[Any]:
         return SyncJob(run(self._app.submit(submission)))

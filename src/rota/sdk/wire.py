@@ -132,11 +132,11 @@ class Wire:
             self._look_up()
             raise self._away(error) from error
 
-    async def pause(self, streak: int) -> None:
+    async def pause(self, streak: int, least_s: float = 0.0) -> None:
         """After failure number `streak` of a stream; raises when there have been too many."""
         if streak > STREAK_MAX:
             raise Unavailable(f"{self!r} broke {streak} times in a row: check that Rota is up, and try again.")
-        await self._clock.sleep(AGAIN.pause_s(streak, random.random()))  # noqa: S311 - no secret
+        await self._clock.sleep(max(least_s, AGAIN.pause_s(streak, random.random())))  # noqa: S311 - no secret
 
     async def close(self) -> None:
         held, self._held = self._held, []
