@@ -15,7 +15,7 @@ from tests.ground.waiting import until
 
 ELSEWHERE = {
     # Tested where a process of their own is started.
-    "up", "down", "server", "worker", "demo",
+    "up", "down", "server", "worker", "demo", "events",
 }  # fmt: skip
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
 
