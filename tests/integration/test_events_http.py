@@ -58,7 +58,7 @@ async def test_a_job_is_followed_from_its_submission_to_its_end(farm):
 async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(farm, teller):
     key = await farm.key()
     other = await farm.server()
-    async with streaming(farm.replica, key) as client:
+    async with streaming(farm.replica, key, kind="job") as client:
         await client.opened()
         start = client.last
         for first in range(0, 30, 3):
@@ -70,7 +70,7 @@ async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(
     for cut, last in enumerate([start, *(event["id"] for event in whole)]):
         server = (farm.replica, other)[cut % 2]
         named = {"last": last} if cut % 3 else {"after": last}
-        async with streaming(server, key, **named) as client:
+        async with streaming(server, key, kind="job", **named) as client:
             rest = await client.some(30 - cut)
             assert [event["id"] for event in rest] == [event["id"] for event in whole[cut:]], f"cut after {cut}"
 
@@ -146,7 +146,7 @@ async def test_filters_pass_only_what_was_asked_for(farm, teller):
     await farm.show("other")
     key = await farm.key()
     async with (
-        streaming(farm.replica, key, show="other") as show,
+        streaming(farm.replica, key, show="other", kind="job") as show,
         streaming(farm.replica, key, job=str(job(7))) as one,
         streaming(farm.replica, key, kind="worker,job.failed") as kind,
     ):

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rota.model.errors import InvalidInput
@@ -20,6 +20,7 @@ from rota.model.events import (
 )
 from rota.model.ids import ShowId
 from rota.model.sse import Reading, written
+from rota.server.http import sse
 
 FILM, OTHER = ShowId(UUID(int=1)), ShowId(UUID(int=2))
 
@@ -28,6 +29,10 @@ def job(number):
     return UUID(int=number)
 
 
+ANYWHERE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@ANYWHERE
 @given(
     mark=st.integers(0, 2**63).map(lambda number: f"{number:x}"),
     seq=st.integers(0, 2**63 - 1),
@@ -46,6 +51,7 @@ def test_what_is_no_place_is_refused(text):
         Place.parse(text)
 
 
+@ANYWHERE
 @given(sizes=st.lists(st.integers(0, 5), max_size=6), cut=st.integers(-1, 40))
 def test_what_is_left_after_any_event_are_the_others_in_their_order(sizes, cut):
     """A group without jobs is one event."""
@@ -102,6 +108,7 @@ def test_kinds_are_taken_alone_together_and_as_families():
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0", exclude_categories=["Cc", "Cs"]), max_size=8)
 
 
+@ANYWHERE
 @given(st.lists(st.tuples(st.integers(1), st.sampled_from(JOB_KINDS), TEXTS), max_size=5))
 def test_events_are_read_as_they_were_written_whatever_is_between_them(events):
     text = b": a beat\nid: 7\n\n".join(
@@ -113,3 +120,12 @@ def test_events_are_read_as_they_were_written_whatever_is_between_them(events):
         (str(number), kind, data) for number, kind, data in events
     ]
     assert reading.last_id == (str(events[-1][0]) if events else "")
+
+
+@ANYWHERE
+@given(st.lists(st.integers(0, 200).map(lambda thousands: b"x" * 1000 * thousands), max_size=5))
+def test_what_is_sent_is_cut_into_pieces_that_are_small_and_not_many(texts):
+    cut = list(sse.pieces(texts))
+    assert b"".join(cut) == b"".join(texts)
+    assert all(0 < len(piece) <= sse.PIECE_BYTES for piece in cut)
+    assert len(cut) <= 2 * sum(map(len, texts)) / sse.PIECE_BYTES + 1

@@ -44,7 +44,7 @@ RING_BYTES: Final = 16 * 1024 * 1024
 RING_PAGES: Final = 8192
 PAGE_COST: Final = 1024
 """Beside its events, in bytes."""
-READ_EVENTS: Final = 2000
+READ_EVENTS: Final = 1000
 """Handed out at once, about: whoever reads slowly is not given more."""
 CATCH_UP: Final = 32
 KNOWN_S: Final = 5.0

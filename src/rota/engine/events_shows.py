@@ -19,6 +19,7 @@ from rota.model.errors import PostgresUnavailable
 
 ALL = query(__package__, "events_shows")
 REMEMBER_S: Final = 30.0
+ASK_AGAIN_S: Final = 1.0
 
 
 class Shows:
@@ -34,8 +35,8 @@ class Shows:
         """Look up those that are not known, and all of them when that was long ago."""
         now_s = self._clock.monotonic()
         unknown = any(show is not None and not self._knows(show) for show in shows)
-        # What nobody has is asked for once a second, however often it is named.
-        if now_s >= self._old_at or (unknown and now_s - self._asked_at >= 1.0):
+        # However often nobody answers, or a name is told that nobody has.
+        if (unknown or now_s >= self._old_at) and now_s - self._asked_at >= ASK_AGAIN_S:
             self._asked_at = now_s
             await self._read(now_s)
 

@@ -31,7 +31,7 @@ from rota.server.http.wire import Ask
 
 RETRY_MS: Final = 1000
 """After which a client that was cut off comes again."""
-REMEMBERED: Final = 64
+REMEMBERED: Final = 16
 
 After = Annotated[str, QueryParameter(description="Go on behind this event.", max_length=80)]
 LastEventId = Annotated[
@@ -86,14 +86,14 @@ class Following:
     def opening(self) -> bytes:
         return f"retry: {RETRY_MS}\n{self._place()}".encode()
 
-    async def next(self, wait_s: float) -> bytes | None:
+    async def next(self, wait_s: float) -> list[bytes] | None:
         try:
             portions = await self._reader.read(wait_s)
         except Behind:
             return None
         if not portions:
-            return f": {self._place()}".encode()
-        return b"".join([_text_once(each) if each.only is None else _text(each) for each in portions])
+            return [f": {self._place()}".encode()]
+        return [_text_once(each) if each.only is None else _text(each) for each in portions]
 
     def _place(self) -> str:
         """Without any data it is no event; the client remembers it."""
@@ -110,11 +110,11 @@ class Watching:
     def opening(self) -> bytes:
         return f"retry: {RETRY_MS}\n\n".encode()
 
-    async def next(self, wait_s: float) -> bytes | None:
+    async def next(self, wait_s: float) -> list[bytes] | None:
         if self._watched.ended:
             return None
         moments = await self._watched.news(wait_s)
-        return b"".join([_written(_event(self._job, each)) for each in moments]) or b":\n\n"
+        return [_written(_event(self._job, each)) for each in moments] or [b":\n\n"]
 
 
 @asynccontextmanager

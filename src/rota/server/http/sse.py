@@ -13,6 +13,7 @@ come, for one whose filter passes nothing on. If we die, the client goes on else
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
@@ -45,8 +46,8 @@ class Source(Protocol):
         """Sent first."""
         ...
 
-    async def next(self, wait_s: float) -> bytes | None:
-        """What is new, as text; when nothing came in time a line that says so; None: that was all."""
+    async def next(self, wait_s: float) -> Sequence[bytes] | None:
+        """What is new, as text in parts; when nothing came in time a line that says so; None: that was all."""
         ...
 
 
@@ -98,9 +99,9 @@ async def _stream(stream: Stream, source: Source, receive: Receive, send: Send) 
     leaving = asyncio.create_task(_left(stream, receive), name="stream.left")
     try:
         async with stream.lasting():
-            await _send(stream, source.opening(), send)
-            while not stream.reason and (text := await source.next(BEAT_S)) is not None:
-                await _send(stream, text, send)
+            await _send(stream, [source.opening()], send)
+            while not stream.reason and (texts := await source.next(BEAT_S)) is not None:
+                await _send(stream, texts, send)
     except RotaError as error:
         stream.reason = error.code  # the head is sent, so the client learns it when it comes again
     finally:
@@ -114,12 +115,28 @@ async def _left(stream: Stream, receive: Receive) -> None:
     stream.end("left")
 
 
-async def _send(stream: Stream, text: bytes, send: Send) -> None:
+async def _send(stream: Stream, texts: Sequence[bytes], send: Send) -> None:
     """Piece by piece: a connection takes the next when it has room for it."""
-    for at in range(0, len(text), PIECE_BYTES):
+    for piece in pieces(texts):
         try:
             async with asyncio.timeout(SEND_S):
-                await send({"type": "http.response.body", "body": text[at : at + PIECE_BYTES], "more_body": True})
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         except TimeoutError:
             stream.reason = "slow"
             raise
+
+
+def pieces(texts: Sequence[bytes]) -> Iterator[bytes]:
+    """Of about the same size: small texts together, large ones cut, none of them copied as a whole."""
+    small: list[bytes] = []
+    size = 0
+    for text in texts:
+        for at in range(0, len(text), PIECE_BYTES):
+            part = text[at : at + PIECE_BYTES]
+            if size + len(part) > PIECE_BYTES:
+                yield b"".join(small)
+                small, size = [], 0
+            small.append(part)
+            size += len(part)
+    if small:
+        yield b"".join(small)
