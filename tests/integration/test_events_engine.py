@@ -6,6 +6,9 @@ import time
 import pytest
 
 from rota.engine.events_audit import LAST
+from rota.engine.events_servers import Servers, subject_of
+from rota.engine.members import Members
+from rota.infra.clock import SystemClock
 from rota.model.errors import NotFound
 from rota.model.events import Wanted
 from rota.model.ids import JobId, uuid7
@@ -173,3 +176,58 @@ async def test_a_job_that_nobody_knows_cannot_be_watched(farm):
         async with farm.replica.engine.histories.watched(JobId(uuid7(1, bytes(10)))):
             pass
     assert not farm.replica.engine.histories._watches
+
+
+class Later(SystemClock):
+    """A minute from now."""
+
+    def now_ms(self):
+        return super().now_ms() + 60_000
+
+
+async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that_said_so_is_not(farm):
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    servers = Servers(farm.replica.bus, engine.members, Later())
+    assert await servers.judge() == []
+    clean, dead = (
+        Servers(servers.bus, Members(servers.bus, "clean/1")),
+        Servers(servers.bus, Members(servers.bus, "dead/2")),
+    )
+    for one in (clean, dead):
+        await one._say([one._group("server.came", one.members.name)])
+    await dead._say([])  # as it does from time to time
+    await clean._say([clean._group("server.gone", "clean/1")])
+    members = engine.members
+    await until(lambda: members.hears_itself_since is not None)
+    members.hears_itself_since -= 60
+    assert await servers.judge() == [subject_of("dead/2")]
+    reading = Reading(engine.feed, Wanted(kinds=("server",)), before)
+    events = await reading.until(5)
+    assert [(event.kind, event.facts.get("name", "")) for event in events] == [
+        ("server.came", "clean/1"),
+        ("server.came", "dead/2"),
+        ("server.gone", "clean/1"),
+        ("server.lost", "dead/2"),
+        ("reset", ""),
+    ]
+    assert events[-1].facts == {"because": "server_lost"}
+    state = await farm.replica.bus.state("EVENTS")
+    assert await servers.judge() == []
+    assert await farm.replica.bus.state("EVENTS") == state
+
+
+async def test_a_server_says_when_it_comes_and_after_its_last_event_that_it_goes(farm):
+    engine = farm.replica.engine
+    async with engine.feed.subscribed(Wanted()):
+        before = engine.feed.place
+    other = await farm.server()
+    name = other.engine.members.name
+    reading = Reading(engine.feed, Wanted(), before)
+    other.engine.teller.tell("worker.came", name="last")
+    other.supervisor.ask_stop()
+    for service in reversed(other.supervisor.services):
+        await service.stop(5)
+    told = [(event.kind, event.facts.get("name")) for event in await reading.until(3)]
+    assert told[-3:] == [("server.came", name), ("worker.came", "last"), ("server.gone", name)]

@@ -17,8 +17,9 @@
 | gate | decides about jobs that are PENDING | whoever gets the message |
 | replayer | jobs that nobody has decided about | the leader |
 | upkeep | days of what has ended, old names | the leader |
+| events_servers | says that this server came, and goes | all |
 | events | publishes what the others say of their work | all |
-| events_audit | tells what people changed | the leader |
+| events_audit | tells what people changed, and which servers were lost | the leader |
 | feed | follows events, for whoever reads them here | all |
 | histories | looks at jobs that somebody watches here | all |
 """
@@ -42,6 +43,7 @@ from rota.engine.events import Teller
 from rota.engine.events_audit import AuditTeller
 from rota.engine.events_feed import Feed
 from rota.engine.events_history import Histories
+from rota.engine.events_servers import Servers
 from rota.engine.events_sources import Sources
 from rota.engine.explain import Explainer
 from rota.engine.finish import Finisher, JobEnd, Told
@@ -137,7 +139,8 @@ class Engine:
         self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
         self.teller, self.feed = Teller(database, bus), Feed(bus)
         self.histories = Histories(database, self.feed)
-        self._audit = AuditTeller(database, bus, leases)
+        self._servers = Servers(bus, self.members)
+        self._audit = AuditTeller(database, bus, leases, self._servers)
         self._have_events_told()
         self._news: asyncio.Queue[Freed] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
@@ -172,6 +175,7 @@ class Engine:
     def services(self) -> list[Service]:
         ends = [self._handling(results.SPEC, self.results.handle, most=64) for _ in range(RESULTS_AT_ONCE)]
         return [
+            Service("events_servers", self._servers.run),
             Service("events", self.teller.run),
             Service("feed", self.feed.run),
             Service("histories", self.histories.run),

@@ -4,7 +4,8 @@ The record is PostgreSQL; the stream EVENTS is for whoever wants to hear of a ch
 - whoever does the work is not held up: handing over is an append to a queue in memory, after the commit. At most
   `WAITING_MAX` events wait there (NATS may be away); what is beyond that is dropped and counted;
 - nothing is missing in silence, as far as anybody knows: where events were dropped the next message begins with a
-  `reset`. A server that dies takes what waited with it, a few milliseconds of events, and nobody knows of these;
+  `reset`. A server that dies takes what waited with it, a few milliseconds of events; that it died is told
+  (`rota.engine.events_servers`);
 - nothing is told twice: a message whose outcome is unknown is sent again under its id for `AGAIN_S`, for which NATS
   remembers ids, and is dropped, with a `reset`, after that;
 - what is told is committed, but for a commit whose reply was lost: that is not told at all.

@@ -6,18 +6,21 @@ stream is new, or an hour passed without a change) it begins at the end of the t
 
 A message goes by the number of its first entry: of two leaders who tell the same one is refused as a duplicate, and
 looks where the other has come to. If we die, the next leader goes on from the stream. Told are the names of what was
-changed and where it stands in the trail, not by whom or how: who may read that reads the trail.
+changed and where it stands in the trail, not by whom or how: who may read that reads the trail. The same leader sees
+to servers that went without a word (`rota.engine.events_servers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 from uuid import UUID
 
 import structlog
 
+from rota.engine.events_servers import Servers
 from rota.engine.events_shows import Shows
 from rota.infra.clock import SystemClock
 from rota.infra.lease import Leadership, Lease, Leases
@@ -35,13 +38,15 @@ LAST = query(__package__, "events_audit_last")
 log = structlog.get_logger(__name__)
 LEASE: Final = "rota:events:audit"
 EVERY_S: Final = 1.0
+JUDGE_EVERY: Final = 5
 BATCH: Final = 500
 
 
 class AuditTeller:
-    def __init__(self, database: Database, bus: Bus, leases: Leases) -> None:
+    def __init__(self, database: Database, bus: Bus, leases: Leases, servers: Servers) -> None:
         self.database = database
         self.bus = bus
+        self.servers = servers
         self._shows = Shows(database, SystemClock())
         self._leadership = Leadership(leases, LEASE, self._lead, kind="events")
 
@@ -51,9 +56,11 @@ class AuditTeller:
 
     async def _lead(self, _lease: Lease) -> None:
         told: int | None = None
-        while True:
+        for turn in count():
             try:
                 told = await self.step(told if told is not None else await self.told())
+                if turn % JUDGE_EVERY == 0:
+                    await self.servers.judge()
             except NatsUnavailable as away:
                 log.info("changes_wait", reason=away.sentence)
             await asyncio.sleep(EVERY_S)

@@ -10,6 +10,7 @@ message.
 | `job.retried` | frames of it were submitted again | `as`: the new job |
 | `worker.came` | a worker was let in | `worker`, `name`, `pool` |
 | `worker.draining`, `.gone`, `.lost` | it takes no more, has ended, fell silent | the same |
+| `server.came`, `.gone`, `.lost` | a server started, has ended, went without a word | `name` |
 | `dlq.added` | something was given up | `what`, `reason` |
 | `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
 | `reset` | some events are missing: look anew | `because` |
@@ -38,9 +39,10 @@ RETRIED: Final = "job.retried"
 LETTER: Final = "dlq.added"
 JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
+SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
 CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap")
 """Families of what people change; what exactly is told by the audit trail."""
-FAMILIES: Final = ("job", "worker", "dlq", *CHANGED)
+FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
 
 Fact = str | int | float | bool | None
 
@@ -84,6 +86,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     groups: list[Group]
     audited: int = 0
     """The last entry of the audit trail that is told here."""
+    server: str = ""
+    """Which server speaks of itself here."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -201,7 +205,7 @@ def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
 
 def _check_kind(kind: str) -> None:
     family = kind.partition(".")[0]
-    known = [*JOB_KINDS, *WORKER_KINDS, LETTER, *FAMILIES]
+    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, LETTER, *FAMILIES]
     if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)

@@ -234,6 +234,10 @@ class Bus:
         """The last message of one subject that a stream keeps."""
         return await self._jetstream.last_of(stream, subject)
 
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """Subjects that fit a pattern and of which a stream keeps a message."""
+        return await self._jetstream.subjects(stream, pattern)
+
     async def state(self, stream: str) -> StreamState | None:
         """What a stream has now; None when there is no such stream."""
         return await self._jetstream.state(stream)

@@ -21,6 +21,7 @@ ASSIGNMENT_ACK_S: Final = 30.0
 EVENTS: Final = "EVENTS"
 EVENTS_TOLD: Final = "event.told"
 EVENTS_AUDITED: Final = "event.audited"
+EVENTS_SERVERS: Final = "event.server.*"
 EVENTS_AGE_S: Final = 3600.0
 EVENTS_BYTES: Final = 64 * 1024 * 1024
 
@@ -49,7 +50,7 @@ def events(nats: Nats) -> StreamSpec:
     """What servers tell while it happens, for an hour or `EVENTS_BYTES`."""
     return StreamSpec(
         name=EVENTS,
-        subjects=(EVENTS_TOLD, EVENTS_AUDITED),
+        subjects=(EVENTS_TOLD, EVENTS_AUDITED, EVENTS_SERVERS),
         max_age_s=min(EVENTS_AGE_S, nats.max_age),
         max_bytes=EVENTS_BYTES,
         dedup_window_s=min(120.0, nats.max_age),

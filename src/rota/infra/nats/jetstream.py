@@ -131,6 +131,16 @@ class JetStream:
             raise self._refused(f"stream {stream} cannot be looked at", reply)
         return msgspec.convert({**reply["state"], "mark": f"{nanoseconds(reply['created']):x}"}, StreamState)
 
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """Those that fit a pattern and of which the stream keeps a message."""
+        asked = {"subjects_filter": self._names.subject(pattern)}
+        reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}", asked)
+        if isinstance(reply, ApiError):
+            if reply.err_code == _NO_STREAM:
+                return []
+            raise self._refused(f"stream {stream} cannot be looked at", reply)
+        return sorted(self._names.bare_subject(subject) for subject in reply["state"].get("subjects") or ())
+
     async def follow(self, stream: str, inbox: str, seq: int, heartbeat_s: float, forgotten_after_s: float) -> None:
         """Have messages from number `seq` on sent to `inbox`, for as long as somebody listens there."""
         name = self._names.stream(stream)
