@@ -184,6 +184,14 @@ def _count(plans: Sequence[Plan], submitted: Sequence[Submitted]) -> None:
         RECEIVED.labels(topic).inc(jobs)
 
 
+def plans_of(submissions: Sequence[Submission]) -> list[Plan]:
+    """Of those that `rota.model.job` has read just now, so that their types are sure.
+
+    Who may use CRITICAL, and how much may come at once, is for the caller to say.
+    """
+    return [plan(submission, may_be_critical=True) for submission in submissions]
+
+
 def planned(submissions: Sequence[Given], *, may_be_critical: bool = False) -> list[Plan]:
     """Checked, each as if it had come from outside."""
     if len(submissions) > BATCH_MAX:

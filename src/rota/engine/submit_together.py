@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rota.engine.submit import Submitter, planned
+from rota.engine.submit import Submitter, plans_of
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import tracing
 from rota.model.errors import RotaError, Unavailable
@@ -42,8 +42,8 @@ class Together:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def submit(self, submission: Submission) -> Submitted:
-        """One that may be CRITICAL: whoever calls has looked at who asks."""
-        [plan] = planned([submission], may_be_critical=True)
+        """One that was read just now. It may be CRITICAL: whoever calls has looked at who asks."""
+        [plan] = plans_of([submission])
         answer: asyncio.Future[Submitted] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(plan, tracing.extract(tracing.inject()) if tracing.on() else None, answer))
         if len(self._writing) < AT_ONCE:

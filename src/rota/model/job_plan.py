@@ -334,6 +334,7 @@ def _frames(spec: LayerSpec, name: str) -> tuple[Frames, tuple[bytes, ...]]:
 
 
 _ONE: Final = Frames(0, 1)
+_NESTS: Final = (dict, list)
 
 
 def _input(value: Any, name: str) -> bytes:
@@ -535,12 +536,12 @@ def _check_seconds(what: str, seconds: float) -> None:
 
 
 def _check_depth(what: str, value: Any, left: int = DEPTH_MAX) -> None:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, _NESTS):
         return
     if left == 0:
         raise InvalidInput(f"The {what} is nested more than {DEPTH_MAX} levels deep: make it flatter.")
     for each in value.values() if isinstance(value, dict) else value:
-        if isinstance(each, dict | list):
+        if isinstance(each, _NESTS):
             _check_depth(what, each, left - 1)
 
 

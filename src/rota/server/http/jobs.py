@@ -10,6 +10,7 @@ from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from rota.engine.explain_told import Explained
 from rota.engine.jobs import Job, JobLine
+from rota.engine.submit import plans_of
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.telemetry import tracing
@@ -76,7 +77,7 @@ class JobRoutes(Controller):
         """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
         _continue_trace(request)
         given = [_owned(each, request.user) for each in await read_many(request, most=BULK_MAX)]
-        return Several(await desk.submitter.submit(given, may_be_critical=True))
+        return Several(await desk.submitter.write(plans_of(given)))
 
     @get(opt=needs(Role.VIEWER, "somewhere"))
     async def find_jobs(
