@@ -328,6 +328,28 @@ async def test_a_range_of_frames_runs_the_same_call_once_for_each():
             await draw.submit_frames("7-1x", "pond")
 
 
+async def test_what_failed_of_a_job_is_tried_again_as_another():
+    app, broken = Rota(), {2, 4}
+
+    @app.task
+    async def check(value: int) -> int:
+        if value in broken:
+            raise Fatal("broken")
+        return value * 10
+
+    with inline():
+        job = await check.map([1, 2, 3, 4])
+        with pytest.raises(JobFailed):
+            await job.result()
+        broken.clear()
+        again = await job.retry()
+        assert await again.result() == [20, 40]
+        assert (await again.get()).labels == {"retry_of": str(job.id)}
+        with pytest.raises(InvalidInput, match="no failed frame"):
+            await job.retry()
+        assert await (await job.retry(every_frame=True)).result() == [10, 20, 30, 40]
+
+
 async def test_a_submission_may_be_given_as_it_is():
     with inline():
         layer = LayerSpec(task="name_of", input={"args": [{"name": "a", "id": str(UUID(int=1))}]})

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -17,7 +20,9 @@ from rota.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from rota.sdk.events import followed
 from rota.sdk.finding import endpoint_of
+from rota.sdk.following import merged, read
 from rota.sdk.problems import pause_s, raised
 from rota.sdk.wire import Wire
 from rota.testing import MovableClock
@@ -189,3 +194,69 @@ def test_a_url_needs_a_key(monkeypatch, tmp_path):
         endpoint_of("http://localhost:1", "")()
     monkeypatch.setenv("ROTA_API_KEY", KEY)
     assert endpoint_of("http://localhost:1/", "")() == Endpoint("http://localhost:1", KEY)
+
+
+def told(*events):
+    """A piece of a stream, which ends after it."""
+    lines = [f"id: {number}\nevent: job.{state}\ndata: {state}\n\n" for number, state in events]
+    return answer(200, f"retry: 1000\n\n{''.join(lines)}".encode(), kind="text/event-stream")
+
+
+async def test_events_go_on_behind_the_last_one_that_was_read():
+    busy = problem(429, "rate_limited", facts={"retry_after_s": 7})
+    async with answering(
+        told((1, "pending"), (2, "scheduled")), CUT, busy, told((3, "running")), answer(204, b"")
+    ) as server:
+        asking = wire(server)
+        found = [each.data async for each in followed(asking, "/events", {"show": "film"})]
+        await asking.close()
+    assert found == ["pending", "scheduled", "running"]
+    assert [each.headers.get("last-event-id") for each in server.heard] == [None, "2", "2", "2", "3"]
+    assert {each.path for each in server.heard} == {"/api/v1/events?show=film"}
+
+
+@pytest.mark.parametrize("said", [told(), CUT, problem(503, "unavailable")])
+async def test_a_stream_that_breaks_again_and_again_is_given_up(said):
+    async with answering(said) as server:
+        asking = wire(server)
+        with pytest.raises(Unavailable, match="times in a row"):
+            await anext(followed(asking, "/events"))
+        await asking.close()
+    assert 10 < len(server.heard) < 50
+
+
+async def test_a_refusal_ends_a_stream_at_once():
+    async with answering(problem(403, "forbidden")) as server:
+        asking = wire(server)
+        with pytest.raises(errors.Forbidden):
+            await anext(followed(asking, "/events"))
+        await asking.close()
+    assert len(server.heard) == 1
+
+
+async def test_pieces_of_text_come_whole_and_as_they_come():
+    async def bytes_of(*pieces, gate=None):
+        for piece in pieces:
+            yield piece
+        if gate is not None:
+            await gate.wait()
+
+    umlaut = "ä".encode()
+    assert [text async for text in read([bytes_of(b"a", umlaut[:1], umlaut[1:]), bytes_of(b"b\xff")])] == [
+        "a",
+        "ä",
+        "b\ufffd",
+    ]
+    gate = asyncio.Event()
+    texts = merged([bytes_of(b"slow", gate=gate), bytes_of(b"x", b"y")])
+    found = {await anext(texts) for _ in range(3)}
+    assert found == {"slow", "x", "y"}
+    await texts.aclose()
+    gate.set()
+    assert [text async for text in merged([bytes_of(b"slow", gate=gate)])] == ["slow"]
+
+
+def test_importing_rota_loads_neither_the_client_nor_the_engine():
+    code = "import sys, rota; rota.Rota().task(len); print({name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert not {"httpx", "asyncpg", "litestar", "redis", "nats", "grpc", "rich"} & set(re.findall(r"\w+", loaded))
