@@ -235,3 +235,26 @@ async def test_loops_that_end_and_children_leave_nothing_behind(farm, key, spawn
     out, err = await process.output(), await process.errors()
     assert (out.strip(), await process.wait()) == ("[0, 1, 4, 9, 16, 0, 64]", 0), err
     assert "Traceback" not in err, err
+
+
+LEFT = """
+import os
+from rota import Rota
+app = Rota(os.environ["URL"], key=os.environ["KEY"], show="film")
+
+@app.task(name="square", topic="default")
+async def square(value: int) -> int: ...
+
+events = square.sync.schedule(at=3600).submit(2).events()
+print(next(events).state)
+"""
+
+
+async def test_a_process_ends_also_in_the_middle_of_what_it_follows(farm, key, spawn, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LEFT)
+    env = {"URL": farm.replica.listen_url, "KEY": key, "PYTHONPATH": str(ROOT / "src")}
+    process = await spawn(None, argv=[sys.executable, "-W", "error", str(script)], env=env)
+    async with asyncio.timeout(20):
+        out, err = await process.output(), await process.errors()
+    assert (out.strip(), err, await process.wait()) == ("PENDING", "", 0)

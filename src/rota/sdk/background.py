@@ -2,7 +2,7 @@
 
 `run` may be called from any number of threads at once. It is refused on a thread that runs a loop itself, which it
 would hold up. A forked child starts a thread of its own: that of its parent does not exist there. When the process ends
-normally, connections are closed; when it is killed, PostgreSQL notices.
+normally, connections are closed, and whatever is called after that is refused; when it is killed, the server notices.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class _Background:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.over = False
 
     def running(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -51,12 +52,20 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if _in_a_loop():
         coroutine.close()
         raise InvalidInput("This thread runs an event loop: leave `.sync` out and await the call instead.")
+    if _HERE.over:
+        coroutine.close()
+        raise InvalidInput("This process is ending: call Rota before that.")
     future = asyncio.run_coroutine_threadsafe(coroutine, _HERE.running())
     try:
         return future.result()
     except BaseException:
         future.cancel()  # of an interrupted caller; otherwise it has ended
         raise
+
+
+def is_over() -> bool:
+    """Whether the process is ending, and nobody would answer."""
+    return _HERE.over
 
 
 def _in_a_loop() -> bool:
@@ -69,7 +78,7 @@ def _in_a_loop() -> bool:
 
 @atexit.register
 def _at_exit() -> None:
-    loop = _HERE.loop
+    loop, _HERE.over = _HERE.loop, True
     if loop is not None and loop.is_running():
         with suppress(NotInTime):
             asyncio.run_coroutine_threadsafe(close_all(), loop).result(CLOSE_S)

@@ -17,7 +17,7 @@ from rota.model.ids import JobId
 from rota.model.job import Submission
 from rota.model.lifecycle import JobState
 from rota.sdk.admin import Administers
-from rota.sdk.background import run
+from rota.sdk.background import is_over, run
 from rota.sdk.clients import is_replaced
 from rota.sdk.job import Job
 from rota.sdk.options import Options
@@ -184,7 +184,7 @@ def _each(moments: AsyncIterator[T]) -> Iterator[T]:
         while (one := run(_next(moments))) is not _END:
             yield cast("T", one)
     finally:
-        if isinstance(moments, AsyncGenerator):
+        if isinstance(moments, AsyncGenerator) and not is_over():
             run(_closed(moments))
 
 
