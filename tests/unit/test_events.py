@@ -13,6 +13,7 @@ from rota.model.events import (
     RESET,
     Group,
     Place,
+    Portion,
     Wanted,
     checked_kinds,
     joined,
@@ -21,6 +22,7 @@ from rota.model.events import (
 from rota.model.ids import ShowId
 from rota.model.sse import Reading, written
 from rota.server.http import sse
+from rota.server.http.events import text_of
 
 FILM, OTHER = ShowId(UUID(int=1)), ShowId(UUID(int=2))
 
@@ -129,3 +131,19 @@ def test_what_is_sent_is_cut_into_pieces_that_are_small_and_not_many(texts):
     assert b"".join(cut) == b"".join(texts)
     assert all(0 < len(piece) <= sse.PIECE_BYTES for piece in cut)
     assert len(cut) <= 2 * sum(map(len, texts)) / sse.PIECE_BYTES + 1
+
+
+@ANYWHERE
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    show=TEXTS,
+    facts=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none()),
+    cut=st.integers(-1, 4),
+)
+def test_events_that_are_written_together_read_as_if_each_was_written_alone(sizes, show, facts, cut):
+    groups = [Group("job.failed", 1_700_000_000_123, FILM, show, joined(map(job, range(n))), facts) for n in sizes]
+    whole = [left for portion in portions("ab", 7, groups) if (left := portion.after(cut)) is not None]
+    only = [one for each in whole if (one := Wanted(job=job(1)).of(each)) is not None]
+    for portion in [*whole, *only, Portion(Place("ab", 7), groups[0])]:
+        alone = [written(event.id, event.kind, msgspec.json.encode(event)) for event in portion.events()]
+        assert text_of(portion) == b"".join(alone)

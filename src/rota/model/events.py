@@ -132,20 +132,24 @@ class Portion(msgspec.Struct, frozen=True, eq=False):
     first: int = 0
     only: tuple[int, ...] | None = None
 
+    @property
+    def places(self) -> Sequence[int]:
+        """Of its events in the group."""
+        return range(self.first, self.group.count) if self.only is None else self.only
+
     def events(self) -> list[Event]:
+        return [self.event(place) for place in self.places]
+
+    def event(self, place: int) -> Event:
         group, begin = self.group, self.place.index
-        at = datetime.fromtimestamp(group.at_ms / 1000, UTC)
-        return [
-            Event(
-                id=str(self.place if begin is None else Place(self.place.mark, self.place.seq, begin + place)),
-                at=at,
-                kind=group.kind,
-                show=group.show_name or (str(group.show) if group.show else None),
-                job=group.job(place),
-                facts=group.facts,
-            )
-            for place in (range(self.first, group.count) if self.only is None else self.only)
-        ]
+        return Event(
+            id=str(self.place if begin is None else Place(self.place.mark, self.place.seq, begin + place)),
+            at=datetime.fromtimestamp(group.at_ms / 1000, UTC),
+            kind=group.kind,
+            show=group.show_name or (str(group.show) if group.show else None),
+            job=group.job(place),
+            facts=group.facts,
+        )
 
     def after(self, index: int) -> Portion | None:
         """What comes behind event `index` of the message."""

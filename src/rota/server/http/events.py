@@ -93,7 +93,7 @@ class Following:
             return None
         if not portions:
             return [f": {self._place()}".encode()]
-        return [_text_once(each) if each.only is None else _text(each) for each in portions]
+        return [_text_once(each) if each.only is None else text_of(each) for each in portions]
 
     def _place(self) -> str:
         """Without any data it is no event; the client remembers it."""
@@ -134,12 +134,25 @@ def _written(event: Event) -> bytes:
     return sse.written(event.id, event.kind, msgspec.json.encode(event))
 
 
-def _text(portion: Portion) -> bytes:
-    return b"".join([_written(event) for event in portion.events()])
+def text_of(portion: Portion) -> bytes:
+    """All of its events, which differ in their ids and jobs alone: what they share is written once."""
+    ids = portion.group.jobs.hex()
+    if not ids or portion.place.index is None:
+        return b"".join([_written(event) for event in portion.events()])
+    some = portion.event(0)
+    kind, before = some.kind, some.id.rpartition("-")[0]
+    at, told, show, facts = (msgspec.json.encode(each).decode() for each in (some.at, kind, some.show, some.facts))
+    shared, end = f'"at":{at},"kind":{told},"show":{show},"job":', f',"facts":{facts}}}\n\n'
+    lines = []
+    for place in portion.places:
+        event_id, job = f"{before}-{portion.place.index + place}", ids[32 * place : 32 * place + 32]
+        dashed = f'"{job[:8]}-{job[8:12]}-{job[12:16]}-{job[16:20]}-{job[20:]}"'
+        lines.append(f'id: {event_id}\nevent: {kind}\ndata: {{"id":"{event_id}",{shared}{dashed}{end}')
+    return "".join(lines).encode()
 
 
 # All who follow read the same portions, about the same time.
-_text_once = lru_cache(maxsize=REMEMBERED)(_text)
+_text_once = lru_cache(maxsize=REMEMBERED)(text_of)
 
 
 def _event(job: Job, numbered: Numbered) -> Event:
