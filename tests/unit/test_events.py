@@ -1,5 +1,6 @@
 """Events without any server: places, kinds, who may see what, and the text of streams."""
 
+import asyncio
 from uuid import UUID
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rota.model.access import Actor
 from rota.model.errors import InvalidInput
 from rota.model.events import (
     JOB_KINDS,
@@ -20,9 +22,11 @@ from rota.model.events import (
     portions,
 )
 from rota.model.ids import ShowId
+from rota.model.key_text import KeyId
 from rota.model.sse import Reading, written
 from rota.server.http import sse
 from rota.server.http.events import text_of
+from rota.server.http.streams import Stream
 
 FILM, OTHER = ShowId(UUID(int=1)), ShowId(UUID(int=2))
 
@@ -147,3 +151,12 @@ def test_events_that_are_written_together_read_as_if_each_was_written_alone(size
     for portion in [*whole, *only, Portion(Place("ab", 7), groups[0])]:
         alone = [written(event.id, event.kind, msgspec.json.encode(event)) for event in portion.events()]
         assert text_of(portion) == b"".join(alone)
+
+
+async def test_a_stream_that_was_torn_down_may_still_be_told_to_end():
+    stream = Stream(Actor(KeyId("0" * 10), "k"))
+    with pytest.raises(asyncio.CancelledError):
+        async with stream.lasting():
+            raise asyncio.CancelledError
+    stream.end("left")
+    assert stream.reason == "left"

@@ -45,10 +45,12 @@ class Stream:
     @asynccontextmanager
     async def lasting(self) -> AsyncIterator[None]:
         """What runs in it ends with the stream."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None) as self._lasting:
-                yield
-        self._lasting = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._lasting:
+                    yield
+        finally:
+            self._lasting = None
 
 
 class Streams:
