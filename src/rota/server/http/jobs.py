@@ -23,7 +23,7 @@ from rota.server.http.filters import parse_filter
 from rota.server.http.lines import read_many
 from rota.server.http.pages import LIMIT, Limit, Page
 from rota.server.http.routes import AtDesk, needs
-from rota.server.http.seen import JobPath, seen
+from rota.server.http.seen import JobPath, check_after, seen, told_to
 from rota.server.http.wire import Ask
 
 BULK_MAX: Final = 10_000
@@ -70,13 +70,16 @@ class JobRoutes(Controller):
     ) -> Submitted:
         """Submit one job."""
         _continue_trace(request)
-        return await desk.together.submit(_keyed(_owned(data, request.user), key))
+        given = _keyed(_owned(data, request.user), key)
+        await check_after(request.user, desk, [given])
+        return await desk.together.submit(given)
 
     @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
         """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
         _continue_trace(request)
         given = [_owned(each, request.user) for each in await read_many(request, most=BULK_MAX)]
+        await check_after(request.user, desk, given)
         return Several(await desk.submitter.write(plans_of(given)))
 
     @get(opt=needs(Role.VIEWER, "somewhere"))
@@ -124,7 +127,7 @@ class JobRoutes(Controller):
     ) -> Explained:
         """Why it is not running, what is to be mended first at first, with what would help."""
         found = await seen(request.user, desk, job)
-        return await desk.explainer.explain(found.id, layer=layer)
+        return told_to(request.user, await desk.explainer.explain(found.id, layer=layer))
 
 
 def _continue_trace(request: Ask) -> None:
