@@ -2,7 +2,8 @@
 
 Uvicorn waits for ever for the rest of a request's head, so a few hundred clients that send half of one would use up our
 sockets. Here a head has `HEAD_S` from the moment the connection is made, or from its first byte on a connection that
-has been used before. What comes after the head, a body or a long answer, is the application's business.
+has been used before. A client that takes nothing of its answer for `STALL_S` is cut off, too, or the answer would wait
+for ever. What comes after the head, a body or a long answer, is the application's business.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from rota.infra.service.lifecycle import Lifecycle
 
 HEAD_S = 5.0
+STALL_S = 30.0
 CUT = "rota.cut"
 """An extension of the scope: called, it drops the connection with all that was not sent yet, for clients that do not
 read. Closing would wait for them."""
@@ -28,6 +30,7 @@ class Http(H11Protocol):
     """One connection. Between two requests uvicorn's own keep-alive limit holds."""
 
     _head_due: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
@@ -51,7 +54,22 @@ class Http(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._forget_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._forget_stall()
+        self._stalled = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        super().resume_writing()
+
+    def _forget_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _expect_head(self) -> None:
         if self._head_due is None:

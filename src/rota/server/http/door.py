@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -41,7 +41,7 @@ class Door:
             actor = await self._check.check(_shown(scope))
             with self._pressure.taken(actor.key) as turn:
                 app = await asyncio.shield(self._app())
-                await app({**scope, "user": actor, "auth": turn}, receive, send)
+                await app(_asked(scope) | {"user": actor, "auth": turn}, receive, send)
         except RotaError as error:
             await _refuse(send, problems.of_error(error))
 
@@ -82,6 +82,11 @@ class Door:
         if self._built is None:
             self._built = asyncio.create_task(asyncio.to_thread(self._build), name="http.build")
         return self._built
+
+
+def _asked(scope: Scope) -> dict[str, Any]:
+    """HEAD is GET to the app; the server below us sends no body to whoever asked with it."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)
 
 
 def _shown(scope: Scope) -> str:

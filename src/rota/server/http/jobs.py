@@ -20,7 +20,7 @@ from rota.model.ids import JobId, parse_id
 from rota.model.job import Reopened, Submission, Submitted
 from rota.model.lifecycle import JobState
 from rota.server.http.filters import parse_filter
-from rota.server.http.lines import read_many
+from rota.server.http.lines import BYTES_MAX, read_many
 from rota.server.http.pages import LIMIT, Limit, Page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, check_after, seen, told_to
@@ -74,7 +74,7 @@ class JobRoutes(Controller):
         await check_after(request.user, desk, [given])
         return await desk.together.submit(given)
 
-    @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"))
+    @post("/bulk", opt=needs(Role.SUBMITTER, "somewhere"), request_max_body_size=BYTES_MAX)
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
         """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
         _continue_trace(request)
@@ -97,7 +97,7 @@ class JobRoutes(Controller):
         found = await seen(request.user, desk, job)
         if wait and not found.state.terminal:
             request.auth.go_aside()
-            await desk.watch.ended(found.id, wait)
+            await request.unless_gone(desk.watch.ended(found.id, wait))
             found = await desk.jobs.get(found.id)
         return found
 

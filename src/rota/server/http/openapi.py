@@ -17,6 +17,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from rota.model.events import Event
+from rota.model.job import Submission
 from rota.server.http.door import PREFIX
 from rota.server.http.problems import MEDIA_TYPE, Problem
 from rota.server.http.routes import table
@@ -32,6 +33,8 @@ REFUSALS: Final = {
     "401": "There is no good key with it.",
     "403": "The key does not allow it.",
     "404": "There is no such thing, or the key may not see it.",
+    "405": "This path does not take the method; Allow lists those it takes.",
+    "408": "The body came too slowly; nothing was changed.",
     "409": "It is not allowed now.",
     "413": "It is too large.",
     "415": "Bodies of this type are not read.",
@@ -64,7 +67,8 @@ def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
         if route.body is not None:
             operation["requestBody"] = {"required": True, "content": _both(_shape(route.body, shapes))}
         if route.name == "submit_jobs":
-            operation["requestBody"] = {"required": True, "content": {LINES: {"schema": _LINES}}}
+            many = {LINES: {"schema": _LINES}, MSGPACK: {"schema": _shape(list[Submission], shapes)}}
+            operation["requestBody"] = {"required": True, "content": many}
         _add_refusals(operation, _shape(Problem, shapes))
     return schema
 

@@ -10,7 +10,13 @@ from litestar.exceptions import HTTPException, ValidationException
 from rota.model.errors import InvalidInput, RotaError
 from rota.server.http.problems import MEDIA_TYPE, Answer, of_defect, of_error, refusal
 
-_CODES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
+_CODES: Final = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "too_slow",
+    413: "too_large",
+    415: "unsupported_media_type",
+}
 
 
 def on_error(_request: Request[Any, Any, Any], error: RotaError) -> Response[bytes]:
@@ -34,7 +40,16 @@ def _of_http(error: HTTPException) -> Answer:
     if error.status_code >= 500:
         return of_defect(error)
     code = _CODES.get(error.status_code, InvalidInput.code)
-    return refusal(error.status_code, code, _sentence(error), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if "allow" in headers:
+        headers["allow"] = _allowed(headers["allow"])
+    return refusal(error.status_code, code, _sentence(error), headers)
+
+
+def _allowed(listed: str) -> str:
+    """Litestar does not know that the door takes HEAD for GET and that OPTIONS is not answered."""
+    methods = set(listed.split(", ")) - {"OPTIONS"}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 def _sentence(error: HTTPException) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
+from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
 from rota.model.access import Role, guard, guard_somewhere
@@ -31,7 +32,9 @@ def needs(role: Role, where: Where) -> dict[str, Any]:
 
 
 def let_in(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Before parameters and body are read."""
+    """Before parameters and body are read. Only what Litestar would answer to OPTIONS by itself names no role."""
+    if ROLE not in handler.opt:
+        raise MethodNotAllowedException(headers={"allow": ", ".join(_methods(connection))})
     role: Role = handler.opt[ROLE]
     match handler.opt[WHERE]:
         case "somewhere":
@@ -40,6 +43,11 @@ def let_in(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHan
             guard(connection.user, role, connection.path_params["show"])
         case _:
             guard(connection.user, role)
+
+
+def _methods(connection: ASGIConnection[Any, Any, Any, Any]) -> list[str]:
+    here = connection.scope["path_template"]
+    return sorted({method for route in connection.app.routes if route.path_format == here for method in route.methods})
 
 
 class Route(msgspec.Struct, frozen=True):

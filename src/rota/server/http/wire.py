@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
 import msgspec
 from litestar import Litestar, Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 from litestar.response.base import ASGIResponse
 
 from rota.model.access import Actor
@@ -17,10 +20,46 @@ JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 MSGPACK_TOO: Final = ("application/x-msgpack", "application/vnd.msgpack")
 SAID_MAX: Final = 300
+BODY_S: Final = 30.0
+BODY_BYTES_PER_S: Final = 64 * 1024
+"""A body has `BODY_S`, and longer the more of it has come."""
+_TOO_SLOW: Final = "The body came too slowly, so nothing was done: send it in one go, or in several requests"
 
 
 class Ask(Request[Actor, Turn, Any]):
-    """A request of somebody who was let in."""
+    """A request of somebody who was let in. Its body comes as a whole and not too slowly, or nothing is done."""
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        arriving, began_s, size = super().stream(), time.monotonic(), 0
+        while True:
+            left_s = began_s + BODY_S + size / BODY_BYTES_PER_S - time.monotonic()
+            try:
+                async with asyncio.timeout(left_s):
+                    chunk = await anext(arriving, None)
+            except TimeoutError:
+                raise HTTPException(status_code=408, detail=_TOO_SLOW) from None
+            except InternalServerException as error:
+                raise InvalidInput("The connection ended before the body did, so nothing was done.") from error
+            if chunk is None:
+                return
+            size += len(chunk)
+            yield chunk
+
+    async def unless_gone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` for as long as somebody waits for the answer."""
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._until_gone())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in done:
+            task.result()
+
+    async def _until_gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def json(self) -> Any:
         """Litestar asks for the body by this name; it is decoded once, into the type that the handler takes."""
