@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from rota import NotEnded, Rota
 from rota.local.api_key import Endpoint
 from rota.model import errors
 from rota.model.errors import (
@@ -25,7 +26,7 @@ from rota.sdk.finding import endpoint_of
 from rota.sdk.following import merged, read
 from rota.sdk.problems import pause_s, raised
 from rota.sdk.wire import Wire
-from rota.testing import MovableClock
+from rota.testing import MovableClock, manual
 from tests.ground.answers import CUT, answer, answering, problem
 
 KEY = "rota_0123456789_" + "k" * 39
@@ -194,6 +195,18 @@ def test_a_url_needs_a_key(monkeypatch, tmp_path):
         endpoint_of("http://localhost:1", "")()
     monkeypatch.setenv("ROTA_API_KEY", KEY)
     assert endpoint_of("http://localhost:1/", "")() == Endpoint("http://localhost:1", KEY)
+
+
+async def test_a_server_that_answers_at_once_while_it_ends_is_not_asked_without_a_pause():
+    app = Rota()
+    task = app.task(name="noop")(lambda: None)
+    with manual():
+        job = await task.submit()
+        as_it_is = await job.get()
+    async with answering(answer(body=as_it_is)) as server, Rota(server.url, key=KEY) as there:
+        with pytest.raises(NotEnded):
+            await there.job(job.id).wait(timeout=0.6)
+    assert 1 < len(server.heard) < 8
 
 
 def told(*events):

@@ -8,6 +8,7 @@ have their turn. What is followed goes on where it was after the connection was 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 from uuid import uuid4
@@ -27,6 +28,7 @@ from rota.sdk.wire import CONNECTIONS_MAX, PATIENCE_S, Silent, Wire
 
 WAIT_S: Final = 30.0
 WAITING_MAX: Final = CONNECTIONS_MAX // 2
+EARLY_S: Final = 0.25
 PAGE: Final = 1000
 LOGS_COME_S: Final = 0.6
 """What a frame wrote may be there so much later than its end."""
@@ -92,9 +94,10 @@ class Http:
 
     async def ended(self, job: JobId, within_s: float) -> Job:
         self._waiting += 1
+        began_s = time.monotonic()
         try:
             wait_s = round(min(within_s, WAIT_S, WAIT_S * WAITING_MAX / self._waiting), 3)
-            return await self.wire.call(
+            found = await self.wire.call(
                 "GET",
                 f"/jobs/{job}",
                 Job,
@@ -105,6 +108,9 @@ class Http:
             )
         finally:
             self._waiting -= 1
+        if not found.state.terminal and time.monotonic() - began_s < wait_s / 2:
+            await asyncio.sleep(min(EARLY_S, wait_s))  # a server that is ending keeps nobody waiting
+        return found
 
     async def results(self, job: JobId) -> AsyncIterator[Result]:
         after: str | None = None
