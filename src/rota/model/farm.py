@@ -13,6 +13,7 @@ import msgspec
 
 Cores = int | float
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Tag = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\s\x00]+$")]
 
 
 class ShowTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +171,8 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    provides: tuple[str, ...] | None = None
-    description: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    provides: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=64)] | None = None
+    description: Annotated[str, msgspec.Meta(max_length=1000, pattern=r"^[^\x00]*$")] | None = None
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,9 @@ from rota.model.key_text import KeyId
 
 LETTERS_MAX: Final = 10_000
 """Dead letters that are settled at once."""
+NO_NUL: Final = r"^[^\x00]*$"
+"""The one character that PostgreSQL does not take."""
+_LetterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 KeyState = Literal["active", "expired", "revoked"]
 LetterKind = Literal["frame", "job", "message", "output", "saga"]
 
@@ -83,10 +86,10 @@ class KeyMade(msgspec.Struct, frozen=True):
 class Letters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which dead letters: those that agree with all that is given, which must be something."""
 
-    ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=LETTERS_MAX)] | None = None
+    ids: Annotated[tuple[_LetterId, ...], msgspec.Meta(max_length=LETTERS_MAX)] | None = None
     kind: LetterKind | None = None
-    reason: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    queue: str | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=100, pattern=NO_NUL)] | None = None
+    queue: Annotated[str, msgspec.Meta(max_length=300, pattern=NO_NUL)] | None = None
     job: UUID | None = None
 
 

@@ -28,6 +28,14 @@ from rota.server.http.wire import JSON, MSGPACK, Ask
 REFERENCE: Final = "#/components/schemas/{name}"
 LINES: Final = "application/x-ndjson"
 _LINES: Final = {"type": "string", "description": "On each line a Submission as JSON."}
+LINKS: Final = {
+    "submit_job": ("job", "/job"),
+    "create_show": ("show", "/name"),
+    "create_pool": ("pool", "/name"),
+    "create_department": ("dept", "/name"),
+    "create_key": ("key", "/key/id"),
+}
+"""What names the thing that a route has made, as other paths ask for it, and where its answer says so."""
 REFUSALS: Final = {
     "400": "What was sent is wrong; nothing was changed.",
     "401": "There is no good key with it.",
@@ -70,6 +78,7 @@ def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
             many = {LINES: {"schema": _LINES}, MSGPACK: {"schema": _shape(list[Submission], shapes)}}
             operation["requestBody"] = {"required": True, "content": many}
         _add_refusals(operation, _shape(Problem, shapes))
+    _link(schema["paths"])
     return schema
 
 
@@ -80,12 +89,13 @@ def written(routes: tuple[type[Controller], ...]) -> bytes:
 
 def _config() -> OpenAPIConfig:
     key = SecurityScheme(type="http", scheme="bearer", description="A key that `rota keys create` made.")
+    header = SecurityScheme(type="apiKey", name="X-API-Key", security_scheme_in="header", description="The same key.")
     return OpenAPIConfig(
         title="Rota",
         version=version("rota"),
         summary="A distributed job scheduler that keeps exact books.",
-        components=Components(security_schemes={"key": key}),
-        security=[{"key": []}],
+        components=Components(security_schemes={"key": key, "header": header}),
+        security=[{"key": []}, {"header": []}],
         use_handler_docstrings=True,
     )
 
@@ -115,6 +125,17 @@ def _set_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
     told = {"type": "string", "description": "Server-sent events; the data of each is an Event as JSON."}
     operation["responses"]["200"]["content"] = {STREAM: {"schema": told}}
     operation["responses"]["204"] = {"description": "Nothing follows."}
+
+
+def _link(paths: dict[str, Any]) -> None:
+    """From what is made to all that can be asked of it."""
+    operations = {each["operationId"]: each for path in paths.values() for each in path.values()}
+    for name, (parameter, place) in LINKS.items():
+        operations[name]["responses"]["201"]["links"] = {
+            to: {"operationId": to, "parameters": {parameter: f"$response.body#{place}"}}
+            for to, each in operations.items()
+            if [one["name"] for one in each.get("parameters", ()) if one["in"] == "path"] == [parameter]
+        }
 
 
 def _add_refusals(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:

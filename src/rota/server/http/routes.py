@@ -17,6 +17,7 @@ from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
 from rota.model.access import Role, guard, guard_somewhere
+from rota.model.errors import InvalidInput
 from rota.server.http.desk import Desk
 
 AtDesk = NamedDependency[Desk]
@@ -35,6 +36,8 @@ def let_in(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHan
     """Before parameters and body are read. Only what Litestar would answer to OPTIONS by itself names no role."""
     if ROLE not in handler.opt:
         raise MethodNotAllowedException(headers={"allow": ", ".join(_methods(connection))})
+    if b"%00" in connection.scope["query_string"]:
+        raise InvalidInput("A parameter holds the character NUL, which nothing here does: leave it out.")
     role: Role = handler.opt[ROLE]
     match handler.opt[WHERE]:
         case "somewhere":
