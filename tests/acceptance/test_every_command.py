@@ -13,14 +13,12 @@ from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-ELSEWHERE = {
-    # Tested where a process of their own is started.
-    "up", "down", "server", "worker", "demo", "events",
-}  # fmt: skip
+ELSEWHERE = {"up", "down", "server", "worker", "demo", "events"}
+"""Those that have a process, or an API, and a test of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
 
 # Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
-BEFORE = [
+BOOKS = [
     ("config show", "config show", list[a.Setting]),
     ("db status", "db status", list[a.MigrationStatus]),
     ("db migrate --dry-run", "db migrate --dry-run", a.Migrated),
@@ -52,6 +50,8 @@ BEFORE = [
     ("sub delete duck gpu", "sub delete swan gpu", a.Change),
     ("pool delete gpu", "pool delete spare", a.Change),
     ("show delete duck", "show delete swan", a.Change),
+]
+AROUND = [
     ("pool topics", "pool topics", list[a.Topic]),
     ("pool map * local", "pool map more local", a.Mapped),
     ("pool drain local", "pool drain local", a.PoolStatus),
@@ -79,11 +79,13 @@ RUNNING = [
     ("queue resume {queue}", "queue resume {queue}", a.Paused),
     ("queue storage", "queue storage", a.Storage),
     ("doctor", "doctor", a.Doctor),
+    ("status", "status", a.Status),
     ("job cancel {hang}", "job cancel {hang}", list[a.Cancelled]),
 ]
 ENDED = [
     ("job wait {echo}", "job wait {echo}", a.Ended),
     ("job watch {echo}", "job watch {echo}", a.Ended),
+    ("job logs {command}", "job logs {command}", list[a.LogPiece]),
     ("job results {echo}", "job results {echo}", list[a.Result]),
     ("job artifacts {echo}", "job artifacts {echo}", list[a.Artifact]),
     ("explain {boom}", "explain {boom}", a.Explained),
@@ -117,30 +119,33 @@ def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_
     return Terminal(monkeypatch, capsys)
 
 
-async def test_every_command_answers_in_text_and_in_json(farm, typed):
-    made = {}
-    await played(typed, BEFORE, made)
+@pytest.mark.parametrize("lines", [BOOKS, AROUND], ids=["books", "around"])
+async def test_what_is_set_up_answers_in_text_and_in_json(farm, typed, lines):
+    await played(typed, lines, {})
+
+
+async def test_what_runs_answers_in_text_and_in_json(farm, typed):
     hanging("x")
-    made["hang"] = str(await farm.submit("hang", "x", show="default", frames=2))
+    job = await farm.submit("hang", "x", show="default", frames=2)
     await farm.running("x", 2)
-    job = (await farm.jobs.get(msgspec.convert(made["hang"], a.UUID))).layers[0]
-    made |= {"layer": str(job.id), "queue": job.queue}
-    await played(typed, RUNNING, made)
-    for name, task in (("echo", "echo"), ("boom", "boom"), ("again", "boom"), ("more", "boom")):
-        made[name] = str(await farm.submit(task, *([1] if task == "echo" else []), show="default", frames=12))
-    for name in ("echo", "boom", "again", "more"):
-        await farm.ended(made[name])
-    made["failing"] = (await farm.jobs.get(msgspec.convert(made["more"], a.UUID))).layers[0].queue
+    layer = (await farm.jobs.get(job)).layers[0]
+    await played(typed, RUNNING, {"hang": job, "layer": layer.id, "queue": layer.queue})
+
+
+async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
+    made = {"echo": await farm.submit("echo", 1, show="default", frames=12)}
+    made |= {name: await farm.submit("boom", show="default", frames=12) for name in ("boom", "again", "more")}
+    for job in made.values():
+        await farm.ended(job)
+    made["failing"] = (await farm.jobs.get(made["more"])).layers[0].queue
     await until(lambda: farm.database.value(FAILED))
-    await played(typed, ENDED, made)
-    status = await typed("status --json")
-    msgspec.json.decode(status.out, type=a.Status)
-    logs = await typed("submit --wait --json -- echo hello")
-    assert msgspec.json.decode(logs.out, type=a.Ended).state == "SUCCEEDED"
-    made["cmd"] = json.loads(logs.out)["id"]
-    assert await typed.out(f"job logs {made['cmd']}") == "hello\n"
-    assert msgspec.json.decode(await typed.out(f"job logs {made['cmd']} --json"), type=list[a.LogPiece])
-    missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in typed.tried)}
+    told = json.loads((await typed("submit --wait --json -- echo hello")).out)
+    await played(typed, ENDED, {**made, "command": told["id"]})
+
+
+def test_every_command_is_tried():
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED) for line, _, _ in part]
+    missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
     assert not missing
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,7 +76,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a mark still gets the sentence
     try:
-        sys.exit(app(prog_name="rota", standalone_mode=False) or Exit.OK)
+        sys.exit(command()(prog_name="rota", standalone_mode=False) or Exit.OK)
     except RotaError as error:
         sys.exit(output.refusal(error))
     except usage.UsageError as error:
@@ -87,6 +88,12 @@ def main() -> None:
         sys.exit(Exit.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the last net: nobody should ever see a traceback
         sys.exit(output.defect(error))
+
+
+@cache
+def command() -> Any:
+    """What `app` declares, which takes longer to make than most commands to run."""
+    return typer.main.get_command(app)
 
 
 @app.callback()
