@@ -155,6 +155,17 @@ async def test_who_reads_while_rows_move_sees_each_of_them(database, other):
     assert await reading == 5
 
 
+async def test_who_writes_while_the_day_of_today_is_made_writes_to_it(database, other):
+    """Whoever had chosen the default before that would find that it does not take their row any more."""
+    now = datetime.now(UTC)
+    async with database.transaction() as tx:
+        assert await tx.value(sql("SELECT rota.day_make('frame_end', $1::date, 100)"), now.date()) == "made"
+        writing = asyncio.create_task(other.execute(ADD_END.text, uuid4(), 1, now))
+        await until(lambda: database.value(WAITS), what="a writer that waits")
+    await writing
+    assert await parts_of_ends(database) == {1: f"frame_end_{now:%Y%m%d}"}
+
+
 async def test_who_holds_a_lock_keeps_a_day_from_being_made_and_is_not_kept_waiting(upkeep, lease, database, other):
     await upkeep.make_days(lease, now=TODAY)
     await other.execute("BEGIN; SELECT count(*) FROM rota.job_done")

@@ -68,7 +68,8 @@ END $$;
 -- `most` rows at a time, and those of the same instant: then the partition ends with them ('part'), and the next call
 -- makes one for the rest. 'there' when the day is complete; 'again' when nothing could be done yet.
 -- Who has looked up the partitions before would miss rows that move, so nobody may read meanwhile; with none to move,
--- which is the rule, others are kept waiting by the default alone.
+-- which is the rule, others are kept waiting by the default alone. Of a day that has begun nobody may write meanwhile:
+-- whoever chose the default before would be refused by it after.
 CREATE FUNCTION rota.day_make(of_table text, of_day date, most integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -85,7 +86,9 @@ DECLARE
 BEGIN
   EXECUTE is_astray INTO alone USING of_day::timestamp AT TIME ZONE 'UTC', ends;
   EXECUTE format('LOCK TABLE ONLY rota.%I IN %s MODE', of_table,
-                 CASE WHEN alone THEN 'ACCESS EXCLUSIVE' ELSE 'SHARE UPDATE EXCLUSIVE' END);
+                 CASE WHEN alone THEN 'ACCESS EXCLUSIVE'
+                      WHEN of_day <= (clock_timestamp() AT TIME ZONE 'UTC')::date THEN 'SHARE ROW EXCLUSIVE'
+                      ELSE 'SHARE UPDATE EXCLUSIVE' END);
   SELECT coalesce(max(d.until), of_day::timestamp AT TIME ZONE 'UTC'), count(*) INTO starts, parts
   FROM rota.days_of(of_table) AS d WHERE d.day = of_day;
   IF starts >= ends THEN
