@@ -19,7 +19,7 @@ from rota.engine.events_feed import Behind, Reader
 from rota.engine.events_history import Numbered, Watched
 from rota.engine.jobs import Job
 from rota.model import sse
-from rota.model.access import Role
+from rota.model.access import Role, guard
 from rota.model.errors import InvalidInput
 from rota.model.events import Event, Place, Portion, Wanted, checked_kinds
 from rota.model.ids import JobId, parse_id
@@ -59,6 +59,8 @@ class EventRoutes(Controller):
         last: LastEventId = "",
     ) -> Sse:
         """Follow what happens, in the shows that the key may look into."""
+        if show is not None:
+            guard(request.user, Role.VIEWER, show)
         wanted = Wanted(
             shows=request.user.limited_to(Role.VIEWER),
             show=show,
