@@ -398,3 +398,24 @@ async def test_https_is_served_with_a_certificate_and_a_bad_one_is_told(certific
         async with listening(tls=Tls(str(cert), str(key))):
             pass
     assert "listen.tls_cert" in str(raised.value)
+
+
+async def test_an_answer_that_nobody_takes_is_cut_off(monkeypatch):
+    monkeypatch.setattr(serving, "STALL_S", 0.05)
+    ended = asyncio.Event()
+
+    async def endless(_scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async with asyncio.TaskGroup() as tasks:
+            gone = tasks.create_task(receive())
+            while not gone.done():
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        ended.set()
+
+    async with listening(app=endless) as listener:
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port, limit=1)
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        async with asyncio.timeout(10):
+            await ended.wait()
+        writer.close()
