@@ -110,11 +110,12 @@ async def test_whoever_leaves_in_the_middle_of_a_body_has_submitted_nothing(api,
 
 
 @pytest.mark.usefixtures("no_defects")
-async def test_whoever_leaves_while_waiting_is_not_waited_for(api, raw):
+@pytest.mark.parametrize("leave", ["close", "write_eof"])
+async def test_whoever_leaves_while_waiting_is_not_waited_for(api, raw, leave):
     job = await api.farm.submit("noop")
     raw.head(f"GET /api/v1/jobs/{job}?wait=60")
     await until(lambda: pressure.WAITING._value.get() == 1)
-    raw.writer.close()
+    getattr(raw.writer, leave)()
     await until(lambda: pressure.WAITING._value.get() == 0)
 
 
