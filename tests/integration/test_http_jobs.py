@@ -14,6 +14,37 @@ from tests.ground.queues import sql
 
 AUDITED = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq DESC LIMIT 1")
 JOBS = sql("SELECT count(*) FROM rota.job")
+BAD_SUBMISSIONS = [
+    (b"{", "application/json", 400, "invalid_input"),
+    (b"", "application/json", 400, "invalid_input"),
+    (b"[1]", "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": [{"task": "x", "gpus": "5"}]}', "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": [{"task": "x"}], "colour": 1}', "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": []}', "application/json", 400, "invalid_input"),
+    (b'{"show": "flim", "layers": [{"task": "x"}]}', "application/json", 404, "not_found"),
+    (b'{"show": "film", "layers": [{"task": "x"}], "topic": "\\u0000"}', "application/json", 400, "invalid_input"),
+    (b'{"a":' * 100_000, "application/json", 400, "invalid_input"),
+    (b"\x91" * 100_000, "application/msgpack", 400, "invalid_input"),
+    (b"show=film", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+    (b'{"show": "' + b"x" * 5_000_000 + b'"}', "application/json", 413, "too_large"),
+]
+BAD_QUESTIONS = [
+    "/jobs/nonsense",
+    "/jobs?after=nonsense",
+    "/jobs?limit=0",
+    "/jobs?limit=x",
+    "/jobs?limit=100000",
+    "/jobs/{job}?wait=-1",
+    "/jobs/{job}?wait=nan",
+    "/jobs/{job}/results?after=x",
+    "/jobs/{job}/results?after=99999999999.1",
+    "/jobs/{job}/logs?stream=stdin",
+    "/jobs/{job}/logs?frame=-1",
+    "/jobs/{job}/logs?frame=7",
+    "/jobs/{job}/logs?layer=none",
+    "/jobs/{job}/logs/stdin",
+    "/jobs/{job}/explain?layer=none",
+]
 
 
 @pytest.fixture
@@ -94,9 +125,9 @@ async def test_many_jobs_come_in_one_request_all_or_none(farm, ann):
     assert await farm.database.value(JOBS) == 1000
 
 
-@pytest.mark.parametrize("body", [b"", b"\n\n", b"[]", b"{", b"\xff\xfe", b"null\n"])
-async def test_a_bulk_of_nonsense_changes_nothing(farm, ann, body):
-    problem(await ann.post("/jobs/bulk", content=body), 400, "invalid_input")
+async def test_a_bulk_of_nonsense_changes_nothing(farm, ann):
+    for body in (b"", b"\n\n", b"[]", b"{", b"\xff\xfe", b"null\n"):
+        problem(await ann.post("/jobs/bulk", content=body), 400, "invalid_input")
     assert await farm.database.value(JOBS) == 0
 
 
@@ -107,25 +138,9 @@ async def test_a_bulk_that_is_too_much_is_refused_while_it_is_read(farm, ann):
     assert await farm.database.value(JOBS) == 0
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "code"),
-    [
-        (b"{", "application/json", 400, "invalid_input"),
-        (b"", "application/json", 400, "invalid_input"),
-        (b"[1]", "application/json", 400, "invalid_input"),
-        (b'{"show": "film", "layers": [{"task": "x", "gpus": "5"}]}', "application/json", 400, "invalid_input"),
-        (b'{"show": "film", "layers": [{"task": "x"}], "colour": 1}', "application/json", 400, "invalid_input"),
-        (b'{"show": "film", "layers": []}', "application/json", 400, "invalid_input"),
-        (b'{"show": "flim", "layers": [{"task": "x"}]}', "application/json", 404, "not_found"),
-        (b'{"show": "film", "layers": [{"task": "x"}], "topic": "\\u0000"}', "application/json", 400, "invalid_input"),
-        (b'{"a":' * 100_000, "application/json", 400, "invalid_input"),
-        (b"\x91" * 100_000, "application/msgpack", 400, "invalid_input"),
-        (b"show=film", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
-        (b'{"show": "' + b"x" * 5_000_000 + b'"}', "application/json", 413, "too_large"),
-    ],
-)
-async def test_a_bad_submission_gets_one_sentence_and_changes_nothing(farm, ann, body, kind, status, code):
-    problem(await ann.post("/jobs", content=body, headers={"content-type": kind}), status, code)
+async def test_a_bad_submission_gets_one_sentence_and_changes_nothing(farm, ann):
+    for body, kind, status, code in BAD_SUBMISSIONS:
+        problem(await ann.post("/jobs", content=body, headers={"content-type": kind}), status, code)
     assert await farm.database.value(JOBS) == 0
 
 
@@ -139,36 +154,15 @@ async def test_lists_come_in_pages_and_are_filtered(ann):
     assert [one["id"] for one in found["items"]] == [jobs[3]]
 
 
-@pytest.mark.parametrize(
-    "q", ["state:SLEEPING", "colour:red", "state", "label:shot", "show:a show:b", "x" * 2000, "topic:\0"]
-)
-async def test_a_filter_that_is_none_is_refused(ann, q):
-    problem(await ann.get("/jobs", params={"q": q}), 400, "invalid_input")
+async def test_a_filter_that_is_none_is_refused(ann):
+    for q in ("state:SLEEPING", "colour:red", "state", "label:shot", "show:a show:b", "x" * 2000, "topic:\0"):
+        problem(await ann.get("/jobs", params={"q": q}), 400, "invalid_input")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/jobs/nonsense",
-        "/jobs?after=nonsense",
-        "/jobs?limit=0",
-        "/jobs?limit=x",
-        "/jobs?limit=100000",
-        "/jobs/{job}?wait=-1",
-        "/jobs/{job}?wait=nan",
-        "/jobs/{job}/results?after=x",
-        "/jobs/{job}/results?after=99999999999.1",
-        "/jobs/{job}/logs?stream=stdin",
-        "/jobs/{job}/logs?frame=-1",
-        "/jobs/{job}/logs?frame=7",
-        "/jobs/{job}/logs?layer=none",
-        "/jobs/{job}/logs/stdin",
-        "/jobs/{job}/explain?layer=none",
-    ],
-)
-async def test_a_bad_question_gets_one_sentence(ann, path):
+async def test_a_bad_question_gets_one_sentence(ann):
     job = await submitted(ann)
-    problem(await ann.get(path.format(job=job)), 400, "invalid_input")
+    for path in BAD_QUESTIONS:
+        problem(await ann.get(path.format(job=job)), 400, "invalid_input")
 
 
 async def test_what_is_not_there_is_not_found(ann):
