@@ -249,6 +249,7 @@ async def test_jobs_are_listed_newest_first_and_filtered(farm, typed):
     hanging("x")
     running = await submitted(typed, "hang x --frames 1-4")
     await farm.running("x", 4)
+    await until(lambda: farm.database.value(sql("SELECT state = 'RUNNING' FROM rota.job")))
     await typed("submit boom -w")
     listed = json.loads(await typed.out("jobs --json"))
     assert [(job["name"], job["frames"], job["ended"]) for job in listed] == [("boom", 1, 1), ("hang", 4, 0)]
