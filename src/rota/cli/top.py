@@ -1,8 +1,8 @@
 """`rota top`: everything at a glance, again and again. Reads, and changes nothing.
 
-A look is four statements, whatever waits: shares, jobs, workers, pools. They walk what runs and the counters of queues,
-never what waits. What runs is what rows of `proc` hold; Redis is not asked. While PostgreSQL does not answer the last
-picture stays, and says so.
+A look is a handful of statements, however much waits: shares, jobs, workers, pools. They walk what runs and the
+counters of queues, never what waits. What runs is what rows of `proc` hold; Redis is not asked. While PostgreSQL does
+not answer the last picture stays, and says so.
 """
 
 from __future__ import annotations
