@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Final
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -25,6 +26,7 @@ from rota.accounting.books import Books
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.model.access import GrantSpec, Role
 from rota.model.ids import JobId, LayerId
+from rota.placement.routing import Routing
 from rota.queue import Entry, Queue
 from rota.server.access import Keys
 
@@ -91,11 +93,14 @@ async def submits(ground: Ground, sizes: Sizes) -> Samples:
 
 
 async def _prepared(database: Database) -> str:
-    """Nothing of the show can run, so nobody but who submits is busy."""
+    """A pool without workers: what is submitted waits, and nobody but who submits is busy."""
     admin = Books(database, None).admin
     await admin.create_show("film", actor="bench")
     await admin.create_folder("film", "default", actor="bench")
     await admin.create_dept("default", actor="bench")
+    await admin.create_pool("farm", actor="bench")
+    await admin.create_subscription("film", "farm", size=100, burst=100, actor="bench")
+    await Routing(database).set_topic("*", ["farm"], actor="bench")
     made = await Keys(database).create("bench", [GrantSpec(Role.SUBMITTER)], actor="bench")
     return made.plain.text
 
@@ -116,6 +121,7 @@ class Bench:
         self._head = f"host: localhost\r\nx-api-key: {key}\r\n"
         self._connection = connection
         self._sizes = sizes
+        self._ids: list[UUID] = []
         self._render = app.task(name="render")(_render)
 
     async def warm_up(self) -> None:
@@ -126,6 +132,7 @@ class Bench:
 
     async def round(self, found: Samples) -> None:
         sizes = self._sizes
+        self._ids = new_ids(2 * sizes.bulk)
         found.enqueue.append(await _rate(self._enqueue, sizes.bulk))
         found.bulk.append(await _rate(self._bulk, sizes.bulk))
         found.single.append(await _rate(self._singles, sizes.singles))
@@ -134,7 +141,7 @@ class Bench:
         found.transaction.append(await _rate(self._in_transactions, sizes.sdk))
 
     async def _enqueue(self, number: int) -> None:
-        payload, ids = msgspec.msgpack.encode(PAYLOAD), new_ids(2 * number)
+        payload, ids = msgspec.msgpack.encode(PAYLOAD), self._ids
 
         async def put(_batch: int) -> None:
             entries = [

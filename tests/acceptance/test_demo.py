@@ -72,8 +72,8 @@ async def the_worker(typed):
 
 async def test_up_runs_tasks_and_commands_on_a_worker_of_its_own(typed):
     up = await typed("up", "--app", "tasks.py")
-    banner = [await up.line(40) for _ in range(6)]
-    assert "tasks of tasks.py and commands" in banner[5]
+    banner = [await up.line(40) for _ in range(7)]
+    assert "tasks of tasks.py and commands" in banner[6]
     assert "is up" in (await out(await typed("status"))).splitlines()[-1]
     assert (await out(await typed("submit", "double", "21", "--wait"))).splitlines()[-1] == "42"
     assert "SUCCEEDED" in await out(await typed("submit", "--wait", "--", "true"))

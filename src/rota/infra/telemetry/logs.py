@@ -19,7 +19,7 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -28,6 +28,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from rota.infra.telemetry.redaction import redact
 
 Format = Literal["json", "console"]
+CHATTY: Final = ("httpx", "httpcore")
+"""Libraries that tell of each call what we tell, if anything is wrong with it."""
 
 
 def configure(format: Format = "json", level: str = "info") -> None:  # noqa: A002 - the setting's name
@@ -42,6 +44,8 @@ def configure(format: Format = "json", level: str = "info") -> None:  # noqa: A0
     root = logging.getLogger()
     root.handlers[:] = [_Forward()]
     root.setLevel(lowest)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(max(lowest, logging.WARNING))
     logging.captureWarnings(capture=True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread

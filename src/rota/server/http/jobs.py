@@ -70,6 +70,7 @@ class JobRoutes(Controller):
     ) -> Submitted:
         """Submit one job."""
         _continue_trace(request)
+        guard_submission(request.user, data)
         given = _keyed(_owned(data, request.user), key)
         await check_after(request.user, desk, [given])
         return await desk.together.submit(given)
@@ -78,7 +79,10 @@ class JobRoutes(Controller):
     async def submit_jobs(self, request: Ask, desk: AtDesk) -> Several:
         """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
         _continue_trace(request)
-        given = [_owned(each, request.user) for each in await read_many(request, most=BULK_MAX)]
+        read = await read_many(request, most=BULK_MAX)
+        for one in {(each.show, each.priority): each for each in read}.values():
+            guard_submission(request.user, one)
+        given = [_owned(each, request.user) for each in read]
         await check_after(request.user, desk, given)
         return Several(await desk.submitter.write(plans_of(given)))
 
@@ -138,7 +142,6 @@ def _continue_trace(request: Ask) -> None:
 
 def _owned(submission: Submission, actor: Actor) -> Submission:
     """In the name of whoever sent it: nobody submits as somebody else."""
-    guard_submission(actor, submission)
     if submission.principal and submission.principal != actor.name:
         raise Forbidden(
             f"The key {actor.name} cannot submit as principal {submission.principal[:64]!r}: leave principal out."

@@ -122,7 +122,11 @@ def _set_answer(operation: dict[str, Any], shape: dict[str, Any] | None) -> None
 def _set_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
     """The data of each event is an Event as JSON; who comes again after the last of a job gets nothing."""
     _shape(Event, shapes)
-    told = {"type": "string", "description": "Server-sent events; the data of each is an Event as JSON."}
+    told = {
+        "type": "object",
+        "description": "Server-sent events; the data of each is an Event as JSON.",
+        "properties": {part: {"type": "string"} for part in ("id", "event", "data")},
+    }
     operation["responses"]["200"]["content"] = {STREAM: {"schema": told}}
     operation["responses"]["204"] = {"description": "Nothing follows."}
 
