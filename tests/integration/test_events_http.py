@@ -312,7 +312,8 @@ async def test_ten_thousand_reconnects_leave_nothing_behind(farm):
     tasks, files, objects = len(asyncio.all_tasks()), _files(), _objects()
     await all_of_them(RECONNECTS)
     assert len(asyncio.all_tasks()) <= tasks + 2
-    assert _files() <= files + 2
+    # The pool of PostgreSQL may have grown meanwhile, by as many as it may have.
+    assert _files() <= files + farm.settings.postgres.pool_max
     assert _objects() - objects < RECONNECTS / 2, "something is left of each"
 
 

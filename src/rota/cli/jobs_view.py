@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
@@ -20,9 +18,6 @@ from rota.model.job_frames import format_frames
 from rota.model.lifecycle import ENDS, FrameState, JobState
 from rota.model.reasons import Reason
 from rota.model.units import span
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 NO_JOBS: Final = "There is no such job: `rota submit` makes one."
 VALUE_CHARS: Final = 100
@@ -50,34 +45,6 @@ def decoded(data: bytes) -> Any:
 
 def as_text(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-class Bar:
-    """How far a job is, on standard error and only where a person looks."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._progress = Progress(*columns, console=output.console(sys.stderr), transient=True)
-            self._progress.start()
-        return self
-
-    def __exit__(self, _kind: object, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def show(self, job: Job) -> None:
-        if self._progress is None:
-            return
-        if self._task is None:
-            self._task = self._progress.add_task("", total=_frames(job))
-        self._progress.update(self._task, description=f"{job.name} {job.state.lower()}", completed=_ended(job))
 
 
 def submitted_page(submitted: Submitted, job: Job) -> Page:

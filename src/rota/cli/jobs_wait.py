@@ -25,6 +25,7 @@ from rota.model.errors import BlobMissing, InvalidInput, NotEnded, SetupFailed
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
 from rota.model.settings import Settings
+from rota.sdk.bar import Bar
 
 FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 0.25
@@ -37,11 +38,11 @@ async def until_ended(
     *,
     form: Form,
     within_s: float | None = None,
-    picture: view.Bar | Watching | None = None,
+    picture: Bar | Watching | None = None,
 ) -> int:
     """The exit status."""
     try:
-        job = await _ended(jobs, which, within_s, picture or view.Bar())
+        job = await _ended(jobs, which, within_s, picture or Bar())
     except asyncio.CancelledError:
         output.aside(f"Not waiting any more; the job goes on: `rota job wait {which}`, `rota job cancel {which}`.")
         raise
@@ -55,7 +56,7 @@ async def until_ended(
     return of_job(job.state)
 
 
-async def _ended(jobs: Jobs, which: JobId, within_s: float | None, picture: view.Bar | Watching) -> Job:
+async def _ended(jobs: Jobs, which: JobId, within_s: float | None, picture: Bar | Watching) -> Job:
     """The job as it ended, or as it is when the time is over."""
     deadline = None if within_s is None else time.monotonic() + within_s
     pause_s = FIRST_LOOK_S
