@@ -28,7 +28,9 @@ from rota.server.http.wire import Ask
 
 BYTES: Final = "application/octet-stream"
 FOLLOW_S: Final = 3600.0
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.25
+COMES_S: Final = 1.0
+"""What a frame wrote is there so much later than its end at most, unless much is written."""
 FILES_LOOKED_AT: Final = 10_000
 
 FrameNumber = Annotated[int | None, QueryParameter(ge=0, le=FRAME_LAST, description="A frame, by its number.")]
@@ -178,17 +180,20 @@ class OutputRoutes(Controller):
 
 
 async def _written(desk: Desk, wanted: Wanted, at: int, follow_s: float) -> AsyncIterator[bytes]:
-    """What is there, and for `follow_s` what comes: until it ends, or the job has ended and nothing came any more."""
+    """What is there, and for `follow_s` what comes: until it ends, or the job has and nothing came for a moment."""
     until = time.monotonic() + follow_s
+    ended_at: float | None = None
     while True:
-        ended = follow_s and (await desk.jobs.get(wanted.job)).state.terminal
+        if follow_s and ended_at is None and (await desk.jobs.get(wanted.job)).state.terminal:
+            ended_at = time.monotonic()
         pieces = await wanted.read(desk.logs, at)
         for piece in pieces:
             at = piece.at + len(piece.data)
             yield piece.data
         if len(pieces) == READ_MAX:
             continue
-        if any(piece.last for piece in pieces) or ended or time.monotonic() >= until or await _stops(desk):
+        over = time.monotonic() >= (until if ended_at is None else min(until, ended_at + COMES_S))
+        if any(piece.last for piece in pieces) or over or await _stops(desk):
             return
 
 
