@@ -277,3 +277,19 @@ async def test_what_waits_is_counted_by_why(rig):
 
 def value(gauge, reason):
     return gauge.labels(reason)._value.get()
+
+
+async def test_a_worker_that_becomes_free_while_an_explanation_is_made_changes_nothing_of_it(rig):
+    rig.beat("w", slots=4, capabilities=("task.noop",))
+    await rig.submit("film", frames=4)
+    await rig.turn()
+    job = await rig.submit("film")
+    read = rig.explainer._reads.holders_of
+
+    async def free_meanwhile(*asked):
+        rig.beat("w", slots=100, capabilities=("task.noop",))
+        return await read(*asked)
+
+    rig.explainer._reads.holders_of = free_meanwhile
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["quota_subscription", "pool_overloaded"]

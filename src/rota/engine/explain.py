@@ -43,7 +43,7 @@ from rota.model.lifecycle import FrameState, JobState
 from rota.model.quota import Ask, Level
 from rota.model.reasons import Reason, Tier
 from rota.model.work import TASK_CAPABILITY
-from rota.placement import Pool, Registry
+from rota.placement import Explanation, Pool, Registry
 from rota.placement.explaining import eligible
 from rota.queue import Queue
 
@@ -73,6 +73,14 @@ class Look:
     def queued(self) -> bool:
         """Whether its frames are in the queue, and may leave it."""
         return self.job.state not in (JobState.PENDING, JobState.APPROVAL_REQUIRED) and self.row["ends_as"] is None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Why there is no place for any of a layer in these pools, and how many of their workers know its task."""
+
+    found: Explanation
+    knows: int
+    pools: Sequence[Pool]
 
 
 class Explainer:
@@ -186,13 +194,16 @@ class Explainer:
         ask = Ask(key.cls.cores, key.cls.gpus)
         decided = decide(partial(look.registry.look, key.cls), min(frames, BATCH), met, ask)
         pools = eligible(key.cls, look.registry.routes).pools
+        full = {each.pool for each in decided.refused if each.level is Level.SUBSCRIPTION}
+        misplaced = not decided.placed or (decided.refused_by is Reason.POOL_OVERLOADED and not decided.starts)
+        # In one breath with the decision: workers of a server change whenever we wait for anything.
+        seen = _seen(look.registry, layer, key, [each for each in pools if each.id not in full]) if misplaced else None
         refused = decided.refused if decided.placed else _nowhere(ask, met, pools)
         found = [await self._over_quota(look.job, layer, key, each, met) for each in refused]
         if met.undecided is not None:
             found = [causes.books_away(layer, met.undecided)]
-        full = {each.pool for each in decided.refused if each.level is Level.SUBSCRIPTION}
-        if not decided.placed or (decided.refused_by is Reason.POOL_OVERLOADED and not decided.starts):
-            found.append(await self._misplaced(look, layer, key, [pool for pool in pools if pool.id not in full]))
+        if seen is not None:
+            found.append(await self._misplaced(layer, key, seen))
         return decided, found
 
     async def _over_quota(self, job: Job, layer: Layer, key: QueueKey, refused: Refused, met: Standings) -> Cause:
@@ -206,15 +217,11 @@ class Explainer:
         holders = await self._reads.holders_of(key.show, refused.level, ids[refused.level])
         return causes.of_quota(job, layer, refused, met, holders)
 
-    async def _misplaced(self, look: Look, layer: Layer, key: QueueKey, pools: Sequence[Pool]) -> Cause:
-        """Why there is no place for any of it in these pools."""
-        found = look.registry.explain(key.cls, pools)
-        names = {pool.name for pool in pools}
-        task = f"{TASK_CAPABILITY}{layer.work.task}".lower()
-        knows = sum(worker.pool in names and task in worker.capabilities for worker in look.registry.workers.values())
-        full = found.reason is Reason.POOL_OVERLOADED
-        holders = await self._reads.holders_of_pools([pool.id for pool in pools]) if full else []
-        return causes.of_placement(layer, key.cls, found, [pool.name for pool in pools], knows=knows, holders=holders)
+    async def _misplaced(self, layer: Layer, key: QueueKey, seen: Seen) -> Cause:
+        full = seen.found.reason is Reason.POOL_OVERLOADED
+        holders = await self._reads.holders_of_pools([pool.id for pool in seen.pools]) if full else []
+        names = [pool.name for pool in seen.pools]
+        return causes.of_placement(layer, key.cls, seen.found, names, knows=seen.knows, holders=holders)
 
     async def _position(self, look: Look, layer: Layer) -> tuple[Position, Before]:
         before = look.board.before(layer.queue, look.job.priority)
@@ -231,6 +238,13 @@ class Explainer:
         await board.look()
         await board.look_at_shares()
         return board
+
+
+def _seen(registry: Registry, layer: Layer, key: QueueKey, pools: Sequence[Pool]) -> Seen:
+    names = {pool.name for pool in pools}
+    task = f"{TASK_CAPABILITY}{layer.work.task}".lower()
+    knows = sum(worker.pool in names and task in worker.capabilities for worker in registry.workers.values())
+    return Seen(registry.explain(key.cls, pools), knows, pools)
 
 
 def _nowhere(ask: Ask, met: Standings, pools: Sequence[Pool]) -> list[Refused]:
