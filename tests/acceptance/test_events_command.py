@@ -9,6 +9,7 @@ import pytest
 from rota.cli import events as command
 from rota.local.api_key import Endpoint
 from rota.model.events import Event
+from rota.sdk.events import followed
 from rota.sdk.wire import Wire
 from tests.ground.commands import Terminal
 from tests.ground.waiting import until
@@ -105,8 +106,8 @@ async def test_it_goes_on_after_every_cut_without_loss_or_double(farm):
     wire = Wire(lambda: Endpoint(farm.replica.listen_url, key))
 
     async def follow():
-        async for told in command.stream(wire, {"kind": "job"}):
-            seen.append(int(json.loads(told)["job"].replace("-", ""), 16))
+        async for told in followed(wire, command.PATH, {"kind": "job"}, on_away=command._say_away):
+            seen.append(int(json.loads(told.data)["job"].replace("-", ""), 16))
 
     following = asyncio.create_task(follow())
     try:

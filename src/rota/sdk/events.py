@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 from rota.model.errors import RateLimited, Unavailable
 from rota.model.sse import Reading, Told
-from rota.sdk.wire import Wire
+from rota.sdk.wire import STREAK_MAX, Silent, Wire
 
 NO_CONTENT: Final = 204
 
 
 async def followed(
-    wire: Wire, path: str, query: Mapping[str, object] | None = None, *, after: str = ""
+    wire: Wire,
+    path: str,
+    query: Mapping[str, object] | None = None,
+    *,
+    after: str = "",
+    on_away: Callable[[Unavailable], None] | None = None,
 ) -> AsyncIterator[Told]:
-    """Until the server says that there are no more. Raises Unavailable when it has been away for about a minute."""
+    """Until the server says that there are no more. Raises Unavailable when it has been away for about a minute; with
+    `on_away`, which is called when it goes away, it is waited for as long as it takes."""
     reading, streak = Reading(after), 0
     while True:
         wait_s = 0.0
@@ -30,7 +36,10 @@ async def followed(
                     return
         except RateLimited as busy:
             wait_s = float(str(busy.facts.get("retry_after_s", 1)))
-        except Unavailable:
-            pass  # gone on below
-        streak += 1
+        except Silent:
+            pass  # a line comes every fifteen seconds, so nobody is there any more: gone on below
+        except Unavailable as away:
+            if on_away is not None and not streak:
+                on_away(away)
+        streak = streak + 1 if on_away is None else min(streak + 1, STREAK_MAX)
         await wire.pause(streak, wait_s)
