@@ -2,12 +2,13 @@
 
 from rota.infra.redis.client import check_fit, connect, health
 from rota.infra.redis.failures import guard
-from rota.infra.redis.keys import Keys, ShowKeys
+from rota.infra.redis.keys import AgentKeys, Keys, ShowKeys
 from rota.infra.redis.script import Script, script
 from rota.infra.redis.server_time import ServerTime
 from rota.infra.redis.target import RedisTarget
 
 __all__ = [
+    "AgentKeys",
     "Keys",
     "RedisTarget",
     "Script",

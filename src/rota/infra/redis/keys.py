@@ -33,7 +33,20 @@ ACCT_BUCKETS: Final = "acct:buckets:{show}"
 ACCT_CHARGES: Final = "acct:charges:{show}"
 ACCT_SHADOW: Final = "acct:shadow:{show}"
 
+AGENTS_WAITING: Final = "waiting"
+AGENTS_WORKING: Final = "working"
+AGENTS_RUNS: Final = "working-runs"
+AGENTS_LEADER: Final = "cleanup-leader"
+"""Names of agents' keys as long as no setting changes them; all but the last have one more for each further group."""
+
 PATTERNS: Final = (
+    AGENTS_WAITING,
+    f"{AGENTS_WAITING}:{{group}}",
+    AGENTS_WORKING,
+    f"{AGENTS_WORKING}:{{group}}",
+    AGENTS_RUNS,
+    f"{AGENTS_RUNS}:{{group}}",
+    AGENTS_LEADER,
     BREAKER_FAILURES,
     BREAKER_STATE,
     WORKERS_SNAPSHOT,
@@ -84,6 +97,14 @@ class Keys:
         """The lock of who writes the snapshot."""
         return self.key(SNAPSHOT_WRITER)
 
+    def of_agents(self, group: str = "", waiting: str = AGENTS_WAITING, working: str = AGENTS_WORKING) -> AgentKeys:
+        """Keys of the agents of one group, under the names of the settings."""
+        return AgentKeys(self, group, waiting, working)
+
+    def agents_leader(self, name: str = AGENTS_LEADER) -> str:
+        """Who leads the cleanup of agents, for people to read."""
+        return self.key("{name}", name=name)
+
     def of_show(self, show: str) -> ShowKeys:
         """Keys of the books of one show."""
         if show not in self._shows:
@@ -125,6 +146,18 @@ class Keys:
     def _matcher(self, pattern: str) -> re.Pattern[str]:
         varying = re.sub(r"\\\{\w+\\\}", lambda _: _WORD.pattern, re.escape(pattern))
         return re.compile(re.escape(self.prefix) + varying + re.escape(self._tag))
+
+
+class AgentKeys:
+    """The two sets of agents, and the stamps of those that run."""
+
+    def __init__(self, keys: Keys, group: str, waiting: str, working: str) -> None:
+        def named(name: str) -> str:
+            return keys.key("{name}:{group}", name=name, group=group) if group else keys.key("{name}", name=name)
+
+        self.waiting = named(waiting)
+        self.working = named(working)
+        self.runs = named(f"{working}-runs")
 
 
 class ShowKeys:

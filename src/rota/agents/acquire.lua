@@ -1,0 +1,33 @@
+-- script: acquire
+-- use scores
+-- key waiting  zset  waiting|waiting:{group}
+-- key working  zset  working|working:{group}
+-- key runs     hash  working-runs|working-runs:{group}   name -> run, owner, due (us), acquired (us)
+-- arg owner    int   fence of the member's lease
+-- arg asked    packed  {name, due (us) as it was seen, run, timeout (ms)}
+-- reply acquired now_ms:int places:packed   which of the asked are ours, from 1
+--   Taken is who is due now, by this clock, and waits with the very score that was seen: whoever ran and came back since
+--   has another one. Asked again after a lost reply, with the same runs, it names the same.
+
+local now = now_us()
+local now_ms = math.floor(now / 1000)
+local until_now = due_until(now)
+local places = {}
+for place, each in ipairs(asked) do
+  local name, seen, run, timeout_ms = each[1], each[2], each[3], each[4]
+  local found = redis.call('ZSCORE', waiting, name)
+  if found then
+    if redis.call('ZSCORE', working, name) then
+      -- In one set at most: who runs comes back when that run is over.
+      redis.call('ZREM', waiting, name)
+    elseif micros(found) == seen and seen <= until_now then
+      redis.call('ZREM', waiting, name)
+      redis.call('ZADD', working, score((now_ms + timeout_ms) * 1000), name)
+      redis.call('HSET', runs, name, table.concat({whole(run), whole(owner), whole(seen), whole(now)}, ' '))
+      places[#places + 1] = place
+    end
+  elseif read_stamp(redis.call('HGET', runs, name)) == run then
+    places[#places + 1] = place
+  end
+end
+return {'acquired', now_ms, cmsgpack.pack(places)}

@@ -1,0 +1,151 @@
+-- Recurring agents: what they are, who runs them, and what came of it. See docs/adr/0018-agents.md.
+
+-- A block of 1024 run numbers for each call: a number is never given twice, whatever Redis forgets.
+CREATE SEQUENCE rota.agent_run_block;
+
+CREATE TABLE rota.agent (
+  name         text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),
+  shard_group  text NOT NULL DEFAULT '',
+  spec         jsonb NOT NULL,
+  ts_due       timestamptz,
+  ts_slot      timestamptz,
+  queued       boolean NOT NULL DEFAULT false,
+  paused       boolean NOT NULL DEFAULT false,
+  streak       integer NOT NULL DEFAULT 0,
+  failure      text,
+  error        text,
+  runs         bigint NOT NULL DEFAULT 0,
+  ts_declared  timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);  -- room for the next due time in the same page, so that it touches no index
+
+COMMENT ON COLUMN rota.agent.ts_due IS 'When it runs next, by the clock of Redis; null: never again.';
+COMMENT ON COLUMN rota.agent.ts_slot IS 'The moment of its schedule that the next run is for; a retry comes later than its slot.';
+COMMENT ON COLUMN rota.agent.queued IS 'One more run is wanted as soon as the present one has ended.';
+COMMENT ON COLUMN rota.agent.streak IS 'Failures in a row, on whatever replica.';
+COMMENT ON COLUMN rota.agent.runs IS 'Runs that have ended; the next one is written to place runs % 50 of the ring.';
+
+CREATE TABLE rota.agent_running (
+  name         text PRIMARY KEY REFERENCES rota.agent ON DELETE CASCADE,
+  run          bigint NOT NULL,
+  lease        text NOT NULL,
+  fence        bigint NOT NULL,
+  replica      text NOT NULL,
+  quarantined  boolean NOT NULL DEFAULT false,
+  ts_due       timestamptz NOT NULL,
+  ts_acquired  timestamptz NOT NULL,
+  ts_deadline  timestamptz NOT NULL
+);
+
+COMMENT ON TABLE rota.agent_running IS 'The present run of each agent. The primary key is why an agent never overlaps itself.';
+COMMENT ON COLUMN rota.agent_running.fence IS 'With lease: the grant in rota.lease for as long as which this run lives.';
+
+CREATE TABLE rota.agent_run (
+  name         text NOT NULL REFERENCES rota.agent ON DELETE CASCADE,
+  place        smallint NOT NULL,
+  run          bigint NOT NULL,
+  replica      text NOT NULL,
+  outcome      text NOT NULL CHECK (outcome IN ('SUCCEEDED', 'FAILED', 'TIMEOUT', 'CANCELLED', 'LOST', 'SKIPPED')),
+  failure      text,
+  error        text,
+  took_ms      bigint NOT NULL,
+  ts_due       timestamptz NOT NULL,
+  ts_started   timestamptz NOT NULL,
+  PRIMARY KEY (name, place)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE rota.agent_run IS 'The last 50 runs of each agent: a ring, so that it never needs pruning.';
+
+-- Whoever begins, ends, seizes or changes runs locks the agents first, in the order of their names.
+
+-- Take runs for those that may begin. A row for each name: its verdict, and what to do with the others.
+CREATE FUNCTION rota.agents_begin(of_lease text, of_fence bigint, by_replica text, names text[], numbers bigint[], at_ms bigint,
+                                  timeouts_ms bigint[])
+RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  at timestamptz := to_timestamp(at_ms / 1000.0);
+BEGIN
+  PERFORM rota.assert_fence(of_lease, of_fence);
+  PERFORM FROM rota.agent a WHERE a.name = ANY (names) ORDER BY a.name FOR NO KEY UPDATE;
+  INSERT INTO rota.agent_running (name, run, lease, fence, replica, ts_due, ts_acquired, ts_deadline)
+  SELECT a.name, asked.number, of_lease, of_fence, by_replica, a.ts_due, at, at + make_interval(secs => asked.timeout_ms / 1000.0)
+  FROM unnest(names, numbers, timeouts_ms) AS asked (name, number, timeout_ms) JOIN rota.agent a ON a.name = asked.name
+  WHERE NOT a.paused AND a.ts_due <= at
+  ON CONFLICT DO NOTHING;
+  RETURN QUERY
+    SELECT asked.name,
+           CASE WHEN r.run = asked.number THEN 'begun' WHEN a.name IS NULL THEN 'unknown' WHEN r.run IS NOT NULL THEN 'running'
+                WHEN a.paused THEN 'paused' ELSE 'early' END,
+           (extract(epoch FROM a.ts_due) * 1000)::bigint, (extract(epoch FROM a.ts_slot) * 1000)::bigint, coalesce(a.streak, 0)
+    FROM unnest(names, numbers) AS asked (name, number)
+    LEFT JOIN rota.agent a ON a.name = asked.name LEFT JOIN rota.agent_running r ON r.name = asked.name;
+END $$;
+
+COMMENT ON FUNCTION rota.agents_begin IS
+  'Asked again with the same numbers, after a lost reply, it finds the runs that were begun.';
+
+-- What all ends have in common: the run leaves, its history and the next due time come. Rows come back for what was ours.
+CREATE FUNCTION rota.agents_ended(ended jsonb) RETURNS TABLE (name text, run bigint, due_ms bigint)
+LANGUAGE sql AS $$
+  WITH told AS (
+    SELECT * FROM jsonb_to_recordset(ended) AS e
+      (name text, run bigint, outcome text, failure text, error text, took_ms bigint, streak integer, due_ms bigint, slot_ms bigint)
+  ), gone AS (
+    DELETE FROM rota.agent_running r USING told t WHERE r.name = t.name AND r.run = t.run RETURNING r.*
+  ), planned AS (
+    UPDATE rota.agent a
+    SET ts_due = CASE WHEN a.queued THEN least(a.ts_due, to_timestamp(t.due_ms / 1000.0)) ELSE to_timestamp(t.due_ms / 1000.0) END,
+        ts_slot = CASE WHEN t.outcome IN ('CANCELLED', 'LOST') THEN a.ts_slot ELSE to_timestamp(t.slot_ms / 1000.0) END,
+        queued = false, streak = coalesce(t.streak, a.streak), runs = a.runs + 1,
+        failure = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.failure ELSE t.failure END,
+        error = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.error ELSE t.error END
+    FROM gone g JOIN told t ON t.name = g.name WHERE a.name = g.name
+    RETURNING a.name, a.runs, a.paused, a.ts_due
+  ), noted AS (
+    INSERT INTO rota.agent_run AS h (name, place, run, replica, outcome, failure, error, took_ms, ts_due, ts_started)
+    SELECT g.name, (p.runs - 1) % 50, g.run, g.replica, t.outcome, t.failure, t.error, t.took_ms, g.ts_due, g.ts_acquired
+    FROM gone g JOIN told t ON t.name = g.name JOIN planned p ON p.name = g.name
+    ON CONFLICT (name, place) DO UPDATE
+    SET run = EXCLUDED.run, replica = EXCLUDED.replica, outcome = EXCLUDED.outcome, failure = EXCLUDED.failure,
+        error = EXCLUDED.error, took_ms = EXCLUDED.took_ms, ts_due = EXCLUDED.ts_due, ts_started = EXCLUDED.ts_started
+  )
+  SELECT g.name, g.run, CASE WHEN NOT p.paused THEN (extract(epoch FROM p.ts_due) * 1000)::bigint END
+  FROM gone g JOIN planned p ON p.name = g.name
+$$;
+
+-- The owner ends runs of its own. A run that is not its own any more is left alone, and not among the rows.
+CREATE FUNCTION rota.agents_end(of_lease text, of_fence bigint, ended jsonb) RETURNS TABLE (name text, run bigint, due_ms bigint)
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM rota.assert_fence(of_lease, of_fence);
+  PERFORM FROM rota.agent a WHERE a.name IN (SELECT e.value ->> 'name' FROM jsonb_array_elements(ended) AS e)
+  ORDER BY a.name FOR NO KEY UPDATE;
+  RETURN QUERY SELECT * FROM rota.agents_ended(ended);
+END $$;
+
+-- Runs whose member is gone since `grace_s`: they are lost, and their agents due at once.
+CREATE FUNCTION rota.agents_seize(of_lease text, of_fence bigint, grace_s float8, most integer)
+RETURNS TABLE (name text, run bigint, due_ms bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+  found text[];
+BEGIN
+  PERFORM rota.assert_fence(of_lease, of_fence);
+  found := ARRAY(SELECT r.name FROM rota.agent_running r WHERE NOT rota.agents_member_lives(r.lease, r.fence, grace_s)
+                 ORDER BY r.name LIMIT most);
+  PERFORM FROM rota.agent a WHERE a.name = ANY (found) ORDER BY a.name FOR NO KEY UPDATE;
+  RETURN QUERY SELECT * FROM rota.agents_ended((
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+      'name', r.name, 'run', r.run, 'outcome', 'LOST', 'error', format('Its replica %s is gone.', r.replica), 'streak', a.streak,
+      'took_ms', greatest(0, (extract(epoch FROM clock_timestamp() - r.ts_acquired) * 1000)::bigint),
+      'due_ms', (extract(epoch FROM r.ts_due) * 1000)::bigint)), '[]')
+    FROM rota.agent_running r JOIN rota.agent a ON a.name = r.name
+    WHERE r.name = ANY (found) AND NOT rota.agents_member_lives(r.lease, r.fence, grace_s)));
+END $$;
+
+CREATE FUNCTION rota.agents_member_lives(of_lease text, of_fence bigint, grace_s float8) RETURNS boolean
+LANGUAGE sql AS $$
+  SELECT EXISTS (SELECT FROM rota.lease l WHERE l.name = of_lease AND l.fence = of_fence AND l.holder IS NOT NULL
+                 AND l.expires_at > clock_timestamp() - make_interval(secs => grace_s))
+$$;

@@ -1,0 +1,25 @@
+-- script: repopulate
+-- use scores
+-- key waiting  zset  waiting|waiting:{group}
+-- key working  zset  working|working:{group}
+-- arg idle     packed  {name, due (us)} of agents that PostgreSQL knows no run of
+-- reply repopulated added:int lowered:int
+--   A score is never raised: one that is too early is put right when its run is refused, one that was just lowered by
+--   somebody else would be lost.
+
+local added, lowered = 0, 0
+for _, each in ipairs(idle) do
+  local name, due = each[1], each[2]
+  local found = redis.call('ZSCORE', waiting, name)
+  if found then
+    if micros(found) - micros(found) % 1000 > due then
+      redis.call('ZREM', waiting, name)
+      wait(name, due)
+      lowered = lowered + 1
+    end
+  elseif not redis.call('ZSCORE', working, name) then
+    wait(name, due)
+    added = added + 1
+  end
+end
+return {'repopulated', added, lowered}

@@ -1,0 +1,201 @@
+"""The sorted sets of agents in Redis: who waits, who runs, under which stamp.
+
+Every move is one script, for `BATCH_MAX` agents at most: longer batches would make everybody else wait for
+milliseconds. Times in scripts are microseconds on the server's clock, the last three digits of a due time being its
+place among equals. After a lost reply `acquire` and `finish` may be asked again with the same runs, the rest any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Final, TypeVar
+
+import msgspec
+from redis.asyncio import Redis
+
+from rota.infra import faults
+from rota.infra.redis import AgentKeys, script
+from rota.model.errors import ScriptFailed
+
+BATCH_MAX: Final = 200
+T = TypeVar("T")
+
+
+class Ready(msgspec.Struct, frozen=True):
+    now_us: int
+    names: tuple[bytes, ...]
+    dues_us: tuple[int, ...]
+    count: int
+    next_us: int
+
+
+class Acquired(msgspec.Struct, frozen=True):
+    now_ms: int
+    places: list[int]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    moved: int
+    added: int
+    stale: int
+
+
+class Repopulated(msgspec.Struct, frozen=True):
+    added: int
+    lowered: int
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    count: int
+
+
+class Running(msgspec.Struct, frozen=True):
+    now_us: int
+    names: tuple[bytes, ...]
+    deadlines_us: tuple[int, ...]
+    runs: tuple[int, ...]
+    owners: tuple[int, ...]
+
+
+READY = script(__package__, "ready", replies=Ready)
+ACQUIRE = script(__package__, "acquire", replies=Acquired)
+FINISH = script(__package__, "finish", replies=Finished)
+REPOPULATE = script(__package__, "repopulate", replies=Repopulated)
+FORGET = script(__package__, "forget", replies=Forgotten)
+RUNNING = script(__package__, "running", replies=Running)
+SCRIPTS: Final = (READY, ACQUIRE, FINISH, REPOPULATE, FORGET, RUNNING)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """An agent that is due, and the score it was seen with."""
+
+    name: str
+    due_us: int
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What `ready` saw. `count` is how many are due in all; `next_ms` is 0 when nobody waits for later."""
+
+    now_ms: int
+    candidates: list[Candidate]
+    count: int
+    next_ms: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One that runs, as Redis has it; run and owner are 0 where it has no stamp."""
+
+    name: str
+    deadline_ms: int
+    run: int
+    owner: int
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A candidate that is asked for, under a run number of ours."""
+
+    candidate: Candidate
+    run: int
+    timeout_ms: int
+
+
+class Over(msgspec.Struct, frozen=True):
+    """A run that PostgreSQL knows to be over. `due_ms` None: its agent waits for nothing."""
+
+    name: str
+    run: int
+    due_ms: int | None
+    add: bool = False
+    """Whether the agent is to wait even if Redis knows nothing of it."""
+
+
+class Sets:
+    """The sets of one group."""
+
+    def __init__(self, client: Redis, keys: AgentKeys) -> None:
+        self.client = client
+        self.keys = keys
+
+    async def ready(self, limit: int, offset: int = 0) -> Look:
+        with self._telling():
+            found = await READY(self.client, waiting=self.keys.waiting, offset=offset, limit=min(limit, BATCH_MAX))
+        pairs = zip(found.names, found.dues_us, strict=True)
+        candidates = [Candidate(text(name), due_us) for name, due_us in pairs]
+        # The next due time rounded down: whoever wakes by it is never late, and asks again if it was early.
+        return Look(found.now_us // 1000, candidates, found.count, found.next_us // 1000)
+
+    async def acquire(self, owner: int, claims: Sequence[Claim]) -> tuple[int, list[Claim]]:
+        """The server's time in ms, and those of the claims that are ours now."""
+        assert len(claims) <= BATCH_MAX, "a batch is short"
+        asked = [(each.candidate.name, each.candidate.due_us, each.run, each.timeout_ms) for each in claims]
+        with self._telling():
+            found = await ACQUIRE(self.client, **self._both(), runs=self.keys.runs, owner=owner, asked=asked)
+        faults.reply("agents.acquire")
+        return found.now_ms, [claims[place - 1] for place in found.places]
+
+    async def finish(self, over: Iterable[Over]) -> Finished:
+        moved = added = stale = 0
+        for part in parts(over):
+            told = [(each.name, each.run, (each.due_ms or 0) * 1000, each.add) for each in part]
+            with self._telling():
+                found = await FINISH(self.client, **self._both(), runs=self.keys.runs, over=told)
+            faults.reply("agents.finish")
+            moved, added, stale = moved + found.moved, added + found.added, stale + found.stale
+        return Finished(moved, added, stale)
+
+    async def repopulate(self, idle: Iterable[tuple[str, int]]) -> Repopulated:
+        """Bring agents that have no run, with their due times (ms), back to where they belong."""
+        added = lowered = 0
+        for part in parts(idle):
+            told = [(name, due_ms * 1000) for name, due_ms in part]
+            with self._telling():
+                found = await REPOPULATE(self.client, **self._both(), idle=told)
+            added, lowered = added + found.added, lowered + found.lowered
+        return Repopulated(added, lowered)
+
+    async def forget(self, names: Iterable[str], *, everywhere: bool = False) -> int:
+        """Take agents out of `waiting`, or out of both sets, whoever runs them."""
+        given = {**self._both(), "runs": self.keys.runs, "everywhere": everywhere}
+        batches = parts(name.encode(errors="surrogateescape") for name in names)
+        with self._telling():
+            return sum([(await FORGET(self.client, **given, name=batch)).count for batch in batches])
+
+    async def running(self, offset: int = 0, limit: int = BATCH_MAX) -> tuple[int, list[Entry]]:
+        """The server's time in ms, and those that run, the one whose deadline is first before others."""
+        keys = self.keys
+        with self._telling():
+            found = await RUNNING(self.client, working=keys.working, runs=keys.runs, offset=offset, limit=limit)
+        columns = zip(found.names, found.deadlines_us, found.runs, found.owners, strict=True)
+        entries = [Entry(text(name), deadline // 1000, run, owner) for name, deadline, run, owner in columns]
+        return found.now_us // 1000, entries
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A key that somebody else has made something of is named."""
+        try:
+            yield
+        except ScriptFailed as failed:
+            if failed.facts.get("word") != "WRONGTYPE":
+                raise
+            keys = self.keys
+            raise ScriptFailed(
+                f"One of the Redis keys {keys.waiting}, {keys.working} and {keys.runs} is in use for something else:"
+                " remove it, or choose other names with redis.scheduler.keys.",
+                **failed.facts,
+            ) from failed
+
+    def _both(self) -> dict[str, str]:
+        return {"waiting": self.keys.waiting, "working": self.keys.working}
+
+
+def text(name: bytes) -> str:
+    """A member as text. Whoever writes to our sets may write anything: it is no agent then, and can be forgotten."""
+    return name.decode(errors="surrogateescape")
+
+
+def parts(items: Iterable[T], most: int = BATCH_MAX) -> Iterator[list[T]]:
+    left = iter(items)
+    while part := list(islice(left, most)):
+        yield part
