@@ -18,7 +18,6 @@ SOURCE = Path(rota.__file__).parent
 DECLARED = {"accounting", "agents", "lifecycle", "process", "rules", "servers", "store", "tree"}
 """Modules that only say what there is, and what contradicts each other."""
 NOT_BUILT = {
-    *("redis.agent", "redis.scheduler"),
     *("safety", "safety_kernel", "input_policy", "output_policy"),
     *("workflow", "saga"),
 }

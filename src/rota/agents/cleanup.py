@@ -1,0 +1,175 @@
+"""Who is left behind: zombies of this replica, runs of replicas that are gone, entries nobody knows.
+
+Whatever is moved, is moved by the run number it was found with, after PostgreSQL was asked, so that two who clean at
+once, or one that was paused in between, do no harm. Nobody judges by what it has registered itself: an agent of another
+replica is known to PostgreSQL. If we die anywhere in between, the next pass, of whoever, goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+from rota.agents.records import Records
+from rota.agents.registry import Registry
+from rota.agents.runs import Run, Runs
+from rota.agents.sets import BATCH_MAX, Entry, Over, Sets
+from rota.infra.clock import Clock
+from rota.infra.lease import Lease
+from rota.infra.telemetry import metrics
+from rota.model.agent import AgentSpec, Outcome
+from rota.model.settings.agents import OrphanCleanup, ZombieCleanup
+
+CLEANED = metrics.counter("rota_agents_cleanup_cleaned", "Agents that were stopped or given back.", labels=("type",))
+GONE_S: Final = 2.0
+"""How long after a member's lease its runs are taken: time for its bodies to end."""
+_NUMERIC = re.compile(rb"[0-9]{9,11}(?:\.[0-9]*)?")
+
+
+class Zombies:
+    """Agents of this process that run past their deadline and threshold."""
+
+    def __init__(self, runs: Runs, wanted: ZombieCleanup, clock: Clock) -> None:
+        self._runs = runs
+        self._wanted = wanted
+        self._clock = clock
+        self._exceptional = re.compile(wanted.exceptional_agents.pattern) if wanted.exceptional_agents.pattern else None
+
+    def dead_man_s(self, spec: AgentSpec) -> float | None:
+        """When after its acquisition a run is stopped; None: never."""
+        if not self._wanted.enabled:
+            return None
+        return (spec.deadline_ms + self._threshold_ms(spec.name)) / 1000
+
+    def sweep(self) -> list[Run]:
+        """Stop those that no timer has stopped, and once more those that ignored it."""
+        now = self._clock.monotonic()
+        found = []
+        for run in list(self._runs.by_name.values()):
+            limit_s = self.dead_man_s(run.spec)
+            if limit_s is not None and now - run.began_at > limit_s:
+                self._runs.stop(run, Outcome.TIMEOUT)
+                found.append(run)
+        CLEANED.labels("zombie").inc(len(found))
+        return found
+
+    def _threshold_ms(self, name: str) -> int:
+        if self._exceptional is not None and self._exceptional.fullmatch(name):
+            return self._wanted.exceptional_agents.threshold_ms
+        return self._wanted.threshold_ms
+
+
+class Heirs:
+    """Takes over from members that are gone. Every member does it; PostgreSQL lets one succeed."""
+
+    def __init__(self, records: Records, sets: Callable[[str], Sets], registry: Registry) -> None:
+        self._records = records
+        self._sets = sets
+        self._registry = registry
+        self._living: frozenset[int] | None = None
+
+    async def inherit(self, lease: Lease) -> int:
+        """How many agents were given back. Their members died, or are paused past their lease."""
+        given_back = 0
+        while seized := await self._records.seize(lease, GONE_S, BATCH_MAX):
+            for group in {each.group for each in seized}:
+                of_group = [each for each in seized if each.group == group]
+                await self._sets(group).finish([Over(each.name, each.run, each.due_ms, add=True) for each in of_group])
+            given_back += len(seized)
+        living = frozenset((await self._records.members()).values())
+        if self._living is None or self._living - living:
+            given_back += await self._stamps_of_the_dead(living)
+        self._living = living
+        CLEANED.labels("orphan").inc(given_back)
+        return given_back
+
+    async def _stamps_of_the_dead(self, living: frozenset[int]) -> int:
+        """Acquired in Redis by a member that died before PostgreSQL heard of it."""
+        given_back = 0
+        for group in self._registry.groups:
+            async for _, entries in pages(self._sets(group)):
+                dead = [each for each in entries if each.owner not in living]
+                given_back += await give_back(self._records, self._sets(group), dead)
+        return given_back
+
+
+class Orphans:
+    """What only one replica needs to look for: entries long past their deadline, and names that are no agents."""
+
+    def __init__(
+        self, records: Records, sets: Callable[[str], Sets], registry: Registry, wanted: OrphanCleanup, clock: Clock
+    ) -> None:
+        self._records = records
+        self._sets = sets
+        self._registry = registry
+        self._wanted = wanted
+        self._clock = clock
+
+    async def sweep(self, mine: Callable[[str], bool] = lambda _name: True) -> int:
+        """One pass within its budget; how many entries were moved or removed. `mine` gates by shard."""
+        until = self._clock.monotonic() + self._wanted.run_budget_ms / 1000 if self._wanted.run_budget_ms else None
+        cleaned = 0
+        for group in self._registry.groups:
+            cleaned += await self._working(self._sets(group), mine, until)
+            cleaned += await self._waiting(self._sets(group), mine, until)
+        CLEANED.labels("orphan").inc(cleaned)
+        return cleaned
+
+    async def _working(self, sets: Sets, mine: Callable[[str], bool], until: float | None) -> int:
+        cleaned = 0
+        async for now_ms, entries in pages(sets):
+            late = [each for each in entries if each.deadline_ms + self._wanted.threshold_ms < now_ms]
+            cleaned += await give_back(self._records, sets, [each for each in late if mine(each.name)])
+            if len(late) < len(entries) or self._is_over(until):
+                break  # the rest has later deadlines
+        return cleaned
+
+    async def _waiting(self, sets: Sets, mine: Callable[[str], bool], until: float | None) -> int:
+        """Agents that PostgreSQL knows stay, however long they wait."""
+        cleaned = offset = 0
+        while not self._is_over(until):
+            look = await sets.ready(BATCH_MAX, offset)
+            before_ms = look.now_ms - self._wanted.threshold_ms
+            late = [each.name for each in look.candidates if each.due_us // 1000 < before_ms]
+            known = await self._records.standing(late)
+            strangers = [name for name in late if name not in known and mine(name) and self._is_removable(name)]
+            removed = await sets.forget(strangers)
+            cleaned += removed
+            offset += len(look.candidates) - removed
+            if len(late) < BATCH_MAX:
+                break
+        return cleaned
+
+    def _is_removable(self, name: str) -> bool:
+        numeric = _NUMERIC.fullmatch(name.encode(errors="surrogateescape"))
+        return self._wanted.remove_numeric_only_agents or not numeric
+
+    def _is_over(self, until: float | None) -> bool:
+        return until is not None and self._clock.monotonic() >= until
+
+
+async def give_back(records: Records, sets: Sets, found: Iterable[Entry]) -> int:
+    """Move entries that PostgreSQL knows no such run of to where it has their agents; how many were moved."""
+    entries = {each.name: each for each in found}
+    if not entries:
+        return 0
+    known = await records.standing(entries)
+    over = [
+        Over(name, each.run, known[name].due_ms if known[name].run is None else None)
+        for name, each in entries.items()
+        if name in known and known[name].run != each.run
+    ]
+    strangers = [name for name in entries if name not in known]
+    return (await sets.finish(over)).moved + await sets.forget(strangers, everywhere=True)
+
+
+async def pages(sets: Sets) -> AsyncIterator[tuple[int, list[Entry]]]:
+    """All that run, with the server's time. What is removed meanwhile may hide others until the next pass."""
+    offset = 0
+    while True:
+        now_ms, entries = await sets.running(offset)
+        yield now_ms, entries
+        offset += len(entries)
+        if len(entries) < BATCH_MAX:
+            return

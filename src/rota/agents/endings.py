@@ -1,0 +1,191 @@
+"""How runs end: PostgreSQL first, which decides whether it is still ours and what comes next, then Redis.
+
+Both steps are repeated until they are done, in order, for as long as this process lives; nothing is dropped. What
+PostgreSQL has ended and Redis has not heard of waits here through any outage of Redis. A member whose lease is lost
+gives up what PostgreSQL has not ended: others have it, or will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from rota.agents.records import End, Records
+from rota.agents.runs import Run
+from rota.agents.sets import BATCH_MAX, Over, Sets
+from rota.infra.clock import Clock
+from rota.infra.lease import Lease
+from rota.infra.telemetry import metrics
+from rota.model.agent import Ended, Outcome, Plan, plan_after
+from rota.model.errors import RotaError, ScriptFailed
+from rota.model.settings.agents import AgentScheduler
+
+log = structlog.get_logger(__name__)
+
+EXHAUSTED = metrics.counter("rota_agents_schedule_retry_exhausted", "Moves of agents that Redis did not take at once.")
+RECOVERED = metrics.counter("rota_agents_schedule_recovery", "Moves that were tried again.", labels=("success",))
+MISMATCHES = metrics.counter("rota_agents_cas_contention", "Ends of runs that were not ours.", labels=("location",))
+SOON_S: Final = 0.2
+"""How long ends wait for others, to be written together."""
+MANY: Final = 50
+
+
+class Endings:
+    """`sets` are those of a shard group, `chance` a random number in [0, 1) for jitter; `moved` hears of due times."""
+
+    def __init__(
+        self,
+        records: Records,
+        sets: Callable[[str], Sets],
+        wanted: AgentScheduler,
+        clock: Clock,
+        chance: Callable[[], float],
+        moved: Callable[[int], None] = lambda _due_ms: None,
+    ) -> None:
+        self._records = records
+        self._sets = sets
+        self._wanted = wanted
+        self._clock = clock
+        self._chance = chance
+        self._moved = moved
+        self._unended: deque[tuple[End, str]] = deque()
+        self._unmoved: dict[str, deque[Over]] = {}
+        self._retried = 0
+        self._turn = asyncio.Lock()
+        self.some = asyncio.Event()
+        self.hurry = asyncio.Event()
+        """Some of them are due again so soon that they cannot wait for others."""
+
+    @property
+    def waiting(self) -> int:
+        """Ends that not everybody knows of yet."""
+        return len(self._unended) + sum(map(len, self._unmoved.values()))
+
+    def add(self, run: Run) -> None:
+        """A run that is over here."""
+        took_ms = max(0, round((self._clock.monotonic() - run.began_at) * 1000))
+        now_ms = run.about.acquired_ms + took_ms
+        ended = Ended(
+            outcome=run.outcome,
+            acquired_ms=run.about.acquired_ms,
+            now_ms=now_ms,
+            slot_ms=run.about.slot_ms,
+            streak=run.streak,
+            failure=run.failure,
+        )
+        plan = plan_after(
+            run.spec,
+            ended,
+            self._wanted.failure_backoff,
+            self._wanted.jitter.failure_backoff_ratio,
+            self._chance(),
+        )
+        if run.outcome is Outcome.CANCELLED:
+            spread_ms = round(self._wanted.jitter.shutdown_seconds * 1000 * self._chance())
+            plan = Plan(now_ms + spread_ms, plan.slot_ms, plan.streak)
+        self.add_end(
+            End(
+                name=run.name,
+                run=run.number,
+                outcome=run.outcome,
+                took_ms=took_ms,
+                plan=plan,
+                failure=run.failure,
+                error=run.error,
+            ),
+            run.spec.group,
+            soon=plan.due_ms is not None and plan.due_ms - now_ms < SOON_S * 1000,
+        )
+
+    def add_end(self, end: End, group: str, *, soon: bool = False) -> None:
+        self._unended.append((end, group))
+        self.some.set()
+        if soon or len(self._unended) >= MANY:
+            self.hurry.set()
+
+    def add_over(self, over: Over, group: str) -> None:
+        """A move in Redis, of what PostgreSQL knows to be over or never knew."""
+        self._unmoved.setdefault(group, deque()).append(over)
+        self.some.set()
+
+    async def record(self, lease: Lease) -> None:
+        """Tell PostgreSQL all there is by now. What raises is not lost: the next call goes on."""
+        async with self._turn:
+            while self._unended:
+                batch = list(islice(self._unended, BATCH_MAX))
+                await self._end(lease, batch)
+                for _ in batch:
+                    self._unended.popleft()
+            self._settle()
+
+    async def move(self) -> None:
+        """Tell Redis what PostgreSQL knows already. What raises is not lost here, either."""
+        async with self._turn:
+            failures = []
+            for group, waiting in list(self._unmoved.items()):
+                try:
+                    while waiting:
+                        await self._move(group, waiting)
+                except ScriptFailed as failed:
+                    failures.append(failed)  # keys of this group are damaged; the others are moved all the same
+            self._settle()
+            if failures:
+                raise failures[0]
+
+    async def _move(self, group: str, waiting: deque[Over]) -> None:
+        batch = list(islice(waiting, BATCH_MAX))
+        try:
+            await self._sets(group).finish(batch)
+        except (RotaError, OSError):
+            self._note_failure(len(batch))
+            raise
+        for each in batch:
+            waiting.popleft()
+            if each.due_ms is not None:
+                self._moved(each.due_ms)
+        self._note_success(len(batch))
+
+    def _settle(self) -> None:
+        if not self.waiting:
+            self.some.clear()
+        if not self._unended:
+            self.hurry.clear()
+
+    def give_up(self) -> int:
+        """The lease is lost: what PostgreSQL has not ended is not ours any more."""
+        lost = len(self._unended)
+        self._unended.clear()
+        return lost
+
+    async def _end(self, lease: Lease, batch: list[tuple[End, str]]) -> None:
+        groups = {end.name: group for end, group in batch}
+        planned = await self._records.end(lease, [end for end, _ in batch])
+        for each in planned:
+            self.add_over(Over(each.name, each.run, each.due_ms, add=True), groups[each.name])
+        known = {(each.name, each.run) for each in planned}
+        missing = [end for end, _ in batch if (end.name, end.run) not in known]
+        if missing:
+            await self._look_after(missing, groups)
+
+    async def _look_after(self, missing: list[End], groups: Mapping[str, str]) -> None:
+        """Ended before, with the reply lost, or taken from us: Redis is told what PostgreSQL has now."""
+        MISMATCHES.labels("end").inc(len(missing))
+        standing = await self._records.standing([end.name for end in missing])
+        for end in missing:
+            found = standing.get(end.name)
+            due_ms = found.due_ms if found is not None and found.run is None else None
+            self.add_over(Over(end.name, end.run, due_ms), groups[end.name])
+
+    def _note_failure(self, count: int) -> None:
+        (RECOVERED.labels("false") if self._retried else EXHAUSTED).inc(count)
+        self._retried = max(self._retried, count)
+
+    def _note_success(self, count: int) -> None:
+        if self._retried:
+            RECOVERED.labels("true").inc(count)
+            self._retried = 0

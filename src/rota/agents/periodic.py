@@ -1,0 +1,81 @@
+"""Work that is done again and again beside the loop, and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from rota.infra.postgres.failures import FAILURES
+from rota.infra.telemetry import metrics
+from rota.model.errors import BreakerOpen, RotaError
+
+log = structlog.get_logger(__name__)
+
+FAILED = metrics.counter("rota_agents_run_failures", "Cycles and passes of agents that failed.", labels=("reason",))
+PASSES = metrics.histogram("rota_agents_cleanup_time_seconds", "Duration of a pass beside the loop.", labels=("type",))
+EXPECTED = (RotaError, OSError, *FAILURES)
+
+
+class Periodic:
+    """`work` every `period_s`. Asked to stop, a pass may go on for `patience_s`, and cancelled for `force_s` more."""
+
+    def __init__(
+        self,
+        name: str,
+        period_s: float,
+        work: Callable[[], Awaitable[object]],
+        *,
+        patience_s: float = 0.0,
+        force_s: float = 2.0,
+    ) -> None:
+        self.name = name
+        self._period_s = period_s
+        self._work = work
+        self._patience_s = patience_s
+        self._force_s = force_s
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        self._task = tasks.create_task(self._run(), name=f"agents.{self.name}")
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._task is None:
+            return
+        if self._patience_s > 0:
+            await asyncio.wait({self._task}, timeout=self._patience_s)
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=self._force_s)
+
+    async def _run(self) -> None:
+        while not await self._stopped_within(self._period_s):
+            began_at = asyncio.get_running_loop().time()
+            try:
+                await self._work()
+            except Exception as error:  # noqa: BLE001 - the next pass may do better
+                tell_failure(self.name, error)
+            PASSES.labels(self.name).observe(asyncio.get_running_loop().time() - began_at)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def tell_failure(what: str, error: Exception) -> None:
+    """A failure that was foreseen is a line, any other is a defect and shows its trace."""
+    reason = error.code if isinstance(error, RotaError) else type(error).__name__
+    FAILED.labels(reason).inc()
+    if isinstance(error, BreakerOpen):
+        return
+    if isinstance(error, EXPECTED):
+        told = error.sentence if isinstance(error, RotaError) else str(error)
+        log.warning("agents_pass_failed", what=what, reason=reason, because=told)
+    else:
+        log.error("agents_pass_crashed", what=what, exc_info=error)

@@ -1,0 +1,94 @@
+"""What this replica has, brought in line with what there is: its agents, its shard, and what Redis should hold.
+
+PostgreSQL has the due times, so an emptied Redis is filled as it was: nobody runs at once that was due in a day, and
+nobody is added while its run lives. Within its budget a pass does what it can; the next goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from rota.agents.periodic import tell_failure
+from rota.agents.records import MEMBER, Records
+from rota.agents.registry import Declared, Registry
+from rota.agents.sets import Sets, parts
+from rota.infra.clock import Clock
+from rota.infra.lease import Lease
+from rota.infra.redis import ServerTime
+from rota.infra.telemetry import metrics
+from rota.model.agent import checked
+from rota.model.errors import ScriptFailed
+from rota.model.settings.agents import AgentScheduler
+
+CHUNK: Final = 1000
+ADDED = metrics.counter("rota_agents_repopulate_added", "Agents that Redis did not know, or knew too late.")
+
+
+class Reconciler:
+    def __init__(
+        self,
+        records: Records,
+        registry: Registry,
+        sets: Callable[[str], Sets],
+        declared: Callable[[], Awaitable[Iterable[Declared]]],
+        time: ServerTime,
+        wanted: AgentScheduler,
+        clock: Clock,
+    ) -> None:
+        self._records = records
+        self._registry = registry
+        self._sets = sets
+        self._declared = declared
+        self._time = time
+        self._wanted = wanted
+        self._clock = clock
+        self._announced: dict[str, Declared] = {}
+        self._left: list[str] = []
+
+    async def load(self) -> None:
+        """Which agents there are now, as far as the patterns let them be."""
+        self._registry.replace(await self._declared())
+
+    async def announce(self) -> None:
+        """Make those that are new known to PostgreSQL, and to Redis."""
+        new = [each for name, each in self._registry.agents.items() if self._announced.get(name) != each]
+        if not new:
+            return
+        now_ms = await self._time.now_ms()
+        window_ms = self._wanted.jitter.initial_registration_seconds * 1000
+        for part in parts(new, CHUNK):
+            spread = [round(window_ms * random.random()) for _ in part]  # noqa: S311 - spreads load, keeps no secret
+            await self._records.declare([checked(each.spec) for each in part], now_ms, spread)
+            await self._fill([each.spec.name for each in part])
+        self._announced = dict(self._registry.agents)
+
+    async def refresh(self, lease: Lease) -> None:
+        """One pass: agents, members, then those of ours that Redis lacks."""
+        until = self._clock.monotonic() + self._wanted.reconcile.run_budget_ms / 1000
+        await self.load()
+        await self.announce()
+        crowd = lease.name.removeprefix(MEMBER).partition(":")[0]
+        self._registry.share(list(await self._records.members(crowd)), lease.name)
+        if not self._left:
+            self._left = [name for name in self._registry.agents if self._registry.owns(name)]
+        while self._left:
+            part, self._left = self._left[:CHUNK], self._left[CHUNK:]
+            await self._fill(part)
+            if self._wanted.reconcile.run_budget_ms and self._clock.monotonic() >= until:
+                return
+
+    async def _fill(self, names: list[str]) -> None:
+        by_group: dict[str, list[tuple[str, int]]] = {}
+        for name, due_ms in await self._records.idle(names):
+            declared = self._registry.agents.get(name)
+            if declared is not None:
+                by_group.setdefault(declared.spec.group, []).append((name, due_ms))
+        for group, idle in by_group.items():
+            try:
+                told = await self._sets(group).repopulate(idle)
+            except ScriptFailed as failed:
+                tell_failure(f"group {group!r}", failed)
+            else:
+                ADDED.inc(told.added + told.lowered)

@@ -1,0 +1,213 @@
+"""What PostgreSQL knows of agents: what they are, when they are due, who runs them, what came of it.
+
+Every write that a member makes for a run carries its lease and fence; PostgreSQL refuses a member whose lease is over
+(`StaleFence`). `begin` and `end` may be asked again with the same run numbers after a lost reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from rota.infra import faults
+from rota.infra.lease import Lease
+from rota.infra.postgres import Database, query
+from rota.model.agent import AgentSpec, Outcome, Plan, changed_ms, plan_first
+from rota.model.errors import StaleFence
+from rota.model.failures import FailureClass
+
+BEGIN = query(__package__, "begin")
+END = query(__package__, "end")
+SEIZE = query(__package__, "seize")
+BLOCK = query(__package__, "block")
+DECLARE = query(__package__, "declare")
+IDLE = query(__package__, "idle")
+STANDING = query(__package__, "standing")
+MEMBERS = query(__package__, "members")
+JOBS = query(__package__, "jobs")
+QUARANTINE = query(__package__, "quarantine")
+
+RUNS_PER_BLOCK: Final = 1024
+ERROR_MAX: Final = 2000
+STALE: Final = "RT001"
+MEMBER: Final = "agents:member:"
+_SPECS = msgspec.json.Decoder(AgentSpec)
+
+
+class Verdict(StrEnum):
+    BEGUN = "begun"
+    EARLY = "early"
+    RUNNING = "running"
+    PAUSED = "paused"
+    UNKNOWN = "unknown"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    name: str
+    run: int
+    timeout_ms: int
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What PostgreSQL said to one. `due_ms` is when it is due by PostgreSQL, whatever Redis had."""
+
+    name: str
+    run: int
+    verdict: Verdict
+    due_ms: int | None
+    slot_ms: int | None
+    streak: int
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is over, and what comes next."""
+
+    name: str
+    run: int
+    outcome: Outcome
+    took_ms: int
+    plan: Plan
+    failure: FailureClass | None = None
+    error: str = ""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A run that PostgreSQL has ended; its agent waits until `due_ms`, or for nothing."""
+
+    name: str
+    run: int
+    due_ms: int | None
+    group: str = ""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    run: int | None
+    due_ms: int | None
+
+
+class Records:
+    def __init__(self, database: Database, replica: str) -> None:
+        self.database = database
+        self.replica = replica
+        self._numbers: Iterator[int] = iter(())
+
+    async def numbers(self, count: int) -> list[int]:
+        """Run numbers that were never used before."""
+        taken: list[int] = []
+        while len(taken) < count:
+            taken.extend(number for number, _ in zip(self._numbers, range(count - len(taken)), strict=False))
+            if len(taken) < count:
+                block = int(await self.database.value(BLOCK))
+                self._numbers = iter(range(block * RUNS_PER_BLOCK, (block + 1) * RUNS_PER_BLOCK))
+        return taken
+
+    async def declare(self, specs: Sequence[AgentSpec], now_ms: int, spread_ms: Sequence[int]) -> int:
+        """Make agents known; how many are new or changed. `spread_ms` delays the first run of each."""
+        plans = [plan_first(spec, now_ms, spread) for spec, spread in zip(specs, spread_ms, strict=True)]
+        return await self.database.run(
+            DECLARE,
+            [spec.name for spec in specs],
+            [spec.group for spec in specs],
+            [msgspec.json.encode(spec).decode() for spec in specs],
+            [plan.due_ms for plan in plans],
+            [plan.slot_ms for plan in plans],
+            [changed_ms(spec, now_ms) for spec in specs],
+        )
+
+    async def begin(self, lease: Lease, at_ms: int, asked: Sequence[Begin]) -> list[Begun]:
+        """Runs for those that may begin, acquired at `at_ms` on the clock of Redis."""
+        columns = [each.name for each in asked], [each.run for each in asked]
+        faults.at("agents.before_begin")
+        with _fenced(lease):
+            rows = await self.database.rows(
+                BEGIN, lease.name, lease.fence, self.replica, *columns, at_ms, [each.timeout_ms for each in asked]
+            )
+        faults.reply("agents.begin")
+        runs = dict(zip(*columns, strict=True))
+        return [
+            Begun(
+                row["name"],
+                runs[row["name"]],
+                Verdict(row["verdict"]),
+                row["due_ms"],
+                row["slot_ms"],
+                row["streak"],
+            )
+            for row in rows
+        ]
+
+    async def end(self, lease: Lease, ended: Sequence[End]) -> list[Planned]:
+        """Those that were ours until now. A run that is missing was taken from us, or ended before."""
+        faults.at("agents.before_end")
+        told = msgspec.json.encode([_told(each) for each in ended]).decode()
+        with _fenced(lease):
+            rows = await self.database.rows(END, lease.name, lease.fence, told)
+        faults.reply("agents.end")
+        return [Planned(row["name"], row["run"], row["due_ms"]) for row in rows]
+
+    async def seize(self, leader: Lease, grace_s: float, most: int) -> list[Planned]:
+        """Runs of members that are gone: lost, and their agents due again."""
+        with _fenced(leader):
+            rows = await self.database.rows(SEIZE, leader.name, leader.fence, grace_s, most)
+        faults.at("agents.after_seize")
+        return [Planned(row["name"], row["run"], row["due_ms"], row["shard_group"]) for row in rows]
+
+    async def idle(self, names: Sequence[str]) -> list[tuple[str, int]]:
+        """Who waits for its time and has no run, with its due time in ms."""
+        return [(row["name"], row["due_ms"]) for row in await self.database.rows(IDLE, names)]
+
+    async def standing(self, names: Iterable[str]) -> dict[str, Standing]:
+        """What is known of those that are agents at all."""
+        rows = await self.database.rows(STANDING, [name for name in names if name == plain_error(name)])
+        return {row["name"]: Standing(row["run"], row["due_ms"]) for row in rows}
+
+    async def members(self, crowd: str = "") -> dict[str, int]:
+        """Names and fences of the leases of members that live, all or those of one crowd."""
+        rows = await self.database.rows(MEMBERS, f"{MEMBER}{crowd}")
+        return {row["name"]: row["fence"] for row in rows}
+
+    async def jobs(self) -> list[AgentSpec]:
+        return [_SPECS.decode(row["spec"]) for row in await self.database.rows(JOBS)]
+
+    async def quarantine(self, name: str, run: int, *, stuck: bool) -> None:
+        await self.database.run(QUARANTINE, name, run, stuck)
+
+
+def plain_error(text: str) -> str:
+    """What an error says, fit for a column: no characters that PostgreSQL refuses, and not for ever."""
+    shown = text.encode("utf-8", "replace").decode().replace("\x00", "")
+    return shown if len(shown) <= ERROR_MAX else f"{shown[: ERROR_MAX - 3]}..."
+
+
+def _told(end: End) -> dict[str, object]:
+    return {
+        "name": end.name,
+        "run": end.run,
+        "outcome": end.outcome,
+        "failure": end.failure,
+        "error": plain_error(end.error) or None,
+        "took_ms": end.took_ms,
+        "streak": end.plan.streak,
+        "due_ms": end.plan.due_ms,
+        "slot_ms": end.plan.slot_ms,
+    }
+
+
+@contextmanager
+def _fenced(lease: Lease) -> Iterator[None]:
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != STALE:
+            raise
+        raise StaleFence(
+            f"The lease {lease.name} ran out or went to somebody else, so this write was refused: its agents are run"
+            " by others from here on.",
+            leases=[lease.name],
+            fences=[lease.fence],
+        ) from error

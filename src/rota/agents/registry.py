@@ -1,0 +1,89 @@
+"""Which agents this replica may run, and which of them it takes first. No I/O.
+
+Patterns are a wall: what they exclude never runs here. Shards are a courtesy: members that can run the same agents (one
+*crowd*) share them by jump hash, and for `grace_ms` after its due time only the owner takes one. Afterwards everybody
+does, so a busy, slow or dead owner holds nobody up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from rota.agents.runs import Body
+from rota.model.agent import AgentSpec
+from rota.model.errors import InvalidSetting
+from rota.model.settings.agents import Agent
+
+_MULTIPLIER: Final = 2862933555777941757
+_MASK: Final = 2**64 - 1
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """An agent with what it runs."""
+
+    spec: AgentSpec
+    body: Body
+
+
+class Registry:
+    def __init__(self, wanted: Agent, declared: Iterable[Declared], grace_ms: int) -> None:
+        self._enabled = compiled("enabled_pattern", wanted.enabled_pattern)
+        self._disabled = compiled("disabled_pattern", wanted.disabled_pattern) if wanted.disabled_pattern else None
+        self._grace_ms = grace_ms
+        self.agents: dict[str, Declared] = {}
+        self.groups: list[str] = []
+        self.crowd = ""
+        self._members: Sequence[str] = ()
+        self._me = ""
+        self.replace(declared)
+
+    def replace(self, declared: Iterable[Declared]) -> None:
+        """These are all there are, as far as the patterns let them be."""
+        self.agents = {each.spec.name: each for each in declared if self.allows(each.spec.name)}
+        self.groups = sorted({each.spec.group for each in self.agents.values()})
+        told = "\0".join(sorted(self.agents))
+        self.crowd = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+
+    def share(self, members: Sequence[str], me: str) -> None:
+        """Who else there is, in the same order everywhere."""
+        self._members = sorted(members)
+        self._me = me
+
+    def allows(self, name: str) -> bool:
+        if not self._enabled.fullmatch(name):
+            return False
+        return self._disabled is None or not self._disabled.fullmatch(name)
+
+    def owns(self, name: str) -> bool:
+        """Whether it is ours to take first, and to look after."""
+        if self._me not in self._members or len(self._members) < 2:
+            return True
+        return self._members[jump_hash(name, len(self._members))] == self._me
+
+    def may_take(self, name: str, overdue_ms: int) -> bool:
+        return name in self.agents and (overdue_ms >= self._grace_ms or self.owns(name))
+
+
+def compiled(setting: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as wrong:
+        raise InvalidSetting(
+            f"redis.agent.{setting} is no regular expression ({wrong}): correct it, or leave it out."
+        ) from None
+
+
+def jump_hash(name: str, buckets: int) -> int:
+    """The bucket of a name; one bucket more moves one name in `buckets + 1` (Lamping and Veach)."""
+    key = int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+    bucket, jump = -1, 0
+    while jump < buckets:
+        bucket = jump
+        key = (key * _MULTIPLIER + 1) & _MASK
+        jump = int((bucket + 1) * (2**31 / ((key >> 33) + 1)))
+    return bucket

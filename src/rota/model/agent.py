@@ -1,0 +1,198 @@
+"""What an agent is, and when it runs again. Pure.
+
+`plan_after` decides the next due time from how the last run ended: `acquired + interval` after a success (overdue slots
+become one), a delay by the kind of failure after a failure, at once for what was cancelled through no fault of its
+own.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Final, Literal
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+from rota.model.failures import FailureClass
+from rota.model.job import Submission
+from rota.model.schedule import INTERVAL_MAX_MS, At, Every, Schedule, check, first, following
+from rota.model.settings.agents import FailureBackoff
+
+NAME_MAX: Final = 200
+TIMEOUT_MS: Final = 3_600_000
+"""Of agents without an interval, unless they say otherwise."""
+SKIP_AFTER_MS: Final = 60_000
+"""A slot that is this late was missed, for agents that skip what they miss."""
+STREAK_MAX: Final = 1_000_000
+_GROUP = re.compile(r"[A-Za-z0-9_.-]{0,64}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+CatchUp = Literal["skip", "one", "all"]
+Overlap = Literal["skip", "queue"]
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    """Stopped from outside, as by the end of its replica."""
+    LOST = "LOST"
+    """Its replica is gone, and nobody knows what became of it."""
+    SKIPPED = "SKIPPED"
+    """It came too late for its slot, and its agent does not catch up."""
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    schedule: Schedule
+    timeout_ms: int = 0
+    """0: twice the interval."""
+    error_interval_ms: int = 0
+    """After a failure; 0: as after a success."""
+    catch_up: CatchUp = "one"
+    overlap: Overlap = "skip"
+    group: str = ""
+    job: Submission | None = None
+    """What it submits; None: it is a function of the app that declares it."""
+
+    @property
+    def deadline_ms(self) -> int:
+        """How long a run may take."""
+        if self.timeout_ms:
+            return self.timeout_ms
+        return 2 * self.schedule.interval_ms if isinstance(self.schedule, Every) else TIMEOUT_MS
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What comes next. `due_ms` None: never again."""
+
+    due_ms: int | None
+    slot_ms: int | None
+    streak: int | None = 0
+    """None: as it was."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, at `now_ms` on the clock of Redis."""
+
+    outcome: Outcome
+    acquired_ms: int
+    now_ms: int
+    slot_ms: int | None
+    streak: int
+    """Failures in a row before it."""
+    failure: FailureClass | None = None
+
+
+def checked(spec: AgentSpec) -> AgentSpec:
+    """InvalidInput, with a sentence, for one that could not be run or told from others."""
+    named = spec.name if len(spec.name) <= 60 else spec.name[:57] + "..."
+    if not 1 <= len(spec.name) <= NAME_MAX or _CONTROL.search(spec.name):
+        raise InvalidInput(f"{named!r} cannot name an agent: use 1 to {NAME_MAX} characters on one line.")
+    if _NUMBER.fullmatch(spec.name):
+        raise InvalidInput(f"{named!r} cannot name an agent: a number would be taken for a score; add a word to it.")
+    if not _GROUP.fullmatch(spec.group):
+        raise InvalidInput(f"{spec.group!r} cannot name a group of agents: use letters, digits, dots and hyphens.")
+    for what, value in (("timeout", spec.timeout_ms), ("error interval", spec.error_interval_ms)):
+        if not 0 <= value <= INTERVAL_MAX_MS:
+            raise InvalidInput(f"The {what} of agent {named!r} is {value} ms; use up to 366 days.")
+    try:
+        check(spec.schedule)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"Agent {named!r}: {wrong.sentence}") from wrong
+    return spec
+
+
+def plan_first(spec: AgentSpec, now_ms: int, spread_ms: int = 0) -> Plan:
+    """For one that is new. `spread_ms` keeps many that are new at once apart; a moment that was chosen stays."""
+    slot_ms = first(spec.schedule, now_ms)
+    due_ms = slot_ms + spread_ms if slot_ms is not None and isinstance(spec.schedule, Every) else slot_ms
+    return Plan(due_ms, slot_ms)
+
+
+def changed_ms(spec: AgentSpec, now_ms: int) -> int | None:
+    """When one is due whose schedule has changed: by the new one, counted from now."""
+    return spec.schedule.at_ms if isinstance(spec.schedule, At) else following(spec.schedule, now_ms)
+
+
+def is_missed(spec: AgentSpec, slot_ms: int | None, now_ms: int) -> bool:
+    """Whether a run for this slot comes too late to be wanted."""
+    return spec.catch_up == "skip" and slot_ms is not None and now_ms - slot_ms > SKIP_AFTER_MS
+
+
+def plan_after(spec: AgentSpec, ended: Ended, backoff: FailureBackoff, ratio: float, chance: float) -> Plan:
+    """What comes after a run. `chance` in [0, 1) is for the jitter of `ratio`, and for nothing else."""
+    match ended.outcome:
+        case Outcome.SUCCEEDED | Outcome.SKIPPED:
+            return _next_slot(spec, ended, 0)
+        case Outcome.CANCELLED | Outcome.LOST:
+            return Plan(ended.now_ms, ended.slot_ms, ended.streak)
+        case Outcome.FAILED | Outcome.TIMEOUT:
+            streak = min(ended.streak + 1, STREAK_MAX)
+            delay_ms = _delay_ms(spec, ended.failure or FailureClass.UNKNOWN, streak, backoff)
+            if delay_ms is None:
+                return _next_slot(spec, ended, streak)
+            return Plan(ended.now_ms + _jittered(delay_ms, ratio, chance), ended.slot_ms, streak)
+
+
+def _next_slot(spec: AgentSpec, ended: Ended, streak: int) -> Plan:
+    """Slots that passed while it ran become one, or are taken one by one by whoever wants all."""
+    if isinstance(spec.schedule, Every):
+        after_ms = ended.acquired_ms
+    else:
+        after_ms = ended.slot_ms if spec.catch_up == "all" and ended.slot_ms is not None else ended.now_ms
+    slot_ms = following(spec.schedule, after_ms)
+    return Plan(None if slot_ms is None else max(slot_ms, ended.now_ms), slot_ms, streak)
+
+
+def _delay_ms(spec: AgentSpec, failure: FailureClass, streak: int, backoff: FailureBackoff) -> int | None:
+    """From the end of a failed run to the next; None: as if it had succeeded."""
+    if backoff.enabled:
+        match failure:
+            case FailureClass.PERMANENT_FORBIDDEN:
+                return backoff.permanent_forbidden_backoff_ms
+            case FailureClass.THROTTLED:
+                return _throttled_ms(streak, backoff)
+            case FailureClass.TRANSIENT | FailureClass.SERVER_ERROR:
+                if streak <= backoff.max_immediate_retries:
+                    return 0
+            case FailureClass.UNKNOWN:
+                pass
+    if spec.error_interval_ms:
+        return spec.error_interval_ms
+    return spec.schedule.interval_ms if isinstance(spec.schedule, Every) else None
+
+
+def _throttled_ms(streak: int, backoff: FailureBackoff) -> int:
+    wanted = backoff.throttled
+    delay = float(wanted.base_ms)
+    for _ in range(streak - 1):
+        if delay >= wanted.cap_ms or wanted.multiplier <= 1:
+            break
+        delay *= wanted.multiplier
+    return round(min(delay, wanted.cap_ms))
+
+
+def _jittered(delay_ms: int, ratio: float, chance: float) -> int:
+    return round(delay_ms * (1 + ratio * (2 * chance - 1)))
+
+
+__all__ = [
+    "AgentSpec",
+    "At",
+    "CatchUp",
+    "Ended",
+    "Every",
+    "Outcome",
+    "Overlap",
+    "Plan",
+    "Schedule",
+    "changed_ms",
+    "checked",
+    "is_missed",
+    "plan_after",
+    "plan_first",
+]
