@@ -116,9 +116,8 @@ class Pod:
         self.database = database
         self.redis = redis
         self.abandoned = []
-        self.settings = changed(
-            Settings(), redis__scheduler__interval_ms=50, **{f"redis__{k}": v for k, v in (settings or {}).items()}
-        )
+        wanted = {"scheduler__interval_ms": 50, **(settings or {})}
+        self.settings = changed(Settings(), **{f"redis__{path}": value for path, value in wanted.items()})
         self.declared = [self._declared(agent, dict(given)) for agent, given in agents.items()]
         self.agents = Agents(
             self.settings,

@@ -18,6 +18,7 @@ import structlog
 from rota.agents.records import End, Records
 from rota.agents.runs import Run
 from rota.agents.sets import BATCH_MAX, Over, Sets
+from rota.infra import faults
 from rota.infra.clock import Clock
 from rota.infra.lease import Lease
 from rota.infra.telemetry import metrics
@@ -165,6 +166,7 @@ class Endings:
     async def _end(self, lease: Lease, batch: list[tuple[End, str]]) -> None:
         groups = {end.name: group for end, group in batch}
         planned = await self._records.end(lease, [end for end, _ in batch])
+        faults.at("agents.after_end")
         for each in planned:
             self.add_over(Over(each.name, each.run, each.due_ms, add=True), groups[each.name])
         known = {(each.name, each.run) for each in planned}
