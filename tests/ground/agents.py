@@ -86,12 +86,13 @@ class Seen:
             self.inside[run.name] -= 1
 
     async def stubborn(self, run):
-        """Ignores every cancellation until its gate opens."""
+        """Ignores cancellations until its gate opens, or a test that failed gives it a third one."""
         self._enter(run)
         gate = self.gates.setdefault(run.name, asyncio.Event())
-        while not gate.is_set():
+        for _ in range(3):
             try:
                 await gate.wait()
+                break
             except asyncio.CancelledError:
                 continue
         self.inside[run.name] -= 1
@@ -112,7 +113,7 @@ class Seen:
 class Pod:
     """One replica that runs agents."""
 
-    def __init__(self, database, redis, *, name="pod", settings=None, lease_s=10.0, hook=None, **agents):
+    def __init__(self, database, redis, *, name="pod", settings=None, lease_s=10.0, hook=None, clock=None, **agents):
         self.database = database
         self.redis = redis
         self.abandoned = []
@@ -126,6 +127,7 @@ class Pod:
             self._load,
             leases=Leases(database, name),
             hook=hook,
+            clock=clock,
             lease_s=lease_s,
             abandon=self.abandoned.append,
         )

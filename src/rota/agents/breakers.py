@@ -29,6 +29,10 @@ class Breakers:
         self.redis = Breaker.process("agents_redis", redis_rules(wanted), clock, counts=_is_redis)
 
     @property
+    def closed(self) -> bool:
+        return self.redis_closed and self.acquisition.phase is Phase.CLOSED
+
+    @property
     def redis_closed(self) -> bool:
         return self.redis.phase is Phase.CLOSED
 

@@ -29,6 +29,7 @@ class Pace:
         self._server_ms = 0
         self._read_at = 0.0
         self._due_at = float("inf")
+        self._longest_s = LOOK_S
 
     def begin(self) -> float:
         """A cycle begins, now: what it does not see was told to Redis after this."""
@@ -51,8 +52,9 @@ class Pace:
             self._due_at = at
             self._changed.set()
 
-    async def until_next(self, seen: Seen | None, began_at: float) -> None:
-        """After a cycle that began at `began_at`; it saw nothing if it failed."""
+    async def until_next(self, seen: Seen | None, began_at: float, *, steady: bool = True) -> None:
+        """After a cycle that began at `began_at`; it saw nothing if it failed. Unless all is `steady`, look often."""
+        self._longest_s = LOOK_S if steady else self._interval_s
         if seen is not None and seen.now_ms:
             self._server_ms, self._read_at = seen.now_ms, began_at
             if seen.next_ms:
@@ -74,7 +76,8 @@ class Pace:
                 return began_at
             return began_at + (min(GAP_S, self._interval_s) if self._permits.free else self._interval_s)
         # What is due and another's to take first is ours to take in an interval.
-        longest_s = self._interval_s if seen.passed or seen.ready > seen.acquired else max(LOOK_S, self._interval_s)
+        waits = seen.passed or seen.ready > seen.acquired
+        longest_s = self._interval_s if waits else max(self._longest_s, self._interval_s)
         return max(began_at + min(GAP_S, self._interval_s), min(self._due_at, began_at + longest_s))
 
     def _has_room(self) -> bool:

@@ -197,7 +197,7 @@ class Agents:
                 began_at = self.pace.begin()
                 seen = await self._cycle(lease)
                 self.cycles += 1
-                await self.pace.until_next(seen, began_at)
+                await self.pace.until_next(seen, began_at, steady=self.breakers.closed)
         finally:
             draining.cancel()
 
