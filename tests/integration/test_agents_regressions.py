@@ -207,6 +207,7 @@ async def test_half_open_ends_while_the_pool_is_full(database, redis, seen):
         breaker = pod.agents.breakers.acquisition
         await breaker.failure(await breaker.allow())
         assert breaker.phase is Phase.OPEN
+        pod.agents.pace.nudge()
         await until(lambda: breaker.phase is Phase.CLOSED)
         assert pod.agents.permits.free == 0
 
