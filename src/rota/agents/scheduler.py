@@ -36,7 +36,7 @@ from rota.agents.runs import Run, Runs
 from rota.agents.sets import Sets
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import Hold, Leadership, Lease, Leases
 from rota.infra.postgres import Database
 from rota.infra.redis import Keys, ServerTime, guard
 from rota.infra.service import Lifecycle
@@ -104,6 +104,7 @@ class Agents:
         )
         self.cycles = 0
         self._lease_s = lease_s
+        self._hold: Hold | None = None
         self._abandon = abandon
         self._keys = Keys(wanted.keys.prefix, wanted.keys.hash_tag)
         self._sets: dict[str, Sets] = {}
@@ -114,6 +115,10 @@ class Agents:
             self._sets[group] = Sets(self.redis, self._keys.of_agents(group, names.waiting_set, names.working_set))
         return self._sets[group]
 
+    def lease_until(self) -> float:
+        """Until when nobody else runs our agents, by the monotonic clock of this machine."""
+        return self._hold.believed_until if self._hold is not None else 0.0
+
     async def run(self, life: Lifecycle) -> None:
         if not self.wanted.enabled:
             life.ready()
@@ -121,8 +126,9 @@ class Agents:
         while not life.draining:
             await self.reconciler.load()
             name = f"{MEMBER}{self.registry.crowd}:{self.leases.owner}:{secrets.token_hex(4)}"
+            self._hold = self.leases.hold(name, kind="agents", ttl_s=self._lease_s)
             try:
-                async with self.leases.hold(name, kind="agents", ttl_s=self._lease_s) as lease:
+                async with self._hold as lease:
                     await self._live(life, lease)
             except LeaseLost as lost:
                 log.warning("agents_lease_lost", given_up=self.endings.give_up(), because=lost.sentence)

@@ -118,6 +118,15 @@ def changed_ms(spec: AgentSpec, now_ms: int) -> int | None:
     return spec.schedule.at_ms if isinstance(spec.schedule, At) else following(spec.schedule, now_ms)
 
 
+def plan_resumed(spec: AgentSpec, before: Plan, now_ms: int) -> Plan:
+    """For one that was paused: what it missed is run once, or one by one, or not at all, as it says itself."""
+    due_ms = before.due_ms
+    if due_ms is None or due_ms >= now_ms or spec.catch_up != "skip":
+        return before
+    next_ms = following(spec.schedule, now_ms)
+    return Plan(next_ms, next_ms)
+
+
 def is_missed(spec: AgentSpec, slot_ms: int | None, now_ms: int) -> bool:
     """Whether a run for this slot comes too late to be wanted."""
     return spec.catch_up == "skip" and slot_ms is not None and now_ms - slot_ms > SKIP_AFTER_MS
@@ -195,4 +204,5 @@ __all__ = [
     "is_missed",
     "plan_after",
     "plan_first",
+    "plan_resumed",
 ]

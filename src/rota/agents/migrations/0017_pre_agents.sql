@@ -96,7 +96,9 @@ LANGUAGE sql AS $$
   ), planned AS (
     UPDATE rota.agent a
     SET ts_due = CASE WHEN a.queued THEN least(a.ts_due, to_timestamp(t.due_ms / 1000.0)) ELSE to_timestamp(t.due_ms / 1000.0) END,
-        ts_slot = CASE WHEN t.outcome IN ('CANCELLED', 'LOST') THEN a.ts_slot ELSE to_timestamp(t.slot_ms / 1000.0) END,
+        ts_slot = CASE WHEN t.outcome IN ('CANCELLED', 'LOST') THEN a.ts_slot
+                       WHEN a.queued THEN g.ts_acquired + make_interval(secs => t.took_ms / 1000.0)
+                       ELSE to_timestamp(t.slot_ms / 1000.0) END,
         queued = false, streak = coalesce(t.streak, a.streak), runs = a.runs + 1,
         failure = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.failure ELSE t.failure END,
         error = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.error ELSE t.error END

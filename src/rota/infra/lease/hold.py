@@ -58,6 +58,11 @@ class Hold:
         self._lost: str | None = None
         self._cause: Exception | None = None
 
+    @property
+    def believed_until(self) -> float:
+        """By our monotonic clock: PostgreSQL grants it to nobody else before this."""
+        return self._believed_until
+
     async def __aenter__(self) -> Lease:
         task = asyncio.current_task()
         assert task is not None

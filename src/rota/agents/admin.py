@@ -1,0 +1,236 @@
+"""What people do with agents: look, pause, resume, trigger, remove.
+
+Every change is one transaction with its audit entry, made on the locked row; then Redis is told, and whoever runs
+agents is woken. If we die in between, or Redis is away, the next repopulation tells it: within `refresh-period-seconds`
+a trigger or a resume takes effect, and a paused agent that is still in `waiting` is refused when it comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from rota.agents.sets import Sets
+from rota.infra import audit, faults
+from rota.infra.audit import AuditEntry
+from rota.infra.clock import SystemClock
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.redis import Keys, ServerTime
+from rota.model.agent import AgentSpec, Plan, plan_resumed
+from rota.model.errors import NotFound, RedisUnavailable, Refused
+from rota.model.settings.agents import AgentKeys
+
+LIST = query(__package__, "list")
+HISTORY = query(__package__, "history")
+LOCK = query(__package__, "lock")
+CHANGE = query(__package__, "change")
+REMOVE = query(__package__, "remove")
+WAKE = query(__package__, "wake")
+
+HISTORY_MAX: Final = 50
+log = structlog.get_logger(__name__)
+_SPECS = msgspec.json.Decoder(AgentSpec)
+
+
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as people see it."""
+
+    name: str
+    state: str
+    """PAUSED, QUARANTINED, RUNNING, WAITING or DONE; of several, the first."""
+    schedule: str
+    group: str
+    due: datetime | None
+    run: int | None
+    replica: str | None
+    since: datetime | None
+    deadline: datetime | None
+    streak: int
+    failure: str | None
+    error: str | None
+    runs: int
+    last_outcome: str | None
+    last_took_ms: int | None
+    last_started: datetime | None
+    spec: AgentSpec
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    run: int
+    replica: str
+    outcome: str
+    failure: str | None
+    error: str | None
+    took_ms: int
+    due: datetime
+    started: datetime
+
+
+class _Locked(msgspec.Struct, frozen=True):
+    spec: AgentSpec
+    paused: bool
+    queued: bool
+    plan: Plan
+    replica: str | None
+
+
+class Admin:
+    def __init__(self, database: Database, redis: Redis, keys: AgentKeys, actor: str) -> None:
+        self.database = database
+        self.redis = redis
+        self.actor = actor
+        self._names = keys
+        self._keys = Keys(keys.prefix, keys.hash_tag)
+        self._time = ServerTime(redis, SystemClock())
+
+    async def list(self, names: Sequence[str] | None = None) -> list[AgentView]:
+        return [_view(row) for row in await self.database.rows(LIST, names)]
+
+    async def show(self, name: str) -> AgentView:
+        found = await self.list([name])
+        if not found:
+            raise _unknown(name)
+        return found[0]
+
+    async def history(self, name: str, most: int = HISTORY_MAX) -> Sequence[RunView]:
+        """The latest first."""
+        await self.show(name)
+        return [
+            RunView(
+                run=row["run"],
+                replica=row["replica"],
+                outcome=row["outcome"],
+                failure=row["failure"],
+                error=row["error"],
+                took_ms=row["took_ms"],
+                due=row["ts_due"],
+                started=row["ts_started"],
+            )
+            for row in await self.database.rows(HISTORY, name, most)
+        ]
+
+    async def pause(self, name: str) -> bool:
+        """Let no further run begin; one that is under way ends by itself. False: it was paused before."""
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            if found.paused:
+                return False
+            await self._change(tx, name, found.plan, action="pause", paused=True)
+        faults.at("agents.after_change")
+        await self._tell(found.spec, None)
+        return True
+
+    async def resume(self, name: str) -> bool:
+        """Let it run again; what it missed is caught up as it says itself. False: it was not paused."""
+        now_ms = await self._time.now_ms()
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            if not found.paused:
+                return False
+            plan = plan_resumed(found.spec, found.plan, now_ms)
+            await self._change(tx, name, plan, action="resume")
+        await self._tell(found.spec, plan.due_ms if found.replica is None else None, waits=True)
+        return True
+
+    async def trigger(self, name: str) -> bool:
+        """Run it now. True: it is due; False: it runs, and will once more when that run has ended."""
+        now_ms = await self._time.now_ms()
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            _check_triggered(name, found)
+            if found.replica is not None:
+                await self._change(tx, name, found.plan, action="trigger", queued=True)
+                return False
+            due_ms = now_ms if found.plan.due_ms is None else min(now_ms, found.plan.due_ms)
+            # A slot of its own: what it would have run for is still to come.
+            await self._change(tx, name, Plan(due_ms, now_ms), action="trigger")
+        await self._tell(found.spec, due_ms, waits=True)
+        return True
+
+    async def remove(self, name: str) -> None:
+        """Forget it. Replicas that still declare it make it known again when they start."""
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            await tx.run(REMOVE, name)
+            await audit.append(tx, [AuditEntry(self.actor, "agent.remove", f"agent:{name}", {})])
+        await self._tell(found.spec, None)
+
+    async def _change(
+        self, tx: Transaction, name: str, plan: Plan, *, action: str, paused: bool = False, queued: bool = False
+    ) -> None:
+        await tx.run(CHANGE, name, paused, queued, plan.due_ms, plan.slot_ms)
+        await audit.append(tx, [AuditEntry(self.actor, f"agent.{action}", f"agent:{name}", {})])
+
+    async def _tell(self, spec: AgentSpec, due_ms: int | None, *, waits: bool = False) -> None:
+        """Redis, which may be away: then it hears of it at the next repopulation."""
+        names = self._names
+        sets = Sets(self.redis, self._keys.of_agents(spec.group, names.waiting_set, names.working_set))
+        try:
+            if due_ms is not None:
+                await sets.repopulate([(spec.name, due_ms)])
+            elif not waits:
+                await sets.forget([spec.name])
+        except RedisUnavailable as away:
+            log.warning("agent_change_not_told", agent=spec.name, because=away.sentence)
+        # Not in the transaction: who is woken looks into Redis, where it must be by then.
+        await self.database.run(WAKE, spec.name)
+
+
+async def _locked(tx: Transaction, name: str) -> _Locked:
+    row = await tx.row(LOCK, name)
+    if row is None:
+        raise _unknown(name)
+    return _Locked(
+        _SPECS.decode(row["spec"]), row["paused"], row["queued"], Plan(row["due_ms"], row["slot_ms"]), row["replica"]
+    )
+
+
+def _check_triggered(name: str, found: _Locked) -> None:
+    if found.paused:
+        raise Refused(f"Agent {name!r} is paused: `rota agents resume {name}` first.", agent=name)
+    if found.replica is not None and found.spec.overlap == "skip":
+        raise Refused(
+            f"Agent {name!r} runs on {found.replica} and does not queue a second run: wait for its end, or declare it"
+            ' with overlap="queue".',
+            agent=name,
+        )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"There is no agent {name[:60]!r}: `rota agents list` shows those there are.", agent=name[:200])
+
+
+def _view(row: Record) -> AgentView:
+    spec = _SPECS.decode(row["spec"])
+    return AgentView(
+        name=row["name"],
+        state=_state(row),
+        schedule=str(spec.schedule),
+        group=row["shard_group"],
+        due=row["ts_due"],
+        run=row["run"],
+        replica=row["replica"],
+        since=row["ts_acquired"],
+        deadline=row["ts_deadline"],
+        streak=row["streak"],
+        failure=row["failure"],
+        error=row["error"],
+        runs=row["runs"],
+        last_outcome=row["last_outcome"],
+        last_took_ms=row["last_took_ms"],
+        last_started=row["last_started"],
+        spec=spec,
+    )
+
+
+def _state(row: Record) -> str:
+    if row["paused"]:
+        return "PAUSED"
+    if row["run"] is not None:
+        return "QUARANTINED" if row["quarantined"] else "RUNNING"
+    return "DONE" if row["ts_due"] is None else "WAITING"

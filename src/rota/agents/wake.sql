@@ -1,0 +1,2 @@
+-- Wake whoever runs agents.
+SELECT pg_notify('rota_agents', $1)
