@@ -20,6 +20,9 @@ from redis.asyncio import Redis
 from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.upkeep import Upkeep as BooksUpkeep
+from rota.agents.jobs import of_servers
+from rota.agents.records import Records
+from rota.agents.scheduler import Agents
 from rota.engine.engine import Engine, store_target
 from rota.engine.gatekeeper import Policy, gate_before
 from rota.engine.reopen import Reopener
@@ -75,7 +78,14 @@ class Replica:
     """Open connections and the services that use them."""
 
     def __init__(
-        self, settings: Settings, urls: Urls, database: Database, redis: Redis, bus: Bus, books: Books
+        self,
+        settings: Settings,
+        urls: Urls,
+        database: Database,
+        redis: Redis,
+        bus: Bus,
+        books: Books,
+        agents: Redis,
     ) -> None:
         self.settings = settings
         self.urls = urls
@@ -96,6 +106,7 @@ class Replica:
             Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
             Service("queue", self._queue_upkeep().run),
             *self.engine.services(),
+            Service("agents", self._agents(agents).run),
         )
 
     @classmethod
@@ -111,7 +122,9 @@ class Replica:
             books = await closing.enter_async_context(opened_books(settings, database, urls.redis))
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
-            replica = cls(settings, urls, database, redis, bus, books)
+            agents = redis_infra.connect(redis_target(settings, urls.redis, "agents"))
+            closing.push_async_callback(agents.aclose)
+            replica = cls(settings, urls, database, redis, bus, books, agents)
             await replica.engine.declare()
             await replica.engine.warm_up()
             yield replica
@@ -122,6 +135,12 @@ class Replica:
 
         pace = Pace(failed_retention_s=self.settings.retention.failed_frames)
         return QueueUpkeep(self.queue, Leases(self.database), bury, pace)
+
+    def _agents(self, client: Redis) -> Agents:
+        """Those that submit a job, which need nobody's code."""
+        leases = Leases(self.database)
+        declared = of_servers(Records(self.database, leases.owner), self.engine.submitter)
+        return Agents(self.settings, self.database, client, declared, leases=leases, crowd="servers")
 
     def _check_servers(self) -> None:
         checks = self.listener.checks

@@ -56,13 +56,15 @@ class Reconciler:
         new = [each for name, each in self._registry.agents.items() if self._announced.get(name) != each]
         if not new:
             return
-        now_ms = await self._time.now_ms()
+        now_ms, changed = await self._time.now_ms(), 0
         window_ms = self._wanted.jitter.initial_registration_seconds * 1000
         for part in parts(new, CHUNK):
             spread = [round(window_ms * random.random()) for _ in part]  # noqa: S311 - spreads load, keeps no secret
-            await self._records.declare([checked(each.spec) for each in part], now_ms, spread)
+            changed += await self._records.declare([checked(each.spec) for each in part], now_ms, spread)
             await self._fill([each.spec.name for each in part])
         self._announced = dict(self._registry.agents)
+        if changed:
+            await self._records.wake()
 
     async def refresh(self, lease: Lease) -> None:
         """One pass: agents, members, then those of ours that Redis lacks."""

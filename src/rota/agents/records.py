@@ -31,6 +31,7 @@ STANDING = query(__package__, "standing")
 MEMBERS = query(__package__, "members")
 JOBS = query(__package__, "jobs")
 QUARANTINE = query(__package__, "quarantine")
+WAKE = query(__package__, "wake")
 
 RUNS_PER_BLOCK: Final = 1024
 ERROR_MAX: Final = 2000
@@ -173,6 +174,10 @@ class Records:
 
     async def jobs(self) -> list[AgentSpec]:
         return [_SPECS.decode(row["spec"]) for row in await self.database.rows(JOBS)]
+
+    async def wake(self, name: str = "") -> None:
+        """Everybody who runs agents looks again."""
+        await self.database.run(WAKE, name)
 
     async def quarantine(self, name: str, run: int, *, stuck: bool) -> None:
         await self.database.run(QUARANTINE, name, run, stuck)

@@ -64,7 +64,10 @@ CYCLES = metrics.histogram("rota_agents_run_cycle_time_seconds", "Duration of a 
 
 
 class Agents:
-    """`Service("agents", Agents(...).run)`. `declared` is asked at every refresh, for it may change."""
+    """`Service("agents", Agents(...).run)`. `declared` is asked at every refresh, for it may change.
+
+    Members of one `crowd` share agents out among themselves; without a name it is those that declare the same ones.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Agents:
         leases: Leases | None = None,
         clock: Clock | None = None,
         hook: Hook | None = None,
+        crowd: str = "",
         lease_s: float = LEASE_S,
         abandon: Callable[[int], object] = os._exit,
     ) -> None:
@@ -104,6 +108,7 @@ class Agents:
         )
         self.cycles = 0
         self._lease_s = lease_s
+        self._crowd = crowd
         self._hold: Hold | None = None
         self._abandon = abandon
         self._keys = Keys(wanted.keys.prefix, wanted.keys.hash_tag)
@@ -125,7 +130,8 @@ class Agents:
             await life.until_draining()
         while not life.draining:
             await self.reconciler.load()
-            name = f"{MEMBER}{self.registry.crowd}:{self.leases.owner}:{secrets.token_hex(4)}"
+            crowd = self._crowd or self.registry.crowd
+            name = f"{MEMBER}{crowd}:{self.leases.owner}:{secrets.token_hex(4)}"
             self._hold = self.leases.hold(name, kind="agents", ttl_s=self._lease_s)
             try:
                 async with self._hold as lease:
@@ -258,6 +264,7 @@ class Agents:
                 async with self.database.listen(CHANNEL) as news:
                     while True:
                         await news.next(LISTEN_S)
+                        await self.reconciler.load()
                         self.pace.nudge()
             except EXPECTED as error:
                 tell_failure("listen", error)

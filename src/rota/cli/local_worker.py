@@ -103,6 +103,8 @@ class LocalWorker:
         # It must have given its frames back before the time of the server is over.
         drain_s = min(wanted.worker.drain_timeout, wanted.service.drain_timeout / 2)
         found = {"ROTA_NATS_URL": self._replica.urls.nats, "ROTA_WORKER_DRAIN_TIMEOUT": f"{drain_s * 1000:.0f}ms"}
+        # For its agents; frames need neither.
+        found |= {"ROTA_POSTGRES_URL": self._replica.urls.postgres, "ROTA_REDIS_URL": self._replica.urls.redis}
         if wanted.store.directory:
             found["ROTA_STORE_DIRECTORY"] = wanted.store.directory
         if not wanted.worker.work_dir:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,11 +27,15 @@ from rota.model.settings.store import Store as StoreSettings
 from rota.model.units import parse_cores, parse_memory
 from rota.model.work import Limits
 from rota.sdk import loading
+from rota.sdk.app import Rota
 from rota.worker import machine
 from rota.worker.offer import Offer
 from rota.worker.plan import Plan
 from rota.worker.store import FileStore
 from rota.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from rota.worker.agents import WorkerAgents
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     labels: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    agents: bool = True
+    """Whether agents of the app run here, too."""
 
 
 def run(settings: Settings, wanted: Wanted) -> int:
@@ -64,16 +71,44 @@ def run(settings: Settings, wanted: Wanted) -> int:
             drain_s=settings.worker.drain_timeout,
             store=_store(settings.store),
         )
-        return loop.run(_serve(plan, nats_target(settings), settings))
+        agents = _agents(settings, app, plan) if app is not None and app.agents and wanted.agents else None
+        return loop.run(_serve(plan, nats_target(settings), settings, agents))
 
 
-async def _serve(plan: Plan, target: NatsTarget, settings: Settings) -> int:
+def _agents(settings: Settings, app: Rota, plan: Plan) -> WorkerAgents | None:
+    """None, and a line about it, where PostgreSQL or Redis is not known: frames need neither."""
+    # With all that a server needs, which a worker of frames alone does not.
+    from rota.cli import output
+    from rota.cli.local import local_url
+    from rota.runtime import postgres_target, redis_target, submitter_of
+    from rota.worker.agents import WorkerAgents
+
+    postgres = settings.postgres.url or local_url(settings, "postgres")
+    redis = settings.redis.url or local_url(settings, "redis")
+    if not settings.redis.scheduler.enabled:
+        return None
+    if postgres is None or redis is None:
+        output.aside(f"Agents of {plan.app} do not run here: set postgres.url and redis.url, which they need.")
+        return None
+    return WorkerAgents(
+        settings,
+        app.agents,
+        plan.app,
+        plan.folder,
+        postgres_target(settings, postgres),
+        redis_target(settings, redis, "agents"),
+        lambda database: submitter_of(settings, database),
+        plan.offer.name,
+    )
+
+
+async def _serve(plan: Plan, target: NatsTarget, settings: Settings, agents: WorkerAgents | None = None) -> int:
     worker = Worker(plan, target, streams(settings.nats))
     # What is loaded by now stays: the collector need not look at it each time frames have come and gone.
     gc.collect()
     gc.freeze()
     supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=plan.drain_s + 10.0)
-    supervisor.add(Service("worker", worker.run))
+    supervisor.add(Service("worker", worker.run), *([Service("agents", agents.run)] if agents else []))
     status = await run_until_signalled(supervisor)
     if worker.left_behind:
         # They ignore every cancellation, and asyncio would wait for them.

@@ -33,11 +33,12 @@ def worker(
     capability: Annotated[
         list[str] | None, typer.Option(metavar="WORD", help="What it can do; repeat it.", show_default=False)
     ] = None,
+    agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Also run the agents of APP.")] = True,
 ) -> None:
-    """Run frames of a pool until Ctrl-C.
+    """Run frames of a pool, and the agents of APP, until Ctrl-C.
 
-    The first signal lets frames finish, the second gives them back at once. Only NATS is spoken to: the one of
-    nats.url, or of the `rota up` in this directory.
+    The first signal lets frames finish, the second gives them back at once. For frames only NATS is spoken to: the one
+    of nats.url, or of the `rota up` in this directory. Agents need PostgreSQL and Redis, too.
     """
     from rota.cli import worker as command
 
@@ -51,5 +52,6 @@ def worker(
         name=name,
         labels=tuple(label or ()),
         capabilities=tuple(capability or ()),
+        agents=agents,
     )
     sys.exit(command.run(load(context).settings, wanted))

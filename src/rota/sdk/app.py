@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 import msgspec
@@ -21,16 +21,18 @@ from rota.model.job import Submission
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.model.work import Retries, Work
 from rota.sdk.admin import Administers
+from rota.sdk.agent import Agent, AgentOptions, declared
 from rota.sdk.clients import Clients
 from rota.sdk.job import Job, untyped
 from rota.sdk.rooms import Awaits, wire_of
-from rota.sdk.task import CoroutineTask, FunctionTask, Task
+from rota.sdk.task import Call, CoroutineTask, FunctionTask, Task
 from rota.sdk.transport import Transport, chosen
 
 if TYPE_CHECKING:
     from rota.model.events import Event
     from rota.sdk.sync import SyncRota
 
+F = TypeVar("F", bound="Callable[..., Any] | Call[Any]")
 P = ParamSpec("P")
 R = TypeVar("R")
 Async = Callable[P, Coroutine[Any, Any, R]]
@@ -58,6 +60,7 @@ class Rota(Administers[Awaits]):
 
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.agents: dict[str, Agent] = {}
         self.show = show
         super().__init__(Awaits)
         self.actor = actor
@@ -95,6 +98,21 @@ class Rota(Administers[Awaits]):
             return self._add(declared, **wanted)
 
         return declare if function is None else declare(function)
+
+    def agent(self, **wanted: Unpack[AgentOptions]) -> Callable[[F], F]:
+        """Declare an agent: `@app.agent(every="30s")` above a function, a task, or `app.agent(...)(task.call(1))`.
+
+        It runs again and again on whichever `rota worker` takes it, never beside itself. On a task it submits a job.
+        """
+
+        def declare(target: F) -> F:
+            agent = declared(target, **wanted)
+            if agent.spec.name in self.agents:
+                raise InvalidInput(f"There are two agents {agent.spec.name!r}: give one of them another name=.")
+            self.agents[agent.spec.name] = agent
+            return target
+
+        return declare
 
     def job(self, job: UUID | str) -> Job[Any]:
         """Any job by its id; its result is one value, or a list when it has several frames."""

@@ -1,0 +1,107 @@
+"""Declaring agents: work that recurs, run by whichever replica takes it.
+
+    @app.agent(every="30s", timeout="2min")
+    async def refresh() -> None: ...
+
+A body takes nothing, or one argument: its run (`AgentRun`). An async one runs on the loop, any other in a process that
+can be killed. What is declared on a task submits a job of it instead, under one idempotency key per due time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from rota.model.agent import AgentSpec, CatchUp, Overlap, checked
+from rota.model.errors import InvalidInput
+from rota.model.schedule import At, Every, Schedule
+from rota.model.units import parse_duration
+from rota.sdk.task import Call, Task
+
+
+class Agent:
+    """An agent as its app declares it; `function` is None for one that submits a job."""
+
+    def __init__(self, spec: AgentSpec, function: Callable[..., Any] | None) -> None:
+        self.spec = checked(spec)
+        self.function = function
+        self.is_async = function is not None and inspect.iscoroutinefunction(function)
+        self.takes_run = function is not None and _takes_one(spec.name, function)
+
+    def call(self, run: object) -> Any:
+        """What the body returns: a coroutine if it is async."""
+        assert self.function is not None, "this one submits a job"
+        return self.function(run) if self.takes_run else self.function()
+
+
+class AgentOptions(TypedDict, total=False):
+    """When an agent runs, and how. Times are seconds, or text such as "10min"."""
+
+    name: str
+    every: float | str
+    at: datetime
+    timeout: float | str
+    error_interval: float | str
+    catch_up: CatchUp
+    overlap: Overlap
+    group: str
+
+
+def declared(target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: Unpack[AgentOptions]) -> Agent:
+    """The agent that `target` becomes."""
+    call = target.call() if isinstance(target, Task) else target if isinstance(target, Call) else None
+    name = wanted.get("name", "") or (call.task.name if call is not None else getattr(target, "__name__", ""))
+    spec = AgentSpec(
+        name=name,
+        schedule=_schedule(name, wanted.get("every"), wanted.get("at")),
+        timeout_ms=_ms(wanted.get("timeout", 0)),
+        error_interval_ms=_ms(wanted.get("error_interval", 0)),
+        catch_up=wanted.get("catch_up", "one"),
+        overlap=wanted.get("overlap", "skip"),
+        group=wanted.get("group", ""),
+        job=call.task.submissions([call])[0] if call is not None else None,
+    )
+    function = target if callable(target) and call is None else None
+    return Agent(spec, function)
+
+
+def _schedule(name: str, every: float | str | None, at: datetime | None) -> Schedule:
+    if (every is None) == (at is None):
+        raise InvalidInput(f"Agent {name!r} needs one of every= and at=, to say when it runs.")
+    if at is None:
+        assert every is not None
+        return Every(_ms(every))
+    if at.tzinfo is None:
+        raise InvalidInput(f"Agent {name!r} runs at {at}, which names no time zone: use datetime(..., tzinfo=UTC).")
+    return At(round(at.timestamp() * 1000))
+
+
+def _ms(time: float | str) -> int:
+    seconds = parse_duration(time) if isinstance(time, str) else float(time)
+    if not 0 <= seconds < float("inf"):
+        raise InvalidInput(f"{time!r} is no time; write seconds from 0, or text such as 10min.")
+    return round(seconds * 1000)
+
+
+def _takes_one(name: str, function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a builtin, which does not tell
+        return False
+    if _fits(signature):
+        return False
+    if _fits(signature, None):
+        return True
+    raise InvalidInput(
+        f"The body of agent {name!r} must take nothing, or one argument: its run. Give the others defaults."
+    )
+
+
+def _fits(signature: inspect.Signature, *args: object) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True

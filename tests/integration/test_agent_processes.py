@@ -1,0 +1,126 @@
+"""Sync agents run in processes that can be killed, and that end themselves when nobody renews the lease."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rota.agents.runs import AgentRun, BodyFailed
+from rota.model.failures import FailureClass
+from rota.worker import agent_processes
+from rota.worker.agent_processes import AgentProcesses
+from tests.ground.waiting import until
+
+APP = "tests.ground.agent_tasks:app"
+
+
+def run_of(name):
+    return AgentRun(name, 7, 1000, 2000, 3000)
+
+
+@pytest.fixture
+def lease():
+    return {"until": time.monotonic() + 60}
+
+
+@pytest.fixture
+async def processes(lease):
+    made = AgentProcesses(APP, Path.cwd(), lambda: lease["until"])
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def began(tmp_path, monkeypatch):
+    path = tmp_path / "began"
+    monkeypatch.setenv("BEGAN", str(path))
+    return path
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+async def started(path):
+    return int(await until(lambda: path.exists() and path.read_text(), within_s=20))
+
+
+async def test_a_body_runs_and_its_process_is_used_again(processes, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    await processes.body(run_of("told"))
+    assert (tmp_path / "told").read_text() == "told 7 1000"
+    [child] = processes._idle
+    await processes.body(run_of("fine"))
+    assert processes._idle == [child]
+
+
+async def test_a_failure_is_classified_where_the_exception_is(processes):
+    with pytest.raises(BodyFailed, match="RuntimeError: sync failed") as failed:
+        await processes.body(run_of("forbidden"))
+    assert failed.value.failure is FailureClass.PERMANENT_FORBIDDEN
+
+
+async def test_a_process_that_ends_is_the_end_of_its_body_alone(processes):
+    with pytest.raises(BodyFailed, match="exit status 3"):
+        await processes.body(run_of("gone"))
+    await processes.body(run_of("fine"))
+
+
+async def test_a_body_that_is_stopped_is_asked_first(processes, began):
+    task = asyncio.create_task(processes.body(run_of("slow")))
+    pid = await started(began)
+    stopped_at = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - stopped_at < agent_processes.KILL_AFTER_S
+    assert not is_alive(pid)
+    assert processes._idle == []
+
+
+async def test_a_body_that_does_not_heed_it_is_killed(processes, began, monkeypatch):
+    monkeypatch.setattr(agent_processes, "KILL_AFTER_S", 0.2)
+    task = asyncio.create_task(processes.body(run_of("deaf")))
+    pid = await started(began)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_alive(pid)
+
+
+async def test_without_a_renewal_the_process_ends_itself(processes, began, lease, monkeypatch):
+    """As when the worker is stopped by SIGSTOP: nothing is said, and the lease is over."""
+    monkeypatch.setattr(agent_processes, "TELL_S", 60.0)
+    lease["until"] = time.monotonic() + 1.5
+    task = asyncio.create_task(processes.body(run_of("deaf")))
+    pid = await started(began)
+    with pytest.raises(BodyFailed, match="SIGKILL"):
+        await task
+    assert time.monotonic() < lease["until"] + 3
+    assert not is_alive(pid)
+
+
+async def test_renewals_keep_a_body_alive(processes, began, lease, monkeypatch):
+    monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
+    lease["until"] = time.monotonic() + 0.2
+    task = asyncio.create_task(processes.body(run_of("slow")))
+    pid = await started(began)
+    lease["until"] = time.monotonic() + 60
+    began_at = time.monotonic()
+    await until(lambda: time.monotonic() - began_at > 1.6)
+    assert is_alive(pid)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_app_that_cannot_be_loaded_is_a_failure_with_its_reason(lease):
+    processes = AgentProcesses("tests.ground.nowhere", Path.cwd(), lambda: lease["until"])
+    with pytest.raises(BodyFailed, match="did not start: Cannot import"):
+        await processes.body(run_of("fine"))

@@ -1,0 +1,92 @@
+"""Agents of an app in its worker, and agents that submit a job, which any server runs."""
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rota.agents.admin import Admin
+from rota.agents.jobs import submission
+from rota.agents.runs import AgentRun
+from rota.infra.service import Service, Supervisor
+from rota.model.settings.agents import AgentKeys
+from rota.runtime import postgres_target, redis_target, submitter_of
+from rota.sdk import loading
+from rota.worker.agents import WorkerAgents
+from tests.ground.farm import Farm
+from tests.ground.queues import sql
+from tests.ground.waiting import until
+
+APP = "tests.ground.agent_tasks:app"
+JOBS = sql("""
+SELECT pk_job FROM rota.job WHERE labels ->> 'agent' = $1
+UNION SELECT pk_job FROM rota.job_done WHERE labels ->> 'agent' = $1""")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("default")
+        yield farm
+
+
+@asynccontextmanager
+async def agents_of_app(farm, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    app = loading.load(APP, Path.cwd())
+    kept = {name: app.agents[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
+    service = WorkerAgents(
+        farm.settings,
+        kept,
+        APP,
+        Path.cwd(),
+        postgres_target(farm.settings, farm.urls.postgres),
+        redis_target(farm.settings, farm.urls.redis, "agents"),
+        lambda database: submitter_of(farm.settings, database),
+        "worker",
+    )
+    supervisor = Supervisor()
+    supervisor.add(Service("agents", service.run))
+    async with supervisor.running():
+        yield service
+
+
+async def test_a_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
+    admin = Admin(farm.database, farm.replica.redis, AgentKeys(), "test")
+    async with agents_of_app(farm, monkeypatch, tmp_path):
+        for name, outcome in (("told", "SUCCEEDED"), ("on_the_loop", "SUCCEEDED"), ("forbidden", "FAILED")):
+            [run] = await until(lambda name=name: admin.history(name), within_s=20, what=f"a run of {name}")
+            assert (run.outcome, run.replica) == (outcome, "worker")
+    assert (tmp_path / "told").read_text().startswith("told ")
+    assert (await admin.show("forbidden")).failure == "PERMANENT_FORBIDDEN"
+
+
+async def test_an_agent_that_submits_a_job_is_run_by_any_server_and_once_per_due_time(farm, monkeypatch, tmp_path):
+    admin = Admin(farm.database, farm.replica.redis, AgentKeys(), "test")
+    async with agents_of_app(farm, monkeypatch, tmp_path):
+        await until(lambda: admin.history("hourly"), within_s=20)
+    await farm.worker(of=APP)
+    [job] = [row["pk_job"] for row in await farm.database.rows(JOBS, "hourly")]
+    assert await farm.ended(job) == "SUCCEEDED"
+    await until(lambda: admin.trigger("hourly"))
+    await until(lambda: _count(farm, 2), within_s=20, what="a job of a server's own")
+    runs = await until(lambda: _ended(admin, 2))
+    assert runs[0].replica != "worker"
+
+
+async def _count(farm, wanted):
+    return len(await farm.database.rows(JOBS, "hourly")) == wanted
+
+
+async def _ended(admin, wanted):
+    runs = await admin.history("hourly")
+    return runs if len(runs) == wanted else None
+
+
+def test_a_slot_is_the_key_of_its_job():
+    job = loading.load(APP, Path.cwd()).agents["hourly"].spec.job
+    first = submission(job, AgentRun("hourly", 1, 5000, 6000, 7000))
+    again = submission(job, AgentRun("hourly", 2, 5000, 9000, 9999))
+    assert first == again
+    assert first.idempotency_key == "agent:hourly:5000"
+    assert submission(job, AgentRun("hourly", 3, 8000, 9000, 9999)) != first
