@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
+from rota.agents.records import MEMBER, Records
 from rota.agents.sets import Sets
 from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
@@ -113,6 +114,11 @@ class Admin:
             )
             for row in await self.database.rows(HISTORY, name, most)
         ]
+
+    async def members(self) -> Sequence[str]:
+        """Replicas that run agents now."""
+        names = await Records(self.database, self.actor).members()
+        return sorted({name.removeprefix(MEMBER).partition(":")[2].rpartition(":")[0] for name in names})
 
     async def pause(self, name: str) -> bool:
         """Let no further run begin; one that is under way ends by itself. False: it was paused before."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rota.cli import (
+    agents_app,
     books_app,
     books_caps_app,
     dlq_app,
@@ -56,6 +57,7 @@ app.add_typer(ledger_app.ledger_app, name="ledger")
 app.add_typer(queue_app.queue_app, name="queue")
 app.add_typer(dlq_app.dlq_app, name="dlq")
 app.add_typer(keys_app.keys_app, name="keys")
+app.add_typer(agents_app.agents_app, name="agents")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
 app.command()(jobs_app.explain)

@@ -1,0 +1,164 @@
+"""`rota agents`: each command is one change with its audit entry, or one read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from rota import runtime
+from rota.agents.admin import Admin, AgentView, RunView
+from rota.cli import db
+from rota.cli.books import actor, print_page
+from rota.cli.books_view import Page, Table
+from rota.cli.form import Form
+from rota.cli.local import local_url
+from rota.infra import redis as redis_infra
+from rota.infra.postgres import check_current
+from rota.model.settings import Settings
+from rota.model.units import span
+
+NO_AGENTS = "There is no agent: `@app.agent(every=...)` declares one, and `rota worker APP` runs it."
+LATE_S = 60.0
+
+
+def run(settings: Settings, work: Callable[[Admin], Awaitable[Page]], *, form: Form) -> None:
+    async def done() -> Page:
+        url = settings.redis.url or local_url(settings, "redis")
+        redis = redis_infra.connect(runtime.redis_target(settings, url, "agents"))
+        try:
+            async with db.opened(settings) as database:
+                await check_current(database)
+                return await work(Admin(database, redis, settings.redis.scheduler.keys, actor()))
+        finally:
+            await redis.aclose()
+
+    page = asyncio.run(done())
+    print_page(page, form=form)
+    if isinstance(page.data, dict) and page.data.get("health") == "DEGRADED":
+        sys.exit(1)
+
+
+async def listed(admin: Admin) -> Page:
+    found = await admin.list()
+    if not found:
+        return Page([], [NO_AGENTS])
+    columns = ("name", "state", "schedule", "due", "last", "took", "failures", "where")
+    return Page([_data(each) for each in found], [Table(columns, [_row(each) for each in found], wide=("where",))])
+
+
+async def shown(admin: Admin, name: str) -> Page:
+    found = await admin.show(name)
+    lines = [f"{found.name} is {found.state}: {_now(found)}.", f"It runs {found.schedule}; {_last(found)}."]
+    if found.streak:
+        lines.append(f"It has failed {found.streak} times in a row, the last as {found.failure}.")
+    if found.error:
+        lines.append(f"Last error: {found.error}")
+    return Page(_data(found), lines)
+
+
+async def paused(admin: Admin, name: str) -> Page:
+    changed = await admin.pause(name)
+    told = f"Agent {name} is paused." if changed else f"Nothing changed: agent {name} was paused before."
+    return Page({"agent": name, "changed": changed}, [told])
+
+
+async def resumed(admin: Admin, name: str) -> Page:
+    changed = await admin.resume(name)
+    told = f"Agent {name} runs again, next {_due(await admin.show(name))}." if changed else "Nothing changed: it runs."
+    return Page({"agent": name, "changed": changed}, [told])
+
+
+async def triggered(admin: Admin, name: str) -> Page:
+    now = await admin.trigger(name)
+    told = f"Agent {name} is due now." if now else f"Agent {name} runs; it will once more when that run has ended."
+    return Page({"agent": name, "queued": not now}, [told])
+
+
+async def removed(admin: Admin, name: str) -> Page:
+    await admin.remove(name)
+    return Page({"agent": name}, [f"Agent {name} and its history are gone."])
+
+
+async def history(admin: Admin, name: str, most: int) -> Page:
+    runs = await admin.history(name, most)
+    if not runs:
+        return Page([], [f"Agent {name} has not run yet."])
+    columns = ("started", "outcome", "took", "late", "replica", "run", "error")
+    rows = [_run_row(each) for each in runs]
+    return Page([msgspec.to_builtins(each) for each in runs], [Table(columns, rows, wide=("run",))])
+
+
+async def health(admin: Admin) -> Page:
+    """From what PostgreSQL knows: each replica tells about itself in its log and metrics."""
+    found = await admin.list()
+    now = datetime.now(UTC)
+    states = [each.state for each in found]
+    late = [each for each in found if each.state == "WAITING" and each.due and now - each.due > _patience(each)]
+    stuck = [each.name for each in found if each.state == "QUARANTINED"]
+    members = await admin.members()
+    wrong = [f"{len(late)} agents are overdue, first {late[0].name}" if late else ""]
+    wrong += [f"{', '.join(stuck)} cannot be stopped" if stuck else "", "" if members else "no replica runs agents"]
+    reasons = [each for each in wrong if each]
+    data = {
+        "health": "DEGRADED" if reasons else "HEALTHY",
+        "reasons": reasons,
+        "agents": {state: states.count(state) for state in sorted(set(states))},
+        "members": members,
+    }
+    counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))) or "no agents"
+    lines = [f"{data['health']}: {counted}, run by {len(members)} replicas.", *(f"{each}." for each in reasons)]
+    return Page(data, [*lines, *([Table(("replica",), [(name,) for name in members])] if members else [])])
+
+
+def _patience(agent: AgentView) -> timedelta:
+    from rota.model.schedule import Every
+
+    schedule = agent.spec.schedule
+    return timedelta(seconds=max(schedule.interval_ms / 1000 if isinstance(schedule, Every) else 0, LATE_S))
+
+
+def _row(agent: AgentView) -> tuple[object, ...]:
+    took = "" if agent.last_took_ms is None else span(agent.last_took_ms / 1000)
+    where = agent.replica or ""
+    last = agent.last_outcome or "never"
+    return (agent.name, agent.state, agent.schedule, _due(agent), last, took, agent.streak, where)
+
+
+def _run_row(run: RunView) -> tuple[object, ...]:
+    late = span(max(0.0, (run.started - run.due).total_seconds()))
+    error = (run.error or "").splitlines()[0][:80] if run.error else ""
+    return (_moment(run.started), run.outcome, span(run.took_ms / 1000), late, run.replica, run.run, error)
+
+
+def _now(agent: AgentView) -> str:
+    if agent.replica is not None and agent.since is not None:
+        return f"run {agent.run} on {agent.replica} since {_moment(agent.since)}"
+    return "it is due " + _due(agent) if agent.due else "nothing is due"
+
+
+def _last(agent: AgentView) -> str:
+    if agent.last_started is None or agent.last_took_ms is None:
+        return "it has not run yet"
+    took = span(agent.last_took_ms / 1000)
+    return f"its last of {agent.runs} runs {agent.last_outcome} at {_moment(agent.last_started)} after {took}"
+
+
+def _due(agent: AgentView) -> str:
+    if agent.due is None:
+        return "never"
+    left_s = (agent.due - datetime.now(UTC)).total_seconds()
+    return f"in {span(left_s)}" if left_s > 0 else "now"
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _data(agent: AgentView) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(agent)
+    return told
