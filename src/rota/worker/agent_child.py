@@ -109,6 +109,8 @@ def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     line = socket.socket(fileno=descriptor)
     try:
         agents = loading.load(spec, folder).agents

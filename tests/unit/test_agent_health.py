@@ -1,0 +1,137 @@
+"""What the loop of agents says about itself, and what its watchdogs suspect."""
+
+import pytest
+
+from rota.agents.acquisition import Seen, attempts_of, batch_of
+from rota.agents.breakers import acquisition_rules, redis_rules
+from rota.agents.health import Health, Tick, Watchdogs, conditions, why_degraded
+from rota.agents.permits import UNBOUNDED, Permits
+from rota.model.breaker import ProbesByDuration, Windowed
+from rota.model.settings.agents import BatchOperations, CircuitBreaker
+
+
+def tick(*, ready=0, mine=0, passed=0, acquired=0, overdue_ms=0, **more):
+    seen = Seen(ready=ready, mine=mine, passed=passed, acquired=acquired, oldest_overdue_ms=overdue_ms, now_ms=1)
+    given = {
+        "registered": 5,
+        "active": 0,
+        "permits_most": 100,
+        "permits_free": 100,
+        "slots": 100,
+        "completions": 0,
+        "redis_closed": True,
+        "shortest_ms": 30_000,
+    }
+    return Tick(seen=seen, **{**given, **more})
+
+
+def barking(**given):
+    return {name for name, holds in conditions(tick(**given)).items() if holds}
+
+
+def test_all_is_quiet_when_nothing_is_due_or_all_of_it_was_taken():
+    assert barking() == set()
+    assert barking(ready=50, mine=50, acquired=50) == set()
+
+
+def test_a_permit_leak_is_few_permits_nobody_running_and_agents_that_wait():
+    assert "permit_leak_suspect" in barking(mine=1, permits_free=0, slots=0)
+    assert "permit_leak_suspect" not in barking(mine=1, permits_free=0, slots=0, active=100)
+    assert "permit_leak_suspect" not in barking(permits_free=0, slots=0)
+    assert "permit_leak_suspect" not in barking(mine=1, permits_free=0, permits_most=0)
+
+
+def test_a_skew_is_a_free_pool_that_takes_next_to_nothing():
+    assert "capacity_skew" in barking(mine=50, acquired=4)
+    assert "capacity_skew" not in barking(mine=50, acquired=5)
+    assert "capacity_skew" not in barking(mine=50, acquired=4, permits_free=90)
+
+
+def test_no_progress_is_agents_that_are_due_and_not_taken_although_redis_answers():
+    assert "zero_progress" in barking(mine=1)
+    assert "zero_progress" not in barking(mine=1, redis_closed=False)
+    assert "zero_progress" not in barking(mine=1, slots=0), "a full pool is busy, not stuck"
+    assert barking(redis_closed=False) == {"redis_stall"}
+
+
+def test_a_watchdog_barks_after_three_in_a_row_and_counts_anew():
+    dogs = Watchdogs()
+    told = [dogs.tick({"zero_progress": holds}, now) for now, holds in enumerate([1, 1, 0, 1, 1, 1, 1])]
+    assert told == [[], [], [], [], [], ["zero_progress"], []]
+    assert dogs.since(5) == ["zero_progress"]
+    assert dogs.since(6) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"mine": 1, "overdue_ms": 30_000}, ""),
+        ({"mine": 1, "overdue_ms": 30_001}, "overdue"),
+        ({"mine": 1, "overdue_ms": 30_001, "shortest_ms": 0}, ""),
+        ({"ready": 200, "passed": 200, "acquired": 0}, "slots_unfilled"),
+        ({"ready": 200, "passed": 20, "acquired": 80}, ""),
+        ({"ready": 50, "passed": 50, "acquired": 0}, ""),
+    ],
+)
+def test_degraded_is_an_agent_overdue_by_the_shortest_interval_or_places_others_keep_empty(given, reason):
+    assert why_degraded(tick(**given)) == reason
+
+
+def test_the_summary_is_the_line_that_operators_know():
+    health = Health(600)
+    health.zombies = 2
+    health.note(tick(ready=5, mine=10, permits_free=55, slots=50, registered=500, active=45), 0.0)
+    assert health.summary(1.0) == (
+        "Scheduler health | health=HEALTHY | [agents registered=500 active=45]"
+        " [backlog ready=10 oldest_overdue=0s capacity_per_cycle=50] [permits 55/100 (55.0%)]"
+        " [cleanup zombies_cleaned=2 orphans_cleaned=0] queue_depth=5"
+    )
+    health.note(tick(mine=1, overdue_ms=90_000, permits_most=0), 2.0)
+    assert health.state == "DEGRADED"
+    assert "health=DEGRADED reason=overdue" in health.summary(3.0)
+    assert "[permits n/a]" in health.summary(3.0)
+
+
+def test_the_second_breaker_is_derived_from_the_first():
+    wanted = CircuitBreaker()
+    assert acquisition_rules(wanted).counting == Windowed(5, 10_000)
+    assert acquisition_rules(wanted).open_ms == 30_000
+    redis = redis_rules(wanted)
+    assert (redis.counting, redis.open_ms) == (Windowed(3, 5_000), 21_000)
+    assert redis.probing == ProbesByDuration(3_000)
+    assert redis_rules(CircuitBreaker(enabled=False)).counting.failures == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "multiplier", "slots", "batch", "attempts"),
+    [
+        (0, 0.0, 100, 100, 1),
+        (0, 0.0, 1000, 200, 5),
+        (10, 0.0, 100, 10, 10),
+        (10, 1.5, 100, 10, 15),
+        (10, 100.0, 100, 10, 100),
+        (0, 3.0, 50, 50, 3),
+        (-1, 0.0, 0, 1, 1),
+    ],
+)
+def test_batches_and_attempts(batch_size, multiplier, slots, batch, attempts):
+    wanted = BatchOperations(batch_size=batch_size, chunk_attempt_multiplier=multiplier)
+    assert batch_of(wanted, slots) == batch
+    assert attempts_of(wanted, slots, batch) == attempts
+
+
+def test_a_permit_comes_back_once():
+    permits = Permits(2)
+    one, two = permits.take(5)
+    assert permits.free == 0
+    assert one.release()
+    assert not one.release()
+    assert permits.free == 1
+    assert two.release()
+    assert permits.free == 2
+
+
+def test_without_a_limit_there_is_always_room():
+    permits = Permits(0)
+    assert len(permits.take(500)) == 500
+    assert permits.free == UNBOUNDED
