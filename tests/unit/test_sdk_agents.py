@@ -67,8 +67,8 @@ def test_a_call_is_submitted_with_its_arguments(app):
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        ({}, "one of every= and at="),
-        ({"every": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, "one of every= and at="),
+        ({}, "one of every=, cron= and at="),
+        ({"every": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, "one of every=, cron= and at="),
         ({"every": 0}, "1 ms to 366 days"),
         ({"every": -1}, "is no time"),
         ({"every": "soon"}, "is no time"),

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 from rota.model.agent import AgentSpec, CatchUp, Overlap, checked
 from rota.model.errors import InvalidInput
-from rota.model.schedule import At, Every, Schedule
+from rota.model.schedule import At, Cron, Every, Schedule
 from rota.model.units import parse_duration
 from rota.sdk.task import Call, Task
 
@@ -41,6 +41,8 @@ class AgentOptions(TypedDict, total=False):
 
     name: str
     every: float | str
+    cron: str
+    tz: str
     at: datetime
     timeout: float | str
     error_interval: float | str
@@ -55,7 +57,7 @@ def declared(target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: 
     name = wanted.get("name", "") or (call.task.name if call is not None else getattr(target, "__name__", ""))
     spec = AgentSpec(
         name=name,
-        schedule=_schedule(name, wanted.get("every"), wanted.get("at")),
+        schedule=_schedule(name, wanted.get("every"), wanted.get("cron"), wanted.get("tz", "UTC"), wanted.get("at")),
         timeout_ms=_ms(wanted.get("timeout", 0)),
         error_interval_ms=_ms(wanted.get("error_interval", 0)),
         catch_up=wanted.get("catch_up", "one"),
@@ -67,12 +69,14 @@ def declared(target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: 
     return Agent(spec, function)
 
 
-def _schedule(name: str, every: float | str | None, at: datetime | None) -> Schedule:
-    if (every is None) == (at is None):
-        raise InvalidInput(f"Agent {name!r} needs one of every= and at=, to say when it runs.")
-    if at is None:
-        assert every is not None
+def _schedule(name: str, every: float | str | None, cron: str | None, zone: str, at: datetime | None) -> Schedule:
+    if [every, cron, at].count(None) != 2:
+        raise InvalidInput(f"Agent {name!r} needs one of every=, cron= and at=, to say when it runs.")
+    if every is not None:
         return Every(_ms(every))
+    if cron is not None:
+        return Cron(cron, zone)
+    assert at is not None
     if at.tzinfo is None:
         raise InvalidInput(f"Agent {name!r} runs at {at}, which names no time zone: use datetime(..., tzinfo=UTC).")
     return At(round(at.timestamp() * 1000))

@@ -1,0 +1,112 @@
+"""Cron by the wall clock of a time zone, over the days on which it jumps."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rota import Rota
+from rota.model.agent import AgentSpec, Ended, Outcome, Plan, checked, plan_after, plan_first
+from rota.model.errors import InvalidInput
+from rota.model.schedule import Cron, following
+from rota.model.settings.agents import FailureBackoff
+
+BERLIN = "Europe/Berlin"
+
+
+def ms(text):
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def walk(cron, after, times):
+    """The next slots, each asked for anew from the one before, in UTC."""
+    found, after_ms = [], ms(after)
+    for _ in range(times):
+        after_ms = following(cron, after_ms)
+        found.append(datetime.fromtimestamp(after_ms / 1000, UTC).strftime("%m-%dT%H:%M"))
+    return found
+
+
+def test_a_time_that_is_skipped_in_spring_runs_when_the_clock_has_jumped():
+    nightly = Cron("30 2 * * *", BERLIN)
+    assert walk(nightly, "2026-03-27T12:00Z", 4) == ["03-28T01:30", "03-29T01:00", "03-30T00:30", "03-31T00:30"]
+
+
+def test_a_time_that_comes_twice_in_autumn_runs_once():
+    nightly = Cron("30 2 * * *", BERLIN)
+    assert walk(nightly, "2026-10-24T12:00Z", 3) == ["10-25T00:30", "10-26T01:30", "10-27T01:30"]
+
+
+@pytest.mark.parametrize("asked", ["2026-10-25T00:45Z", "2026-10-25T01:10Z", "2026-10-25T01:30Z", "2026-10-25T01:59Z"])
+def test_whoever_asks_in_the_hour_that_comes_twice_is_not_sent_back(asked):
+    assert walk(Cron("30 2 * * *", BERLIN), asked, 1) == ["10-26T01:30"]
+
+
+def test_what_runs_every_so_often_takes_no_notice():
+    hourly = Cron("0 * * * *", BERLIN)
+    assert walk(hourly, "2026-10-24T23:30Z", 3) == ["10-25T00:00", "10-25T01:00", "10-25T02:00"]
+    assert walk(hourly, "2026-03-29T00:30Z", 2) == ["03-29T01:00", "03-29T02:00"]
+
+
+def test_a_slot_lies_after_the_moment_that_was_asked_about():
+    daily = Cron("0 2 * * *")
+    assert following(daily, ms("2026-01-01T02:00Z")) == ms("2026-01-02T02:00Z")
+    assert following(daily, ms("2026-01-01T02:00Z") - 1) == ms("2026-01-01T02:00Z")
+    assert following(daily, ms("2026-01-01T02:00Z") + 1) == ms("2026-01-02T02:00Z")
+
+
+def test_a_new_agent_by_cron_waits_for_its_time():
+    spec = AgentSpec(name="nightly", schedule=Cron("0 2 * * *"))
+    slot_ms = ms("2026-01-02T02:00Z")
+    assert plan_first(spec, ms("2026-01-01T12:00Z"), 5000) == Plan(slot_ms, slot_ms)
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "due", "slot"),
+    [
+        ("one", "2026-01-06T02:00Z", "2026-01-06T02:00Z"),
+        ("skip", "2026-01-06T02:00Z", "2026-01-06T02:00Z"),
+        ("all", "2026-01-05T12:00Z", "2026-01-02T02:00Z"),
+    ],
+)
+def test_missed_slots_become_one_or_are_run_one_by_one(catch_up, due, slot):
+    spec = AgentSpec(name="nightly", schedule=Cron("0 2 * * *"), catch_up=catch_up)
+    ended = Ended(
+        outcome=Outcome.SUCCEEDED,
+        acquired_ms=ms("2026-01-05T11:59Z"),
+        now_ms=ms("2026-01-05T12:00Z"),
+        slot_ms=ms("2026-01-01T02:00Z"),
+        streak=0,
+    )
+    assert plan_after(spec, ended, FailureBackoff(), 0.0, 0.5) == Plan(ms(due), ms(slot))
+
+
+def test_a_failure_without_an_error_interval_waits_for_the_next_slot():
+    spec = AgentSpec(name="nightly", schedule=Cron("0 2 * * *"))
+    now_ms = ms("2026-01-01T02:05Z")
+    ended = Ended(outcome=Outcome.FAILED, acquired_ms=now_ms, now_ms=now_ms, slot_ms=ms("2026-01-01T02:00Z"), streak=0)
+    assert plan_after(spec, ended, FailureBackoff(), 0.0, 0.5).due_ms == ms("2026-01-02T02:00Z")
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "complaint"),
+    [
+        ("", "UTC", "no cron expression"),
+        ("* * * *", "UTC", "no cron expression"),
+        ("61 * * * *", "UTC", "Bad minute"),
+        ("0 0 30 2 *", "UTC", "cron expression"),
+        ("0 2 * * *", "Mars/Olympus", "no time zone"),
+        ("0 2 * * *", "../etc/passwd", "no time zone"),
+        ("0 2 * * *", "", "no time zone"),
+    ],
+)
+def test_what_never_comes_is_refused_with_a_sentence(expression, zone, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        checked(AgentSpec(name="nightly", schedule=Cron(expression, zone)))
+
+
+def test_cron_is_declared_with_its_time_zone():
+    app = Rota()
+    app.agent(cron="0 2 * * MON-FRI", tz=BERLIN, name="nightly")(lambda: None)
+    assert app.agents["nightly"].spec.schedule == Cron("0 2 * * MON-FRI", BERLIN)
+    with pytest.raises(InvalidInput, match="one of every=, cron= and at="):
+        app.agent(cron="0 2 * * *", every=5, name="both")(lambda: None)
