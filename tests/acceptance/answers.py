@@ -237,5 +237,45 @@ Top = answer(
     jobs=list[dict[str, Any]],
 )
 ShowInfo = answer("ShowInfo", [Show], use_is_live=bool, subscriptions=list[Share], folders=list[Caps], depts=list[Caps])
+Agent = answer(
+    "Agent",
+    name=str,
+    state=Literal["PAUSED", "QUARANTINED", "RUNNING", "WAITING", "DONE"],
+    schedule=str,
+    group=str,
+    due=datetime | None,
+    run=int | None,
+    replica=str | None,
+    since=datetime | None,
+    deadline=datetime | None,
+    streak=int,
+    failure=str | None,
+    error=str | None,
+    runs=int,
+    last_outcome=str | None,
+    last_took_ms=int | None,
+    last_started=datetime | None,
+    backfill=datetime | None,
+    backfill_until=datetime | None,
+    spec=dict[str, Any],
+)
+AgentRun = answer(
+    "AgentRun",
+    run=int,
+    replica=str,
+    outcome=Literal["SUCCEEDED", "FAILED", "TIMEOUT", "CANCELLED", "LOST", "SKIPPED"],
+    failure=str | None,
+    error=str | None,
+    took_ms=int,
+    backfill=bool,
+    slot=datetime | None,
+    due=datetime,
+    started=datetime,
+)
+AgentChange = answer("AgentChange", agent=str, changed=bool)
+AgentTrigger = answer("AgentTrigger", agent=str, queued=bool)
+AgentGone = answer("AgentGone", agent=str)
+AgentsHealth = answer("AgentsHealth", health=str, reasons=list[str], agents=dict[str, int], members=list[str])
+Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime)
 
 __all__ = ["Check", "Explained", "MigrationStatus", "Status"]

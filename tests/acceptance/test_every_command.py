@@ -8,6 +8,7 @@ import typer
 
 from rota.cli.app import app
 from tests.acceptance import answers as a
+from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.commands import Terminal
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
@@ -100,6 +101,19 @@ ENDED = [
     ("queue rebuild-counts", "queue rebuild-counts", a.Rebuilt),
     ("audit verify", "audit verify", a.AuditVerified),
 ]
+PAST = "--from 2026-01-01T00:00Z --to 2026-01-01T05:00Z"
+AGENTS = [
+    ("agents list", "agents list", list[a.Agent]),
+    ("agents show sync", "agents show sync", a.Agent),
+    ("agents history sync", "agents history sync", list[a.AgentRun]),
+    ("agents pause sync", "agents pause poll", a.AgentChange),
+    (f"agents backfill sync {PAST}", f"agents backfill poll {PAST}", a.Backfill),
+    ("agents backfill sync --stop", "agents backfill poll --stop", a.AgentChange),
+    ("agents resume sync", "agents resume poll", a.AgentChange),
+    ("agents trigger sync", "agents trigger poll", a.AgentTrigger),
+    ("agents health", "agents health", a.AgentsHealth),
+    ("agents remove sync", "agents remove poll", a.AgentGone),
+]
 
 
 @pytest.fixture
@@ -143,8 +157,16 @@ async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
     await played(typed, ENDED, {**made, "command": told["id"]})
 
 
+async def test_agents_answer_in_text_and_in_json(farm, typed, redis):
+    seen = Seen()
+    async with Pod(farm.database, redis, sync=every(HOUR_MS, seen.quick), poll=every(HOUR_MS, seen.quick)):
+        for name in ("sync", "poll"):
+            await until(lambda name=name: history(farm.database, name))
+        await played(typed, AGENTS, {})
+
+
 def test_every_command_is_tried():
-    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED) for line, _, _ in part]
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS) for line, _, _ in part]
     missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
     assert not missing
 

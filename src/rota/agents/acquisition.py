@@ -164,10 +164,10 @@ class Acquisition:
             due_ms = told.due_ms if told.verdict is Verdict.EARLY else None
             self._endings.add_over(Over(told.name, told.run, due_ms), spec.group)
             return False
-        if is_missed(spec, told.slot_ms, now_ms):
+        if not told.backfill and is_missed(spec, told.slot_ms, now_ms):
             self._skip(declared, told, now_ms)
             return False
-        about = AgentRun(told.name, told.run, told.slot_ms, now_ms, now_ms + spec.deadline_ms)
+        about = AgentRun(told.name, told.run, told.slot_ms, now_ms, now_ms + spec.deadline_ms, told.backfill)
         self._start(Run(spec, about, told.streak, permits.pop(), asked_at), declared)
         return True
 

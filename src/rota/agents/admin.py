@@ -1,4 +1,4 @@
-"""What people do with agents: look, pause, resume, trigger, remove.
+"""What people do with agents: look, pause, resume, trigger, backfill, remove.
 
 Every change is one transaction with its audit entry, made on the locked row; then Redis is told, and whoever runs
 agents is woken. If we die in between, or Redis is away, the next repopulation tells it: within `refresh-period-seconds`
@@ -8,8 +8,8 @@ a trigger or a resume takes effect, and a paused agent that is still in `waiting
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -23,17 +23,21 @@ from rota.infra.clock import SystemClock
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.redis import Keys, ServerTime
 from rota.model.agent import AgentSpec, Plan, plan_resumed
-from rota.model.errors import NotFound, RedisUnavailable, Refused
+from rota.model.errors import InvalidInput, NotFound, RedisUnavailable, Refused
+from rota.model.schedule import between
 from rota.model.settings.agents import AgentKeys
 
 LIST = query(__package__, "list")
 HISTORY = query(__package__, "history")
+BACKFILL = query(__package__, "backfill")
 LOCK = query(__package__, "lock")
 CHANGE = query(__package__, "change")
 REMOVE = query(__package__, "remove")
 WAKE = query(__package__, "wake")
 
 HISTORY_MAX: Final = 50
+BACKFILL_MAX: Final = 1000
+"""Runs of one backfill, which are counted before it begins."""
 log = structlog.get_logger(__name__)
 _SPECS = msgspec.json.Decoder(AgentSpec)
 
@@ -58,6 +62,9 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     last_outcome: str | None
     last_took_ms: int | None
     last_started: datetime | None
+    backfill: datetime | None
+    """The slot that a backfill comes to next; None: there is none."""
+    backfill_until: datetime | None
     spec: AgentSpec
 
 
@@ -68,8 +75,19 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None
     error: str | None
     took_ms: int
+    backfill: bool
+    slot: datetime | None
+    """The moment of its schedule that it was for."""
     due: datetime
     started: datetime
+
+
+class Backfill(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backfill will run."""
+
+    runs: int
+    first: datetime
+    last: datetime
 
 
 class _Locked(msgspec.Struct, frozen=True):
@@ -78,6 +96,7 @@ class _Locked(msgspec.Struct, frozen=True):
     queued: bool
     plan: Plan
     replica: str | None
+    backfilling: bool
 
 
 class Admin:
@@ -109,6 +128,8 @@ class Admin:
                 failure=row["failure"],
                 error=row["error"],
                 took_ms=row["took_ms"],
+                backfill=row["backfill"],
+                slot=row["ts_slot"],
                 due=row["ts_due"],
                 started=row["ts_started"],
             )
@@ -139,8 +160,8 @@ class Admin:
             if not found.paused:
                 return False
             plan = plan_resumed(found.spec, found.plan, now_ms)
-            await self._change(tx, name, plan, action="resume")
-        await self._tell(found.spec, plan.due_ms if found.replica is None else None, waits=True)
+            next_ms = await self._change(tx, name, plan, action="resume")
+        await self._tell(found.spec, next_ms if found.replica is None else None, waits=True)
         return True
 
     async def trigger(self, name: str) -> bool:
@@ -154,8 +175,33 @@ class Admin:
                 return False
             due_ms = now_ms if found.plan.due_ms is None else min(now_ms, found.plan.due_ms)
             # A slot of its own: what it would have run for is still to come.
-            await self._change(tx, name, Plan(due_ms, now_ms), action="trigger")
-        await self._tell(found.spec, due_ms, waits=True)
+            next_ms = await self._change(tx, name, Plan(due_ms, now_ms), action="trigger")
+        await self._tell(found.spec, next_ms, waits=True)
+        return True
+
+    async def backfill(self, name: str, since: datetime, until: datetime) -> Backfill:
+        """Run it for the slots from `since` until before `until`, one by one, whenever its schedule leaves it idle."""
+        now_ms = await self._time.now_ms()
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            if found.backfilling:
+                raise Refused(f"Agent {name!r} is being backfilled: wait for its end, or stop it first.", agent=name)
+            slots = _past_slots(found.spec, since, until, now_ms)
+            told = Backfill(runs=len(slots), first=_moment(slots[0]), last=_moment(slots[-1]))
+            next_ms = await tx.value(BACKFILL, name, now_ms, slots[0], slots[-1])
+            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill", f"agent:{name}", _plain(told))])
+        await self._tell(found.spec, next_ms if found.replica is None and not found.paused else None, waits=True)
+        return told
+
+    async def stop_backfill(self, name: str) -> bool:
+        """Begin no more of its runs; one that is under way ends by itself. False: there was none."""
+        async with self.database.transaction() as tx:
+            found = await _locked(tx, name)
+            if not found.backfilling:
+                return False
+            await tx.run(BACKFILL, name, None, None, None)
+            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill_stop", f"agent:{name}", {})])
+        # Redis may have it due too early, which begin puts right.
         return True
 
     async def remove(self, name: str) -> None:
@@ -168,9 +214,11 @@ class Admin:
 
     async def _change(
         self, tx: Transaction, name: str, plan: Plan, *, action: str, paused: bool = False, queued: bool = False
-    ) -> None:
-        await tx.run(CHANGE, name, paused, queued, plan.due_ms, plan.slot_ms)
+    ) -> int | None:
+        """When it runs next, in ms, if nothing keeps it from that."""
+        next_ms: int | None = await tx.value(CHANGE, name, paused, queued, plan.due_ms, plan.slot_ms)
         await audit.append(tx, [AuditEntry(self.actor, f"agent.{action}", f"agent:{name}", {})])
+        return next_ms
 
     async def _tell(self, spec: AgentSpec, due_ms: int | None, *, waits: bool = False) -> None:
         """Redis, which may be away: then it hears of it at the next repopulation."""
@@ -192,8 +240,36 @@ async def _locked(tx: Transaction, name: str) -> _Locked:
     if row is None:
         raise _unknown(name)
     return _Locked(
-        _SPECS.decode(row["spec"]), row["paused"], row["queued"], Plan(row["due_ms"], row["slot_ms"]), row["replica"]
+        _SPECS.decode(row["spec"]),
+        row["paused"],
+        row["queued"],
+        Plan(row["due_ms"], row["slot_ms"]),
+        row["replica"],
+        row["backfilling"],
     )
+
+
+def _past_slots(spec: AgentSpec, since: datetime, until: datetime, now_ms: int) -> Sequence[int]:
+    if since.tzinfo is None or until.tzinfo is None:
+        raise InvalidInput("A backfill is from and to a moment with its time zone, such as 2026-01-31T00:00Z.")
+    from_ms, to_ms = (round(each.timestamp() * 1000) for each in (since, until))
+    if to_ms > now_ms:
+        raise InvalidInput("A backfill ends now at the latest: what comes later is run by the schedule.")
+    slots = between(spec.schedule, from_ms, to_ms, BACKFILL_MAX + 1)
+    if not slots:
+        raise InvalidInput(f"Agent {spec.name!r} runs {spec.schedule}, which has no moment in that time.")
+    if len(slots) > BACKFILL_MAX:
+        raise InvalidInput(f"That would be more than {BACKFILL_MAX} runs: backfill a shorter time, then the rest.")
+    return slots
+
+
+def _moment(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def _plain(told: Backfill) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(told)
+    return plain
 
 
 def _check_triggered(name: str, found: _Locked) -> None:
@@ -218,7 +294,7 @@ def _view(row: Record) -> AgentView:
         state=_state(row),
         schedule=str(spec.schedule),
         group=row["shard_group"],
-        due=row["ts_due"],
+        due=row["ts_next"],
         run=row["run"],
         replica=row["replica"],
         since=row["ts_acquired"],
@@ -230,6 +306,8 @@ def _view(row: Record) -> AgentView:
         last_outcome=row["last_outcome"],
         last_took_ms=row["last_took_ms"],
         last_started=row["last_started"],
+        backfill=row["ts_backfill_slot"],
+        backfill_until=row["ts_backfill_until"],
         spec=spec,
     )
 
@@ -239,4 +317,4 @@ def _state(row: Record) -> str:
         return "PAUSED"
     if row["run"] is not None:
         return "QUARANTINED" if row["quarantined"] else "RUNNING"
-    return "DONE" if row["ts_due"] is None else "WAITING"
+    return "DONE" if row["ts_next"] is None else "WAITING"

@@ -78,6 +78,7 @@ class Endings:
             slot_ms=run.about.slot_ms,
             streak=run.streak,
             failure=run.failure,
+            backfill=run.about.backfill,
         )
         plan = plan_after(
             run.spec,

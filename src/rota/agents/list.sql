@@ -1,5 +1,5 @@
 -- Agents with what they do now and what came of their last run; those named $1, or all.
-SELECT a.name, a.shard_group, a.spec::text AS spec, a.ts_due, a.paused, a.queued, a.streak, a.failure, a.error, a.runs,
+SELECT a.name, a.shard_group, a.spec::text AS spec, a.ts_next, a.ts_backfill_slot, a.ts_backfill_until, a.paused, a.queued, a.streak, a.failure, a.error, a.runs,
        r.run, r.replica, r.ts_acquired, r.ts_deadline, coalesce(r.quarantined, false) AS quarantined,
        h.outcome AS last_outcome, h.took_ms AS last_took_ms, h.ts_started AS last_started
 FROM rota.agent a

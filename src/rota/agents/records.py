@@ -63,6 +63,7 @@ class Begun(msgspec.Struct, frozen=True):
     due_ms: int | None
     slot_ms: int | None
     streak: int
+    backfill: bool = False
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +139,7 @@ class Records:
                 row["due_ms"],
                 row["slot_ms"],
                 row["streak"],
+                row["backfill"],
             )
             for row in rows
         ]

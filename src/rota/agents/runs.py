@@ -35,6 +35,8 @@ class AgentRun(msgspec.Struct, frozen=True):
     slot_ms: int | None
     acquired_ms: int
     deadline_ms: int
+    backfill: bool = False
+    """It is for a moment of its schedule that is past, because somebody wants it."""
 
 
 Body = Callable[[AgentRun], Awaitable[object]]

@@ -19,11 +19,14 @@ from rota.cli.form import Form
 from rota.cli.local import local_url
 from rota.infra import redis as redis_infra
 from rota.infra.postgres import check_current
+from rota.model.errors import InvalidInput
 from rota.model.settings import Settings
 from rota.model.units import span
 
 NO_AGENTS = "There is no agent: `@app.agent(every=...)` declares one, and `rota worker APP` runs it."
 LATE_S = 60.0
+CLOCKS_APART = timedelta(seconds=5)
+"""What this machine calls now may lie in the future of Redis."""
 
 
 def run(settings: Settings, work: Callable[[Admin], Awaitable[Page]], *, form: Form) -> None:
@@ -54,6 +57,8 @@ async def listed(admin: Admin) -> Page:
 async def shown(admin: Admin, name: str) -> Page:
     found = await admin.show(name)
     lines = [f"{found.name} is {found.state}: {_now(found)}.", f"It runs {found.schedule}; {_last(found)}."]
+    if found.backfill and found.backfill_until:
+        lines.append(f"A backfill goes on at {_moment(found.backfill)}, until {_moment(found.backfill_until)}.")
     if found.streak:
         lines.append(f"It has failed {found.streak} times in a row, the last as {found.failure}.")
     if found.error:
@@ -77,6 +82,19 @@ async def triggered(admin: Admin, name: str) -> Page:
     now = await admin.trigger(name)
     told = f"Agent {name} is due now." if now else f"Agent {name} runs; it will once more when that run has ended."
     return Page({"agent": name, "queued": not now}, [told])
+
+
+async def backfilled(admin: Admin, name: str, since: str, until: str) -> Page:
+    told = await admin.backfill(name, _given(since), _given(until) if until else datetime.now(UTC) - CLOCKS_APART)
+    span_told = f"from {_moment(told.first)} to {_moment(told.last)}"
+    data: dict[str, Any] = {"agent": name, **msgspec.to_builtins(told)}
+    return Page(data, [f"Agent {name} runs {told.runs} times more, {span_told}, one by one."])
+
+
+async def backfill_stopped(admin: Admin, name: str) -> Page:
+    changed = await admin.stop_backfill(name)
+    told = f"The backfill of agent {name} is over." if changed else f"Nothing changed: agent {name} has no backfill."
+    return Page({"agent": name, "changed": changed}, [told])
 
 
 async def removed(admin: Admin, name: str) -> Page:
@@ -113,6 +131,14 @@ async def health(admin: Admin) -> Page:
     counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))) or "no agents"
     lines = [f"{data['health']}: {counted}, run by {len(members)} replicas.", *(f"{each}." for each in reasons)]
     return Page(data, [*lines, *([Table(("replica",), [(name,) for name in members])] if members else [])])
+
+
+def _given(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{text[:40]!r} is no moment: write one such as 2026-01-31T00:00Z.") from None
+    return at if at.tzinfo else at.astimezone()
 
 
 def _patience(agent: AgentView) -> timedelta:

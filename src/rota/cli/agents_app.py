@@ -10,6 +10,7 @@ import typer
 from rota.cli.books_options import group
 from rota.cli.form import Form
 from rota.cli.options import Output, load
+from rota.model.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rota.agents.admin import Admin
@@ -57,6 +58,31 @@ def agents_trigger(context: typer.Context, name: Name, form: Output = Form.TEXT)
     from rota.cli import agents
 
     _print(context, form, lambda admin: agents.triggered(admin, name))
+
+
+@agents_app.command("backfill")
+def agents_backfill(
+    context: typer.Context,
+    name: Name,
+    since: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="The first moment, such as 2026-01-31T00:00Z.")
+    ] = "",
+    until: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="The moment to stop before; now if left out.")
+    ] = "",
+    stop: Annotated[bool, typer.Option("--stop", help="Begin no more runs of the one under way.")] = False,
+    form: Output = Form.TEXT,
+) -> None:
+    """Run it for past moments of its schedule, one by one, in between those that come."""
+    from rota.cli import agents
+
+    if stop == bool(since):
+        raise InvalidInput("Say --from TIME to begin a backfill, or --stop to end it.")
+    _print(
+        context,
+        form,
+        lambda admin: agents.backfill_stopped(admin, name) if stop else agents.backfilled(admin, name, since, until),
+    )
 
 
 @agents_app.command("history")

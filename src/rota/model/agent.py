@@ -1,5 +1,7 @@
 """What an agent is, and when it runs again. Pure.
 
+A backfill runs slots that are past, one after the other, in between those of the schedule; its plan is one of its own.
+
 `plan_after` decides the next due time from how the last run ended: `acquired + interval` after a success (overdue slots
 become one), a delay by the kind of failure after a failure, at once for what was cancelled through no fault of its
 own.
@@ -85,6 +87,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     streak: int
     """Failures in a row before it."""
     failure: FailureClass | None = None
+    backfill: bool = False
 
 
 def checked(spec: AgentSpec) -> AgentSpec:
@@ -136,15 +139,23 @@ def plan_after(spec: AgentSpec, ended: Ended, backoff: FailureBackoff, ratio: fl
     """What comes after a run. `chance` in [0, 1) is for the jitter of `ratio`, and for nothing else."""
     match ended.outcome:
         case Outcome.SUCCEEDED | Outcome.SKIPPED:
-            return _next_slot(spec, ended, 0)
+            return _next_past(spec, ended, 0, 0) if ended.backfill else _next_slot(spec, ended, 0)
         case Outcome.CANCELLED | Outcome.LOST:
             return Plan(ended.now_ms, ended.slot_ms, ended.streak)
         case Outcome.FAILED | Outcome.TIMEOUT:
             streak = min(ended.streak + 1, STREAK_MAX)
             delay_ms = _delay_ms(spec, ended.failure or FailureClass.UNKNOWN, streak, backoff)
+            if ended.backfill:
+                return _next_past(spec, ended, _jittered(delay_ms or 0, ratio, chance), streak)
             if delay_ms is None:
                 return _next_slot(spec, ended, streak)
             return Plan(ended.now_ms + _jittered(delay_ms, ratio, chance), ended.slot_ms, streak)
+
+
+def _next_past(spec: AgentSpec, ended: Ended, delay_ms: int, streak: int) -> Plan:
+    """The slot that a backfill goes on with. One that failed is not tried again, as by the schedule."""
+    assert ended.slot_ms is not None, "a backfill is for a slot"
+    return Plan(ended.now_ms + delay_ms, following(spec.schedule, ended.slot_ms), streak)
 
 
 def _next_slot(spec: AgentSpec, ended: Ended, streak: int) -> Plan:

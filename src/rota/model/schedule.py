@@ -94,6 +94,18 @@ def following(schedule: Schedule, after_ms: int) -> int | None:
             assert_never(never)
 
 
+def between(schedule: Schedule, from_ms: int, to_ms: int, most: int) -> list[int]:
+    """Slots from one moment until before another, the first `most`. Those of an interval are counted from the first."""
+    if isinstance(schedule, At):
+        return [schedule.at_ms] if from_ms <= schedule.at_ms < to_ms else []
+    slot_ms = from_ms if isinstance(schedule, Every) else following(schedule, from_ms - 1)
+    found: list[int] = []
+    while slot_ms is not None and slot_ms < to_ms and len(found) < most:
+        found.append(slot_ms)
+        slot_ms = following(schedule, slot_ms)
+    return found
+
+
 def _cron_after(cron: Cron, after_ms: int) -> int | None:
     """None: it does not come within fifty years."""
     start = datetime.fromtimestamp(after_ms / 1000, ZoneInfo(cron.zone))

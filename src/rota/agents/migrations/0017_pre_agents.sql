@@ -9,6 +9,10 @@ CREATE TABLE rota.agent (
   spec         jsonb NOT NULL,
   ts_due       timestamptz,
   ts_slot      timestamptz,
+  ts_backfill_due    timestamptz,
+  ts_backfill_slot   timestamptz,
+  ts_backfill_until  timestamptz,
+  ts_next      timestamptz GENERATED ALWAYS AS (least(ts_due, ts_backfill_due)) STORED,
   queued       boolean NOT NULL DEFAULT false,
   paused       boolean NOT NULL DEFAULT false,
   streak       integer NOT NULL DEFAULT 0,
@@ -18,7 +22,10 @@ CREATE TABLE rota.agent (
   ts_declared  timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50);  -- room for the next due time in the same page, so that it touches no index
 
-COMMENT ON COLUMN rota.agent.ts_due IS 'When it runs next, by the clock of Redis; null: never again.';
+COMMENT ON COLUMN rota.agent.ts_due IS 'When its schedule has it run next, by the clock of Redis; null: never again.';
+COMMENT ON COLUMN rota.agent.ts_next IS 'When it runs next, for its schedule or for a backfill; its schedule goes first.';
+COMMENT ON COLUMN rota.agent.ts_backfill_due IS 'When the next run of a backfill may begin; null: there is none.';
+COMMENT ON COLUMN rota.agent.ts_backfill_slot IS 'The past moment of its schedule that this run is for; the last is ts_backfill_until.';
 COMMENT ON COLUMN rota.agent.ts_slot IS 'The moment of its schedule that the next run is for; a retry comes later than its slot.';
 COMMENT ON COLUMN rota.agent.queued IS 'One more run is wanted as soon as the present one has ended.';
 COMMENT ON COLUMN rota.agent.streak IS 'Failures in a row, on whatever replica.';
@@ -31,6 +38,8 @@ CREATE TABLE rota.agent_running (
   fence        bigint NOT NULL,
   replica      text NOT NULL,
   quarantined  boolean NOT NULL DEFAULT false,
+  backfill     boolean NOT NULL,
+  ts_slot      timestamptz,
   ts_due       timestamptz NOT NULL,
   ts_acquired  timestamptz NOT NULL,
   ts_deadline  timestamptz NOT NULL
@@ -48,6 +57,8 @@ CREATE TABLE rota.agent_run (
   failure      text,
   error        text,
   took_ms      bigint NOT NULL,
+  backfill     boolean NOT NULL,
+  ts_slot      timestamptz,
   ts_due       timestamptz NOT NULL,
   ts_started   timestamptz NOT NULL,
   PRIMARY KEY (name, place)
@@ -60,7 +71,7 @@ COMMENT ON TABLE rota.agent_run IS 'The last 50 runs of each agent: a ring, so t
 -- Take runs for those that may begin. A row for each name: its verdict, and what to do with the others.
 CREATE FUNCTION rota.agents_begin(of_lease text, of_fence bigint, by_replica text, names text[], numbers bigint[], at_ms bigint,
                                   timeouts_ms bigint[])
-RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer)
+RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer, backfill boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -68,16 +79,19 @@ DECLARE
 BEGIN
   PERFORM rota.assert_fence(of_lease, of_fence);
   PERFORM FROM rota.agent a WHERE a.name = ANY (names) ORDER BY a.name FOR NO KEY UPDATE;
-  INSERT INTO rota.agent_running (name, run, lease, fence, replica, ts_due, ts_acquired, ts_deadline)
-  SELECT a.name, asked.number, of_lease, of_fence, by_replica, a.ts_due, at, at + make_interval(secs => asked.timeout_ms / 1000.0)
+  INSERT INTO rota.agent_running (name, run, lease, fence, replica, backfill, ts_slot, ts_due, ts_acquired, ts_deadline)
+  SELECT a.name, asked.number, of_lease, of_fence, by_replica, of.backfill, CASE WHEN of.backfill THEN a.ts_backfill_slot ELSE a.ts_slot END,
+         CASE WHEN of.backfill THEN a.ts_backfill_due ELSE a.ts_due END, at, at + make_interval(secs => asked.timeout_ms / 1000.0)
   FROM unnest(names, numbers, timeouts_ms) AS asked (name, number, timeout_ms) JOIN rota.agent a ON a.name = asked.name
-  WHERE NOT a.paused AND a.ts_due <= at
+  CROSS JOIN LATERAL (SELECT coalesce(a.ts_due > at, true) AS backfill) AS of
+  WHERE NOT a.paused AND a.ts_next <= at
   ON CONFLICT DO NOTHING;
   RETURN QUERY
     SELECT asked.name,
            CASE WHEN r.run = asked.number THEN 'begun' WHEN a.name IS NULL THEN 'unknown' WHEN r.run IS NOT NULL THEN 'running'
                 WHEN a.paused THEN 'paused' ELSE 'early' END,
-           (extract(epoch FROM a.ts_due) * 1000)::bigint, (extract(epoch FROM a.ts_slot) * 1000)::bigint, coalesce(a.streak, 0)
+           (extract(epoch FROM a.ts_next) * 1000)::bigint, (extract(epoch FROM r.ts_slot) * 1000)::bigint, coalesce(a.streak, 0),
+           coalesce(r.backfill, false)
     FROM unnest(names, numbers) AS asked (name, number)
     LEFT JOIN rota.agent a ON a.name = asked.name LEFT JOIN rota.agent_running r ON r.name = asked.name;
 END $$;
@@ -89,30 +103,40 @@ COMMENT ON FUNCTION rota.agents_begin IS
 CREATE FUNCTION rota.agents_ended(ended jsonb) RETURNS TABLE (name text, run bigint, due_ms bigint)
 LANGUAGE sql AS $$
   WITH told AS (
-    SELECT * FROM jsonb_to_recordset(ended) AS e
+    SELECT *, to_timestamp(due_ms / 1000.0) AS ts_due, to_timestamp(slot_ms / 1000.0) AS ts_slot,
+           outcome IN ('CANCELLED', 'LOST') AS is_repeated
+    FROM jsonb_to_recordset(ended) AS e
       (name text, run bigint, outcome text, failure text, error text, took_ms bigint, streak integer, due_ms bigint, slot_ms bigint)
   ), gone AS (
-    DELETE FROM rota.agent_running r USING told t WHERE r.name = t.name AND r.run = t.run RETURNING r.*
+    DELETE FROM rota.agent_running r USING told t WHERE r.name = t.name AND r.run = t.run
+    RETURNING r.*, r.ts_acquired + make_interval(secs => t.took_ms / 1000.0) AS ts_ended
   ), planned AS (
     UPDATE rota.agent a
-    SET ts_due = CASE WHEN a.queued THEN least(a.ts_due, to_timestamp(t.due_ms / 1000.0)) ELSE to_timestamp(t.due_ms / 1000.0) END,
-        ts_slot = CASE WHEN t.outcome IN ('CANCELLED', 'LOST') THEN a.ts_slot
-                       WHEN a.queued THEN g.ts_acquired + make_interval(secs => t.took_ms / 1000.0)
-                       ELSE to_timestamp(t.slot_ms / 1000.0) END,
+    SET ts_due = CASE WHEN a.queued THEN least(a.ts_due, g.ts_ended) WHEN g.backfill THEN a.ts_due ELSE t.ts_due END,
+        ts_slot = CASE WHEN t.is_repeated AND NOT g.backfill THEN a.ts_slot
+                       WHEN a.queued THEN g.ts_ended WHEN g.backfill THEN a.ts_slot ELSE t.ts_slot END,
+        -- Not for a backfill that was stopped meanwhile, or is another by now.
+        ts_backfill_due = CASE WHEN NOT g.backfill OR a.ts_backfill_slot IS DISTINCT FROM g.ts_slot THEN a.ts_backfill_due
+                               WHEN t.is_repeated OR t.ts_slot <= a.ts_backfill_until THEN t.ts_due END,
+        ts_backfill_slot = CASE WHEN NOT g.backfill OR a.ts_backfill_slot IS DISTINCT FROM g.ts_slot OR t.is_repeated
+                                THEN a.ts_backfill_slot
+                                WHEN t.ts_slot <= a.ts_backfill_until THEN t.ts_slot END,
         queued = false, streak = coalesce(t.streak, a.streak), runs = a.runs + 1,
         failure = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.failure ELSE t.failure END,
         error = CASE WHEN t.outcome = 'SUCCEEDED' THEN a.error ELSE t.error END
     FROM gone g JOIN told t ON t.name = g.name WHERE a.name = g.name
-    RETURNING a.name, a.runs, a.paused, a.ts_due
+    RETURNING a.name, a.runs, a.paused, a.ts_next
   ), noted AS (
-    INSERT INTO rota.agent_run AS h (name, place, run, replica, outcome, failure, error, took_ms, ts_due, ts_started)
-    SELECT g.name, (p.runs - 1) % 50, g.run, g.replica, t.outcome, t.failure, t.error, t.took_ms, g.ts_due, g.ts_acquired
+    INSERT INTO rota.agent_run AS h (name, place, run, replica, outcome, failure, error, took_ms, backfill, ts_slot, ts_due, ts_started)
+    SELECT g.name, (p.runs - 1) % 50, g.run, g.replica, t.outcome, t.failure, t.error, t.took_ms, g.backfill, g.ts_slot, g.ts_due,
+           g.ts_acquired
     FROM gone g JOIN told t ON t.name = g.name JOIN planned p ON p.name = g.name
     ON CONFLICT (name, place) DO UPDATE
     SET run = EXCLUDED.run, replica = EXCLUDED.replica, outcome = EXCLUDED.outcome, failure = EXCLUDED.failure,
-        error = EXCLUDED.error, took_ms = EXCLUDED.took_ms, ts_due = EXCLUDED.ts_due, ts_started = EXCLUDED.ts_started
+        error = EXCLUDED.error, took_ms = EXCLUDED.took_ms, backfill = EXCLUDED.backfill, ts_slot = EXCLUDED.ts_slot,
+        ts_due = EXCLUDED.ts_due, ts_started = EXCLUDED.ts_started
   )
-  SELECT g.name, g.run, CASE WHEN NOT p.paused THEN (extract(epoch FROM p.ts_due) * 1000)::bigint END
+  SELECT g.name, g.run, CASE WHEN NOT p.paused THEN (extract(epoch FROM p.ts_next) * 1000)::bigint END
   FROM gone g JOIN planned p ON p.name = g.name
 $$;
 
