@@ -93,6 +93,7 @@ class Replica:
         self.redis = redis
         self.bus = bus
         self.books = books
+        self.agents = agents
         self.queue = Queue(database)
         self.engine = Engine(settings, database, redis, bus, books, self.queue, policy_of(settings))
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)

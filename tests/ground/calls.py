@@ -72,6 +72,8 @@ def _filled(kind, words):
             return words["name"]
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
             return 1
+        case msgspec.inspect.DateTimeType():
+            return "2026-01-31T00:00:00Z"
         case msgspec.inspect.UnionType(types=types):
             return _filled(types[0], words)
     raise AssertionError(f"say here how a body with {kind} is filled")

@@ -1,11 +1,15 @@
 """Who may call what: every route, by every role, in every show, in its own and in another's."""
 
 import asyncio
+import time
 from uuid import UUID, uuid4
 
 import pytest
 
+from rota.agents.records import Records
 from rota.model.access import GrantSpec, Role
+from rota.model.agent import AgentSpec
+from rota.model.schedule import Every
 from rota.queue import DeadLetter
 from rota.server import services
 from rota.server.http.app import build
@@ -15,11 +19,14 @@ from tests.ground.calls import Caller
 from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
 
+DAY_MS = 86_400_000
+TOMORROW_MS = int(time.time() * 1000) + DAY_MS
 OWN, FOREIGN, NOBODY = "film", "zebra", "quark"
 EVERYBODYS = {
     **dict.fromkeys(("folder", "dept", "topic"), "default"),
     **dict.fromkeys(("layer", "task"), "noop"),
     "pool": "local",
+    "agent": "poll",
     "stream": "stdout",
     "at": "0",
 }
@@ -41,6 +48,7 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
     async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm, Api(farm) as api:
         for show in (OWN, FOREIGN):
             await farm.show(show)
+        await Records(farm.database, "test").declare([AgentSpec(name="poll", schedule=Every(DAY_MS))], TOMORROW_MS, [0])
         yield api
 
 

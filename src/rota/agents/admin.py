@@ -108,8 +108,11 @@ class Admin:
         self._keys = Keys(keys.prefix, keys.hash_tag)
         self._time = ServerTime(redis, SystemClock())
 
-    async def list(self, names: Sequence[str] | None = None) -> list[AgentView]:
-        return [_view(row) for row in await self.database.rows(LIST, names)]
+    async def list(
+        self, names: Sequence[str] | None = None, *, after: str = "", most: int | None = None
+    ) -> list[AgentView]:
+        """By name: these or all, those behind `after`, `most` of them."""
+        return [_view(row) for row in await self.database.rows(LIST, names, after, most)]
 
     async def show(self, name: str) -> AgentView:
         found = await self.list([name])

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rota import runtime
+from rota.agents import overview
 from rota.agents.admin import Admin, AgentView, RunView
 from rota.cli import db
 from rota.cli.books import actor, print_page
@@ -24,7 +25,6 @@ from rota.model.settings import Settings
 from rota.model.units import span
 
 NO_AGENTS = "There is no agent: `@app.agent(every=...)` declares one, and `rota worker APP` runs it."
-LATE_S = 60.0
 CLOCKS_APART = timedelta(seconds=5)
 """What this machine calls now may lie in the future of Redis."""
 
@@ -112,25 +112,11 @@ async def history(admin: Admin, name: str, most: int) -> Page:
 
 
 async def health(admin: Admin) -> Page:
-    """From what PostgreSQL knows: each replica tells about itself in its log and metrics."""
-    found = await admin.list()
-    now = datetime.now(UTC)
-    states = [each.state for each in found]
-    late = [each for each in found if each.state == "WAITING" and each.due and now - each.due > _patience(each)]
-    stuck = [each.name for each in found if each.state == "QUARANTINED"]
-    members = await admin.members()
-    wrong = [f"{len(late)} agents are overdue, first {late[0].name}" if late else ""]
-    wrong += [f"{', '.join(stuck)} cannot be stopped" if stuck else "", "" if members else "no replica runs agents"]
-    reasons = [each for each in wrong if each]
-    data = {
-        "health": "DEGRADED" if reasons else "HEALTHY",
-        "reasons": reasons,
-        "agents": {state: states.count(state) for state in sorted(set(states))},
-        "members": members,
-    }
-    counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))) or "no agents"
-    lines = [f"{data['health']}: {counted}, run by {len(members)} replicas.", *(f"{each}." for each in reasons)]
-    return Page(data, [*lines, *([Table(("replica",), [(name,) for name in members])] if members else [])])
+    told = await overview.health(admin, datetime.now(UTC))
+    counted = ", ".join(f"{count} {state}" for state, count in told.agents.items()) or "no agents"
+    lines = [f"{told.health}: {counted}, run by {len(told.members)} replicas.", *(f"{each}." for each in told.reasons)]
+    members = [Table(("replica",), [(name,) for name in told.members])] if told.members else []
+    return Page(msgspec.to_builtins(told), [*lines, *members])
 
 
 def _given(text: str) -> datetime:
@@ -139,13 +125,6 @@ def _given(text: str) -> datetime:
     except ValueError:
         raise InvalidInput(f"{text[:40]!r} is no moment: write one such as 2026-01-31T00:00Z.") from None
     return at if at.tzinfo else at.astimezone()
-
-
-def _patience(agent: AgentView) -> timedelta:
-    from rota.model.schedule import Every
-
-    schedule = agent.spec.schedule
-    return timedelta(seconds=max(schedule.interval_ms / 1000 if isinstance(schedule, Every) else 0, LATE_S))
 
 
 def _row(agent: AgentView) -> tuple[object, ...]:

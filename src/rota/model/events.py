@@ -40,7 +40,7 @@ LETTER: Final = "dlq.added"
 JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
-CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap")
+CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent")
 """Families of what people change; what exactly is told by the audit trail."""
 FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
 

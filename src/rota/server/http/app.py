@@ -11,6 +11,7 @@ from litestar.exceptions import HTTPException
 from rota.model.access import Role
 from rota.model.errors import RotaError
 from rota.server.http import openapi, refusing
+from rota.server.http.agents import AgentRoutes
 from rota.server.http.books import DepartmentRoutes, ShowRoutes
 from rota.server.http.desk import Desk
 from rota.server.http.door import PREFIX
@@ -37,6 +38,7 @@ CONTROLLERS: Final = (
     WorkerRoutes,
     QueueRoutes,
     DeadLetterRoutes,
+    AgentRoutes,
     LedgerRoutes,
     KeyRoutes,
     OfficeRoutes,

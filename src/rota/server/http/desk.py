@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from redis.asyncio import Redis
 
 from rota.accounting.books import Books
 from rota.engine.ender import Ender
@@ -54,6 +55,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     feed: Feed
     histories: Histories
     streams: Streams
+    agents: Redis
+    """Where the sets of agents are."""
 
     @classmethod
     def of(cls, replica: Replica, watch: Watch, streams: Streams) -> Desk:
@@ -82,4 +85,5 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             feed=engine.feed,
             histories=engine.histories,
             streams=streams,
+            agents=replica.agents,
         )
