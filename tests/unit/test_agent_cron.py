@@ -1,13 +1,15 @@
 """Cron by the wall clock of a time zone, over the days on which it jumps."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from rota import Rota
 from rota.model.agent import AgentSpec, Ended, Outcome, Plan, checked, plan_after, plan_first
 from rota.model.errors import InvalidInput
-from rota.model.schedule import Cron, following
+from rota.model.schedule import At, Cron, Every, between, following
 from rota.model.settings.agents import FailureBackoff
 
 BERLIN = "Europe/Berlin"
@@ -110,3 +112,51 @@ def test_cron_is_declared_with_its_time_zone():
     assert app.agents["nightly"].spec.schedule == Cron("0 2 * * MON-FRI", BERLIN)
     with pytest.raises(InvalidInput, match="one of every=, cron= and at="):
         app.agent(cron="0 2 * * *", every=5, name="both")(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("zone", "jumps"),
+    [
+        (BERLIN, ("2026-03-28T22:00Z", "2026-10-24T22:00Z")),
+        ("America/New_York", ("2026-03-08T04:00Z", "2026-11-01T03:00Z")),
+        ("Australia/Lord_Howe", ("2026-04-04T12:00Z", "2026-10-03T12:00Z")),  # half an hour, in the southern autumn
+        ("Asia/Kolkata", ("2026-03-28T22:00Z", "2026-10-24T22:00Z")),
+    ],
+)
+def test_every_quarter_of_an_hour_comes_once_over_the_days_on_which_clocks_jump(zone, jumps):
+    for jump in jumps:
+        slot_ms, slots = ms(jump), []
+        for _ in range(48):
+            slot_ms = following(Cron("*/15 * * * *", zone), slot_ms)
+            slots.append(slot_ms)
+        assert {after - before for before, after in pairwise(slots)} == {15 * 60_000}
+
+
+def test_days_that_not_every_month_has():
+    assert walk(Cron("0 0 29 2 *"), "2026-01-01T00:00Z", 1) == ["02-29T00:00"]
+    assert following(Cron("0 0 29 2 *"), ms("2026-01-01T00:00Z")) == ms("2028-02-29T00:00Z")
+    assert walk(Cron("0 0 L * *"), "2026-01-15T00:00Z", 3) == ["01-31T00:00", "02-28T00:00", "03-31T00:00"]
+    assert walk(Cron("0 9 * * MON#2"), "2026-01-01T00:00Z", 2) == ["01-12T09:00", "02-09T09:00"]
+
+
+def test_slots_between_two_moments_are_those_of_the_wall_clock():
+    nightly = Cron("30 2 * * *", BERLIN)
+    found = between(nightly, ms("2026-10-24T00:00Z"), ms("2026-10-27T00:00Z"), 10)
+    assert found == [ms("2026-10-24T00:30Z"), ms("2026-10-25T00:30Z"), ms("2026-10-26T01:30Z")]
+    assert between(nightly, ms("2026-10-24T00:30Z"), ms("2026-10-25T00:30Z"), 10) == [ms("2026-10-24T00:30Z")]
+    assert between(Every(1000), 5000, 8000, 2) == [5000, 6000]
+    assert between(At(5000), 5000, 8000, 2) == [5000]
+    assert between(At(5000), 5001, 8000, 2) == []
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "one", "all"])
+def test_a_daily_run_over_a_jump_comes_once_a_day(catch_up):
+    """As the loop asks: after each run, a few seconds past its slot."""
+    spec = AgentSpec(name="nightly", schedule=Cron("30 2 * * *", BERLIN), catch_up=catch_up)
+    slot_ms, days = ms("2026-10-23T00:30Z"), []
+    for _ in range(5):
+        now_ms = slot_ms + 5000
+        ended = Ended(outcome=Outcome.SUCCEEDED, acquired_ms=slot_ms, now_ms=now_ms, slot_ms=slot_ms, streak=0)
+        slot_ms = plan_after(spec, ended, FailureBackoff(), 0.0, 0.5).slot_ms
+        days.append(datetime.fromtimestamp(slot_ms / 1000, ZoneInfo(BERLIN)).strftime("%d %H:%M"))
+    assert days == [f"{day} 02:30" for day in range(24, 29)]
