@@ -28,6 +28,16 @@ def forbidden():
     raise RuntimeError("sync failed") from Forbidden("no")
 
 
+@app.classify_failure
+def kind(error):
+    return "THROTTLED" if isinstance(error, KeyError) else None
+
+
+@app.agent(every="1h")
+def odd():
+    raise KeyError("quota")
+
+
 @app.agent(every="1h")
 def slow():
     Path(os.environ["BEGAN"]).write_text(str(os.getpid()))

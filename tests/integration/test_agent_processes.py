@@ -64,6 +64,9 @@ async def test_a_failure_is_classified_where_the_exception_is(processes):
     with pytest.raises(BodyFailed, match="RuntimeError: sync failed") as failed:
         await processes.body(run_of("forbidden"))
     assert failed.value.failure is FailureClass.PERMANENT_FORBIDDEN
+    with pytest.raises(BodyFailed, match="KeyError") as failed:
+        await processes.body(run_of("odd"))
+    assert failed.value.failure is FailureClass.THROTTLED, "the hook of the app says so"
 
 
 async def test_a_process_that_ends_is_the_end_of_its_body_alone(processes):

@@ -6,6 +6,7 @@ import pytest
 
 from rota import Rota
 from rota.model.errors import InvalidInput
+from rota.model.failures import FailureClass, classify
 from rota.model.schedule import At, Every
 
 
@@ -94,3 +95,14 @@ def test_two_agents_of_one_name_are_refused(app):
 def test_a_body_with_more_arguments_is_refused(app):
     with pytest.raises(InvalidInput, match="must take nothing, or one argument"):
         app.agent(every=1, name="beat")(lambda _run, _more: None)
+
+
+def test_one_hook_says_what_kind_a_failure_is(app):
+    @app.classify_failure
+    def kind(error):
+        return "THROTTLED" if isinstance(error, KeyError) else None
+
+    assert classify(KeyError("x"), app.failure_hook) is FailureClass.THROTTLED
+    assert classify(TimeoutError(), app.failure_hook) is FailureClass.TRANSIENT
+    with pytest.raises(InvalidInput, match="has a hook"):
+        app.classify_failure(kind)

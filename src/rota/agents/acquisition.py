@@ -31,6 +31,7 @@ from rota.model.settings.agents import AgentScheduler, BatchOperations
 ATTEMPTS_MAX: Final = 100
 ATTEMPTS = metrics.counter("rota_agents_acquire_attempts", "Cycles that looked for agents that are due.")
 ACQUIRED = metrics.counter("rota_agents_acquire_acquired", "Agents acquired by this process.")
+TOOK = metrics.histogram("rota_agents_acquire_time_seconds", "Duration of acquiring agents and beginning their runs.")
 REFUSED = metrics.counter("rota_agents_acquire_refused", "Acquired agents that may not begin.", labels=("reason",))
 
 
@@ -113,6 +114,7 @@ class Acquisition:
     async def _take(self, group: str, lease: Lease, chosen: Sequence[Candidate]) -> int:
         """How many runs were begun."""
         permits = self._permits.take(len(chosen))
+        began_at = self._clock.monotonic()
         try:
             size = BATCH_MAX if self._wanted.batch_operations.enabled else 1
             wanted = chosen[: len(permits)]
@@ -124,6 +126,7 @@ class Acquisition:
             # Those that a run has taken over are not in the list any more.
             for permit in permits:
                 permit.release()
+            TOOK.observe(self._clock.monotonic() - began_at)
 
     async def _begin_some(self, group: str, lease: Lease, wanted: Sequence[Candidate], permits: list[Permit]) -> int:
         # Looked up before anything is awaited: the registry may change meanwhile.

@@ -43,10 +43,13 @@ class Zombies:
         return (spec.deadline_ms + self._threshold_ms(spec.name)) / 1000
 
     def sweep(self) -> list[Run]:
-        """Stop those that no timer has stopped, and once more those that ignored it."""
+        """Stop those that no timer has stopped, then once more those that ignored it, within the budget."""
         now = self._clock.monotonic()
+        budget_s = self._wanted.run_budget_ms / 1000
         found = []
-        for run in list(self._runs.by_name.values()):
+        for run in sorted(self._runs.by_name.values(), key=lambda run: (run.stopped_as is not None, run.stopped_at)):
+            if budget_s and self._clock.monotonic() - now >= budget_s:
+                break  # those that were stopped now come last in the next pass
             limit_s = self.dead_man_s(run.spec)
             if limit_s is not None and now - run.began_at > limit_s:
                 self._runs.stop(run, Outcome.TIMEOUT)

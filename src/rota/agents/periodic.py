@@ -1,9 +1,13 @@
-"""Work that is done again and again beside the loop, and never in its way."""
+"""Work that is done again and again beside the loop, and never in its way.
+
+A pass that hangs is cancelled, counted and left to the next one: no pass of the same work runs beside it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -15,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 FAILED = metrics.counter("rota_agents_run_failures", "Cycles and passes of agents that failed.", labels=("reason",))
 PASSES = metrics.histogram("rota_agents_cleanup_time_seconds", "Duration of a pass beside the loop.", labels=("type",))
+HUNG = metrics.counter("rota_agents_cleanup_timeout", "Passes that hung and were cancelled.", labels=("type",))
+HUNG_S: Final = 60.0
+OVER_BUDGET_S: Final = 30.0
 EXPECTED = (RotaError, OSError, *FAILURES)
 
 
@@ -27,12 +34,14 @@ class Periodic:
         period_s: float,
         work: Callable[[], Awaitable[object]],
         *,
+        budget_ms: int = 0,
         patience_s: float = 0.0,
         force_s: float = 2.0,
     ) -> None:
         self.name = name
         self._period_s = period_s
         self._work = work
+        self._hung_s = budget_ms / 1000 + OVER_BUDGET_S if budget_ms else HUNG_S
         self._patience_s = patience_s
         self._force_s = force_s
         self._stopping = asyncio.Event()
@@ -52,12 +61,19 @@ class Periodic:
 
     async def _run(self) -> None:
         while not await self._stopped_within(self._period_s):
-            began_at = asyncio.get_running_loop().time()
-            try:
+            await self.once()
+
+    async def once(self) -> None:
+        began_at = asyncio.get_running_loop().time()
+        limit = asyncio.timeout(self._hung_s)
+        try:
+            async with limit:
                 await self._work()
-            except Exception as error:  # noqa: BLE001 - the next pass may do better
-                tell_failure(self.name, error)
-            PASSES.labels(self.name).observe(asyncio.get_running_loop().time() - began_at)
+        except Exception as error:  # noqa: BLE001 - the next pass may do better
+            if limit.expired():
+                HUNG.labels(self.name).inc()
+            tell_failure(self.name, error)
+        PASSES.labels(self.name).observe(asyncio.get_running_loop().time() - began_at)
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:

@@ -173,6 +173,7 @@ class Agents:
                 "reconcile",
                 wanted.refresh_period_seconds,
                 refresh,
+                budget_ms=reconcile.run_budget_ms,
                 patience_s=reconcile.executor_shutdown_await_ms / 1000,
                 force_s=reconcile.executor_shutdown_force_await_ms / 1000,
             ),
@@ -185,6 +186,7 @@ class Agents:
                     "zombie",
                     zombies.interval_ms / 1000,
                     self._sweep_zombies,
+                    budget_ms=zombies.run_budget_ms,
                     patience_s=zombies.executor_shutdown_await_ms / 1000,
                     force_s=zombies.executor_shutdown_force_await_ms / 1000,
                 )
@@ -195,6 +197,7 @@ class Agents:
                     "orphan",
                     orphans.interval_ms / 1000,
                     lambda: self._sweep_orphans(self.registry.owns),
+                    budget_ms=orphans.run_budget_ms,
                     patience_s=orphans.executor_shutdown_await_ms / 1000,
                     force_s=orphans.executor_shutdown_force_await_ms / 1000,
                 )
@@ -291,15 +294,18 @@ class Agents:
         return Leadership(self.leases, LEADER, self._lead, kind="agents_cleanup", ttl_s=wanted.leadership_ttl_ms / 1000)
 
     async def _lead(self, _lease: Lease) -> None:
+        wanted = self.wanted.orphan_cleanup
         key = self._keys.agents_leader(self.wanted.keys.cleanup_leader_key)
+
+        async def sweep() -> None:
+            with guard(self.redis):
+                await self.redis.set(key, self.leases.owner, px=wanted.leadership_ttl_ms)
+            await self._sweep_orphans()
+
+        sweeping = Periodic("orphan", wanted.interval_ms / 1000, sweep, budget_ms=wanted.run_budget_ms)
         while True:
-            try:
-                with guard(self.redis):
-                    await self.redis.set(key, self.leases.owner, px=self.wanted.orphan_cleanup.leadership_ttl_ms)
-                await self._sweep_orphans()
-            except EXPECTED as error:
-                tell_failure("orphans", error)
-            await self.clock.sleep(self.wanted.orphan_cleanup.interval_ms / 1000)
+            await sweeping.once()
+            await self.clock.sleep(wanted.interval_ms / 1000)
 
     async def _end(self, lease: Lease, patience_s: float) -> None:
         """Bodies first, then what is known of them. No body is left when this returns."""

@@ -99,6 +99,7 @@ def _agents(settings: Settings, app: Rota, plan: Plan) -> WorkerAgents | None:
         redis_target(settings, redis, "agents"),
         lambda database: submitter_of(settings, database),
         plan.offer.name,
+        app.failure_hook,
     )
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 import msgspec
 
 from rota.model.errors import InvalidInput
+from rota.model.failures import Hook
 from rota.model.ids import JobId, parse_id
 from rota.model.job import Submission
 from rota.model.units import parse_cores, parse_duration, parse_memory
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rota.sdk.sync import SyncRota
 
 F = TypeVar("F", bound="Callable[..., Any] | Call[Any]")
+H = TypeVar("H", bound=Hook)
 P = ParamSpec("P")
 R = TypeVar("R")
 Async = Callable[P, Coroutine[Any, Any, R]]
@@ -61,6 +63,7 @@ class Rota(Administers[Awaits]):
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.agents: dict[str, Agent] = {}
+        self.failure_hook: Hook | None = None
         self.show = show
         super().__init__(Awaits)
         self.actor = actor
@@ -113,6 +116,16 @@ class Rota(Administers[Awaits]):
             return target
 
         return declare
+
+    def classify_failure(self, hook: H) -> H:
+        """Declare what kind of failure an exception of an agent is, before Rota judges by itself.
+
+        It gets the exception and answers "THROTTLED", "TRANSIENT" or another `FailureClass`; None leaves it to Rota.
+        """
+        if self.failure_hook is not None:
+            raise InvalidInput("This app has a hook for failures: let one function answer for all of them.")
+        self.failure_hook = hook
+        return hook
 
     def job(self, job: UUID | str) -> Job[Any]:
         """Any job by its id; its result is one value, or a list when it has several frames."""

@@ -24,7 +24,7 @@ import msgspec
 
 from rota.agents.runs import shown
 from rota.model.errors import RotaError
-from rota.model.failures import FailureClass, classify
+from rota.model.failures import FailureClass, Hook, classify
 from rota.sdk import loading
 from rota.sdk.agent import Agent
 from rota.sdk.endings import Cancelled
@@ -92,14 +92,14 @@ def _stop(_number: int, _frame: object) -> NoReturn:
     raise Cancelled
 
 
-def carried_out(agent: Agent, begin: Begin) -> Done:
+def carried_out(agent: Agent, begin: Begin, hook: Hook | None) -> Done:
     try:
         signal.signal(signal.SIGTERM, _stop)
         agent.call(begin.run)
     except Cancelled:
         return Done(FailureClass.TRANSIENT, "It was stopped.")
     except BaseException as error:  # noqa: BLE001 - whatever a body raises is its own end, not ours
-        return Done(classify(error), shown(error))
+        return Done(classify(error, hook), shown(error))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return Done()
@@ -113,7 +113,7 @@ def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     line = socket.socket(fileno=descriptor)
     try:
-        agents = loading.load(spec, folder).agents
+        app = loading.load(spec, folder)
     except RotaError as error:
         line.sendall(packed(Loaded(error.sentence)))
         return
@@ -121,11 +121,11 @@ def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
     guard = Guard(line)
     guard.start()
     while (begin := guard.begins.get()) is not None:
-        agent = agents.get(begin.run.name)
+        agent = app.agents.get(begin.run.name)
         done = (
             Done(FailureClass.UNKNOWN, f"The app has no agent {begin.run.name!r}; was its file changed?")
             if agent is None
-            else carried_out(agent, begin)
+            else carried_out(agent, begin, app.failure_hook)
         )
         guard.over()
         line.sendall(packed(done))

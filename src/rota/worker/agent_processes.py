@@ -21,11 +21,15 @@ import msgspec
 import structlog
 
 from rota.agents.runs import AgentRun, BodyFailed
+from rota.infra.telemetry import metrics
 from rota.model.failures import FailureClass
 from rota.worker.agent_wire import SAID, Begin, Done, Lease, Loaded, Said, packed, unpacked
 from rota.worker.spawned import Reader, Spawned, how_it_ended
 
 log = structlog.get_logger(__name__)
+UNSTARTED = metrics.counter(
+    "rota_agents_acquire_submission_failures", "Runs of sync agents for which no process could be started."
+)
 
 START_S: Final = 60.0
 KILL_AFTER_S: Final = 3.0
@@ -104,7 +108,11 @@ class AgentProcesses:
         self._idle: list[Child] = []
 
     async def body(self, run: AgentRun) -> None:
-        child = await self._taken()
+        try:
+            child = await self._taken()
+        except Exception:
+            UNSTARTED.inc()
+            raise
         try:
             child.agent = run.name
             await child.tell(Begin(run, self._lease_until()))

@@ -19,6 +19,7 @@ from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget, check_current
 from rota.infra.redis import RedisTarget, check_fit, connect
 from rota.infra.service import Lifecycle
+from rota.model.failures import Hook
 from rota.model.settings import Settings
 from rota.sdk.agent import Agent
 from rota.worker.agent_processes import AgentProcesses
@@ -37,6 +38,7 @@ class WorkerAgents:
         redis: RedisTarget,
         submitter: Callable[[Database], Submitter],
         owner: str | None = None,
+        hook: Hook | None = None,
     ) -> None:
         self._settings = settings
         self._declared = agents
@@ -46,6 +48,7 @@ class WorkerAgents:
         self._redis = redis
         self._submitter = submitter
         self._owner = owner
+        self._hook = hook
         self.agents: Agents | None = None
 
     async def run(self, life: Lifecycle) -> None:
@@ -65,7 +68,7 @@ class WorkerAgents:
                 return bodies
 
             leases = Leases(database, self._owner)
-            self.agents = Agents(self._settings, database, redis, declared, leases=leases)
+            self.agents = Agents(self._settings, database, redis, declared, leases=leases, hook=self._hook)
             await self.agents.run(life)
 
     def _lease_until(self) -> float:
