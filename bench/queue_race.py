@@ -117,7 +117,7 @@ class Contender:
 
 @asynccontextmanager
 async def started(name: str) -> AsyncIterator[Contender]:
-    python = sys.executable if name == "rota" else str(peers.python())
+    python = sys.executable if name.startswith("rota") else str(peers.python())
     path = os.pathsep.join(filter(None, (str(peers.ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
