@@ -187,7 +187,15 @@ async def test_the_demo_keeps_its_promises(spawn, tmp_path):
     status, said, errors = await ended(process, 140)
     assert status == 0, errors
     lines = [line for line in said.splitlines() if "✓" in line]
-    for words in ("quota_subscription", "2 GPUs", "oops is cancelled", "bert was killed", "cap is raised", "emptied"):
+    for words in (
+        "quota_subscription",
+        "2 GPUs",
+        "oops is cancelled",
+        "bert was killed",
+        "cap is raised",
+        "emptied",
+        "pulse",
+    ):
         assert any(words in line for line in lines), words
     assert "none lost, none twice" in said
     assert said.count("all at 0") == 2

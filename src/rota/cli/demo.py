@@ -11,6 +11,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +39,8 @@ BURSTS: Final = {FILM: 1200, SHORT: 600}
 FRAMES: Final = {"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30}
 BROKEN: Final = 5
 RAISED: Final = 4
+PULSE: Final = timedelta(seconds=1)
+PULSES_LEAST: Final = 5
 
 
 async def run() -> int:
@@ -197,9 +201,23 @@ class Demo:
                 most <= burst,
                 f"{show} was never seen above {burst // 100} cores in {self._looks} looks (most {most / 100:g})",
             )
+        await self._pulse_was_regular()
         await self._books_are_empty()
         whole = await audit.verify(farm.database)
         story.kept(whole.ok, f"{whole.checked} entries of the audit log, every hash recomputed")
+
+    async def _pulse_was_regular(self) -> None:
+        """An agent of the app: bert's death and the emptied Redis have not made it run early, twice or no more."""
+        runs = await self.farm.runs("pulse")
+        good = [run for run in runs if run.outcome == "SUCCEEDED"]
+        apart = [after.started - before.started for before, after in pairwise(runs) if before in good]
+        kept = len(good) > PULSES_LEAST and min(apart, default=PULSE) >= PULSE and len(good) >= len(runs) - 1
+        where = len({run.replica for run in runs})
+        self.story.kept(
+            kept,
+            f"pulse, an agent, ran {len(runs)} times on {where} workers through all of it, never less than"
+            f" {PULSE.total_seconds():g} s apart (at most {max(apart, default=PULSE).total_seconds():.1f})",
+        )
 
     async def _books_are_empty(self) -> None:
         for show in await self.farm.books.admin.shows():

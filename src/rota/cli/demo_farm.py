@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from rota import runtime
 from rota.accounting.admin import Admin
 from rota.accounting.counting import Counting
 from rota.accounting.items import Item, Show
+from rota.agents import admin as agents_admin
+from rota.agents.admin import RunView
 from rota.cli.local_worker import spawned
 from rota.engine.jobs import Job, Jobs
 from rota.engine.workers import Known
@@ -84,7 +86,11 @@ class DemoFarm:
 
     def start_worker(self, name: str, *, pool: str, cores: int, gpus: int = 0) -> None:
         words = [APP, "--name", name, "--pool", pool, "--cores", str(cores), "--gpus", str(gpus)]
-        found = {"ROTA_NATS_URL": self.stack.url("nats"), "ROTA_WORKER_WORK_DIR": str(self._folder / "work")}
+        found = {f"ROTA_{server.upper()}_URL": self.stack.url(server) for server in runtime.SERVERS}
+        found |= {
+            "ROTA_WORKER_WORK_DIR": str(self._folder / "work"),
+            "ROTA_REDIS_SCHEDULER_REFRESH_PERIOD_SECONDS": "2",
+        }
         self.processes[name] = spawned(words, os.environ | found, self._folder / f"worker-{name}.log")
 
     def kill(self, name: str) -> None:
@@ -116,6 +122,12 @@ class DemoFarm:
         [submitted] = await self._submitter.submit([given])
         self.submitted[given.name] = submitted.job
         return submitted.job
+
+    async def runs(self, agent: str) -> Sequence[RunView]:
+        """The last runs of an agent, in the order in which they began."""
+        keys = self.replica.settings.redis.scheduler.keys
+        admin = agents_admin.Admin(self.database, self.replica.agents, keys, ACTOR)
+        return sorted(await admin.history(agent), key=lambda run: run.started)
 
     async def look(self) -> Seen:
         jobs = {name: await self.jobs.get(job) for name, job in self.submitted.items()}

@@ -23,6 +23,11 @@ async def train(seconds: float) -> list[int]:
     return list(context().gpus)
 
 
+@app.agent(every="1s", timeout="10s")
+async def pulse() -> None:
+    """Runs on whichever worker takes it, through all that happens to them."""
+
+
 @app.task
 async def flaky(broken: int) -> int:
     """Every first attempt fails; one frame never succeeds."""
