@@ -146,6 +146,8 @@ async def test_a_backfill_that_cannot_be_is_refused_with_a_sentence(database, re
             ("nightly", day(2), day(1), "no moment in that time"),
             ("nightly", day(1), datetime.now(UTC) + timedelta(hours=1), "ends now at the latest"),
             ("nightly", day(1).replace(tzinfo=None), day(2), "time zone"),
+            ("nightly", datetime.min.replace(tzinfo=UTC), day(2), "1970 at the earliest"),
+            ("nightly", datetime.max.replace(tzinfo=UTC), day(2), "no moment in that time"),
             ("beat", day(1), day(90), "more than 1000 runs"),
             ("never", day(1), day(90), "no moment in that time"),
         ]

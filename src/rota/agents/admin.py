@@ -256,6 +256,8 @@ def _past_slots(spec: AgentSpec, since: datetime, until: datetime, now_ms: int) 
     if since.tzinfo is None or until.tzinfo is None:
         raise InvalidInput("A backfill is from and to a moment with its time zone, such as 2026-01-31T00:00Z.")
     from_ms, to_ms = (round(each.timestamp() * 1000) for each in (since, until))
+    if from_ms < 0:
+        raise InvalidInput("A backfill begins in 1970 at the earliest.")
     if to_ms > now_ms:
         raise InvalidInput("A backfill ends now at the latest: what comes later is run by the schedule.")
     slots = between(spec.schedule, from_ms, to_ms, BACKFILL_MAX + 1)
@@ -310,7 +312,7 @@ def _view(row: Record) -> AgentView:
         last_took_ms=row["last_took_ms"],
         last_started=row["last_started"],
         backfill=row["ts_backfill_slot"],
-        backfill_until=row["ts_backfill_until"],
+        backfill_until=row["ts_backfill_until"] if row["ts_backfill_slot"] else None,
         spec=spec,
     )
 

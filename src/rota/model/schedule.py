@@ -96,6 +96,8 @@ def following(schedule: Schedule, after_ms: int) -> int | None:
 
 def between(schedule: Schedule, from_ms: int, to_ms: int, most: int) -> list[int]:
     """Slots from one moment until before another, the first `most`. Those of an interval are counted from the first."""
+    if from_ms >= to_ms:
+        return []
     if isinstance(schedule, At):
         return [schedule.at_ms] if from_ms <= schedule.at_ms < to_ms else []
     slot_ms = from_ms if isinstance(schedule, Every) else following(schedule, from_ms - 1)
