@@ -1,0 +1,131 @@
+"""What a policy is asked, and what it answers. No I/O.
+
+A policy looks at a job as it was submitted (`Asked`) and at nothing that changes afterwards, so the same job under the
+same snapshot always gets the same word, and jobs that are alike are asked about once. Only a velocity limit counts.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from rota.model.ids import JobId
+
+
+class Says(StrEnum):
+    """What a policy says of a job; anything else that is heard means DENY."""
+
+    ALLOW = "ALLOW"
+    ALLOW_WITH_CONSTRAINTS = "ALLOW_WITH_CONSTRAINTS"
+    REQUIRE_APPROVAL = "REQUIRE_APPROVAL"
+    THROTTLE = "THROTTLE"
+    DENY = "DENY"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that rules may look at. Values of the environment and inputs are not among it: they may be secrets."""
+
+    show: str
+    topic: str
+    priority: int = 5
+    folder: str = ""
+    dept: str = ""
+    capability: str = ""
+    risk_tags: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    actor_id: str = ""
+    actor_type: str = ""
+    tenant: str = ""
+    principal: str = ""
+    pack_id: str = ""
+    adapter_id: str = ""
+    workflow_id: str = ""
+    tasks: tuple[str, ...] = ()
+    """Of its layers: the task, or the program of a command."""
+    env_names: tuple[str, ...] = ()
+    frames: int = 1
+    cores: float = 1.0
+    """Of the layer that asks for most, per frame."""
+    gpus: int = 0
+    input_bytes: int = 0
+    deadline_ms: int = 0
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Jobs that are alike in all that rules look at. Their ids are for velocity limits, which count each job once."""
+
+    asked: Asked
+    jobs: tuple[JobId, ...]
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """0 is no limit."""
+
+    max_runtime_ms: int = 0
+    """Of one attempt of a frame."""
+    max_retries: int = -1
+    """-1: as the job asks."""
+    max_artifact_bytes: int = 0
+    """Of all that one frame leaves behind."""
+    max_concurrent_jobs: int = 0
+    """Jobs of the show that run at a time."""
+
+
+class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Under which a job may run: budgets are enforced by servers and workers, the rest is told to what runs."""
+
+    budgets: Budgets = Budgets()
+    sandbox: dict[str, object] = {}
+    toolchain: dict[str, object] = {}
+    diff: dict[str, object] = {}
+    redaction_level: str = ""
+
+
+class Remediation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to submit instead."""
+
+    id: str
+    title: str = ""
+    summary: str = ""
+    replacement_topic: str = ""
+    replacement_capability: str = ""
+    add_labels: dict[str, str] = {}
+    remove_labels: tuple[str, ...] = ()
+
+
+class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who must agree, and by when."""
+
+    quorum: int = 1
+    expires_s: float = 0.0
+    """After it the job is denied; 0: it waits for ever."""
+    approvers: tuple[str, ...] = ()
+    """Names of keys that may; empty: every operator of the show."""
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the policy says of one question, and by what."""
+
+    says: Says
+    reason: str = ""
+    """One sentence of the rule's, for people."""
+    rule: str = ""
+    """Empty: no rule matched, the default decided."""
+    snapshot: str = ""
+    """Of the policy that spoke: a hash of its content. Empty: nobody was asked (fail-open)."""
+    constraints: Constraints | None = None
+    remediations: tuple[Remediation, ...] = ()
+    approval: ApprovalTerms = ApprovalTerms()
+    delay_s: float = 0.0
+    """Of THROTTLE, until it is asked again; 0: `scheduler.safety_throttle_delay`."""
+
+
+class Kernel(Protocol):
+    """Who decides: in this process, or over gRPC."""
+
+    async def check(self, questions: list[Question]) -> list[Word]:
+        """A word for each, in their order. Raises `Unavailable` when there is none."""
+        ...
