@@ -27,6 +27,7 @@ from rota.infra.postgres import Database, migrate
 AGENTS: Final = 10_000
 REDIS: Final = 5
 START_S: Final = 120.0
+HOURS_S: Final = 36_000
 DATABASE: Final = "agents_fleet"
 CLIENT_COMMANDS: Final = ("evalsha", "eval", "set", "get", "script|load", "ping")
 
@@ -59,7 +60,7 @@ class Fleet:
         yield Figure("early_runs", self.early, bar=0, note="begun before they were due")
         yield Figure("lateness_p99_ms_10k", self.p99_ms, bar=1000, note="10,000 at 30 to 60 s on two replicas")
         yield Figure("redis_calls_per_run", self.calls_per_run, bar=0.2, note="of both replicas, at that load")
-        yield Figure("idle_calls_per_s", self.idle_calls_per_s, bar=2, note="two replicas with nothing to run")
+        yield Figure("idle_calls_per_s", self.idle_calls_per_s, bar=2, note="two replicas, none of 200 agents due")
         yield Figure(
             "missed_after_kill", self.missed, bar=1, note="intervals that the unluckiest waited beyond its own, kill -9"
         )
@@ -68,22 +69,32 @@ class Fleet:
 
 async def fleet(ground: Ground, agents: int = AGENTS, load_s: float = 90.0) -> Fleet:
     found = Fleet()
-    url = await ground.postgres.create(DATABASE)
-    await migrate(url)
-    await ground.flush(REDIS)
     client = redis.asyncio.from_url(ground.redis_url(REDIS))
     try:
-        async with opened(url) as database:
+        async with _database(ground) as url:
             await _idle(ground, url, client, found)
+        async with _database(ground) as url, opened(url) as database:
             await _loaded(ground, url, client, database, found, agents, load_s)
     finally:
         await client.aclose()
-        await ground.postgres.drop(DATABASE)
     return found
 
 
+@asynccontextmanager
+async def _database(ground: Ground) -> AsyncIterator[str]:
+    url = await ground.postgres.create(DATABASE)
+    try:
+        await migrate(url)
+        await ground.flush(REDIS)
+        yield url
+    finally:
+        await ground.postgres.drop(DATABASE)
+
+
 async def _idle(ground: Ground, url: str, client: redis.asyncio.Redis, found: Fleet, seconds: float = 20.0) -> None:
-    async with _pod(ground, url, "one", 0), _pod(ground, url, "two", 0):
+    """Agents wait for hours, or so they are told: what is left is what waiting costs."""
+    async with _pod(ground, url, "one", 200, HOURS_S), _pod(ground, url, "two", 200, HOURS_S):
+        await asyncio.sleep(seconds / 2)
         before = await _calls(client)
         await asyncio.sleep(seconds)
         found.idle_calls_per_s.append((await _calls(client) - before) / seconds)
@@ -120,9 +131,9 @@ async def _calls(client: redis.asyncio.Redis) -> int:
 
 
 @asynccontextmanager
-async def _pod(ground: Ground, url: str, name: str, agents: int) -> AsyncIterator[Process]:
+async def _pod(ground: Ground, url: str, name: str, agents: int, spread_s: int = SPREAD_S) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.agents_pod", name, str(agents)),
+        *(sys.executable, "-m", "bench.agents_pod", name, str(agents), str(spread_s)),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"ROTA_BENCH_POSTGRES": url, "ROTA_BENCH_REDIS": ground.redis_url(REDIS)},
     )

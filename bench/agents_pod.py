@@ -1,7 +1,7 @@
-"""One replica with many no-op agents, in a process of its own: `python -m bench.agents_pod NAME COUNT`.
+"""One replica with many no-op agents, in a process of its own: `python -m bench.agents_pod NAME COUNT SPREAD_S`.
 
-Agent `a<n>` has an interval of 30 to 60 s, the same in every replica. The URLs hold passwords, so they are found in the
-environment. Says `ready` when the first cycle may begin, and ends by SIGTERM.
+Agent `a<n>` has an interval of 30 to 60 s, the same in every replica; first runs are spread over SPREAD_S. The URLs
+hold passwords, so they are found in the environment. Says `ready` when the first cycle may begin, and ends by SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def interval_ms(number: int) -> int:
     return SHORTEST_MS + number * 7919 % (LONGEST_MS - SHORTEST_MS)
 
 
-def settings(max_concurrent: int = 1000) -> Settings:
+def settings(max_concurrent: int = 1000, spread_s: int = SPREAD_S) -> Settings:
     plain = Settings()
-    jitter = msgspec.structs.replace(plain.redis.scheduler.jitter, initial_registration_seconds=SPREAD_S)
+    jitter = msgspec.structs.replace(plain.redis.scheduler.jitter, initial_registration_seconds=spread_s)
     scheduler = msgspec.structs.replace(plain.redis.scheduler, jitter=jitter)
     agent = msgspec.structs.replace(plain.redis.agent, max_concurrent_agents=max_concurrent)
     return msgspec.structs.replace(plain, redis=msgspec.structs.replace(plain.redis, scheduler=scheduler, agent=agent))
@@ -45,7 +45,7 @@ async def noop(_run: AgentRun) -> None:
     return None
 
 
-async def main(name: str, count: int) -> int:
+async def main(name: str, count: int, spread_s: int) -> int:
     database = await Database.open(PostgresTarget(url=os.environ["ROTA_BENCH_POSTGRES"]))
     redis = connect(RedisTarget(url=os.environ["ROTA_BENCH_REDIS"]))
     declared = [Declared(AgentSpec(name=f"a{at}", schedule=Every(interval_ms(at))), noop) for at in range(count)]
@@ -53,7 +53,7 @@ async def main(name: str, count: int) -> int:
     async def all_of_them() -> list[Declared]:
         return declared
 
-    agents = Agents(settings(), database, redis, all_of_them, leases=Leases(database, name))
+    agents = Agents(settings(spread_s=spread_s), database, redis, all_of_them, leases=Leases(database, name))
 
     async def say(life: Lifecycle) -> None:
         print("ready", flush=True)
@@ -70,4 +70,4 @@ async def main(name: str, count: int) -> int:
 
 if __name__ == "__main__":
     logs.configure("console", "error")
-    sys.exit(asyncio.run(main(sys.argv[1], int(sys.argv[2]))))
+    sys.exit(asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

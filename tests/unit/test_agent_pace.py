@@ -53,6 +53,9 @@ def waits_s(clock, seen, *, free=10, most=10, due_ms=None, steady=True):
         (Seen(now_ms=1000, ready=9, mine=9, acquired=5), {"free": 5}, 0.0),
         (Seen(now_ms=1000, ready=9, mine=9, acquired=5), {"free": 1}, GAP_S),
         (Seen(now_ms=1000, ready=9, mine=9), {"free": 0}, INTERVAL_S),
+        (Seen(now_ms=1000, ready=9000, mine=1000, acquired=1000, unseen=True), {"free": 5}, 0.0),
+        (Seen(now_ms=1000, ready=9000, mine=1000, acquired=1000, unseen=True), {"free": 1}, GAP_S),
+        (Seen(now_ms=1000, ready=9000, passed=1000, unseen=True), {}, INTERVAL_S),
         (None, {}, INTERVAL_S),
     ],
 )

@@ -42,6 +42,8 @@ class Seen(msgspec.Struct):
     """Agents that are due, whoever may take them."""
     mine: int = 0
     """Those of them that were looked at and may be taken here."""
+    unseen: bool = False
+    """Whether more are due than were looked at."""
     passed: int = 0
     acquired: int = 0
     oldest_overdue_ms: int = 0
@@ -100,8 +102,11 @@ class Acquisition:
             begun = await self._take(group, lease, chosen) if chosen else 0
             seen.acquired += begun
             offset = 0 if begun else offset + len(look.candidates)
-            if len(look.candidates) < batch or not self._permits.free:
+            if len(look.candidates) < batch:
                 return
+            if not self._permits.free:
+                break
+        seen.unseen = True
 
     def _mine(self, candidates: Sequence[Candidate], now_ms: int, seen: Seen) -> list[Candidate]:
         mine = [each for each in candidates if self._registry.may_take(each.name, now_ms - each.due_us // 1000)]

@@ -71,7 +71,7 @@ class Pace:
     def _moment(self, seen: Seen | None, began_at: float) -> float:
         if seen is None:
             return began_at + self._interval_s
-        if seen.mine > seen.acquired:
+        if seen.mine > seen.acquired or (seen.unseen and seen.acquired):
             if self._has_room():
                 return began_at
             return began_at + (min(GAP_S, self._interval_s) if self._permits.free else self._interval_s)
