@@ -1,5 +1,6 @@
 """An app with agents of every kind, for processes that load it by name."""
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -52,6 +53,13 @@ def deaf():
             time.sleep(60)
         except Cancelled:
             continue
+
+
+@app.agent(every="1h")
+def greedy():
+    """Keeps the interpreter's lock, so no thread of its process runs."""
+    Path(os.environ["BEGAN"]).write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(60)
 
 
 @app.agent(every="1h")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -45,6 +46,10 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def children_of(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def started(path):
@@ -97,11 +102,15 @@ async def test_a_body_that_does_not_heed_it_is_killed(processes, began, monkeypa
     assert not is_alive(pid)
 
 
-async def test_without_a_renewal_the_process_ends_itself(processes, began, lease, monkeypatch):
+@pytest.mark.parametrize("body", ["deaf", "greedy"])
+async def test_without_a_renewal_the_process_is_ended_whatever_its_body_does(
+    processes, began, lease, monkeypatch, body
+):
     """As when the worker is stopped by SIGSTOP: nothing is said, and the lease is over."""
     monkeypatch.setattr(agent_processes, "TELL_S", 60.0)
+    await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
     lease["until"] = time.monotonic() + 1.5
-    task = asyncio.create_task(processes.body(run_of("deaf")))
+    task = asyncio.create_task(processes.body(run_of(body)))
     pid = await started(began)
     with pytest.raises(BodyFailed, match="SIGKILL"):
         await task
@@ -111,6 +120,7 @@ async def test_without_a_renewal_the_process_ends_itself(processes, began, lease
 
 async def test_renewals_keep_a_body_alive(processes, began, lease, monkeypatch):
     monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
+    await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
     lease["until"] = time.monotonic() + 0.2
     task = asyncio.create_task(processes.body(run_of("slow")))
     pid = await started(began)
@@ -121,6 +131,46 @@ async def test_renewals_keep_a_body_alive(processes, began, lease, monkeypatch):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_renewals_keep_a_body_alive_that_never_lets_others_run(processes, began, lease, monkeypatch):
+    monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
+    await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
+    lease["until"] = time.monotonic() + 0.2
+    task = asyncio.create_task(processes.body(run_of("greedy")))
+    pid = await started(began)
+    lease["until"] = time.monotonic() + 60
+    began_at = time.monotonic()
+    await until(lambda: time.monotonic() - began_at > 1.6)
+    assert is_alive(pid)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_alive(pid)
+
+
+async def test_nobody_on_the_leash_is_left_when_its_holder_is_killed(processes, began, monkeypatch):
+    monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
+    task = asyncio.create_task(processes.body(run_of("slow")))
+    pid = await started(began)
+    [holder] = children_of(pid)
+    os.kill(holder, signal.SIGKILL)
+    with pytest.raises(BodyFailed, match="SIGKILL"):
+        await task
+    assert not is_alive(pid)
+
+
+async def test_an_idle_process_outlives_any_silence_and_leaves_nobody_behind(processes, lease):
+    await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
+    lease["until"] = time.monotonic() + 0.01
+    await processes.body(run_of("fine"))
+    [child] = processes._idle
+    [holder] = children_of(child.process.pid)
+    began_at = time.monotonic()
+    await until(lambda: time.monotonic() - began_at > 1.3)
+    assert child.alive
+    await processes.close()
+    await until(lambda: not is_alive(holder))
 
 
 async def test_an_app_that_cannot_be_loaded_is_a_failure_with_its_reason(lease):

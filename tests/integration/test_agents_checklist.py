@@ -7,6 +7,7 @@ from rota.agents.cleanup import Orphans, give_back
 from rota.agents.records import Records
 from rota.agents.registry import Declared
 from rota.infra.clock import SystemClock
+from rota.infra.lease import Leases
 from rota.model.agent import AgentSpec
 from rota.model.schedule import Cron, Every
 from rota.model.settings.agents import AgentKeys, OrphanCleanup
@@ -212,7 +213,8 @@ async def test_a_leader_that_was_paused_past_its_term_moves_nothing_that_runs(da
         assert await Admin(database, redis, AgentKeys(), "anna").trigger("beat")
         await until(lambda: seen.count("beat") == 2)
         assert await give_back(records, sets(""), [old]) == 0
-        assert await Orphans(records, sets, pod.agents.registry, wanted, SystemClock()).sweep() == 0
+        async with Leases(database, "late").hold("late", kind="agents_cleanup", ttl_s=60) as lease:
+            assert await Orphans(records, sets, pod.agents.registry, wanted, SystemClock()).sweep(lease) == 0
         assert await in_sets(redis, "beat") == ["working"]
         seen.gates["beat"].set()
     assert not seen.overlaps

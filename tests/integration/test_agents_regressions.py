@@ -24,7 +24,7 @@ from tests.ground.waiting import until
 
 shared_database_url = one_database()
 database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
-REMOVE = sql("DELETE FROM rota.agent WHERE name = $1")
+REMOVE = sql("WITH lost AS (DELETE FROM rota.agent_running WHERE name = $1) DELETE FROM rota.agent WHERE name = $1")
 
 
 @pytest.fixture

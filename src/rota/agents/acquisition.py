@@ -153,7 +153,7 @@ class Acquisition:
         ACQUIRED.inc(len(ours))
         faults.at("agents.after_acquire")
         told = await self._begun(group, lease, now_ms, ours)
-        return sum([self._carry_out(each, declared[each.name], now_ms, asked_at, permits) for each in told])
+        return sum([self._carried_out(each, declared[each.name], now_ms, asked_at, permits) for each in told])
 
     async def _begun(self, group: str, lease: Lease, now_ms: int, ours: Sequence[Claim]) -> list[Begun]:
         asked = [Begin(each.candidate.name, each.run, each.timeout_ms) for each in ours]
@@ -164,8 +164,18 @@ class Acquisition:
                 self._endings.add_end(_never_begun(each.candidate.name, each.run, each.candidate.due_us // 1000), group)
             raise
 
+    def _carried_out(
+        self, told: Begun, declared: Declared, now_ms: int, asked_at: float, permits: list[Permit]
+    ) -> bool:
+        """Whether a run has begun. One that cannot be started here does not keep the others from it."""
+        try:
+            return self._carry_out(told, declared, now_ms, asked_at, permits)
+        except Exception as error:  # noqa: BLE001 - PostgreSQL has begun it: it must be ended there
+            tell_failure(f"agent {told.name!r}", error)
+            self._endings.add_end(_never_begun(told.name, told.run, now_ms), declared.spec.group)
+            return False
+
     def _carry_out(self, told: Begun, declared: Declared, now_ms: int, asked_at: float, permits: list[Permit]) -> bool:
-        """Whether a run has begun."""
         spec = declared.spec
         if told.verdict is not Verdict.BEGUN:
             REFUSED.labels(told.verdict).inc()
@@ -176,7 +186,8 @@ class Acquisition:
             self._skip(declared, told, now_ms)
             return False
         about = AgentRun(told.name, told.run, told.slot_ms, now_ms, now_ms + spec.deadline_ms, told.backfill)
-        self._start(Run(spec, about, told.streak, permits.pop(), asked_at), declared)
+        self._start(Run(spec, about, told.streak, permits[-1], asked_at), declared)
+        permits.pop()  # it is the run's from here on
         return True
 
     def _skip(self, declared: Declared, told: Begun, now_ms: int) -> None:

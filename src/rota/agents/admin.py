@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
+from rota.agents.cleanup import GONE_S
 from rota.agents.records import MEMBER, Records
 from rota.agents.sets import Sets
 from rota.infra import audit, faults
@@ -208,10 +209,15 @@ class Admin:
         return True
 
     async def remove(self, name: str) -> None:
-        """Forget it. Replicas that still declare it make it known again when they start."""
+        """Forget it, unless it runs. Replicas that still declare it make it known again when they start."""
         async with self.database.transaction() as tx:
             found = await _locked(tx, name)
-            await tx.run(REMOVE, name)
+            if not await tx.run(REMOVE, name, GONE_S):
+                raise Refused(
+                    f"Agent {name!r} runs on {found.replica}: `rota agents pause {name}`, and remove it when the run"
+                    " has ended.",
+                    agent=name,
+                )
             await audit.append(tx, [AuditEntry(self.actor, "agent.remove", f"agent:{name}", {})])
         await self._tell(found.spec, None)
 

@@ -74,27 +74,34 @@ class Heirs:
 
     async def inherit(self, lease: Lease) -> int:
         """How many agents were given back. Their members died, or are paused past their lease."""
+        # Forgotten until the end: what a pass that fails has not told Redis, the next one finds by its stamp.
+        before, self._living = self._living, None
         given_back = 0
         while seized := await self._records.seize(lease, GONE_S, BATCH_MAX):
             for group in {each.group for each in seized}:
                 of_group = [each for each in seized if each.group == group]
                 await self._sets(group).finish([Over(each.name, each.run, each.due_ms, add=True) for each in of_group])
             given_back += len(seized)
-        living = frozenset((await self._records.members()).values())
-        if self._living is None or self._living - living:
-            given_back += await self._stamps_of_the_dead(living)
+        living = await self._fences()
+        if before is None or before - living:
+            given_back += await self._stamps_of_the_dead()
         self._living = living
         CLEANED.labels("orphan").inc(given_back)
         return given_back
 
-    async def _stamps_of_the_dead(self, living: frozenset[int]) -> int:
+    async def _stamps_of_the_dead(self) -> int:
         """Acquired in Redis by a member that died before PostgreSQL heard of it."""
         given_back = 0
         for group in self._registry.groups:
             async for _, entries in pages(self._sets(group)):
+                # Asked after they were read: whoever has come since is among the living.
+                living = await self._fences()
                 dead = [each for each in entries if each.owner not in living]
                 given_back += await give_back(self._records, self._sets(group), dead)
         return given_back
+
+    async def _fences(self) -> frozenset[int]:
+        return frozenset((await self._records.members()).values())
 
 
 class Orphans:
@@ -109,29 +116,35 @@ class Orphans:
         self._wanted = wanted
         self._clock = clock
 
-    async def sweep(self, mine: Callable[[str], bool] = lambda _name: True) -> int:
-        """One pass within its budget; how many entries were moved or removed. `mine` gates by shard."""
+    async def sweep(self, lease: Lease, mine: Callable[[str], bool] = lambda _name: True) -> int:
+        """One pass within its budget; how many entries were moved or removed. `mine` gates by shard.
+
+        StaleFence when somebody else leads by now: a leader that was paused goes no further than the page it was at,
+        and what it moves of that it names by the runs that it saw.
+        """
         until = self._clock.monotonic() + self._wanted.run_budget_ms / 1000 if self._wanted.run_budget_ms else None
         cleaned = 0
         for group in self._registry.groups:
-            cleaned += await self._working(self._sets(group), mine, until)
-            cleaned += await self._waiting(self._sets(group), mine, until)
+            cleaned += await self._working(self._sets(group), lease, mine, until)
+            cleaned += await self._waiting(self._sets(group), lease, mine, until)
         CLEANED.labels("orphan").inc(cleaned)
         return cleaned
 
-    async def _working(self, sets: Sets, mine: Callable[[str], bool], until: float | None) -> int:
+    async def _working(self, sets: Sets, lease: Lease, mine: Callable[[str], bool], until: float | None) -> int:
         cleaned = 0
         async for now_ms, entries in pages(sets):
+            await self._records.assert_fence(lease)
             late = [each for each in entries if each.deadline_ms + self._wanted.threshold_ms < now_ms]
             cleaned += await give_back(self._records, sets, [each for each in late if mine(each.name)])
             if len(late) < len(entries) or self._is_over(until):
                 break  # the rest has later deadlines
         return cleaned
 
-    async def _waiting(self, sets: Sets, mine: Callable[[str], bool], until: float | None) -> int:
+    async def _waiting(self, sets: Sets, lease: Lease, mine: Callable[[str], bool], until: float | None) -> int:
         """Agents that PostgreSQL knows stay, however long they wait."""
         cleaned = offset = 0
         while not self._is_over(until):
+            await self._records.assert_fence(lease)
             look = await sets.ready(BATCH_MAX, offset)
             before_ms = look.now_ms - self._wanted.threshold_ms
             late = [each.name for each in look.candidates if each.due_us // 1000 < before_ms]

@@ -30,6 +30,7 @@ IDLE = query(__package__, "idle")
 STANDING = query(__package__, "standing")
 MEMBERS = query(__package__, "members")
 JOBS = query(__package__, "jobs")
+FENCE = query(__package__, "fence")
 QUARANTINE = query(__package__, "quarantine")
 WAKE = query(__package__, "wake")
 
@@ -159,6 +160,11 @@ class Records:
             rows = await self.database.rows(SEIZE, leader.name, leader.fence, grace_s, most)
         faults.at("agents.after_seize")
         return [Planned(row["name"], row["run"], row["due_ms"], row["shard_group"]) for row in rows]
+
+    async def assert_fence(self, lease: Lease) -> None:
+        """StaleFence when this grant is over."""
+        with _fenced(lease):
+            await self.database.run(FENCE, lease.name, lease.fence)
 
     async def idle(self, names: Sequence[str]) -> list[tuple[str, int]]:
         """Who waits for its time and has no run, with its due time in ms."""

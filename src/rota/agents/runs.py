@@ -2,7 +2,8 @@
 
 A run is stopped by cancelling its task; what it is stopped for is how it ends, whatever its body makes of that. A body
 that ignores it for `STOP_S` is quarantined: its permit goes back, its run stays PostgreSQL's present one, so nobody
-begins another, and it is shown until it ends. `close` tells how many did not end at all.
+begins another, and it is shown until it ends. `close` tells how many did not end at all. No body takes a step past the
+lease (`rota.agents.leash`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from rota.agents.leash import leashed
 from rota.agents.permits import Permit
 from rota.infra.clock import Clock
 from rota.infra.telemetry import metrics
@@ -79,12 +81,19 @@ class Run:
 
 
 class Runs:
-    def __init__(self, clock: Clock, ended: Callable[[Run], None], hook: Hook | None = None) -> None:
-        """`ended` is told of every run that is over, once."""
+    def __init__(
+        self,
+        clock: Clock,
+        ended: Callable[[Run], None],
+        hook: Hook | None = None,
+        lease_until: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        """`ended` is told of every run that is over, once; `lease_until` is when they must be, by our clock."""
         self.by_name: dict[str, Run] = {}
         self._clock = clock
         self._ended = ended
         self._hook = hook
+        self._lease_until = lease_until
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -129,18 +138,21 @@ class Runs:
         return found
 
     async def close(self, patience_s: float) -> int:
-        """Stop all and wait; how many still run."""
-        for run in list(self.by_name.values()):
-            self.stop(run, Outcome.CANCELLED)
-        tasks = [run.task for run in self.by_name.values() if run.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=patience_s)
+        """Stop all and wait; how many still run. Who took no notice in half the time is cancelled once more."""
+        for _ in range(2):
+            for run in list(self.by_name.values()):
+                self.stop(run, Outcome.CANCELLED)
+            tasks = [run.task for run in self.by_name.values() if run.task is not None]
+            if tasks:
+                await asyncio.wait(tasks, timeout=patience_s / 2)
         return len(self.by_name)
 
     async def _live(self, run: Run, body: Body) -> None:
         try:
-            await body(run.about)
+            await leashed(body(run.about), self._is_over)
         except asyncio.CancelledError:
+            if run.stopped_as is None and self._is_over():
+                run.stopped_as = Outcome.CANCELLED
             if run.stopped_as is None:
                 self._fail(run, "It cancelled itself.", FailureClass.UNKNOWN)
         except BodyFailed as failed:
@@ -149,6 +161,9 @@ class Runs:
             self._fail(run, f"It tried to end the process ({type(exit_).__name__}).", FailureClass.UNKNOWN)
         except BaseException as error:  # noqa: BLE001 - whatever a body raises is its own end, not ours
             self._fail(run, shown(error), classify(error, self._hook))
+
+    def _is_over(self) -> bool:
+        return self._clock.monotonic() >= self._lease_until()
 
     def _fail(self, run: Run, error: str, failure: FailureClass) -> None:
         run.outcome, run.error, run.failure = Outcome.FAILED, error, failure

@@ -26,6 +26,7 @@ from rota.agents.breakers import Breakers
 from rota.agents.cleanup import GONE_S, Heirs, Orphans, Zombies
 from rota.agents.endings import SOON_S, Endings
 from rota.agents.health import CRON_INTERVAL_MS, Health, Tick
+from rota.agents.leash import STUCK_STATUS, LoopGuard
 from rota.agents.pacing import Pace
 from rota.agents.periodic import EXPECTED, Periodic, tell_failure
 from rota.agents.permits import Permits
@@ -58,7 +59,6 @@ GIVE_BACK_S: Final = 5.0
 LISTEN_S: Final = 60.0
 CHANNEL: Final = "rota_agents"
 LEADER: Final = "agents:cleanup"
-STUCK_STATUS: Final = 70
 
 CYCLES = metrics.histogram("rota_agents_run_cycle_time_seconds", "Duration of a cycle.", labels=("success",))
 
@@ -95,7 +95,7 @@ class Agents:
         self.pace = Pace(self.clock, self.permits, wanted.interval_ms / 1000)
         self.permits.freed = self.pace.freed
         self.endings = Endings(self.records, self.sets, wanted, self.clock, random.random, self.pace.due)
-        self.runs = Runs(self.clock, self.endings.add, hook)
+        self.runs = Runs(self.clock, self.endings.add, hook, self.lease_until)
         self.zombies = Zombies(self.runs, wanted.zombie_cleanup, self.clock)
         self.heirs = Heirs(self.records, self.sets, self.registry)
         self.orphans = Orphans(self.records, self.sets, self.registry, wanted.orphan_cleanup, self.clock)
@@ -142,6 +142,15 @@ class Agents:
     async def _live(self, life: Lifecycle, lease: Lease) -> None:
         """One membership. However it ends, no body outlives it."""
         await self.reconciler.announce()
+        loop = asyncio.get_running_loop()
+        watch = LoopGuard(loop, self.clock, self.lease_until, lambda: len(self.runs) > 0, self._abandon)
+        watch.start()
+        try:
+            await self._tasks(life, lease)
+        finally:
+            watch.stop()
+
+    async def _tasks(self, life: Lifecycle, lease: Lease) -> None:
         async with asyncio.TaskGroup() as tasks:
             beside = self._beside(lease)
             for each in beside:
@@ -196,7 +205,7 @@ class Agents:
                 Periodic(
                     "orphan",
                     orphans.interval_ms / 1000,
-                    lambda: self._sweep_orphans(self.registry.owns),
+                    lambda: self._sweep_orphans(lease, self.registry.owns),
                     budget_ms=orphans.run_budget_ms,
                     patience_s=orphans.executor_shutdown_await_ms / 1000,
                     force_s=orphans.executor_shutdown_force_await_ms / 1000,
@@ -286,21 +295,21 @@ class Agents:
     async def _sweep_zombies(self) -> None:
         self.health.zombies += len(self.zombies.sweep())
 
-    async def _sweep_orphans(self, mine: Callable[[str], bool] = lambda _name: True) -> None:
-        self.health.orphans += await self.orphans.sweep(mine)
+    async def _sweep_orphans(self, lease: Lease, mine: Callable[[str], bool] = lambda _name: True) -> None:
+        self.health.orphans += await self.orphans.sweep(lease, mine)
 
     def _leadership(self) -> Leadership:
         wanted = self.wanted.orphan_cleanup
         return Leadership(self.leases, LEADER, self._lead, kind="agents_cleanup", ttl_s=wanted.leadership_ttl_ms / 1000)
 
-    async def _lead(self, _lease: Lease) -> None:
+    async def _lead(self, lease: Lease) -> None:
         wanted = self.wanted.orphan_cleanup
         key = self._keys.agents_leader(self.wanted.keys.cleanup_leader_key)
 
         async def sweep() -> None:
             with guard(self.redis):
                 await self.redis.set(key, self.leases.owner, px=wanted.leadership_ttl_ms)
-            await self._sweep_orphans()
+            await self._sweep_orphans(lease)
 
         sweeping = Periodic("orphan", wanted.interval_ms / 1000, sweep, budget_ms=wanted.run_budget_ms)
         while True:

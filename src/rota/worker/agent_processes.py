@@ -23,7 +23,8 @@ import structlog
 from rota.agents.runs import AgentRun, BodyFailed
 from rota.infra.telemetry import metrics
 from rota.model.failures import FailureClass
-from rota.worker.agent_wire import SAID, Begin, Done, Lease, Loaded, Said, packed, unpacked
+from rota.worker import agent_leash
+from rota.worker.agent_wire import SAID, Begin, Done, Loaded, Said, packed, unpacked
 from rota.worker.spawned import Reader, Spawned, how_it_ended
 
 log = structlog.get_logger(__name__)
@@ -47,18 +48,22 @@ class Child:
         self.agent = ""
         self._buffer = bytearray()
         ours, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-P", "-m", "rota.worker.agent_child", str(theirs.fileno()), str(os.getpid())]
+        leash, collar = socket.socketpair()
+        with theirs, collar:
+            descriptors = (theirs.fileno(), collar.fileno())
+            words = [sys.executable, "-P", "-m", "rota.worker.agent_child", *map(str, descriptors)]
             self.process = Spawned(
-                [*words, app, str(folder)],
+                [*words, str(os.getpid()), app, str(folder)],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdout=partial(self._wrote, "stdout"),
                 stderr=partial(self._wrote, "stderr"),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=descriptors,
             )
-        ours.setblocking(False)
+        for each in (ours, leash):
+            each.setblocking(False)
         self._socket = ours
+        self._leash = leash
         self._reader = Reader(os.dup(ours.fileno()), self._hear)
         self._watching = asyncio.create_task(self._watch(), name="agent process")
 
@@ -66,11 +71,19 @@ class Child:
     def alive(self) -> bool:
         return not self.process.ended.is_set()
 
-    async def tell(self, message: msgspec.Struct) -> None:
+    async def begin(self, run: AgentRun, until: float) -> None:
+        await self.hold(until)
+        await self._send(self._socket, packed(Begin(run)))
+
+    async def hold(self, until: float) -> None:
+        """Its body may go on until then, and no longer unless it hears of us again."""
+        await self._send(self._leash, agent_leash.said(until))
+
+    async def _send(self, to: socket.socket, data: bytes) -> None:
         try:
-            await asyncio.get_running_loop().sock_sendall(self._socket, packed(message))
+            await asyncio.get_running_loop().sock_sendall(to, data)
         except OSError:
-            self.process.kill()  # it has just died: `said` ends, and that is its body's end
+            self.process.kill()  # it has just died, or nobody holds its leash: `said` ends, and so has its body
 
     async def end(self) -> None:
         await self.process.end(END_S)
@@ -78,6 +91,7 @@ class Child:
         self._watching.cancel()
         self._reader.close()
         self._socket.close()
+        self._leash.close()
 
     async def _watch(self) -> None:
         await self.process.ended.wait()
@@ -115,7 +129,7 @@ class AgentProcesses:
             raise
         try:
             child.agent = run.name
-            await child.tell(Begin(run, self._lease_until()))
+            await child.begin(run, self._lease_until())
             said = await self._heard(child)
         except asyncio.CancelledError:
             await self._stopped(child)
@@ -160,7 +174,7 @@ class AgentProcesses:
                 async with asyncio.timeout(TELL_S):
                     said = await child.said.get()
             except TimeoutError:
-                await child.tell(Lease(self._lease_until()))
+                await child.hold(self._lease_until())
                 continue
             return said if isinstance(said, Done) else None
 
@@ -178,6 +192,7 @@ class AgentProcesses:
 
     async def _keep(self, child: Child) -> None:
         child.agent = ""
+        await child.hold(agent_leash.IDLE)
         if len(self._idle) < IDLE_MAX:
             self._idle.append(child)
         else:

@@ -17,13 +17,6 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Run this body."""
 
     run: AgentRun
-    until: float
-
-
-class Lease(msgspec.Struct, frozen=True, tag="lease"):
-    """Go on until then, by the monotonic clock of this machine; after that somebody else may run it."""
-
-    until: float
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -37,9 +30,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     error: str = ""
 
 
-Told = Begin | Lease
 Said = Loaded | Done
-TOLD: Final[msgspec.msgpack.Decoder[Told]] = msgspec.msgpack.Decoder(Told)
+TOLD: Final[msgspec.msgpack.Decoder[Begin]] = msgspec.msgpack.Decoder(Begin)
 SAID: Final[msgspec.msgpack.Decoder[Said]] = msgspec.msgpack.Decoder(Said)
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -32,7 +32,7 @@ COMMENT ON COLUMN rota.agent.streak IS 'Failures in a row, on whatever replica.'
 COMMENT ON COLUMN rota.agent.runs IS 'Runs that have ended; the next one is written to place runs % 50 of the ring.';
 
 CREATE TABLE rota.agent_running (
-  name         text PRIMARY KEY REFERENCES rota.agent ON DELETE CASCADE,
+  name         text PRIMARY KEY REFERENCES rota.agent,
   run          bigint NOT NULL,
   lease        text NOT NULL,
   fence        bigint NOT NULL,
@@ -46,6 +46,7 @@ CREATE TABLE rota.agent_running (
 );
 
 COMMENT ON TABLE rota.agent_running IS 'The present run of each agent. The primary key is why an agent never overlaps itself.';
+COMMENT ON COLUMN rota.agent_running.name IS 'Who runs is not removed: declared anew, it would run beside itself.';
 COMMENT ON COLUMN rota.agent_running.fence IS 'With lease: the grant in rota.lease for as long as which this run lives.';
 
 CREATE TABLE rota.agent_run (

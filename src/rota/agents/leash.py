@@ -1,0 +1,112 @@
+"""Bodies on the loop end with the lease, also when the loop itself could not see to that in time.
+
+A process that was paused wakes up past its lease: whatever was due meanwhile is ready to go on, and the keeper of the
+lease is one among many. So `leashed` looks at the clock before every step of a body: past the lease there is none.
+Tasks that a body has made are its own; they end when it cancels them.
+
+A body that blocks the loop, with a call that never yields, keeps everything from happening, renewals included.
+`LoopGuard`, a thread, ends the process then, before somebody else may run its agents; a loop that still answers is left
+to end its bodies by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final
+
+import structlog
+
+from rota.infra.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+AFTER_S: Final = 0.5
+"""How long after the lease the loop is asked whether it lives."""
+ANSWER_S: Final = 1.0
+"""And how long it may take; both together are less than whoever takes over waits."""
+LOOK_S: Final = 0.25
+STUCK_STATUS: Final = 70
+
+
+class leashed:
+    """`await leashed(body(), over)`: once `over()` holds, the next step is a cancellation, and the rest is cleaning."""
+
+    def __init__(self, work: Awaitable[object], over: Callable[[], bool]) -> None:
+        self._work = work
+        self._over = over
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        steps = self._work.__await__()
+        cut = False
+        error: BaseException | None = None
+        while True:
+            if not cut and error is None and self._over():
+                cut, error = True, asyncio.CancelledError()
+            try:
+                waits = next(steps) if error is None else _thrown(steps, error)
+            except StopIteration as done:
+                return done.value
+            error = None
+            try:
+                yield waits
+            except GeneratorExit:
+                _close(steps)
+                raise
+            except BaseException as given:  # noqa: BLE001 - it is the body's, as without us
+                error = given
+
+
+def _thrown(steps: Any, error: BaseException) -> Any:
+    throw = getattr(steps, "throw", None)
+    if throw is None:
+        raise error
+    return throw(error)
+
+
+def _close(steps: Any) -> None:
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+
+
+class LoopGuard(threading.Thread):
+    """`lease_until` and `busy` are asked from this thread; `abandon` ends the process."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        lease_until: Callable[[], float],
+        busy: Callable[[], bool],
+        abandon: Callable[[int], object],
+    ) -> None:
+        super().__init__(name="agents guard", daemon=True)
+        self._loop = loop
+        self._clock = clock
+        self._lease_until = lease_until
+        self._busy = busy
+        self._abandon = abandon
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.wait(max(LOOK_S, self._left_s())):
+            if self._left_s() <= 0 and self._busy() and not self._answers():
+                log.critical("agents_block_the_loop", remedy="a body makes calls that block: make it a plain function")
+                self._abandon(STUCK_STATUS)
+                return
+
+    def _left_s(self) -> float:
+        return self._lease_until() + AFTER_S - self._clock.monotonic()
+
+    def _answers(self) -> bool:
+        answered = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # it is closed: nothing runs on it any more
+            return True
+        return answered.wait(ANSWER_S)
