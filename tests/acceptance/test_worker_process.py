@@ -1,8 +1,10 @@
 """`rota worker` as a person runs it: signals, what it leaves behind, and what it says when it cannot start."""
 
 import signal
+import socket
 import sys
 
+import httpx
 import pytest
 
 from rota.infra.telemetry import logs
@@ -66,6 +68,27 @@ async def test_the_options_are_what_it_offers(server, rota_worker):
     beat = server.beats()[-1]
     assert 0 < beat.memory_load <= 100
     assert 0 <= beat.cpu_load <= 100
+
+
+async def test_a_worker_with_a_port_for_it_tells_its_health_and_metrics(server, rota_worker):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    await rota_worker(ROTA_WORKER_METRICS_PORT=str(port))
+    await until_known(server)
+    ready = await until(lambda: _got(port, "/ready"))
+    assert ready.status_code == 200
+    metrics = await _got(port, "/metrics")
+    assert "rota_worker_frames_total" in metrics.text
+    assert (await _got(port, "/health")).status_code == 200
+    assert (await _got(port, "/api/v1/jobs")).status_code == 404
+
+
+async def _got(port, path):
+    async with httpx.AsyncClient() as client:
+        try:
+            return await client.get(f"http://127.0.0.1:{port}{path}")
+        except httpx.ConnectError:
+            return None
 
 
 async def test_the_first_signal_lets_frames_finish(server, rota_worker):

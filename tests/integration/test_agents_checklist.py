@@ -8,6 +8,7 @@ from rota.agents.records import Records
 from rota.agents.registry import Declared
 from rota.infra.clock import SystemClock
 from rota.infra.lease import Leases
+from rota.infra.telemetry import metrics
 from rota.model.agent import AgentSpec
 from rota.model.schedule import Cron, Every
 from rota.model.settings.agents import AgentKeys, OrphanCleanup
@@ -275,3 +276,57 @@ async def test_a_cron_agent_waits_for_its_time_also_in_an_emptied_redis(database
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats + 2)
     assert seen.count("yearly") == 0
+
+
+async def test_metrics_tell_what_the_loop_does(database, redis, seen):
+    """Read as Prometheus reads them: a busy replica, an entry that is no agent, and a body that fails."""
+    before = _metrics()
+    settings = {
+        "scheduler__refresh_period_seconds": 1,
+        "scheduler__orphan_cleanup__interval_ms": 50,
+        "scheduler__orphan_cleanup__threshold_ms": 0,
+    }
+    await redis.zadd("waiting", {"1700000000": 1.0})
+    bad = seen.failing(RuntimeError("no luck"))
+    async with Pod(database, redis, settings=settings, held=every(HOUR_MS, seen.hang), bad=every(HOUR_MS, bad)) as pod:
+        await until(lambda: seen.count("held") and seen.count("bad"))
+        await until(lambda: pod.agents.health._sampled, what="a sample of the sets")
+        await until(lambda: _grew(before, 'rota_agents_validation_invalid_member_total{where="waiting"}'))
+        await until(lambda: _metrics()["rota_agents_scheduler_active_agents"] == 1)
+        now = _metrics()
+    assert now["rota_agents_scheduler_registered_agents"] == 2
+    assert now["rota_agents_scheduler_semaphore_available"] == 99
+    assert now["rota_agents_scheduler_permit_mismatch"] == 0
+    assert now["rota_agents_scheduler_degraded"] == 0
+    assert abs(now["rota_agents_scheduler_time_offset_ms"]) < 60_000
+    assert now["rota_agents_redis_pool_idle"] + now["rota_agents_redis_pool_active"] >= 1
+    grown = (
+        "rota_agents_acquire_attempts_total",
+        "rota_agents_acquire_acquired_total",
+        'rota_agents_acquire_time_seconds_count{mode="batch"}',
+        'rota_agents_runs_total{outcome="FAILED"}',
+        'rota_agents_run_cycle_time_seconds_count{success="true"}',
+        "rota_agents_repopulate_time_seconds_count",
+        'rota_agents_scripts_latency_seconds_count{script="acquire"}',
+        'rota_agents_cleanup_time_seconds_count{type="orphan"}',
+    )
+    assert [name for name in grown if now.get(name, 0) <= before.get(name, 0)] == []
+
+
+async def test_errors_of_scripts_are_counted_by_script_and_reason(database, redis, seen):
+    before = _metrics()
+    async with Pod(database, redis, beat=every(50, seen.quick)):
+        await until(lambda: seen.count("beat") >= 1)
+        await redis.delete("waiting")
+        await redis.set("waiting", "not a sorted set")
+        await until(lambda: _grew(before, 'rota_agents_scripts_errors_total{reason="script_failed",script="ready"}'))
+        await redis.delete("waiting")
+
+
+def _metrics():
+    lines = [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def _grew(before, name):
+    return _metrics().get(name, 0) > before.get(name, 0)

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from rota.infra.redis import RedisTarget, check_fit, client, connect, guard, health
+from rota.infra.redis import PoolUse, RedisTarget, check_fit, client, connect, guard, health, pool_use
 from rota.model.errors import EvictingRedis, InvalidSetting, LoginRefused, RedisUnavailable, SetupFailed
+from tests.ground.waiting import until
 
 NOBODY = "redis://:s3cret@127.0.0.1:1/0"
 
@@ -176,3 +177,15 @@ async def test_a_full_server_is_unavailable_and_says_what_to_raise(connected, pr
     await one.config_set("maxmemory", "1mb")
     with pytest.raises(RedisUnavailable, match="has no memory left: raise its maxmemory"), guard(one):
         await one.set("l", b"x")
+
+
+async def test_how_busy_its_connections_are_is_known(redis_url, connected):
+    one = connected(redis_url, pool_size=1)
+    assert pool_use(one) == PoolUse(0, 0, 0)
+    await one.ping()
+    assert pool_use(one) == PoolUse(0, 1, 0)
+    connection = await one.connection_pool.get_connection()
+    waits = asyncio.create_task(one.ping())
+    await until(lambda: pool_use(one) == PoolUse(1, 0, 1))
+    await one.connection_pool.release(connection)
+    await waits

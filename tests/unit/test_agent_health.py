@@ -2,9 +2,11 @@
 
 import pytest
 
+from rota.agents import health as health_module
 from rota.agents.acquisition import Seen, attempts_of, batch_of
 from rota.agents.breakers import acquisition_rules, redis_rules
-from rota.agents.health import Health, Tick, Watchdogs, conditions, why_degraded
+from rota.agents.gauges import SCHEDULER
+from rota.agents.health import STALLS, Health, Tick, Watchdogs, conditions, is_stalled, why_degraded
 from rota.agents.permits import UNBOUNDED, Permits
 from rota.model.breaker import ProbesByDuration, Windowed
 from rota.model.settings.agents import BatchOperations, CircuitBreaker
@@ -78,18 +80,112 @@ def test_degraded_is_an_agent_overdue_by_the_shortest_interval_or_places_others_
 
 
 def test_the_summary_is_the_line_that_operators_know():
-    health = Health(600)
+    health = Health(600, scripts=7)
     health.zombies = 2
+    health.sampled(50, 0)
     health.note(tick(ready=5, mine=10, permits_free=55, slots=50, registered=500, active=45), 0.0)
     assert health.summary(1.0) == (
-        "Scheduler health | health=HEALTHY | [agents registered=500 active=45]"
+        "Scheduler health | health=HEALTHY | [agents registered=500 active=futures=45 scripts=7]"
         " [backlog ready=10 oldest_overdue=0s capacity_per_cycle=50] [permits 55/100 (55.0%)]"
-        " [cleanup zombies_cleaned=2 orphans_cleaned=0] queue_depth=5"
+        " [cleanup zombies_cleaned=2 orphans_cleaned=0] [consistency violations=0 sampled=50] queue_depth=5"
     )
+    health.note(tick(active=3, stuck=1), 1.5)
+    assert "active=3 futures=4" in health.summary(1.5)
     health.note(tick(mine=1, overdue_ms=90_000, permits_most=0), 2.0)
     assert health.state == "DEGRADED"
     assert "health=DEGRADED reason=overdue" in health.summary(3.0)
     assert "[permits n/a]" in health.summary(3.0)
+
+
+class Log:
+    def __init__(self):
+        self.told = []
+
+    def __getattr__(self, level):
+        return lambda event, **_facts: self.told.append((level, event))
+
+
+@pytest.fixture
+def log(monkeypatch):
+    made = Log()
+    monkeypatch.setattr(health_module, "log", made)
+    return made
+
+
+def test_the_summary_comes_once_a_period_louder_when_something_is_wrong_and_not_at_all_without_one(log):
+    told = []
+    for period_s, ticks in ((600, 5), (0, 5)):
+        health = Health(period_s)
+        for minute in range(ticks):
+            log.told.clear()
+            health.note(tick(mine=1, overdue_ms=90_000 if minute == 4 else 0, acquired=1), minute * 300.0)
+            told += [(period_s, minute, level) for level, event in log.told if "Scheduler health" in event]
+    assert told == [(600, 2, "info"), (600, 4, "warning")]
+
+
+def test_a_sample_that_finds_agents_in_both_sets_is_degraded_until_the_next_does_not():
+    health = Health(600)
+    health.sampled(50, 2)
+    health.note(tick(), 0.0)
+    assert (health.state, health.reason) == ("DEGRADED", "set_overlap")
+    assert "[consistency violations=2 sampled=50]" in health.summary(0.0)
+    health.sampled(50, 0)
+    health.note(tick(), 1.0)
+    assert health.state == "HEALTHY"
+
+
+def test_warnings_that_it_is_degraded_are_ten_minutes_apart(log):
+    health = Health(0)
+    for minute in range(21):
+        health.note(tick(mine=1, acquired=1, overdue_ms=90_000 if minute % 2 == 0 else 0), minute * 60.0)
+    assert log.told == [("warning", "agents_degraded")] * 3
+
+
+def test_starvation_is_no_permit_nobody_running_and_agents_that_wait_for_three_cycles():
+    health = Health(600)
+    starved = {"mine": 1, "overdue_ms": 90_000, "permits_free": 0, "slots": 0}
+    for second in range(3):
+        assert "starvation" not in health.summary(float(second))
+        health.note(tick(**starved), float(second))
+    assert health.summary(3.5).endswith(" starvation=[degraded_for_ms=3500 ticks=3]")
+    health.note(tick(**starved, active=1), 4.0)
+    assert "starvation" not in health.summary(4.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "stalled"),
+    [
+        ({}, True),
+        ({"next_ms": 30_002}, True),
+        ({"next_ms": 30_001}, False),
+        ({"ready": 1}, False),
+        ({"active": 1}, False),
+        ({"recurring_ms": 0}, False),
+    ],
+)
+def test_a_stall_is_nothing_due_for_longer_than_the_shortest_interval(given, stalled):
+    given = {"recurring_ms": 30_000, **given}
+    next_ms = given.pop("next_ms", 0)
+    found = tick(**given)
+    found.seen.next_ms = next_ms
+    assert is_stalled(found) == stalled
+
+
+def test_a_stall_is_told_every_five_minutes():
+    health, before = Health(0), STALLS._value.get()
+    for minute in range(11):
+        health.note(tick(recurring_ms=30_000), minute * 60.0)
+    assert STALLS._value.get() - before == 3
+
+
+def test_gauges_tell_the_offset_of_the_clock_and_permits_that_nobody_holds():
+    found = tick(mine=30, slots=10, active=4, permits_held=5)
+    found.seen.offset_ms = -250
+    Health(0).note(found, 0.0)
+    shown = {name: gauge._value.get() for name, gauge in SCHEDULER.items()}
+    assert shown["time_offset_ms"] == -250
+    assert shown["permit_mismatch"] == 1
+    assert shown["ready_to_capacity_ratio"] == 3
 
 
 def test_the_second_breaker_is_derived_from_the_first():

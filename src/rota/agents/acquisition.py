@@ -18,7 +18,7 @@ from rota.agents.periodic import tell_failure
 from rota.agents.permits import Permit, Permits
 from rota.agents.records import Begin, Begun, End, Records, Verdict
 from rota.agents.registry import Declared, Registry
-from rota.agents.runs import AgentRun, Run
+from rota.agents.runs import UNSTARTED, AgentRun, Run
 from rota.agents.sets import BATCH_MAX, Candidate, Claim, Over, Sets
 from rota.infra import faults
 from rota.infra.clock import Clock
@@ -31,7 +31,9 @@ from rota.model.settings.agents import AgentScheduler, BatchOperations
 ATTEMPTS_MAX: Final = 100
 ATTEMPTS = metrics.counter("rota_agents_acquire_attempts", "Cycles that looked for agents that are due.")
 ACQUIRED = metrics.counter("rota_agents_acquire_acquired", "Agents acquired by this process.")
-TOOK = metrics.histogram("rota_agents_acquire_time_seconds", "Duration of acquiring agents and beginning their runs.")
+TOOK = metrics.histogram(
+    "rota_agents_acquire_time_seconds", "Duration of acquiring agents and beginning their runs.", labels=("mode",)
+)
 REFUSED = metrics.counter("rota_agents_acquire_refused", "Acquired agents that may not begin.", labels=("reason",))
 
 
@@ -51,6 +53,8 @@ class Seen(msgspec.Struct):
     now_ms: int = 0
     next_ms: int = 0
     """When the next is due, of all groups; 0: none."""
+    offset_ms: int = 0
+    """How far the clock of Redis is ahead of ours."""
 
 
 class Acquisition:
@@ -93,7 +97,7 @@ class Acquisition:
         offset = 0
         for attempt in range(attempts):
             look = await self._sets(group).ready(batch, offset)
-            _note(seen, look.now_ms, look.next_ms)
+            _note(seen, look.now_ms, look.next_ms, self._clock.now_ms())
             if attempt == 0:
                 seen.ready += look.count
             mine = self._mine(look.candidates, look.now_ms, seen)
@@ -120,8 +124,8 @@ class Acquisition:
         """How many runs were begun."""
         permits = self._permits.take(len(chosen))
         began_at = self._clock.monotonic()
+        mode, size = ("batch", BATCH_MAX) if self._wanted.batch_operations.enabled else ("individual", 1)
         try:
-            size = BATCH_MAX if self._wanted.batch_operations.enabled else 1
             wanted = chosen[: len(permits)]
             begun = 0
             for at in range(0, len(wanted), size):
@@ -131,7 +135,7 @@ class Acquisition:
             # Those that a run has taken over are not in the list any more.
             for permit in permits:
                 permit.release()
-            TOOK.observe(self._clock.monotonic() - began_at)
+            TOOK.labels(mode).observe(self._clock.monotonic() - began_at)
 
     async def _begin_some(self, group: str, lease: Lease, wanted: Sequence[Candidate], permits: list[Permit]) -> int:
         # Looked up before anything is awaited: the registry may change meanwhile.
@@ -172,6 +176,7 @@ class Acquisition:
             return self._carry_out(told, declared, now_ms, asked_at, permits)
         except Exception as error:  # noqa: BLE001 - PostgreSQL has begun it: it must be ended there
             tell_failure(f"agent {told.name!r}", error)
+            UNSTARTED.labels(type(error).__name__).inc()
             self._endings.add_end(_never_begun(told.name, told.run, now_ms), declared.spec.group)
             return False
 
@@ -219,7 +224,8 @@ def attempts_of(wanted: BatchOperations, slots: int, batch: int) -> int:
     return min(ATTEMPTS_MAX, needed)
 
 
-def _note(seen: Seen, now_ms: int, next_ms: int) -> None:
+def _note(seen: Seen, now_ms: int, next_ms: int, ours_ms: int) -> None:
     seen.now_ms = now_ms
+    seen.offset_ms = now_ms - ours_ms
     if next_ms:
         seen.next_ms = min(seen.next_ms or next_ms, next_ms)

@@ -22,6 +22,9 @@ from rota.model.agent import AgentSpec, Outcome
 from rota.model.settings.agents import OrphanCleanup, ZombieCleanup
 
 CLEANED = metrics.counter("rota_agents_cleanup_cleaned", "Agents that were stopped or given back.", labels=("type",))
+INVALID = metrics.counter(
+    "rota_agents_validation_invalid_member", "Entries that name no agent and were removed, by set.", labels=("where",)
+)
 GONE_S: Final = 2.0
 """How long after a member's lease its runs are taken: time for its bodies to end."""
 _NUMERIC = re.compile(rb"[0-9]{9,11}(?:\.[0-9]*)?")
@@ -151,6 +154,7 @@ class Orphans:
             known = await self._records.standing(late)
             strangers = [name for name in late if name not in known and mine(name) and self._is_removable(name)]
             removed = await sets.forget(strangers)
+            INVALID.labels("waiting").inc(removed)
             cleaned += removed
             offset += len(look.candidates) - removed
             if len(late) < BATCH_MAX:
@@ -177,7 +181,9 @@ async def give_back(records: Records, sets: Sets, found: Iterable[Entry]) -> int
         if name in known and known[name].run != each.run
     ]
     strangers = [name for name in entries if name not in known]
-    return (await sets.finish(over)).moved + await sets.forget(strangers, everywhere=True)
+    removed = await sets.forget(strangers, everywhere=True)
+    INVALID.labels("working").inc(removed)
+    return (await sets.finish(over)).moved + removed
 
 
 async def pages(sets: Sets) -> AsyncIterator[tuple[int, list[Entry]]]:

@@ -1,7 +1,8 @@
 """How the loop of agents is: HEALTHY or DEGRADED, what its watchdogs suspect, and one line now and then. No I/O.
 
-DEGRADED means that an agent which may run here is overdue by more than the shortest interval of all, or that places
-stay empty while agents of others hide ours. A watchdog speaks when its condition held for `TICKS` cycles in a row.
+DEGRADED means that an agent which may run here is overdue by more than the shortest interval of all, that places stay
+empty while agents of others hide ours, or that a sample found agents in both sets. A watchdog speaks when its condition
+held for `TICKS` cycles in a row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 import structlog
 
 from rota.agents.acquisition import Seen
+from rota.agents.gauges import show
 from rota.infra.telemetry import metrics
 
 log = structlog.get_logger(__name__)
@@ -22,21 +24,13 @@ FREE_LOW: Final = 0.01
 FREE_HIGH: Final = 0.90
 FILLED_LOW: Final = 0.10
 UNFILLED_MAX: Final = 0.20
+DEGRADED_AGAIN_S: Final = 600.0
+STALL_AGAIN_S: Final = 300.0
 CRON_INTERVAL_MS: Final = 60_000
 """What an agent without an interval counts as."""
-
-_GAUGES: Final = {
-    "registered_agents": "Agents that may run in this process.",
-    "active_agents": "Agents that run in this process.",
-    "ready_count": "Agents that are due and may run here, of those looked at.",
-    "oldest_overdue_seconds": "How long the first of them has been due.",
-    "degraded": "1 when agents wait longer than they should, else 0.",
-    "capacity_per_cycle": "Agents that a cycle could have begun.",
-    "semaphore_available": "Agents that could begin now.",
-    "queue_depth": "Agents that are due, whoever may run them.",
-    "completion_queue_size": "Ends of runs that PostgreSQL or Redis has not heard of.",
-}
-GAUGES: Final = {name: metrics.gauge(f"rota_agents_scheduler_{name}", told) for name, told in _GAUGES.items()}
+STALLS = metrics.counter(
+    "rota_agents_acquire_stall_detected", "Times nothing was due for longer than the shortest interval."
+)
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +39,12 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     seen: Seen
     registered: int
     active: int
+    """Runs that hold a permit."""
+    stuck: int = 0
+    """Runs that ignore being stopped, whose permits others have."""
     permits_most: int
     permits_free: int
+    permits_held: int = 0
     slots: int
     """Places that were free when it began."""
     completions: int
@@ -54,6 +52,8 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the breaker of Redis lets calls through."""
     shortest_ms: int
     """The shortest interval of the agents that may run here; 0: there are none."""
+    recurring_ms: int = 0
+    """The shortest of those that have an interval; 0: none has."""
 
     @property
     def free_ratio(self) -> float:
@@ -97,20 +97,59 @@ def conditions(tick: Tick) -> dict[str, bool]:
     }
 
 
-def why_degraded(tick: Tick) -> str:
+def why_degraded(tick: Tick, overlaps: int = 0) -> str:
     """A word for what is wrong; empty when nothing is."""
     if tick.shortest_ms and tick.seen.oldest_overdue_ms > tick.shortest_ms:
         return "overdue"
     unfilled = 1 - tick.seen.acquired / tick.slots if 0 < tick.slots <= tick.seen.ready else 0.0
-    return "slots_unfilled" if tick.seen.passed and unfilled > UNFILLED_MAX else ""
+    if tick.seen.passed and unfilled > UNFILLED_MAX:
+        return "slots_unfilled"
+    return "set_overlap" if overlaps else ""
+
+
+def is_stalled(tick: Tick) -> bool:
+    """Nothing is due or runs here, nor will be for longer than it should take: paused, run elsewhere, or lost."""
+    seen = tick.seen
+    if not seen.now_ms or not tick.recurring_ms or seen.ready or seen.acquired or tick.active:
+        return False
+    return not seen.next_ms or seen.next_ms - seen.now_ms > tick.recurring_ms
+
+
+class Starvation:
+    """No permit is free, nobody runs, and agents wait: for how long."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self._since_s = 0.0
+
+    def tick(self, tick: Tick, now_s: float, *, degraded: bool) -> None:
+        if not (degraded and tick.permits_most > 0 and tick.permits_free == 0 and tick.active == 0):
+            self.ticks = 0
+            return
+        if not self.ticks:
+            self._since_s = now_s
+        self.ticks += 1
+
+    def told(self, now_s: float) -> str:
+        if self.ticks < TICKS:
+            return ""
+        return f" starvation=[degraded_for_ms={round((now_s - self._since_s) * 1000)} ticks={self.ticks}]"
 
 
 class Health:
-    def __init__(self, summary_s: float) -> None:
+    """`scripts` is how many there are, for the summary."""
+
+    def __init__(self, summary_s: float, scripts: int = 0) -> None:
         self._summary_s = summary_s
+        self._scripts = scripts
         self._watchdogs = Watchdogs()
+        self._starvation = Starvation()
         self._last: Tick | None = None
         self._told_at: float | None = None
+        self._warned_at = float("-inf")
+        self._stalled_at = float("-inf")
+        self._sampled = 0
+        self._overlaps = 0
         self.reason = ""
         self.zombies = 0
         self.orphans = 0
@@ -119,19 +158,32 @@ class Health:
     def state(self) -> str:
         return "DEGRADED" if self.reason else "HEALTHY"
 
+    def sampled(self, count: int, overlaps: int) -> None:
+        """So many of those that wait were looked at, and so many of them run as well."""
+        self._sampled, self._overlaps = count, overlaps
+
     def note(self, tick: Tick, now_s: float) -> None:
         self._last = tick
-        was, self.reason = self.reason, why_degraded(tick)
-        if self.reason and not was:
-            log.warning("agents_degraded", reason=self.reason, oldest_overdue_s=tick.seen.oldest_overdue_ms / 1000)
+        self.reason = why_degraded(tick, self._overlaps)
+        self._starvation.tick(tick, now_s, degraded=bool(self.reason))
+        self._warn(tick, now_s)
         for name in self._watchdogs.tick(conditions(tick), now_s):
             log.warning("agents_watchdog", signal=name)
-        _show(tick, self.reason)
+        show(tick, degraded=bool(self.reason))
         if self._told_at is None:
             self._told_at = now_s
         elif self._summary_s > 0 and now_s - self._told_at >= self._summary_s:
             (log.warning if self.reason else log.info)(self.summary(now_s))
             self._told_at = now_s
+
+    def _warn(self, tick: Tick, now_s: float) -> None:
+        if self.reason and now_s - self._warned_at >= DEGRADED_AGAIN_S:
+            self._warned_at = now_s
+            log.warning("agents_degraded", reason=self.reason, oldest_overdue_s=tick.seen.oldest_overdue_ms / 1000)
+        if is_stalled(tick) and now_s - self._stalled_at >= STALL_AGAIN_S:
+            self._stalled_at = now_s
+            STALLS.inc()
+            log.info("agents_stalled", remedy="are they paused, or do they run elsewhere? see `rota agents list`")
 
     def summary(self, now_s: float) -> str:
         """The line that operators know, in one piece."""
@@ -140,24 +192,16 @@ class Health:
             return f"Scheduler health | health={self.state}"
         most = tick.permits_most
         permits = f"{tick.permits_free}/{most} ({100 * tick.free_ratio:.1f}%)" if most > 0 else "n/a"
+        futures = tick.active + tick.stuck
+        active = f"active=futures={futures}" if not tick.stuck else f"active={tick.active} futures={futures}"
         watchdogs = self._watchdogs.since(now_s - max(self._summary_s, 1.0))
         return (
             f"Scheduler health | health={self.state}{f' reason={self.reason}' if self.reason else ''}"
-            f" | [agents registered={tick.registered} active={tick.active}]"
+            f" | [agents registered={tick.registered} {active} scripts={self._scripts}]"
             f" [backlog ready={tick.seen.mine} oldest_overdue={tick.seen.oldest_overdue_ms // 1000}s"
             f" capacity_per_cycle={tick.slots}] [permits {permits}]"
             f" [cleanup zombies_cleaned={self.zombies} orphans_cleaned={self.orphans}]"
+            f" [consistency violations={self._overlaps} sampled={self._sampled}]"
             f" queue_depth={tick.seen.ready}{f' watchdogs={chr(44).join(watchdogs)}' if watchdogs else ''}"
+            f"{self._starvation.told(now_s)}"
         )
-
-
-def _show(tick: Tick, reason: str) -> None:
-    GAUGES["registered_agents"].set(tick.registered)
-    GAUGES["active_agents"].set(tick.active)
-    GAUGES["ready_count"].set(tick.seen.mine)
-    GAUGES["oldest_overdue_seconds"].set(tick.seen.oldest_overdue_ms / 1000)
-    GAUGES["degraded"].set(1 if reason else 0)
-    GAUGES["capacity_per_cycle"].set(tick.slots)
-    GAUGES["semaphore_available"].set(tick.permits_free)
-    GAUGES["queue_depth"].set(tick.seen.ready)
-    GAUGES["completion_queue_size"].set(tick.completions)

@@ -20,6 +20,9 @@ log = structlog.get_logger(__name__)
 FAILED = metrics.counter("rota_agents_run_failures", "Cycles and passes of agents that failed.", labels=("reason",))
 PASSES = metrics.histogram("rota_agents_cleanup_time_seconds", "Duration of a pass beside the loop.", labels=("type",))
 HUNG = metrics.counter("rota_agents_cleanup_timeout", "Passes that hung and were cancelled.", labels=("type",))
+SKIPPED = metrics.counter(
+    "rota_agents_cleanup_skipped", "Passes that were left out, since the one before took too long.", labels=("type",)
+)
 HUNG_S: Final = 60.0
 OVER_BUDGET_S: Final = 30.0
 EXPECTED = (RotaError, OSError, *FAILURES)
@@ -73,7 +76,9 @@ class Periodic:
             if limit.expired():
                 HUNG.labels(self.name).inc()
             tell_failure(self.name, error)
-        PASSES.labels(self.name).observe(asyncio.get_running_loop().time() - began_at)
+        took_s = asyncio.get_running_loop().time() - began_at
+        PASSES.labels(self.name).observe(took_s)
+        SKIPPED.labels(self.name).inc(int(took_s / self._period_s))
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:

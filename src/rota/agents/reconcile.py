@@ -19,10 +19,12 @@ from rota.infra.lease import Lease
 from rota.infra.redis import ServerTime
 from rota.infra.telemetry import metrics
 from rota.model.agent import checked
-from rota.model.errors import ScriptFailed
+from rota.model.errors import RotaError, ScriptFailed
 from rota.model.settings.agents import AgentScheduler
 
 CHUNK: Final = 1000
+TOOK = metrics.histogram("rota_agents_repopulate_time_seconds", "Duration of telling Redis who should wait there.")
+FAILED = metrics.counter("rota_agents_repopulate_errors", "Parts of it that failed.", labels=("reason",))
 ADDED = metrics.counter("rota_agents_repopulate_added", "Agents that Redis did not know, or knew too late.")
 
 
@@ -77,7 +79,8 @@ class Reconciler:
             self._left = [name for name in self._registry.agents if self._registry.owns(name)]
         while self._left:
             part, self._left = self._left[:CHUNK], self._left[CHUNK:]
-            await self._fill(part)
+            with TOOK.time():
+                await self._fill(part)
             if self._wanted.reconcile.run_budget_ms and self._clock.monotonic() >= until:
                 return
 
@@ -90,7 +93,10 @@ class Reconciler:
         for group, idle in by_group.items():
             try:
                 told = await self._sets(group).repopulate(idle)
-            except ScriptFailed as failed:
+            except RotaError as failed:
+                FAILED.labels(failed.code).inc()
+                if not isinstance(failed, ScriptFailed):
+                    raise
                 tell_failure(f"group {group!r}", failed)
             else:
                 ADDED.inc(told.added + told.lowered)

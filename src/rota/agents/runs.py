@@ -26,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 STOP_S: Final = 5.0
 QUARANTINED = metrics.gauge("rota_agents_quarantined", "Runs of this process that ignore being stopped.")
+UNSTARTED = metrics.counter(
+    "rota_agents_acquire_submission_failures", "Runs that could not be started, by why.", labels=("reason",)
+)
 ENDED = metrics.counter("rota_agents_runs", "Runs of agents that ended in this process.", labels=("outcome",))
 
 

@@ -25,6 +25,7 @@ from rota.agents.acquisition import Acquisition, Seen
 from rota.agents.breakers import Breakers
 from rota.agents.cleanup import GONE_S, Heirs, Orphans, Zombies
 from rota.agents.endings import SOON_S, Endings
+from rota.agents.gauges import show_pool
 from rota.agents.health import CRON_INTERVAL_MS, Health, Tick
 from rota.agents.leash import STUCK_STATUS, LoopGuard
 from rota.agents.pacing import Pace
@@ -34,7 +35,7 @@ from rota.agents.reconcile import Reconciler
 from rota.agents.records import MEMBER, Records
 from rota.agents.registry import Declared, Registry
 from rota.agents.runs import Run, Runs
-from rota.agents.sets import Sets
+from rota.agents.sets import SCRIPTS, Sets
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import Hold, Leadership, Lease, Leases
@@ -56,6 +57,7 @@ STOP_S: Final = 10.0
 LOST_STOP_S: Final = GONE_S - 0.5
 """And when the lease is lost: less than whoever takes over waits."""
 GIVE_BACK_S: Final = 5.0
+SAMPLE: Final = 50
 LISTEN_S: Final = 60.0
 CHANNEL: Final = "rota_agents"
 LEADER: Final = "agents:cleanup"
@@ -100,7 +102,7 @@ class Agents:
         self.heirs = Heirs(self.records, self.sets, self.registry)
         self.orphans = Orphans(self.records, self.sets, self.registry, wanted.orphan_cleanup, self.clock)
         self.breakers = Breakers(wanted.circuit_breaker, self.clock)
-        self.health = Health(wanted.health_summary_period_seconds)
+        self.health = Health(wanted.health_summary_period_seconds, len(SCRIPTS))
         time = ServerTime(redis, self.clock, wanted.time_cache_duration_ms / 1000)
         self.reconciler = Reconciler(self.records, self.registry, self.sets, declared, time, wanted, self.clock)
         self.acquisition = Acquisition(
@@ -176,6 +178,7 @@ class Agents:
         async def refresh() -> None:
             async with self.breakers.redis.call():
                 await self.reconciler.refresh(lease)
+                await self._sample()
 
         beside = [
             Periodic(
@@ -236,22 +239,33 @@ class Agents:
             tell_failure("cycle", error)
         CYCLES.labels("true" if seen else "false").observe(self.clock.monotonic() - began_at)
         self.health.note(self._tick(seen or Seen(), slots), self.clock.monotonic())
+        show_pool(self.redis)
         return seen
 
     def _tick(self, seen: Seen, slots: int) -> Tick:
         schedules = [each.spec.schedule for each in self.registry.agents.values()]
-        intervals = [each.interval_ms if isinstance(each, Every) else CRON_INTERVAL_MS for each in schedules]
+        recurring = [each.interval_ms for each in schedules if isinstance(each, Every)]
+        others = [CRON_INTERVAL_MS] if len(recurring) < len(schedules) else []
+        stuck = len(self.runs.stuck)
         return Tick(
             seen=seen,
             registered=len(schedules),
-            active=len(self.runs),
+            active=len(self.runs) - stuck,
+            stuck=stuck,
             permits_most=self.permits.most,
             permits_free=self.permits.free,
+            permits_held=self.permits.held,
             slots=slots,
             completions=self.endings.waiting,
             redis_closed=self.breakers.redis_closed,
-            shortest_ms=min(intervals, default=0),
+            shortest_ms=min([*recurring, *others], default=0),
+            recurring_ms=min(recurring, default=0),
         )
+
+    async def _sample(self) -> None:
+        """Whether agents are in both sets, which no script of ours leaves behind."""
+        found = [await self.sets(group).sample(SAMPLE) for group in self.registry.groups]
+        self.health.sampled(sum(each.count for each in found), sum(each.overlaps for each in found))
 
     def _start(self, run: Run, declared: Declared) -> None:
         self.runs.start(run, declared.body, self.zombies.dead_man_s(run.spec))

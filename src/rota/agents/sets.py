@@ -7,17 +7,19 @@ place among equals. After a lost reply `acquire` and `finish` may be asked again
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
 
 from rota.infra import faults
-from rota.infra.redis import AgentKeys, script
-from rota.model.errors import ScriptFailed
+from rota.infra.redis import AgentKeys, Script, script
+from rota.infra.telemetry import metrics
+from rota.model.errors import RotaError, ScriptFailed
 
 BATCH_MAX: Final = 200
 T = TypeVar("T")
@@ -59,13 +61,25 @@ class Running(msgspec.Struct, frozen=True):
     owners: tuple[int, ...]
 
 
+class Sampled(msgspec.Struct, frozen=True):
+    """Agents in `waiting`, taken by chance, and those of them that are in `working` as well."""
+
+    count: int
+    overlaps: int
+
+
+LATENCY = metrics.histogram(
+    "rota_agents_scripts_latency_seconds", "Duration of script calls that were answered.", labels=("script",)
+)
+ERRORS = metrics.counter("rota_agents_scripts_errors", "Script calls that failed.", labels=("script", "reason"))
 READY = script(__package__, "ready", replies=Ready)
 ACQUIRE = script(__package__, "acquire", replies=Acquired)
 FINISH = script(__package__, "finish", replies=Finished)
 REPOPULATE = script(__package__, "repopulate", replies=Repopulated)
 FORGET = script(__package__, "forget", replies=Forgotten)
 RUNNING = script(__package__, "running", replies=Running)
-SCRIPTS: Final = (READY, ACQUIRE, FINISH, REPOPULATE, FORGET, RUNNING)
+OVERLAP = script(__package__, "overlap", replies=Sampled)
+SCRIPTS: Final = (READY, ACQUIRE, FINISH, REPOPULATE, FORGET, RUNNING, OVERLAP)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -119,7 +133,7 @@ class Sets:
         self.keys = keys
 
     async def ready(self, limit: int, offset: int = 0) -> Look:
-        with self._telling():
+        with self._telling(READY):
             found = await READY(self.client, waiting=self.keys.waiting, offset=offset, limit=min(limit, BATCH_MAX))
         pairs = zip(found.names, found.dues_us, strict=True)
         candidates = [Candidate(text(name), due_us) for name, due_us in pairs]
@@ -130,7 +144,7 @@ class Sets:
         """The server's time in ms, and those of the claims that are ours now."""
         assert len(claims) <= BATCH_MAX, "a batch is short"
         asked = [(each.candidate.name, each.candidate.due_us, each.run, each.timeout_ms) for each in claims]
-        with self._telling():
+        with self._telling(ACQUIRE):
             found = await ACQUIRE(self.client, **self._both(), runs=self.keys.runs, owner=owner, asked=asked)
         faults.reply("agents.acquire")
         return found.now_ms, [claims[place - 1] for place in found.places]
@@ -139,7 +153,7 @@ class Sets:
         moved = added = stale = 0
         for part in parts(over):
             told = [(each.name, each.run, (each.due_ms or 0) * 1000, each.add) for each in part]
-            with self._telling():
+            with self._telling(FINISH):
                 found = await FINISH(self.client, **self._both(), runs=self.keys.runs, over=told)
             faults.reply("agents.finish")
             moved, added, stale = moved + found.moved, added + found.added, stale + found.stale
@@ -150,7 +164,7 @@ class Sets:
         added = lowered = 0
         for part in parts(idle):
             told = [(name, due_ms * 1000) for name, due_ms in part]
-            with self._telling():
+            with self._telling(REPOPULATE):
                 found = await REPOPULATE(self.client, **self._both(), idle=told)
             added, lowered = added + found.added, lowered + found.lowered
         return Repopulated(added, lowered)
@@ -159,35 +173,46 @@ class Sets:
         """Take agents out of `waiting`, or out of both sets, whoever runs them."""
         given = {**self._both(), "runs": self.keys.runs, "everywhere": everywhere}
         batches = parts(name.encode(errors="surrogateescape") for name in names)
-        with self._telling():
+        with self._telling(FORGET):
             return sum([(await FORGET(self.client, **given, name=batch)).count for batch in batches])
 
     async def running(self, offset: int = 0, limit: int = BATCH_MAX) -> tuple[int, list[Entry]]:
         """The server's time in ms, and those that run, the one whose deadline is first before others."""
         keys = self.keys
-        with self._telling():
+        with self._telling(RUNNING):
             found = await RUNNING(self.client, working=keys.working, runs=keys.runs, offset=offset, limit=limit)
         columns = zip(found.names, found.deadlines_us, found.runs, found.owners, strict=True)
         entries = [Entry(text(name), deadline // 1000, run, owner) for name, deadline, run, owner in columns]
         return found.now_us // 1000, entries
 
+    async def sample(self, limit: int) -> Sampled:
+        with self._telling(OVERLAP):
+            return await OVERLAP(self.client, **self._both(), limit=limit)
+
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """A key that somebody else has made something of is named."""
+    def _telling(self, called: Script[Any]) -> Iterator[None]:
+        """Calls are measured, and a key that somebody else has made something of is named."""
+        began_at = time.perf_counter()
         try:
             yield
-        except ScriptFailed as failed:
-            if failed.facts.get("word") != "WRONGTYPE":
+        except Exception as error:
+            ERRORS.labels(called.name, _reason(error)).inc()
+            if not isinstance(error, ScriptFailed) or error.facts.get("word") != "WRONGTYPE":
                 raise
             keys = self.keys
             raise ScriptFailed(
                 f"One of the Redis keys {keys.waiting}, {keys.working} and {keys.runs} is in use for something else:"
                 " remove it, or choose other names with redis.scheduler.keys.",
-                **failed.facts,
-            ) from failed
+                **error.facts,
+            ) from error
+        LATENCY.labels(called.name).observe(time.perf_counter() - began_at)
 
     def _both(self) -> dict[str, str]:
         return {"waiting": self.keys.waiting, "working": self.keys.working}
+
+
+def _reason(error: Exception) -> str:
+    return error.code if isinstance(error, RotaError) else type(error).__name__
 
 
 def text(name: bytes) -> str:

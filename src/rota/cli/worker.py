@@ -109,13 +109,27 @@ async def _serve(plan: Plan, target: NatsTarget, settings: Settings, agents: Wor
     gc.collect()
     gc.freeze()
     supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=plan.drain_s + 10.0)
-    supervisor.add(Service("worker", worker.run), *([Service("agents", agents.run)] if agents else []))
+    supervisor.add(
+        *_listener(supervisor, settings),
+        Service("worker", worker.run),
+        *([Service("agents", agents.run)] if agents else []),
+    )
     status = await run_until_signalled(supervisor)
     if worker.left_behind:
         # They ignore every cancellation, and asyncio would wait for them.
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def _listener(supervisor: Supervisor, settings: Settings) -> list[Service]:
+    """Health and metrics of this worker, for those who ask for a port."""
+    wanted = settings.worker
+    if not wanted.metrics_port:
+        return []
+    from rota.infra.service.listener import Listener  # with an HTTP server, which a worker does not need
+
+    return [Listener(supervisor, host=wanted.metrics_host, port=wanted.metrics_port).service]
 
 
 def offer_of(settings: Settings, wanted: Wanted) -> Offer:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from rota.agents.runs import AgentRun, BodyFailed
+from rota.agents.runs import UNSTARTED, AgentRun, BodyFailed
 from rota.infra.telemetry import metrics
 from rota.model.failures import FailureClass
 from rota.worker import agent_leash
@@ -28,9 +28,8 @@ from rota.worker.agent_wire import SAID, Begin, Done, Loaded, Said, packed, unpa
 from rota.worker.spawned import Reader, Spawned, how_it_ended
 
 log = structlog.get_logger(__name__)
-UNSTARTED = metrics.counter(
-    "rota_agents_acquire_submission_failures", "Runs of sync agents for which no process could be started."
-)
+ALIVE = metrics.gauge("rota_agents_executor_pool_size", "Processes for sync agents.")
+BUSY = metrics.gauge("rota_agents_executor_active_processes", "Processes in which a sync agent runs.")
 
 START_S: Final = 60.0
 KILL_AFTER_S: Final = 3.0
@@ -65,6 +64,7 @@ class Child:
         self._socket = ours
         self._leash = leash
         self._reader = Reader(os.dup(ours.fileno()), self._hear)
+        ALIVE.inc()
         self._watching = asyncio.create_task(self._watch(), name="agent process")
 
     @property
@@ -95,6 +95,7 @@ class Child:
 
     async def _watch(self) -> None:
         await self.process.ended.wait()
+        ALIVE.dec()
         self._reader.drain()
         self.said.put_nowait(None)
 
@@ -124,9 +125,13 @@ class AgentProcesses:
     async def body(self, run: AgentRun) -> None:
         try:
             child = await self._taken()
-        except Exception:
-            UNSTARTED.inc()
+        except Exception as error:
+            UNSTARTED.labels(type(error).__name__).inc()
             raise
+        with BUSY.track_inprogress():
+            await self._run(child, run)
+
+    async def _run(self, child: Child, run: AgentRun) -> None:
         try:
             child.agent = run.name
             await child.begin(run, self._lease_until())

@@ -1,6 +1,6 @@
 """Redis or Valkey: the pooled client, Lua scripts with a contract, names of keys, the server's clock."""
 
-from rota.infra.redis.client import check_fit, connect, health
+from rota.infra.redis.client import PoolUse, check_fit, connect, health, pool_use
 from rota.infra.redis.failures import guard
 from rota.infra.redis.keys import AgentKeys, Keys, ShowKeys
 from rota.infra.redis.script import Script, script
@@ -10,6 +10,7 @@ from rota.infra.redis.target import RedisTarget
 __all__ = [
     "AgentKeys",
     "Keys",
+    "PoolUse",
     "RedisTarget",
     "Script",
     "ServerTime",
@@ -18,5 +19,6 @@ __all__ = [
     "connect",
     "guard",
     "health",
+    "pool_use",
     "script",
 ]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import redis.asyncio
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
@@ -59,6 +60,23 @@ def _choices(target: RedisTarget) -> dict[str, Any]:
         "protocol": 2,
         "decode_responses": False,
     }
+
+
+class PoolUse(msgspec.Struct, frozen=True):
+    """How busy the connections of a client are."""
+
+    active: int
+    idle: int
+    waiters: int
+    """Callers that wait for one."""
+
+
+def pool_use(client: redis.asyncio.Redis) -> PoolUse:
+    # redis-py tells none of this. A version that calls it otherwise has zeros here, and nothing worse.
+    pool = client.connection_pool
+    active, idle = getattr(pool, "_in_use_connections", ()), getattr(pool, "_available_connections", ())
+    waiters = getattr(getattr(pool, "_condition", None), "_waiters", ())
+    return PoolUse(len(active), len(idle), len(waiters))
 
 
 async def health(client: redis.asyncio.Redis) -> float:

@@ -134,6 +134,15 @@ class Worker(Section, frozen=True):
         ),
     ] = None
     keep_dirs: Annotated[bool, Flag("Keep the directories of commands that have ended.")] = False
+    metrics_host: Annotated[
+        str,
+        Text(
+            "Address on which a worker answers /health, /ready and /metrics, to everybody who reaches it.",
+            pattern=r"[\w.:%-]{1,253}",
+            described="a host name or address",
+        ),
+    ] = "127.0.0.1"
+    metrics_port: Annotated[int, Whole("Port for that; 0: none, and it answers nobody.", most=65535)] = 0
     limits: CommandLimits = CommandLimits()
 
 
