@@ -141,7 +141,8 @@ class Replica:
         """Those that submit a job, which need nobody's code."""
         leases = Leases(self.database)
         declared = of_servers(Records(self.database, leases.owner), self.engine.submitter)
-        return Agents(self.settings, self.database, client, declared, leases=leases, crowd="servers")
+        tell = self.engine.teller.tell
+        return Agents(self.settings, self.database, client, declared, leases=leases, crowd="servers", tell=tell)
 
     def _check_servers(self) -> None:
         checks = self.listener.checks

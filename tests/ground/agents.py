@@ -113,7 +113,9 @@ class Seen:
 class Pod:
     """One replica that runs agents."""
 
-    def __init__(self, database, redis, *, name="pod", settings=None, lease_s=10.0, hook=None, clock=None, **agents):
+    def __init__(
+        self, database, redis, *, name="pod", settings=None, lease_s=10.0, hook=None, clock=None, tell=None, **agents
+    ):
         self.database = database
         self.redis = redis
         self.abandoned = []
@@ -130,6 +132,7 @@ class Pod:
             clock=clock,
             lease_s=lease_s,
             abandon=self.abandoned.append,
+            tell=tell,
         )
         self.service = Service("agents", self.agents.run)
         self.supervisor = Supervisor(drain_budget_s=10.0)

@@ -9,9 +9,11 @@ from rota.agents.admin import Admin
 from rota.agents.jobs import submission
 from rota.agents.runs import AgentRun
 from rota.infra.service import Service, Supervisor
+from rota.model.events import Wanted
 from rota.model.settings.agents import AgentKeys
-from rota.runtime import postgres_target, redis_target, submitter_of
+from rota.runtime import nats_target, postgres_target, redis_target, submitter_of
 from rota.sdk import loading
+from rota.worker.agent_events import AgentEvents
 from rota.worker.agents import WorkerAgents
 from tests.ground.farm import Farm
 from tests.ground.queues import sql
@@ -31,10 +33,11 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @asynccontextmanager
-async def agents_of_app(farm, monkeypatch, tmp_path):
+async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     app = loading.load(APP, Path.cwd())
-    kept = {name: app.agents[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
+    kept = {name: app.recurring[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
+    events = AgentEvents(nats_target(farm.settings, nats_url or farm.urls.nats))
     service = WorkerAgents(
         farm.settings,
         kept,
@@ -44,9 +47,10 @@ async def agents_of_app(farm, monkeypatch, tmp_path):
         redis_target(farm.settings, farm.urls.redis, "agents"),
         lambda database: submitter_of(farm.settings, database),
         "worker",
+        tell=events.teller.tell,
     )
     supervisor = Supervisor()
-    supervisor.add(Service("agents", service.run))
+    supervisor.add(Service("agent_events", events.run), Service("agents", service.run))
     async with supervisor.running():
         yield service
 
@@ -59,6 +63,21 @@ async def test_a_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
             assert (run.outcome, run.replica) == (outcome, "worker")
     assert (tmp_path / "told").read_text().startswith("told ")
     assert (await admin.show("forbidden")).failure == "PERMANENT_FORBIDDEN"
+
+
+async def test_what_a_worker_runs_is_told_as_events(farm, monkeypatch, tmp_path):
+    wanted = Wanted(kinds=("agent.failed",))
+    async with farm.replica.engine.feed.subscribed(wanted) as reader, agents_of_app(farm, monkeypatch, tmp_path):
+        [portion] = await until(lambda: reader.read(1), within_s=20, what="an event")
+    [event] = portion.events()
+    assert (event.facts["agent"], event.facts["failure"]) == ("forbidden", "PERMANENT_FORBIDDEN")
+
+
+async def test_agents_run_without_nats(farm, monkeypatch, tmp_path):
+    admin = Admin(farm.database, farm.replica.redis, AgentKeys(), "test")
+    async with agents_of_app(farm, monkeypatch, tmp_path, nats_url="nats://127.0.0.1:1"):
+        [run] = await until(lambda: admin.history("on_the_loop"), within_s=20)
+    assert run.outcome == "SUCCEEDED"
 
 
 async def test_an_agent_that_submits_a_job_is_run_by_any_server_and_once_per_due_time(farm, monkeypatch, tmp_path):
@@ -84,7 +103,7 @@ async def _ended(admin, wanted):
 
 
 def test_a_slot_is_the_key_of_its_job():
-    job = loading.load(APP, Path.cwd()).agents["hourly"].spec.job
+    job = loading.load(APP, Path.cwd()).recurring["hourly"].spec.job
     first = submission(job, AgentRun("hourly", 1, 5000, 6000, 7000))
     again = submission(job, AgentRun("hourly", 2, 5000, 9000, 9999))
     assert first == again

@@ -1,6 +1,7 @@
 """Administration by the SDK, against the API of real servers: awaited, and by those who wait."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -9,8 +10,10 @@ from rota.model.access import Role
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Refused
 from rota.server import services
 from rota.testing import inline
+from tests.ground.agents import HOUR_MS, Pod, Seen, every
 from tests.ground.api import Api
 from tests.ground.farm import Farm
+from tests.ground.waiting import until
 
 
 @pytest.fixture
@@ -67,6 +70,40 @@ async def test_what_is_changed_changes_that_alone(farm, app):
     assert (await app.departments.change("movie", "sim", max_cores=3)).max_cores == 3
     assert [one.name for one in await app.departments.of("movie")] == ["sim"]
     assert await app.departments.list() == ["default", "sim"]
+
+
+async def test_agents_are_looked_at_and_changed(farm, app, redis):
+    seen = Seen()
+    made = {name: every(HOUR_MS, seen.quick) for name in ("aws/sync", "poll")}
+    async with Pod(farm.database, redis, **made):
+        await until(lambda: seen.count("aws/sync") and seen.count("poll"))
+        [run] = await until(lambda: app.agents.history("aws/sync"))
+        assert (run.outcome, run.replica) == ("SUCCEEDED", "pod")
+        assert [one.name for one in await app.agents.list()] == ["aws/sync", "poll"]
+        assert [one.name for one in await app.agents.list(most=1)] == ["aws/sync"]
+        assert "pod" in (await app.agents.health()).members
+        assert await app.agents.pause("poll")
+        assert not await app.agents.pause("poll")
+        assert (await app.agents.get("poll")).state == "PAUSED"
+        with pytest.raises(Refused, match="is paused"):
+            await app.agents.trigger("poll")
+        assert await app.agents.resume("poll")
+        assert not (await app.agents.trigger("aws/sync")).queued
+        await until(lambda: seen.count("aws/sync") == 2)
+        past = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 3)]
+        told = await app.agents.backfill("poll", *past)
+        assert told.runs == 3
+        await until(lambda: seen.count("poll") >= 4)
+        await until(lambda: _without_backfill(app, "poll"))
+        assert not await app.agents.stop_backfill("poll")
+    with pytest.raises(NotFound, match="There is no agent 'nobody'"):
+        await app.agents.get("nobody")
+    await app.agents.remove("poll")
+    assert [one.name for one in await asyncio.to_thread(app.sync.agents.list)] == ["aws/sync"]
+
+
+async def _without_backfill(app, name):
+    return (await app.agents.get(name)).backfill is None
 
 
 async def test_pools_topics_workers_and_queues(farm, app):

@@ -109,7 +109,7 @@ def test_what_never_comes_is_refused_with_a_sentence(expression, zone, complaint
 def test_cron_is_declared_with_its_time_zone():
     app = Rota()
     app.agent(cron="0 2 * * MON-FRI", tz=BERLIN, name="nightly")(lambda: None)
-    assert app.agents["nightly"].spec.schedule == Cron("0 2 * * MON-FRI", BERLIN)
+    assert app.recurring["nightly"].spec.schedule == Cron("0 2 * * MON-FRI", BERLIN)
     with pytest.raises(InvalidInput, match="one of every=, cron= and at="):
         app.agent(cron="0 2 * * *", every=5, name="both")(lambda: None)
 

@@ -21,7 +21,7 @@ def test_a_function_stays_what_it_was(app):
         return 42
 
     assert beat() == 42
-    agent = app.agents["beat"]
+    agent = app.recurring["beat"]
     assert agent.spec.schedule == Every(30_000)
     assert (agent.spec.timeout_ms, agent.spec.error_interval_ms) == (120_000, 5_000)
     assert not agent.is_async
@@ -33,13 +33,13 @@ def test_a_body_may_take_its_run(app):
     async def beat(run, more=1):
         return run, more
 
-    assert app.agents["beat"].takes_run
-    assert app.agents["beat"].is_async
+    assert app.recurring["beat"].takes_run
+    assert app.recurring["beat"].is_async
 
 
 def test_one_moment_needs_its_time_zone(app):
     app.agent(at=datetime(2030, 1, 1, tzinfo=UTC), name="party")(lambda: None)
-    assert app.agents["party"].spec.schedule == At(1_893_456_000_000)
+    assert app.recurring["party"].spec.schedule == At(1_893_456_000_000)
     with pytest.raises(InvalidInput, match="names no time zone"):
         app.agent(at=datetime(2030, 1, 1), name="other")(lambda: None)  # noqa: DTZ001
 
@@ -50,8 +50,8 @@ def test_a_task_is_submitted(app):
     def report(day=None):
         return day
 
-    spec = app.agents["hourly"].spec
-    assert app.agents["hourly"].function is None
+    spec = app.recurring["hourly"].spec
+    assert app.recurring["hourly"].function is None
     assert (spec.job.layers[0].task, spec.job.layers[0].cores) == ("report", 2)
     assert report("monday") == "monday"
 
@@ -62,7 +62,7 @@ def test_a_call_is_submitted_with_its_arguments(app):
         return day
 
     app.agent(every="1d", name="mondays")(report.call("monday"))
-    assert app.agents["mondays"].spec.job.layers[0].input == {"args": ["monday"], "kwargs": {}}
+    assert app.recurring["mondays"].spec.job.layers[0].input == {"args": ["monday"], "kwargs": {}}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_makes_no_agent_is_refused_with_a_sentence(app, wanted, complaint):
 
     with pytest.raises(InvalidInput, match=complaint):
         app.agent(**wanted)(beat)
-    assert not app.agents
+    assert not app.recurring
 
 
 def test_two_agents_of_one_name_are_refused(app):

@@ -24,6 +24,7 @@ from rota.infra.clock import SystemClock
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.redis import Keys, ServerTime
 from rota.model.agent import AgentSpec, Plan, plan_resumed
+from rota.model.agent_views import HISTORY_MAX, AgentView, Backfill, RunView
 from rota.model.errors import InvalidInput, NotFound, RedisUnavailable, Refused
 from rota.model.schedule import between
 from rota.model.settings.agents import AgentKeys
@@ -36,59 +37,10 @@ CHANGE = query(__package__, "change")
 REMOVE = query(__package__, "remove")
 WAKE = query(__package__, "wake")
 
-HISTORY_MAX: Final = 50
 BACKFILL_MAX: Final = 1000
 """Runs of one backfill, which are counted before it begins."""
 log = structlog.get_logger(__name__)
 _SPECS = msgspec.json.Decoder(AgentSpec)
-
-
-class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as people see it."""
-
-    name: str
-    state: str
-    """PAUSED, QUARANTINED, RUNNING, WAITING or DONE; of several, the first."""
-    schedule: str
-    group: str
-    due: datetime | None
-    run: int | None
-    replica: str | None
-    since: datetime | None
-    deadline: datetime | None
-    streak: int
-    failure: str | None
-    error: str | None
-    runs: int
-    last_outcome: str | None
-    last_took_ms: int | None
-    last_started: datetime | None
-    backfill: datetime | None
-    """The slot that a backfill comes to next; None: there is none."""
-    backfill_until: datetime | None
-    spec: AgentSpec
-
-
-class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    run: int
-    replica: str
-    outcome: str
-    failure: str | None
-    error: str | None
-    took_ms: int
-    backfill: bool
-    slot: datetime | None
-    """The moment of its schedule that it was for."""
-    due: datetime
-    started: datetime
-
-
-class Backfill(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backfill will run."""
-
-    runs: int
-    first: datetime
-    last: datetime
 
 
 class _Locked(msgspec.Struct, frozen=True):

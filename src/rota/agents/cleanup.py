@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
-from rota.agents.records import Records
+from rota.agents.records import Planned, Records
 from rota.agents.registry import Registry
 from rota.agents.runs import Run, Runs
 from rota.agents.sets import BATCH_MAX, Entry, Over, Sets
@@ -69,10 +69,17 @@ class Zombies:
 class Heirs:
     """Takes over from members that are gone. Every member does it; PostgreSQL lets one succeed."""
 
-    def __init__(self, records: Records, sets: Callable[[str], Sets], registry: Registry) -> None:
+    def __init__(
+        self,
+        records: Records,
+        sets: Callable[[str], Sets],
+        registry: Registry,
+        lost: Callable[[Iterable[Planned]], None] = lambda _seized: None,
+    ) -> None:
         self._records = records
         self._sets = sets
         self._registry = registry
+        self._lost = lost
         self._living: frozenset[int] | None = None
 
     async def inherit(self, lease: Lease) -> int:
@@ -81,6 +88,7 @@ class Heirs:
         before, self._living = self._living, None
         given_back = 0
         while seized := await self._records.seize(lease, GONE_S, BATCH_MAX):
+            self._lost(seized)
             for group in {each.group for each in seized}:
                 of_group = [each for each in seized if each.group == group]
                 await self._sets(group).finish([Over(each.name, each.run, each.due_ms, add=True) for each in of_group])

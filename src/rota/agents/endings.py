@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -37,7 +37,10 @@ MANY: Final = 50
 
 
 class Endings:
-    """`sets` are those of a shard group, `chance` a random number in [0, 1) for jitter; `moved` hears of due times."""
+    """`sets` are those of a shard group, `chance` a random number in [0, 1) for jitter.
+
+    `moved` hears of due times that Redis knows, `ended` of runs that PostgreSQL has ended.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Endings:
         clock: Clock,
         chance: Callable[[], float],
         moved: Callable[[int], None] = lambda _due_ms: None,
+        ended: Callable[[Iterable[End]], None] = lambda _ends: None,
     ) -> None:
         self._records = records
         self._sets = sets
@@ -54,6 +58,7 @@ class Endings:
         self._clock = clock
         self._chance = chance
         self._moved = moved
+        self._ended = ended
         self._unended: deque[tuple[End, str]] = deque()
         self._unmoved: dict[str, deque[Over]] = {}
         self._retried = 0
@@ -171,6 +176,7 @@ class Endings:
         for each in planned:
             self.add_over(Over(each.name, each.run, each.due_ms, add=True), groups[each.name])
         known = {(each.name, each.run) for each in planned}
+        self._ended(end for end, _ in batch if (end.name, end.run) in known)
         missing = [end for end, _ in batch if (end.name, end.run) not in known]
         if missing:
             await self._look_after(missing, groups)

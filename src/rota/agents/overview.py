@@ -7,21 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-import msgspec
-
-from rota.agents.admin import Admin, AgentView
+from rota.agents.admin import Admin
+from rota.model.agent_views import AgentsHealth, AgentView
 from rota.model.schedule import Every
 
 LATE_S: Final = 60.0
-
-
-class AgentsHealth(msgspec.Struct, frozen=True, kw_only=True):
-    health: Literal["HEALTHY", "DEGRADED"]
-    reasons: list[str]
-    agents: dict[str, int]
-    """How many are in which state."""
-    members: list[str]
-    """Replicas that run agents."""
 
 
 async def health(admin: Admin, now: datetime) -> AgentsHealth:

@@ -68,6 +68,8 @@ class Run:
         self.stopped_as: Outcome | None = None
         self.stopped_at = 0.0
         self.quarantined = False
+        self.shown = False
+        """PostgreSQL knows that it is quarantined."""
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.outcome = Outcome.SUCCEEDED

@@ -36,6 +36,7 @@ from rota.agents.records import MEMBER, Records
 from rota.agents.registry import Declared, Registry
 from rota.agents.runs import Run, Runs
 from rota.agents.sets import SCRIPTS, Sets
+from rota.agents.telling import Tell, Telling
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import Hold, Leadership, Lease, Leases
@@ -69,6 +70,7 @@ class Agents:
     """`Service("agents", Agents(...).run)`. `declared` is asked at every refresh, for it may change.
 
     Members of one `crowd` share agents out among themselves; without a name it is those that declare the same ones.
+    `tell` hears of runs as events.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Agents:
         crowd: str = "",
         lease_s: float = LEASE_S,
         abandon: Callable[[int], object] = os._exit,
+        tell: Tell | None = None,
     ) -> None:
         wanted = settings.redis.scheduler
         self.wanted = wanted
@@ -96,10 +99,13 @@ class Agents:
         self.permits = Permits(settings.redis.agent.max_concurrent_agents)
         self.pace = Pace(self.clock, self.permits, wanted.interval_ms / 1000)
         self.permits.freed = self.pace.freed
-        self.endings = Endings(self.records, self.sets, wanted, self.clock, random.random, self.pace.due)
+        self.telling = Telling(tell, self.leases.owner)
+        self.endings = Endings(
+            self.records, self.sets, wanted, self.clock, random.random, self.pace.due, self.telling.ended
+        )
         self.runs = Runs(self.clock, self.endings.add, hook, self.lease_until)
         self.zombies = Zombies(self.runs, wanted.zombie_cleanup, self.clock)
-        self.heirs = Heirs(self.records, self.sets, self.registry)
+        self.heirs = Heirs(self.records, self.sets, self.registry, self.telling.lost)
         self.orphans = Orphans(self.records, self.sets, self.registry, wanted.orphan_cleanup, self.clock)
         self.breakers = Breakers(wanted.circuit_breaker, self.clock)
         self.health = Health(wanted.health_summary_period_seconds, len(SCRIPTS))
@@ -269,6 +275,7 @@ class Agents:
 
     def _start(self, run: Run, declared: Declared) -> None:
         self.runs.start(run, declared.body, self.zombies.dead_man_s(run.spec))
+        self.telling.begun(run)
 
     async def _flushing(self, lease: Lease) -> None:
         """Ends of runs, a few at a time unless one is urgent; what fails is tried again, for ever."""
@@ -304,7 +311,10 @@ class Agents:
 
     async def _quarantine(self) -> None:
         for run in self.runs.quarantine():
+            self.telling.quarantined(run)
+        for run in [run for run in self.runs.stuck if not run.shown]:
             await self.records.quarantine(run.name, run.number, stuck=True)
+            run.shown = True
 
     async def _sweep_zombies(self) -> None:
         self.health.zombies += len(self.zombies.sweep())

@@ -12,7 +12,7 @@ import msgspec
 
 from rota import runtime
 from rota.agents import overview
-from rota.agents.admin import Admin, AgentView, RunView
+from rota.agents.admin import Admin
 from rota.cli import db
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
@@ -20,6 +20,7 @@ from rota.cli.form import Form
 from rota.cli.local import local_url
 from rota.infra import redis as redis_infra
 from rota.infra.postgres import check_current
+from rota.model.agent_views import AgentView, RunView
 from rota.model.errors import InvalidInput
 from rota.model.settings import Settings
 from rota.model.units import span

@@ -18,7 +18,6 @@ from rota.accounting.admin import Admin
 from rota.accounting.counting import Counting
 from rota.accounting.items import Item, Show
 from rota.agents import admin as agents_admin
-from rota.agents.admin import RunView
 from rota.cli.local_worker import spawned
 from rota.engine.jobs import Job, Jobs
 from rota.engine.workers import Known
@@ -26,6 +25,7 @@ from rota.engine.workers import known as known_workers
 from rota.infra.postgres import migrate
 from rota.local import LocalStack, StackOptions
 from rota.local.process import Process
+from rota.model.agent_views import RunView
 from rota.model.ids import JobId
 from rota.model.job import Submission
 from rota.model.quota import Level

@@ -23,7 +23,10 @@ from rota.sdk.events import followed
 from rota.sdk.wire import Wire
 
 PATH: Final = "/events"
-BAD: Final = frozenset({"job.failed", "job.timeout", "job.denied", "worker.lost", "dlq.added"})
+BAD: Final = frozenset(
+    {"job.failed", "job.timeout", "job.denied", "worker.lost", "dlq.added"}
+    | {"agent.failed", "agent.timeout", "agent.lost", "agent.quarantined"}
+)
 
 
 async def follow(settings: Settings, asked: Mapping[str, str], after: str, form: Form) -> None:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,9 +32,6 @@ from rota.worker.offer import Offer
 from rota.worker.plan import Plan
 from rota.worker.store import FileStore
 from rota.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from rota.worker.agents import WorkerAgents
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,28 +67,30 @@ def run(settings: Settings, wanted: Wanted) -> int:
             drain_s=settings.worker.drain_timeout,
             store=_store(settings.store),
         )
-        agents = _agents(settings, app, plan) if app is not None and app.agents and wanted.agents else None
+        agents = _agents(settings, app, plan) if app is not None and app.recurring and wanted.agents else []
         return loop.run(_serve(plan, nats_target(settings), settings, agents))
 
 
-def _agents(settings: Settings, app: Rota, plan: Plan) -> WorkerAgents | None:
+def _agents(settings: Settings, app: Rota, plan: Plan) -> list[Service]:
     """None, and a line about it, where PostgreSQL or Redis is not known: frames need neither."""
     # With all that a server needs, which a worker of frames alone does not.
     from rota.cli import output
     from rota.cli.local import local_url
     from rota.runtime import postgres_target, redis_target, submitter_of
+    from rota.worker.agent_events import AgentEvents
     from rota.worker.agents import WorkerAgents
 
     postgres = settings.postgres.url or local_url(settings, "postgres")
     redis = settings.redis.url or local_url(settings, "redis")
     if not settings.redis.scheduler.enabled:
-        return None
+        return []
     if postgres is None or redis is None:
         output.aside(f"Agents of {plan.app} do not run here: set postgres.url and redis.url, which they need.")
-        return None
-    return WorkerAgents(
+        return []
+    events = AgentEvents(nats_target(settings))
+    agents = WorkerAgents(
         settings,
-        app.agents,
+        app.recurring,
         plan.app,
         plan.folder,
         postgres_target(settings, postgres),
@@ -100,10 +98,12 @@ def _agents(settings: Settings, app: Rota, plan: Plan) -> WorkerAgents | None:
         lambda database: submitter_of(settings, database),
         plan.offer.name,
         app.failure_hook,
+        events.teller.tell,
     )
+    return [Service("agent_events", events.run), Service("agents", agents.run)]
 
 
-async def _serve(plan: Plan, target: NatsTarget, settings: Settings, agents: WorkerAgents | None = None) -> int:
+async def _serve(plan: Plan, target: NatsTarget, settings: Settings, agents: list[Service]) -> int:
     worker = Worker(plan, target, streams(settings.nats))
     # What is loaded by now stays: the collector need not look at it each time frames have come and gone.
     gc.collect()
@@ -112,7 +112,7 @@ async def _serve(plan: Plan, target: NatsTarget, settings: Settings, agents: Wor
     supervisor.add(
         *_listener(supervisor, settings),
         Service("worker", worker.run),
-        *([Service("agents", agents.run)] if agents else []),
+        *agents,
     )
     status = await run_until_signalled(supervisor)
     if worker.left_behind:

@@ -20,14 +20,14 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 import structlog
 
 from rota.engine.events_shows import Shows
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.nats import Bus, Message, Outcome
+from rota.infra.nats import Message, Outcome, Receipt
 from rota.infra.nats.declared import EVENTS_TOLD
 from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle
@@ -74,13 +74,20 @@ class Sending:
         """Since when it may be there."""
 
 
-class Teller:
-    """One per replica: `tell` from anywhere, at any time; `run` publishes."""
+class Publishes(Protocol):
+    async def publish_many(self, messages: Sequence[Message], /) -> Sequence[Receipt]: ...
 
-    def __init__(self, database: Database, bus: Bus, clock: Clock | None = None) -> None:
+
+class Teller:
+    """One per replica: `tell` from anywhere, at any time; `run` publishes.
+
+    Without a database it is for events that concern no show.
+    """
+
+    def __init__(self, database: Database | None, bus: Publishes, clock: Clock | None = None) -> None:
         self.bus = bus
         self._clock = clock or SystemClock()
-        self._shows = Shows(database, self._clock)
+        self._shows = Shows(database, self._clock) if database is not None else None
         self._waiting: deque[Untold] = deque()
         self._events = 0
         self._dropped = 0
@@ -155,7 +162,8 @@ class Teller:
             DROPPED.labels("ended").inc(self._events + (self._sending.events if self._sending else 0))
 
     async def _next(self) -> Sending:
-        await self._shows.learn(untold.show for untold in islice(self._waiting, GROUPS_MAX))
+        if self._shows is not None:
+            await self._shows.learn(untold.show for untold in islice(self._waiting, GROUPS_MAX))
         groups: list[Group] = []
         events, dropped = 0, self._dropped
         if dropped:
@@ -172,7 +180,7 @@ class Teller:
         return Sending(message, events, dropped)
 
     def _group(self, untold: Untold) -> Group:
-        show, name = self._shows.known(untold.show)
+        show, name = self._shows.known(untold.show) if self._shows is not None else (None, None)
         return Group(untold.kind, untold.at_ms, show, name, joined(untold.jobs), dict(untold.facts))
 
     async def _send(self, sending: Sending) -> None:

@@ -12,6 +12,9 @@ message.
 | `worker.draining`, `.gone`, `.lost` | it takes no more, has ended, fell silent | the same |
 | `server.came`, `.gone`, `.lost` | a server started, has ended, went without a word | `name` |
 | `dlq.added` | something was given up | `what`, `reason` |
+| `agent.started` | a run that is no short one is under way | `agent`, `run`, `replica` |
+| `agent.<outcome>` | a run has ended so, or its replica is gone | `agent`, `run`, `took_ms`, `failure` |
+| `agent.quarantined` | a run that was stopped goes on | `agent`, `run`, `replica` |
 | `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
 | `reset` | some events are missing: look anew | `because` |
 
@@ -29,6 +32,7 @@ from uuid import UUID
 
 import msgspec
 
+from rota.model.agent import Outcome
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, ShowId
 from rota.model.lifecycle import JobState
@@ -40,6 +44,7 @@ LETTER: Final = "dlq.added"
 JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
+AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
 CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent")
 """Families of what people change; what exactly is told by the audit trail."""
 FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
@@ -209,7 +214,7 @@ def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
 
 def _check_kind(kind: str) -> None:
     family = kind.partition(".")[0]
-    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, LETTER, *FAMILIES]
+    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, LETTER, *FAMILIES]
     if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)

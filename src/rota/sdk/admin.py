@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rota.sdk.books import Departments, Folders, Shows, Subscriptions
     from rota.sdk.office import DeadLetters, Jobs, Keys, Ledger
     from rota.sdk.pools import Pools, Queues, Topics, Workers
+    from rota.sdk.recurring import Agents
 
 
 class Administers(Generic[M]):
@@ -70,6 +71,12 @@ class Administers(Generic[M]):
         from rota.sdk.pools import Queues
 
         return Queues(self._asks(), self._mode)
+
+    @property
+    def agents(self) -> Agents[M]:
+        from rota.sdk.recurring import Agents
+
+        return Agents(self._asks(), self._mode)
 
     @property
     def jobs(self) -> Jobs[M]:

@@ -62,7 +62,8 @@ class Rota(Administers[Awaits]):
 
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.agents: dict[str, Agent] = {}
+        self.recurring: dict[str, Agent] = {}
+        """Agents that are declared here; `agents` are those of the whole installation."""
         self.failure_hook: Hook | None = None
         self.show = show
         super().__init__(Awaits)
@@ -110,9 +111,9 @@ class Rota(Administers[Awaits]):
 
         def declare(target: F) -> F:
             agent = declared(target, **wanted)
-            if agent.spec.name in self.agents:
+            if agent.spec.name in self.recurring:
                 raise InvalidInput(f"There are two agents {agent.spec.name!r}: give one of them another name=.")
-            self.agents[agent.spec.name] = agent
+            self.recurring[agent.spec.name] = agent
             return target
 
         return declare

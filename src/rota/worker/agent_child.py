@@ -84,7 +84,7 @@ def main(line: socket.socket, leash: socket.socket, parent: int, spec: str, fold
         return
     worker.say(Loaded())
     while (begin := worker.next()) is not None:
-        agent = app.agents.get(begin.run.name)
+        agent = app.recurring.get(begin.run.name)
         done = (
             Done(FailureClass.UNKNOWN, f"The app has no agent {begin.run.name!r}; was its file changed?")
             if agent is None

@@ -14,6 +14,7 @@ from rota.agents.jobs import submitting
 from rota.agents.registry import Declared
 from rota.agents.runs import Body
 from rota.agents.scheduler import Agents
+from rota.agents.telling import Tell
 from rota.engine.submit import Submitter
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget, check_current
@@ -39,6 +40,7 @@ class WorkerAgents:
         submitter: Callable[[Database], Submitter],
         owner: str | None = None,
         hook: Hook | None = None,
+        tell: Tell | None = None,
     ) -> None:
         self._settings = settings
         self._declared = agents
@@ -49,6 +51,7 @@ class WorkerAgents:
         self._submitter = submitter
         self._owner = owner
         self._hook = hook
+        self._tell = tell
         self.agents: Agents | None = None
 
     async def run(self, life: Lifecycle) -> None:
@@ -68,7 +71,9 @@ class WorkerAgents:
                 return bodies
 
             leases = Leases(database, self._owner)
-            self.agents = Agents(self._settings, database, redis, declared, leases=leases, hook=self._hook)
+            self.agents = Agents(
+                self._settings, database, redis, declared, leases=leases, hook=self._hook, tell=self._tell
+            )
             await self.agents.run(life)
 
     def _lease_until(self) -> float:

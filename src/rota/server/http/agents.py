@@ -8,15 +8,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import JSONBody, QueryParameter
 
 from rota.agents import overview
-from rota.agents.admin import HISTORY_MAX, Admin, AgentView, Backfill, RunView
-from rota.agents.overview import AgentsHealth
+from rota.agents.admin import Admin
 from rota.model.access import Role
 from rota.model.agent import NAME_MAX
+from rota.model.agent_views import HISTORY_MAX, AgentsHealth, AgentView, Backfill, Past, RunView, Triggered
 from rota.model.farm import Changed
 from rota.server.http.desk import Desk
 from rota.server.http.pages import LIMIT, Limit, Page, page
@@ -28,19 +27,6 @@ ADMIN = needs(Role.ADMIN, "everywhere")
 Name = Annotated[str, QueryParameter(max_length=NAME_MAX, description="The name of an agent.")]
 After = Annotated[str, QueryParameter(max_length=NAME_MAX, description="`next` of the page before.")]
 Runs = Annotated[int, QueryParameter(ge=1, le=HISTORY_MAX, description="Runs at most.")]
-
-
-class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From one moment until before another, both with their time zone."""
-
-    since: datetime
-    until: datetime
-
-
-class Triggered(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    queued: bool
-    """It runs, and will once more when that run has ended."""
 
 
 class AgentRoutes(Controller):

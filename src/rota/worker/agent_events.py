@@ -1,0 +1,48 @@
+"""Runs of a worker's agents, told as events. Agents need no NATS: while it is away events wait, then some are dropped.
+
+A worker that dies takes with it what it had not published, some milliseconds of events. Runs that it had begun are told
+as lost by whoever takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rota.engine.events import Teller
+from rota.infra.nats import Bus, Message, NatsTarget, Receipt
+from rota.infra.service import Lifecycle
+from rota.model.errors import NatsUnavailable, RotaError
+
+
+class LateBus:
+    """A connection that is made when there is something to publish, and again if that failed."""
+
+    def __init__(self, target: NatsTarget) -> None:
+        self._target = target
+        self._bus: Bus | None = None
+
+    async def publish_many(self, messages: Sequence[Message], /) -> Sequence[Receipt]:
+        if self._bus is None:
+            try:
+                self._bus = await Bus.connect(self._target)
+            except RotaError as error:
+                raise NatsUnavailable(error.sentence) from error
+        return await self._bus.publish_many(messages)
+
+    async def close(self) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+
+
+class AgentEvents:
+    """`Service("agent_events", AgentEvents(...).run)`, before the service of agents, so that it outlives it."""
+
+    def __init__(self, target: NatsTarget) -> None:
+        self._bus = LateBus(target)
+        self.teller = Teller(None, self._bus)
+
+    async def run(self, life: Lifecycle) -> None:
+        try:
+            await self.teller.run(life)
+        finally:
+            await self._bus.close()
