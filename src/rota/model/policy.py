@@ -121,11 +121,22 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval: ApprovalTerms = ApprovalTerms()
     delay_s: float = 0.0
     """Of THROTTLE, until it is asked again; 0: `scheduler.safety_throttle_delay`."""
+    apart: tuple[Apart, ...] = ()
+    """Jobs of the question of which something else is said: those that a velocity limit still had places for."""
+
+    def of(self, job: JobId) -> Word:
+        """What is said of this job of the question."""
+        return next((apart.word for apart in self.apart if job in apart.jobs), self)
+
+
+class Apart(msgspec.Struct, frozen=True):
+    jobs: frozenset[JobId]
+    word: Word
 
 
 class Kernel(Protocol):
     """Who decides: in this process, or over gRPC."""
 
     async def check(self, questions: list[Question]) -> list[Word]:
-        """A word for each, in their order. Raises `Unavailable` when there is none."""
+        """A word for each, in their order; `Word.of` says it of a job. Raises `Unavailable` when there is none."""
         ...

@@ -17,6 +17,8 @@ from rota.model.errors import InvalidSetting
 BREAKER_FAILURES: Final = "rota:cb:{name}:failures"
 BREAKER_STATE: Final = "rota:cb:{name}:state"
 
+VELOCITY: Final = "rota:velocity:{limit}"
+
 WORKERS_SNAPSHOT: Final = "sys:workers:snapshot"
 SNAPSHOT_WRITER: Final = "rota:scheduler:snapshot:writer"
 
@@ -49,6 +51,7 @@ PATTERNS: Final = (
     AGENTS_LEADER,
     BREAKER_FAILURES,
     BREAKER_STATE,
+    VELOCITY,
     WORKERS_SNAPSHOT,
     SNAPSHOT_WRITER,
     ACCT_SEQ,
@@ -89,6 +92,10 @@ class Keys:
 
     def breaker_state(self, name: str) -> str:
         return self.key(BREAKER_STATE, name=name)
+
+    def velocity(self, limit: str) -> str:
+        """Jobs that a velocity limit of a policy has let through."""
+        return self.key(VELOCITY, limit=limit)
 
     def workers_snapshot(self) -> str:
         return self.key(WORKERS_SNAPSHOT)

@@ -1,0 +1,195 @@
+"""`when:` a condition in CEL over what is asked about a job, by the names of `rota.model.policy.Asked`.
+
+    when: frames > 100 && !("reviewed" in labels)
+
+What can be said is bounded when the file is read, so that no evaluation needs a clock to end it:
+
+- 2,048 bytes, brackets 24 deep, the functions listed here; `map` is not among them, so no value can grow.
+- `all`, `exists`, `exists_one` and `filter` two deep at most. Before it runs, what they could cost for this job is
+  multiplied out; beyond `STEPS_MAX` that is an error, for the same job always.
+- `matches` takes a text that stands there, checked by RE2 when the file is read and matched by RE2.
+
+An error (a label that is not there, numbers compared with texts, no answer of yes or no) is no answer: whoever asked
+denies (`rota.policy.evaluate`). A program is compiled once per file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+from rota.model.policy import Asked
+from rota.policy.patterns import compiled
+from rota.policy.reading import near
+
+if TYPE_CHECKING:
+    import cel
+
+BYTES_MAX: Final = 2048
+DEPTH_MAX: Final = 24
+MACRO_DEPTH_MAX: Final = 2
+STEPS_MAX: Final = 500_000
+"""About a tenth of a second."""
+
+FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(Asked))
+_LISTS: Final = ("risk_tags", "requires", "labels", "tasks", "env_names")
+_MATCHES: Final = "matches_re2"
+_FUNCTIONS: Final = frozenset(
+    {"size", "contains", "startsWith", "endsWith", _MATCHES, "int", "double", "string", "@not_strictly_false", "@in"}
+    | {"_&&_", "_||_", "!_", "_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "_[_]", "_?_:_"}
+    | {"_+_", "_-_", "_*_", "_/_", "_%_", "-_"}
+)
+_STRING: Final = re.compile(
+    r"""(?P<raw>[rR])?(?:"{3}.*?"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""", re.DOTALL
+)
+_BOUND: Final = re.compile(r"\.\s*(?:all|exists|exists_one|filter)\s*\(\s*(\w+)\s*,")
+_MACRO: Final = re.compile(r"\.\s*(?:all|exists|exists_one|filter)\s*$")
+_CALL_OF_MATCHES: Final = re.compile(r"\bmatches\s*\(\s*(?P<literal>§[0-9]+§)?\s*(?P<end>\))?")
+
+
+class Unanswered(Exception):
+    """A condition that gave no yes or no; says why in half a sentence."""
+
+
+class Condition:
+    """One compiled expression."""
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidInput with half a sentence for what is no condition."""
+        self.text = text
+        bare, literals = _without_strings(text)
+        self._depth = _checked_shape(text, bare)
+        self._longest = bare.count(",") + 1
+        self._program = _program(_with_strings(_with_re2(bare, literals), literals))
+        _check_names(self._program, bare)
+
+    def holds(self, facts: Facts) -> bool:
+        """Raises `Unanswered` when there is no answer."""
+        if self._depth and max(facts.longest, self._longest) ** self._depth * len(self.text) > STEPS_MAX:
+            raise Unanswered("it would take too long on lists of this length")
+        try:
+            answer = self._program.execute(facts.context)
+        except Exception as error:  # noqa: BLE001 - whatever it is: no answer
+            raise Unanswered(_why(error)) from None
+        if not isinstance(answer, bool):
+            raise Unanswered("it says neither true nor false")
+        return answer
+
+
+class Facts:
+    """What conditions see of one job, made when the first of them asks."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._context: cel.Context | None = None
+        self.longest = max(len(getattr(asked, name)) for name in _LISTS)
+
+    @property
+    def context(self) -> cel.Context:
+        if self._context is None:
+            import cel
+
+            known = {name: _seen(getattr(self._asked, name)) for name in FIELDS}
+            self._context = cel.Context(variables=known, functions={_MATCHES: _found})
+        return self._context
+
+
+def _seen(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _without_strings(text: str) -> tuple[str, list[str]]:
+    """The expression with `§n§` for its texts, which are given besides."""
+    literals: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        literals.append(found[0])
+        return f"§{len(literals) - 1}§"
+
+    if "§" in text:
+        raise InvalidInput("an expression may not hold §")
+    return _STRING.sub(keep, text), literals
+
+
+def _with_strings(bare: str, literals: list[str]) -> str:
+    return re.sub(r"§([0-9]+)§", lambda found: literals[int(found[1])], bare)
+
+
+def _checked_shape(text: str, bare: str) -> int:
+    """How deep its loops are; InvalidInput for what is too long, too deep, or not to be."""
+    if len(text.encode()) > BYTES_MAX:
+        raise InvalidInput(f"an expression may have {BYTES_MAX} bytes at most")
+    if "//" in bare:
+        raise InvalidInput("an expression has no comments; write them as YAML")
+    if re.search(r"\bmap\s*\(", bare):
+        raise InvalidInput("`map` is not there: ask with all, exists, exists_one or filter")
+    loops: list[bool] = []
+    deepest = 0
+    for at, mark in enumerate(bare):
+        if mark in "([{":
+            loops.append(mark == "(" and bool(_MACRO.search(bare[max(0, at - 40) : at])))
+            deepest = max(deepest, sum(loops))
+        elif mark in ")]}" and loops:
+            loops.pop()
+        if len(loops) > DEPTH_MAX:
+            raise InvalidInput(f"an expression may have brackets {DEPTH_MAX} deep at most")
+    if deepest > MACRO_DEPTH_MAX:
+        raise InvalidInput(f"all, exists, exists_one and filter may stand {MACRO_DEPTH_MAX} deep at most")
+    return deepest
+
+
+def _with_re2(bare: str, literals: list[str]) -> str:
+    def checked(found: re.Match[str]) -> str:
+        if not found["literal"] or not found["end"]:
+            raise InvalidInput("matches takes one text that stands there, such as topic.matches('^job')")
+        compiled(_literal(literals[int(found["literal"].strip("§"))]))
+        return f"{_MATCHES}({found['literal']})"
+
+    return _CALL_OF_MATCHES.sub(checked, bare)
+
+
+def _literal(text: str) -> str:
+    import cel
+
+    try:
+        return str(cel.evaluate(text))
+    except Exception:  # noqa: BLE001 - the library has no error of its own
+        raise InvalidInput(f"{text[:60]} is no text") from None
+
+
+def _program(text: str) -> cel.Program:
+    import cel
+
+    try:
+        return cel.compile(text)
+    except Exception as error:  # noqa: BLE001 - the library raises several kinds
+        raise InvalidInput(f"this is no CEL: {_told(error)}") from None
+
+
+def _told(error: Exception) -> str:
+    """The parser draws the whole expression; its first complaint is enough."""
+    found = re.search(r"ERROR: <input>:\d+:(\d+): ([^\n|]+)", str(error))
+    return f"{found[2].strip()} at mark {found[1]}" if found else "it cannot be parsed"
+
+
+def _check_names(program: cel.Program, bare: str) -> None:
+    known = {*FIELDS, *_BOUND.findall(bare)}
+    for name in program.variables():
+        if name not in known:
+            raise InvalidInput(f"{name[:60]!r} is nothing that can be asked about a job{near(name, FIELDS)}")
+    for name in program.functions():
+        if name not in _FUNCTIONS:
+            raise InvalidInput(f"the function {name[:60]!r} is not there")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"there is no {str(error)[:60]}; ask with has() or `in` first"
+    return " ".join(str(error).split(":", 1)[0].split())[:100] or type(error).__name__
+
+
+def _found(text: str, pattern: str) -> bool:
+    return compiled(pattern).search(text) is not None
