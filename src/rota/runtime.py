@@ -24,7 +24,7 @@ from rota.agents.jobs import of_servers
 from rota.agents.records import Records
 from rota.agents.scheduler import Agents
 from rota.engine.engine import Engine, store_target
-from rota.engine.gatekeeper import Policy, gate_before
+from rota.engine.gatekeeper import gate_before
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
 from rota.infra import redis as redis_infra
@@ -38,6 +38,7 @@ from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener, Tls
 from rota.infra.store import Store
 from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
+from rota.model.policy import Kernel
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
@@ -232,7 +233,7 @@ async def opened_books(settings: Settings, database: Database, redis_url: str | 
         await client.aclose()
 
 
-def policy_of(_settings: Settings) -> Policy | None:
+def policy_of(_settings: Settings) -> Kernel | None:
     """Who decides whether a job may run, for all replicas and faces of this installation; None: every job may."""
     return None
 

@@ -7,6 +7,7 @@ from tests.ground.queues import sql
 
 TABLES = (
     *("job", "layer", "job_done", "frame_end", "idempotency_key", "queue_class", "placement_class", "outbox"),
+    *("approval", "policy_word"),
     *("job_resource", "layer_resource", "subscription", "folder", "point", "dept", "show"),
 )
 EMPTY_AUDIT = """

@@ -1,14 +1,13 @@
 """Jobs that wait for a decision: each is decided once, whoever asks and however often, and none is forgotten."""
 
 import asyncio
+from datetime import timedelta
 
-import msgspec
 import pytest
 
 from rota.accounting.books import Books
-from rota.engine import gatekeeper as gatekeeper_module
 from rota.engine.finish import Finisher
-from rota.engine.gate import ALLOWED, Decision, Verdict
+from rota.engine.gate import AskLater
 from rota.engine.gatekeeper import Gatekeeper
 from rota.engine.jobs import Jobs
 from rota.engine.replay import LEASE, REPLAYED, Replayer
@@ -16,12 +15,13 @@ from rota.engine.submit import Submitter
 from rota.engine.submit_admit import hold
 from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
-from rota.model.errors import NatsUnavailable
 from rota.model.lifecycle import JobState
 from rota.model.settings.lifecycle import Replayer as Pace
+from rota.policy.words import Words
 from rota.queue import DeadLetterFilter, Queue
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.kernels import AWAY, OPEN, TABLE, Hanging, Table
 from tests.ground.queues import agreed, sql
 from tests.ground.waiting import until
 
@@ -29,48 +29,23 @@ shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
 AGE = sql("UPDATE rota.job SET ts_updated = ts_updated - $1 * interval '1 s'")
+DUE = sql("UPDATE rota.job SET ts_ask_at = clock_timestamp() WHERE ts_ask_at IS NOT NULL")
+WAITS = sql("SELECT extract(epoch FROM ts_ask_at - ts_updated)::float8 FROM rota.job")
+WORD = sql("""
+SELECT word FROM rota.job WHERE pk_job = $1 UNION ALL SELECT word FROM rota.job_done WHERE pk_job = $1""")
 STATES = sql("""
 SELECT pk_job, state, reason FROM rota.job UNION ALL SELECT pk_job, state, reason FROM rota.job_done ORDER BY 1""")
-DENY = Decision(Verdict.DENY, "rule 7 says no")
-WAIT = Decision(Verdict.WAIT, "policy_unavailable")
-APPROVAL = Decision(Verdict.REQUIRE_APPROVAL, "needs_ann")
-
-
-class Later:
-    at_once = False
-
-    def decide(self, _batch):
-        raise AssertionError("nobody is asked while jobs are written")
-
-
-class Words:
-    """A policy that says what is written in the job's name, and remembers whom it was asked about."""
-
-    def __init__(self):
-        self.asked = []
-        self.pause = None
-        self.words = {"allow": ALLOWED, "deny": DENY, "wait": WAIT, "approval": APPROVAL}
-
-    async def decide(self, jobs):
-        self.asked.append([job.name for job in jobs])
-        if self.pause is not None:
-            await self.pause()
-        if any(job.name == "crash" for job in jobs):
-            raise ZeroDivisionError
-        if any(job.name == "away" for job in jobs):
-            raise NatsUnavailable("The kernel does not answer.")
-        return [self.words[job.name] for job in jobs]
 
 
 @pytest.fixture
-def policy():
-    return Words()
+def kernel():
+    return Table()
 
 
 @pytest.fixture
-async def gatekeeper(database, policy):
+async def gatekeeper(database, kernel):
     await a_show(database)
-    return Gatekeeper(database, Finisher(database, Queue(database), Books(database, None)), policy)
+    return Gatekeeper(database, Finisher(database, Queue(database), Books(database, None)), kernel)
 
 
 @pytest.fixture
@@ -78,9 +53,9 @@ def replayer(database, gatekeeper):
     return Replayer(database, Leases(database), gatekeeper)
 
 
-async def submitted(database, *names, **more):
-    many = [msgspec.structs.replace(task(**more), name=name) for name in names]
-    return [one.job for one in await Submitter(database, gate=Later()).submit(many)]
+async def submitted(database, *topics, **more):
+    many = [task(topic=topic, **more) for topic in topics]
+    return [one.job for one in await Submitter(database, gate=AskLater()).submit(many)]
 
 
 async def states(database):
@@ -96,15 +71,28 @@ async def waiting(database):
 
 
 async def test_what_is_decided_happens(database, gatekeeper):
-    allow, deny, wait, approval = jobs = await submitted(database, "allow", "deny", "wait", "approval")
+    topics = ("allow", "tight", "deny", "throttle", "approval", "odd")
+    allow, tight, deny, throttle, approval, odd = jobs = await submitted(database, *topics)
     await gatekeeper.judge_all(jobs)
     assert await states(database) == {
         allow: ("SCHEDULED", None),
+        tight: ("SCHEDULED", None),
         deny: ("DENIED", "safety_denied"),
-        wait: ("PENDING", "policy_unavailable"),
-        approval: ("APPROVAL_REQUIRED", "needs_ann"),
+        throttle: ("PENDING", "policy_throttled"),
+        approval: ("APPROVAL_REQUIRED", "approval_required"),
+        odd: ("DENIED", "safety_denied"),
     }
-    assert await waiting(database) == 1
+    assert await waiting(database) == 2
+
+
+async def test_every_job_names_the_word_that_was_said_of_it(database, gatekeeper):
+    topics = ("allow", "tight", "deny", "throttle", "approval")
+    jobs = await submitted(database, *topics)
+    await gatekeeper.judge_all(jobs)
+    words = Words(database)
+    for topic, job in zip(topics, jobs, strict=True):
+        number = await database.value(WORD, job)
+        assert (await words.of([number]))[number] == TABLE[topic]
 
 
 async def test_a_denied_job_has_ended_with_all_its_frames_and_one_dead_letter(database, gatekeeper):
@@ -117,7 +105,7 @@ async def test_a_denied_job_has_ended_with_all_its_frames_and_one_dead_letter(da
     assert (done.state, done.layers[0].counts) == (JobState.DENIED, {"DENIED": 7})
     assert [moment.state for moment in done.history] == ["PENDING", "DENIED"]
     [letter] = await Queue(database).dead_letters.find(DeadLetterFilter())
-    assert (letter.kind, letter.reason, letter.job, letter.error) == ("job", "safety_denied", job, "rule 7 says no")
+    assert (letter.kind, letter.reason, letter.job, letter.error) == ("job", "safety_denied", job, "rule rule7: no")
     assert [end.job for end in ended] == [job]
     assert await waiting(database) == 0
 
@@ -151,11 +139,11 @@ async def test_one_job_that_the_policy_fails_on_holds_up_no_other(database, gate
     }
 
 
-async def test_of_two_replicas_that_ask_at_once_one_takes_effect(database, gatekeeper, policy):
+async def test_of_two_replicas_that_ask_at_once_one_takes_effect(database, gatekeeper, kernel):
     jobs = await submitted(database, *(["allow", "deny"] * 10))
     both = asyncio.Barrier(2)
-    policy.pause = both.wait
-    other = Gatekeeper(database, gatekeeper.finisher, policy)
+    kernel.pause = both.wait
+    other = Gatekeeper(database, gatekeeper.finisher, kernel)
     one, two = await asyncio.gather(gatekeeper.judge(jobs), other.judge(jobs[::-1]))
     admitted = [*one.admitted, *two.admitted]
     denied = [*one.denied, *two.denied]
@@ -165,28 +153,33 @@ async def test_of_two_replicas_that_ask_at_once_one_takes_effect(database, gatek
     assert await Queue(database).dead_letters.count(DeadLetterFilter()) == 10
 
 
-async def test_a_job_that_was_cancelled_meanwhile_is_not_denied(database, gatekeeper, policy):
+async def test_a_job_that_was_cancelled_meanwhile_is_not_denied(database, gatekeeper, kernel):
     [job] = await submitted(database, "deny")
 
     async def cancel():
         await database.run(sql("UPDATE rota.job SET ends_as = 'CANCELLED'"))
 
-    policy.pause = cancel
+    kernel.pause = cancel
     await gatekeeper.judge_all([job])
     assert (await states(database))[job][0] == "PENDING"
     assert await Queue(database).dead_letters.count(DeadLetterFilter()) == 0
 
 
-async def test_a_word_that_is_too_old_is_not_carried_out(database, gatekeeper, monkeypatch):
+@pytest.mark.parametrize("place", ["rota.engine.gatekeeper.WORD_S", "rota.engine.gatekeeper.timedelta"])
+async def test_a_word_that_is_too_old_is_not_carried_out(database, gatekeeper, monkeypatch, place):
+    """By our own clock; and by that of PostgreSQL, for a pause that begins after we looked at ours."""
     [job] = await submitted(database, "allow")
-    monkeypatch.setattr(gatekeeper_module, "WORD_S", -1.0)
+    monkeypatch.setattr(place, -1.0 if place.endswith("WORD_S") else lambda **_: timedelta(seconds=-1))
     await gatekeeper.judge_all([job])
     assert (await states(database))[job] == ("PENDING", "policy_unavailable")
     assert await waiting(database) == 0
+    monkeypatch.undo()
+    await database.run(DUE)
+    assert await Replayer(database, Leases(database), gatekeeper).ask_again() == 1
 
 
 async def test_old_orphans_are_replayed_and_counted_and_young_ones_are_not(database, replayer):
-    [old] = await submitted(database, "allow", topic="replayed")
+    [old] = await submitted(database, "replayed")
     await database.run(AGE, 121)
     [young] = await submitted(database, "allow")
     before = REPLAYED.labels("replayed")._value.get()
@@ -196,7 +189,7 @@ async def test_old_orphans_are_replayed_and_counted_and_young_ones_are_not(datab
     assert await replayer.replay() == 0
 
 
-async def test_orphans_beyond_one_batch_are_replayed_oldest_first(database, replayer, policy, monkeypatch):
+async def test_orphans_beyond_one_batch_are_replayed_oldest_first(database, replayer, kernel, monkeypatch):
     monkeypatch.setattr("rota.engine.replay.BATCH", 2)
     jobs = []
     for _ in range(5):
@@ -214,7 +207,7 @@ async def test_orphans_beyond_one_batch_are_replayed_oldest_first(database, repl
     assert order == [jobs[:2], jobs[2:4], jobs[4:]]
 
 
-async def test_what_says_why_it_waits_is_left_to_who_mends_that(database, replayer, policy):
+async def test_what_says_why_it_waits_is_left_to_who_mends_that(database, replayer, kernel):
     jobs = await submitted(database, "allow", "allow", "allow")
     reasons = ("waiting_on_job", "paused", "approval_required")
     async with database.transaction() as tx:
@@ -222,27 +215,84 @@ async def test_what_says_why_it_waits_is_left_to_who_mends_that(database, replay
             await hold(tx, [job], JobState.PENDING, JobState.PENDING, reason)
     await database.run(AGE, 10_000)
     assert (await replayer.replay(), await replayer.ask_again()) == (0, 0)
-    assert policy.asked == []
+    assert kernel.asked == []
 
 
-async def test_jobs_without_a_word_are_asked_about_again_once_there_is_one(database, gatekeeper, replayer, policy):
+async def test_jobs_without_a_word_are_asked_about_again_once_there_is_one(database, gatekeeper, replayer, kernel):
     jobs = await submitted(database, *(["wait"] * 3))
+    kernel.fails = AWAY
     await gatekeeper.judge_all(jobs)
-    assert await replayer.ask_again() == 0, "not before the delay"
-    await database.run(AGE, 6)
+    assert set((await states(database)).values()) == {("PENDING", "policy_unavailable")}
+    kernel.fails = None
+    assert await replayer.ask_again() == 0, "not before its time"
+    await database.run(AGE, 121)
     assert await replayer.replay() == 0, "they are no orphans"
-    policy.words["wait"] = ALLOWED
+    await database.run(DUE)
     assert await replayer.ask_again() == 3
     assert await waiting(database) == 3
+    assert await database.value(sql("SELECT count(*) FROM rota.job WHERE ts_ask_at IS NULL AND asks IS NULL")) == 3
 
 
-async def test_while_the_policy_is_away_a_pass_asks_once(database, gatekeeper, replayer, policy, monkeypatch):
+async def test_silence_is_waited_out_for_longer_each_time(database, gatekeeper, kernel):
+    [job] = await submitted(database, "wait")
+    kernel.fails = AWAY
+    waits = []
+    for _ in range(7):
+        await gatekeeper.judge_all([job])
+        waits.append(round(await database.value(WAITS)))
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    kernel.fails = None
+    kernel.said["wait"] = TABLE["throttle"]
+    await gatekeeper.judge_all([job])
+    kernel.fails = AWAY
+    await gatekeeper.judge_all([job])
+    assert round(await database.value(WAITS)) == 1, "a word ends the streak"
+    assert await database.value(sql("SELECT dispatch_failures FROM rota.job")) == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "fails", "seconds"), [("throttle", None, 5), ("later", None, 60), ("allow", OPEN, 5)]
+)
+async def test_throttles_and_an_open_breaker_wait_as_long_as_is_set(
+    database, gatekeeper, kernel, topic, fails, seconds
+):
+    [job] = await submitted(database, topic)
+    kernel.fails = fails
+    for _ in range(2):
+        await gatekeeper.judge_all([job])
+        assert round(await database.value(WAITS)) == seconds
+
+
+async def test_while_the_policy_is_away_a_pass_asks_once(database, gatekeeper, replayer, kernel, monkeypatch):
     monkeypatch.setattr("rota.engine.replay.BATCH", 2)
+    kernel.fails = AWAY
     await gatekeeper.judge_all(await submitted(database, *(["wait"] * 6)))
-    await database.run(AGE, 6)
-    policy.asked.clear()
+    await database.run(DUE)
+    kernel.questions.clear()
     await replayer.ask_again()
-    assert policy.asked == [["wait", "wait"]]
+    assert kernel.asked == [["wait"]]
+
+
+async def test_alike_jobs_are_one_question(database, gatekeeper, kernel):
+    jobs = await submitted(database, *(["allow"] * 5), "other", *(["allow"] * 5))
+    await gatekeeper.judge_all(jobs)
+    assert kernel.asked == [["allow", "other"]]
+    assert sorted(kernel.jobs) == sorted(jobs)
+
+
+async def test_a_kernel_that_hangs_holds_nobody_up_for_long(database, gatekeeper, monkeypatch):
+    monkeypatch.setattr("rota.engine.gatekeeper.ASK_S", 0.01)
+    gatekeeper.kernel = Hanging()
+    [job] = await submitted(database, "allow")
+    await gatekeeper.judge_all([job])
+    assert (await states(database))[job] == ("PENDING", "policy_unavailable")
+
+
+async def test_too_few_words_are_none(database, gatekeeper, kernel):
+    kernel.miscounts = 1
+    jobs = await submitted(database, "allow", "other")
+    await gatekeeper.judge_all(jobs)
+    assert set((await states(database)).values()) == {("PENDING", "policy_unavailable")}
 
 
 async def test_a_granted_approval_that_nobody_acted_on_is_taken_up(database, replayer, gatekeeper, monkeypatch):
@@ -254,9 +304,9 @@ async def test_a_granted_approval_that_nobody_acted_on_is_taken_up(database, rep
     assert await replayer.replay() == 0, "not before its time"
     await database.run(AGE, 121)
     assert await replayer.replay() == 1
-    held = ("APPROVAL_REQUIRED", "needs_ann")
+    held = ("APPROVAL_REQUIRED", "approval_required")
     assert await states(database) == {jobs[0]: held, granted: ("PENDING", "approved"), jobs[2]: held}
-    gatekeeper.policy.words["approval"] = ALLOWED
+    gatekeeper.kernel.said["approval"] = TABLE["allow"]
     await database.run(AGE, 121)
     await replayer.replay()
     assert (await states(database))[granted] == ("SCHEDULED", None)
@@ -270,7 +320,7 @@ class Granting:
         return [job for job in jobs if job in self.jobs]
 
 
-async def test_as_a_service_it_runs_at_once_and_one_of_two_leads(database, gatekeeper, policy):
+async def test_as_a_service_it_runs_at_once_and_one_of_two_leads(database, gatekeeper, kernel):
     jobs = await submitted(database, *(["allow"] * 5))
     await database.run(AGE, 121)
     supervisor = Supervisor(drain_budget_s=2.0)
@@ -281,4 +331,5 @@ async def test_as_a_service_it_runs_at_once_and_one_of_two_leads(database, gatek
         await until(lambda: decided(database), what="a decision about each")
         holder = await database.value(sql("SELECT holder FROM rota.lease WHERE name = $1"), LEASE)
         assert holder.split("/")[0] in ("one", "two")
-    assert policy.asked == [["allow"] * len(jobs)]
+    assert kernel.asked == [["allow"]]
+    assert sorted(kernel.jobs) == sorted(jobs)

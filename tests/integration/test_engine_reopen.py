@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rota.engine import gatekeeper
-from rota.engine.gate import AllowAll, Decision, Verdict
+from rota.engine.gate import AllowAll
 from rota.engine.jobs import Jobs
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
@@ -21,6 +21,7 @@ from rota.model.lifecycle import JobState
 from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.kernels import TABLE, Table
 from tests.ground.queues import Dispatcher, agreed, entry, sql
 
 shared_database_url = one_database()
@@ -312,7 +313,7 @@ async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended, dat
 async def test_a_denied_job_comes_to_the_gate_again_with_all_its_items(ended, database):
     ended.submitter.gate = Later()
     old = await ended.submit(task(layer={"items": [1, 2]}))
-    keeper = gatekeeper.Gatekeeper(database, Finishing(ended.queue), Denying())
+    keeper = gatekeeper.Gatekeeper(database, Finishing(ended.queue), Table(default=TABLE["deny"]))
     await keeper.judge_all([old])
     ended.submitter.gate = Later()
     retried = await ended.reopener.retry_letters(DeadLetterFilter(kind="job"))
@@ -335,11 +336,6 @@ class Later:
 
     def decide(self, _batch):
         raise AssertionError("nobody is asked while jobs are written")
-
-
-class Denying:
-    async def decide(self, jobs):
-        return [Decision(Verdict.DENY, "no") for _ in jobs]
 
 
 class Finishing:

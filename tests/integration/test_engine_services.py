@@ -9,7 +9,6 @@ from rota import runtime
 from rota.accounting.audit import audit
 from rota.accounting.live import state, wire
 from rota.engine import gatekeeper, results
-from rota.engine.gate import Decision, Verdict
 from rota.engine.logs import Logs
 from rota.engine.submit import Submitter
 from rota.engine.submit_intake import SUBMITS
@@ -20,6 +19,7 @@ from rota.model.quota import Level
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.ground.farm import Farm
+from tests.ground.kernels import TABLE, Table
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 from tests.integration.bus_ground import consumer_info, delete_stream
@@ -32,11 +32,6 @@ class Later:
 
     def decide(self, _batch):
         raise AssertionError("nobody is asked while jobs are written")
-
-
-class Deny:
-    async def decide(self, jobs):
-        return [Decision(Verdict.DENY, "never") for _ in jobs]
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ async def test_a_job_that_is_to_be_decided_about_is_and_then_runs(farm):
 async def test_a_submission_from_the_bus_meets_the_policy_of_the_installation(
     database_url, redis_url, nats_url, bus_prefix, monkeypatch
 ):
-    monkeypatch.setattr(runtime, "policy_of", lambda _settings: Deny())
+    monkeypatch.setattr(runtime, "policy_of", lambda _settings: Table(default=TABLE["deny"]))
     async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
         await farm.show()
         data = json.dumps({"show": "film", "layers": [{"task": "noop"}]}).encode()

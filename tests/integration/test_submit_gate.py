@@ -161,7 +161,7 @@ async def test_every_decision_is_carried_out_in_one_transaction(submitter, datab
     denied = {}
 
     async def finish(_tx, ended, state):
-        denied.update({job: (reason, state) for job, reason in ended.items()})
+        denied.update({job: (decision.reason, state) for job, decision in ended.items()})
 
     decisions = {
         allow: ALLOWED,
@@ -170,7 +170,8 @@ async def test_every_decision_is_carried_out_in_one_transaction(submitter, datab
         wait: Decision(Verdict.WAIT, "policy_unavailable"),
     }
     async with database.transaction() as tx:
-        assert await settle(tx, decisions, finish) == [allow]
+        settled = await settle(tx, decisions, finish)
+    assert (settled.admitted, settled.held) == ([allow], [approval])
     assert denied == {deny: ("rule 7", JobState.DENIED)}
     seen = {job.id: (job.state, job.reason) for job in (await jobs.list()).items}
     assert seen == {

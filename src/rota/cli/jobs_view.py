@@ -11,7 +11,7 @@ import msgspec
 from rota.cli import output
 from rota.cli.books_view import Page, Table, cores
 from rota.cli.dlq_view import several
-from rota.engine.jobs import FrameEnd, Job, Layer
+from rota.engine.jobs import FrameEnd, Job, Layer, Spoken
 from rota.engine.jobs import Page as JobsPage
 from rota.model.job import PRIORITIES, Reopened, Submitted
 from rota.model.job_frames import format_frames
@@ -141,7 +141,16 @@ def _facts(job: Job) -> list[str]:
     facts.append("  " + ", ".join(f"{word} {_moment(at)}" for word, at in times.items() if at is not None))
     if job.labels:
         facts.append("  labels " + ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())))
+    if job.policy is not None:
+        facts.append(f"  policy {_spoken(job.policy)}")
     return facts
+
+
+def _spoken(said: Spoken) -> str:
+    by = f"rule {said.rule}" if said.rule else "its default"
+    of = f" of snapshot {said.snapshot[:12]}" if said.snapshot else ", without asking it"
+    limits = f"; {as_text(said.constraints)}" if said.constraints else ""
+    return f"says {said.says.value} by {by}{of}{f': {said.reason}' if said.reason else ''}{limits}"
 
 
 def _states(job: Job) -> list[FrameState]:
@@ -185,6 +194,7 @@ def _history(job: Job) -> str:
 def job_data(job: Job) -> dict[str, object]:
     data: dict[str, object] = msgspec.structs.asdict(job)
     data["details"] = _plain(job.details)
+    data["policy"] = _plain(job.policy) if job.policy is not None else None
     data["layers"] = [layer_data(layer) for layer in job.layers]
     data["history"] = [msgspec.structs.asdict(moment) for moment in job.history]
     return data

@@ -15,6 +15,7 @@
 | logs | keeps what frames write | whoever hears it |
 | letters | messages that NATS gave up | whoever hears it |
 | gate | decides about jobs that are PENDING | whoever gets the message |
+| gate_ending | keeps a silent policy from opening the gate of a server that ends | all |
 | replayer | jobs that nobody has decided about | the leader |
 | upkeep | days of what has ended, old names | the leader |
 | events_servers | says that this server came, and goes | all |
@@ -36,6 +37,7 @@ from redis.asyncio import Redis
 
 from rota.accounting.books import Books
 from rota.engine import gatekeeper, results
+from rota.engine.approving import Approver
 from rota.engine.dispatch import Dispatcher
 from rota.engine.doors import Doors
 from rota.engine.ender import Ender
@@ -47,7 +49,8 @@ from rota.engine.events_servers import Servers
 from rota.engine.events_sources import Sources
 from rota.engine.explain import Explainer
 from rota.engine.finish import Finisher, JobEnd, Told
-from rota.engine.gatekeeper import Gatekeeper, Policy, gate_before
+from rota.engine.gate_ahead import Ahead
+from rota.engine.gatekeeper import Gatekeeper, gate_before
 from rota.engine.logs import LogKeeper
 from rota.engine.members import Members
 from rota.engine.recovery import Recovery
@@ -67,6 +70,7 @@ from rota.infra.store import Store, StoreTarget
 from rota.model.errors import InvalidInput, NatsUnavailable
 from rota.model.ids import ShowId
 from rota.model.messages import FREED, Freed, decode, encode
+from rota.model.policy import Kernel
 from rota.model.settings import Settings
 from rota.placement import Registry
 from rota.placement.listening import HeartbeatListener
@@ -88,7 +92,7 @@ class Engine:
         bus: Bus,
         books: Books,
         queue: Queue,
-        policy: Policy | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
@@ -116,17 +120,19 @@ class Engine:
         )
         self.logs = LogKeeper(database, bus)
         self.letters = Letters(bus, queue.dead_letters)
-        self.submitter = Submitter(database, gate=gate_before(policy))
+        ahead = Ahead(database, kernel) if kernel is not None else None
+        self.submitter = Submitter(database, gate=gate_before(kernel), ahead=ahead)
         self.intake = Intake(self.submitter, queue.dead_letters)
-        self.gatekeeper = Gatekeeper(database, self.finisher, policy)
-        self.gatekeeper.on_ended = self._ended
-        self.replayer = Replayer(
+        self.gatekeeper = Gatekeeper(
             database,
-            leases,
-            self.gatekeeper,
-            settings.replayer,
-            ask_again_s=settings.scheduler.safety_throttle_delay,
+            self.finisher,
+            kernel,
+            throttle_s=settings.scheduler.safety_throttle_delay,
+            fail_open=settings.input_policy.fail_mode == "open",
         )
+        self.gatekeeper.on_ended = self._ended
+        self.approver = Approver(database, self.gatekeeper)
+        self.replayer = Replayer(database, leases, self.gatekeeper, settings.replayer, approvals=self.approver)
         self.upkeep = Upkeep(database, leases, settings.retention, store=self.store, books=books)
         self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
@@ -151,6 +157,7 @@ class Engine:
         Sources(self.teller).connect(
             self.submitter,
             self.gatekeeper,
+            self.approver,
             self.dispatcher.marks,
             self.finisher,
             self.doors,
@@ -194,10 +201,17 @@ class Engine:
             Service("letters", self.letters.run),
             Service("logs", self.logs.run),
             Service("gate", self._handling(gatekeeper.SPEC, self.gatekeeper.handle).run),
+            Service("gate_ending", self._end_gate),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
             Service("events_audit", self._audit.run),
         ]
+
+    async def _end_gate(self, life: Lifecycle) -> None:
+        """Services end in reverse: from before the gatekeeper ends, a silent policy opens nothing."""
+        life.ready()
+        await life.until_draining()
+        self.gatekeeper.is_ending = True
 
     def _handling(self, spec: ConsumerSpec, handler: Handler, *, most: int = 256) -> Handling:
         nats, terminated = self._settings.nats, self.letters.terminated

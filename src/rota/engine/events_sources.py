@@ -8,22 +8,25 @@ transaction of somebody else's are heard of when they are dispatched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 from uuid import UUID
 
+from rota.engine.approving import Approver
 from rota.engine.doors import Doors
 from rota.engine.events import Teller
 from rota.engine.finish import Finisher, JobEnd, Letter
-from rota.engine.gate import Verdict
 from rota.engine.gatekeeper import Gatekeeper, Judged
 from rota.engine.marks import Marked, Marks
 from rota.engine.recovery import Recovery
 from rota.engine.submit import Submitter
 from rota.engine.upkeep_letters import Letters
+from rota.model.approval import Approval, ApprovalState
 from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.messages import Hello
-from rota.model.reasons import Reason
+
+_DENYING: Final = (ApprovalState.REJECTED, ApprovalState.EXPIRED)
 
 
 class Sources:
@@ -34,6 +37,7 @@ class Sources:
         self,
         submitter: Submitter,
         gatekeeper: Gatekeeper,
+        approver: Approver,
         marks: Marks,
         finisher: Finisher,
         doors: Doors,
@@ -42,6 +46,8 @@ class Sources:
     ) -> None:
         submitter.on_submitted = self.submitted
         gatekeeper.on_judged = self.judged
+        gatekeeper.gated.on_requested = self.requested
+        approver.on_decided = self.approval
         marks.on_marked = self.marked
         finisher.listeners.append(self.ended)
         finisher.on_letters = self.letters
@@ -57,8 +63,7 @@ class Sources:
         )
 
     def judged(self, judged: Judged) -> None:
-        admitted, denied = set(judged.admitted), set(judged.denied)
-        held = {job for job, word in judged.decisions.items() if word.verdict is Verdict.REQUIRE_APPROVAL}
+        admitted, denied, held = set(judged.admitted), set(judged.denied), set(judged.held)
         self.teller.jobs(
             (JobState.SCHEDULED if job.id in admitted else JobState.APPROVAL_REQUIRED, job.show, job.topic, job.id)
             for job in judged.asked
@@ -66,7 +71,20 @@ class Sources:
         )
         for job in judged.asked:
             if job.id in denied:
-                self.teller.letter("job", Reason.SAFETY_DENIED.value, job.show, [job.id])
+                self.teller.letter("job", judged.decisions[job.id].reason, job.show, [job.id])
+
+    def requested(self, approvals: Sequence[Approval]) -> None:
+        for approval in approvals:
+            self.approval(approval)
+
+    def approval(self, approval: Approval) -> None:
+        """Asked for, or decided."""
+        how = "requested" if approval.state is ApprovalState.PENDING else approval.state.value
+        jobs = [UUID(approval.subject)] if approval.kind == "job" else []
+        facts = {"approval": str(approval.id), "of": approval.kind, "rule": approval.rule}
+        self.teller.tell(f"approval.{how}", show=approval.show_id, jobs=jobs, **facts)
+        if approval.kind == "job" and approval.state in _DENYING:
+            self.teller.letter("job", f"approval_{how}", approval.show_id, jobs)
 
     def marked(self, state: str, marked: Sequence[Marked]) -> None:
         self.teller.jobs((state, each.show, each.topic, each.job) for each in marked)

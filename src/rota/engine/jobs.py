@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job import Details, decode_details
 from rota.model.job_frames import Frames
 from rota.model.lifecycle import ENDS, FrameState, JobState
+from rota.model.policy import Remediation, Says, Word
 from rota.model.work import Work
 
 GET = query(__package__, "jobs_get")
@@ -56,6 +57,19 @@ class Moment(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    """A word of the policy about a job."""
+
+    says: Says
+    rule: str
+    """Empty: no rule matched, the default decided."""
+    snapshot: str
+    """Empty: nobody was there to be asked (fail-open)."""
+    reason: str
+    constraints: dict[str, Any] = {}
+    remediations: tuple[Remediation, ...] = ()
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: JobId
     show: str
@@ -76,6 +90,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None
     history: list[Moment]
     layers: list[Layer]
+    policy: Spoken | None = None
+    """What the policy said of it last; None: nobody asked it."""
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,8 +297,23 @@ def _job(row: Record, running: dict[UUID, int]) -> Job:
         "details": decode_details(columns.pop("request")),
         "history": [moment_of(*each) for each in msgspec.json.decode(row["history"])],
         "layers": [_layer(each, running.get(each.id, 0), live=row["finished_at"] is None) for each in kept],
+        "policy": _spoken(row["policy"]),
     }
     return Job(**columns)
+
+
+def _spoken(told: bytes | None) -> Spoken | None:
+    if told is None:
+        return None
+    word = msgspec.msgpack.decode(told, type=Word)
+    return Spoken(
+        says=word.says,
+        rule=word.rule,
+        snapshot=word.snapshot,
+        reason=word.reason,
+        constraints=msgspec.to_builtins(word.constraints) if word.constraints is not None else {},
+        remediations=word.remediations,
+    )
 
 
 def moment_of(state: str, at_ms: int, reason: str | None = None) -> Moment:

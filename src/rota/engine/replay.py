@@ -2,8 +2,9 @@
 
 One leader looks, at once and then every `replayer.poll_interval`, for jobs that were PENDING for longer than
 `replayer.pending_age` and have neither been decided about nor say what they wait for, and has them decided. Jobs whose
-policy gave no word wait with that reason and are asked about again after `scheduler.safety_throttle_delay`. What waits
-for something else (another job, an approval) is left to whoever brings that about.
+policy gave no word, or throttles them, say when they are to be asked about again (`job.ts_ask_at`), and are. Approvals
+that nobody gave in time expire. What waits for something else (another job, people) is left to whoever brings that
+about.
 
 Everything goes through the gatekeeper, which acts on PENDING jobs only: a second leader, or one that was paused and
 wakes up, asks in vain and changes nothing.
@@ -39,7 +40,9 @@ PASSES_MAX: Final = 100
 APPROVED: Final = "approved"
 UNTOLD: Final = [UNDECIDED, APPROVED]
 """Reasons that say no more than that somebody has yet to look."""
-NOT_OURS: Final = [*UNTOLD, Reason.WAITING_ON_JOB.value, Reason.PAUSED.value, Reason.APPROVAL_REQUIRED.value]
+SILENT: Final = Reason.POLICY_UNAVAILABLE.value
+ASK_AGAIN_S: Final = 1.0
+EXPIRE_S: Final = 2.0
 
 REPLAYED = metrics.counter("rota_orphan_replayed", "Jobs taken up again that nobody worked on.", labels=("topic",))
 
@@ -51,6 +54,10 @@ class Approvals(Protocol):
         """Those of the jobs that may go on."""
         ...
 
+    async def expire(self) -> int:
+        """Deny what nobody approved in time; returns how many."""
+        ...
+
 
 class Replayer:
     def __init__(
@@ -60,7 +67,6 @@ class Replayer:
         gatekeeper: Gatekeeper,
         pace: Pace | None = None,
         *,
-        ask_again_s: float = 5.0,
         approvals: Approvals | None = None,
     ) -> None:
         self.database = database
@@ -68,7 +74,6 @@ class Replayer:
         self.gatekeeper = gatekeeper
         self.pace = pace or Pace()
         self.approvals = approvals
-        self._ask_again_s = ask_again_s
         self._leadership = Leadership(leases, LEASE, self._lead, kind="replayer")
 
     async def run(self, life: Lifecycle) -> None:
@@ -78,7 +83,9 @@ class Replayer:
     async def _lead(self, _lease: Lease) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._every(self.pace.poll_interval, self.replay))
-            tasks.create_task(self._every(self._ask_again_s, self.ask_again))
+            tasks.create_task(self._every(ASK_AGAIN_S, self.ask_again))
+            if self.approvals is not None:
+                tasks.create_task(self._every(EXPIRE_S, self.approvals.expire))
 
     async def _every(self, pause_s: float, work: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -101,14 +108,14 @@ class Replayer:
         return replayed
 
     async def ask_again(self) -> int:
-        """Jobs the policy gave no word on; returns how many it has decided about now."""
+        """Jobs that are to be asked about again by now; returns how many are decided. While the policy is silent one
+        batch is asked about, and the rest rests."""
         decided = 0
         for _ in range(PASSES_MAX):
-            rows = await self.database.rows(WAITING, self._ask_again_s, NOT_OURS, BATCH)
+            rows = await self.database.rows(WAITING, BATCH)
             judged = await self._judged([JobId(row["pk_job"]) for row in rows])
-            moved = sum(len(each.admitted) + len(each.denied) for each in judged)
-            decided += moved
-            if len(rows) < BATCH or not moved:
+            decided += sum(len(each.admitted) + len(each.denied) + len(each.held) for each in judged)
+            if len(rows) < BATCH or _silent(judged):
                 break
         return decided
 
@@ -129,3 +136,9 @@ class Replayer:
             async with self.database.transaction() as tx:
                 moved += len(await approve(tx, sorted(granted)))
         return moved
+
+
+def _silent(judged: Sequence[Judged]) -> bool:
+    """Whether the policy gave no word at all."""
+    decisions = [decision for each in judged for decision in each.decisions.values()]
+    return all(decision.reason == SILENT for decision in decisions)

@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rota.engine.gate import AllowAll, Gate
-from rota.engine.submit_steps import Batch, Statement
+from rota.engine.gate import AllowAll, AskLater, Gate
+from rota.engine.gate_ahead import Ahead
+from rota.engine.submit_steps import Batch, OldWord, Statement, new_jobs
 from rota.engine.traces import Submitting
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
@@ -49,9 +50,13 @@ Given = Submission | bytes
 class Submitter:
     """Transactions of the caller's must be READ COMMITTED, the default of PostgreSQL."""
 
-    def __init__(self, database: Database, *, gate: Gate | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, database: Database, *, gate: Gate | None = None, ahead: Ahead | None = None, clock: Clock | None = None
+    ) -> None:
         self.database = database
         self.gate: Gate = gate or AllowAll()
+        self.ahead = ahead
+        """Asks a policy before jobs are written in a transaction of our own; in one of the caller's, `gate` decides."""
         self._clock = clock or SystemClock()
         self.on_submitted: Callable[[Sequence[Plan], Sequence[Submitted]], None] = _ignore
         """Called with what was written in a transaction of our own, once that is committed."""
@@ -87,11 +92,24 @@ class Submitter:
         if not plans:
             return []
         with Submitting(plans, parents) as submitting:
-            submitted = await self._write(self._batch(submitting.plans), on)
+            if on is None and self.ahead is not None:
+                submitted = await self._write_ahead(submitting.plans, self.ahead)
+            else:
+                submitted = await self._write(self._batch(submitting.plans), on)
             submitting.wrote(submitted)
             if on is None:
                 self.on_submitted(submitting.plans, submitted)
             return submitted
+
+    async def _write_ahead(self, plans: Sequence[Plan], ahead: Ahead) -> list[Submitted]:
+        """The jobs keep their ids when what was said of them has become too old: a limit counts each of them once."""
+        now_ms = self._clock.now_ms()
+        ids = new_jobs(len(plans), now_ms)
+        decided = await ahead.decide(ids, plans)
+        try:
+            return await self._write(Batch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
+        except OldWord:
+            return await self._write(Batch(plans, AskLater(), now_ms, ids=ids), None)
 
     async def _write(self, batch: Batch, on: Transaction | None) -> list[Submitted]:
         if on is None and batch.needs_transaction:

@@ -55,8 +55,8 @@ class Columns:
         """Inputs and items that rows only point to; they belong into the store."""
         self._heads = Distinct()
         self._kinds = Distinct()
-        self._shapes: dict[tuple[int, Decision], tuple[Plan, Shape]] = {}
-        """By the id of the plan they are like, which is kept so that no other has it."""
+        self._shapes: dict[tuple[int, int], tuple[Plan, Decision, Shape]] = {}
+        """By the ids of the plan they are like and of the decision, which are kept so that no others have them."""
         self._jobs: tuple[list[JobId], list[int], list[str | None], list[bytes | None]] = ([], [], [], [])
         self._layers: tuple[list[LayerId], list[int], list[int], list[bytes | None], list[str | None]] = (
             [],
@@ -89,12 +89,15 @@ class Columns:
                 self._items[0].extend([layer] * len(of.items))
                 self._items[1].extend(of.items)
 
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self, until: datetime | None = None) -> tuple[object, ...]:
+        """`until`: when the words that jobs are queued by have become too old."""
         jobs = self._jobs if any(self._jobs[2]) else (*self._jobs[:2], None, None)
         entries = self._entries if any(self._entries[6]) else (*self._entries[:6], None)
         caps = self._caps if self._caps[0] else (None,) * 6
         items = self._items if self._items[0] else (None, None)
-        shared = [*self.places.columns(5), *self._heads.columns(13), *self._kinds.columns(9)]
+        *heads, words = self._heads.columns(14)
+        said = words if any(words) else None
+        shared = [*self.places.columns(5), *heads, said, until, *self._kinds.columns(9)]
         return (*shared, *jobs, *self._layers, *entries, *caps, *items)
 
     def _shape(self, plan: Plan, decision: Decision) -> Shape:
@@ -102,10 +105,10 @@ class Columns:
         like = plan.like
         if like is None or plan.name != like.name:
             return self._shape_of(plan, decision)
-        known = self._shapes.get((id(like), decision))
+        known = self._shapes.get((id(like), id(decision)))
         if known is None:
-            known = self._shapes[id(like), decision] = like, self._shape_of(plan, decision)
-        return known[1]
+            known = self._shapes[id(like), id(decision)] = like, decision, self._shape_of(plan, decision)
+        return known[2]
 
     def _shape_of(self, plan: Plan, decision: Decision) -> Shape:
         kinds = [self._kind(plan, of, number) for number, of in enumerate(plan.layers)]
@@ -114,6 +117,7 @@ class Columns:
         head = (
             *(kinds[0][0], plan.name, plan.topic, plan.priority, state, reason, len(plan.layers)),
             *(plan.labels, details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+            decision.said.digest if decision.said is not None else None,
         )
         return self._heads.place(head), kinds
 

@@ -15,7 +15,7 @@ import msgspec
 from asyncpg.pgproto.pgproto import UUID as DriverUUID
 
 from rota.accounting.items import unknown
-from rota.engine.gate import LATER, WAITING, Decision, Gate, wake
+from rota.engine.gate import LATER, WAITING, Decided, Decision, Gate, wake
 from rota.engine.submit_columns import Columns, queue_columns
 from rota.infra.outbox.box import ADD as OUTBOX_ADD
 from rota.infra.postgres import Query, query
@@ -27,6 +27,8 @@ from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7_bytes
 from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
+from rota.policy.words import KEEP as KEEP_WORDS
+from rota.policy.words import keep_arguments
 from rota.queue.room import MAKE as MAKE_QUEUE
 
 INSERT = query(__package__, "submit_insert")
@@ -48,17 +50,31 @@ class Statement(msgspec.Struct, frozen=True):
 Steps = Generator[Statement, Rows, list[Submitted]]
 
 
+class OldWord(Exception):
+    """Nothing was written: what the policy said about these jobs is too old to queue them by."""
+
+
 class Batch:
     """Plans that are written together, at least one, with the ids their jobs will have."""
 
-    def __init__(self, plans: Sequence[Plan], gate: Gate, now_ms: int) -> None:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        gate: Gate,
+        now_ms: int,
+        *,
+        ids: Sequence[JobId] | None = None,
+        ahead: Decided | None = None,
+    ) -> None:
+        """`ahead`: what a policy that was asked before has said about these, which then need their `ids`."""
         self.plans = plans
-        decided = gate.decide(plans) if gate.at_once else [LATER] * len(plans)
+        self.until = ahead.until if ahead is not None else None
+        decided = ahead.decisions if ahead is not None else _decided(gate, plans)
         # What waits for another job comes to the gate when that has ended.
         self.decisions: Sequence[Decision] = [
             WAITING if plan.after else decision for plan, decision in zip(plans, decided, strict=True)
         ]
-        self.ids = [JobId(each) for each in _ids(len(plans), now_ms)]
+        self.ids = ids if ids is not None else new_jobs(len(plans), now_ms)
         self._columns = Columns()
         layers = iter(_ids(sum(len(each.layers) for each in plans), now_ms))
         for plan, decision, job in zip(plans, self.decisions, self.ids, strict=True):
@@ -70,7 +86,7 @@ class Batch:
         return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
 
     def steps(self) -> Steps:
-        arguments = self._columns.arguments()
+        arguments = self._columns.arguments(self.until)
         if named := sorted({before for plan in self.plans for before in plan.after}):
             for row in (yield Statement(UNKNOWN, (named,))):
                 raise NotFound(f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0]))
@@ -78,6 +94,12 @@ class Batch:
         if any(row[1] == "new_queue" for row in unwritten):
             yield from self._made_queues()
             unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "new_word" for row in unwritten):
+            kept = keep_arguments(each.said for each in self.decisions if each.said is not None)
+            yield Statement(KEEP_WORDS, kept, ahead=True)
+            unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "old_word" for row in unwritten):
+            raise OldWord
         for row in unwritten:
             if row[1] != "already":
                 raise (yield from self._fault(row))
@@ -145,6 +167,14 @@ def _unknown(kind: str, place: tuple[Any, ...]) -> Generator[Statement, Rows, In
     known = [row[1] for row in rows if row[0] == kind]
     name = {"show": show, "folder": folder, "dept": dept}[kind]
     return unknown(f"folder of show {show}" if kind == "folder" else kind, name, known)
+
+
+def new_jobs(count: int, now_ms: int) -> list[JobId]:
+    return [JobId(each) for each in _ids(count, now_ms)]
+
+
+def _decided(gate: Gate, plans: Sequence[Plan]) -> Sequence[Decision]:
+    return gate.decide(plans) if gate.at_once else [LATER] * len(plans)
 
 
 def _ids(count: int, now_ms: int) -> list[UUID]:

@@ -38,7 +38,11 @@
         ├── IdempotencyConflict  the key was used for another submission
         ├── RateLimited        too much at once; `facts["retry_after_s"]` says when it may work
         ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
+        ├── ApprovalResolved   what was to be approved has been decided
+        ├── ApprovalNotActionable  what was to be approved does not wait for it any more
+        ├── ApprovalStale      what is stored is not what was asked to be approved
         └── Forbidden          the credentials are good, and do not allow this
+            └── SelfApprovalDenied  whoever submits does not approve
 
 `code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
 """
@@ -238,3 +242,19 @@ class Unauthenticated(Refused):
 
 class Forbidden(Refused):
     code = "forbidden"
+
+
+class SelfApprovalDenied(Forbidden):
+    code = "self_approval_denied"
+
+
+class ApprovalResolved(Refused):
+    code = "approval_already_resolved"
+
+
+class ApprovalNotActionable(Refused):
+    code = "approval_not_actionable"
+
+
+class ApprovalStale(Refused):
+    code = "approval_stale_request"

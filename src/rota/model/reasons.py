@@ -50,6 +50,7 @@ class Reason(StrEnum):
     QUOTA_POINT = "quota_point"
     POLICY_PENDING = "policy_pending"
     POLICY_UNAVAILABLE = "policy_unavailable"
+    POLICY_THROTTLED = "policy_throttled"
     WAITING_ON_JOB = "waiting_on_job"
     JOB_BEFORE_FAILED = "job_before_failed"
     APPROVAL_REQUIRED = "approval_required"
@@ -63,6 +64,10 @@ class Reason(StrEnum):
     BUS_UNAVAILABLE = "bus_unavailable"
     NO_SERVER = "no_server"
     SAFETY_DENIED = "safety_denied"
+    APPROVAL_REJECTED = "approval_rejected"
+    APPROVAL_EXPIRED = "approval_expired"
+    APPROVAL_STALE = "approval_stale_request"
+    MAX_RETRIES_EXCEEDED = "max_retries_exceeded"
     DISPATCH_FAILED = "dispatch_failed"
     MAX_WAIT_EXPIRED = "max_wait_expired"
     DEADLINE_EXPIRED = "deadline_expired"
@@ -107,6 +112,7 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.QUOTA_POINT: "Its department is at its cap in this show.",
     Reason.POLICY_PENDING: "The policy has not decided about it yet.",
     Reason.POLICY_UNAVAILABLE: "The safety kernel gives no decision now.",
+    Reason.POLICY_THROTTLED: "The policy lets it wait, since too much of this kind was asked for.",
     Reason.WAITING_ON_JOB: "Another job must end first.",
     Reason.JOB_BEFORE_FAILED: "A job that it waited for did not succeed.",
     Reason.APPROVAL_REQUIRED: "Somebody must approve it.",
@@ -120,6 +126,10 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.BUS_UNAVAILABLE: "NATS is away, so nothing can be handed to a worker.",
     Reason.NO_SERVER: "No server is up, so nothing is started.",
     Reason.SAFETY_DENIED: "The policy does not let it run.",
+    Reason.APPROVAL_REJECTED: "Somebody who may approve it refused to.",
+    Reason.APPROVAL_EXPIRED: "Not enough people approved it in time.",
+    Reason.APPROVAL_STALE: "What is stored is not what was asked to be approved.",
+    Reason.MAX_RETRIES_EXCEEDED: "It failed, and its policy allows no further attempt.",
     Reason.DISPATCH_FAILED: "It could not be handed to a worker, as often as was tried.",
     Reason.MAX_WAIT_EXPIRED: "No frame of it was dispatched within its max_wait.",
     Reason.DEADLINE_EXPIRED: "Its deadline has passed.",
@@ -134,6 +144,7 @@ TIERS: Final[dict[Reason, Tier]] = {
     Reason.UNKNOWN_TASK: Tier.MISCONFIGURED,
     Reason.POLICY_PENDING: Tier.BLOCKED,
     Reason.POLICY_UNAVAILABLE: Tier.BLOCKED,
+    Reason.POLICY_THROTTLED: Tier.BLOCKED,
     Reason.WAITING_ON_JOB: Tier.BLOCKED,
     Reason.APPROVAL_REQUIRED: Tier.BLOCKED,
     Reason.PAUSED: Tier.BLOCKED,
@@ -169,9 +180,10 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.QUOTA_POINT: "`rota dept set SHOW DEPT --max-WHAT N` raises that; frames that end make room.",
     Reason.POLICY_PENDING: "Wait a moment; if it stays so, look whether a server is up with `rota status`.",
     Reason.POLICY_UNAVAILABLE: "Start the safety kernel again; the job is asked about again by itself.",
+    Reason.POLICY_THROTTLED: "Wait: it is asked about again by itself, when its rule says.",
     Reason.WAITING_ON_JOB: "`rota explain JOB` tells why that one has not ended.",
     Reason.JOB_BEFORE_FAILED: "`rota explain JOB` tells what became of that one; mend it, and submit both again.",
-    Reason.APPROVAL_REQUIRED: "Have somebody who may approve it do so.",
+    Reason.APPROVAL_REQUIRED: "`rota approvals approve JOB` by somebody who may, and did not submit it.",
     Reason.PAUSED: "`rota queue resume QUEUE` opens it.",
     Reason.DEFERRED: "Wait for that time, or cancel it with `rota job cancel JOB` and submit it without a delay.",
     Reason.ENDING: "Wait until its frames have stopped; `rota job wait JOB` tells when.",
@@ -181,7 +193,11 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.BOOKS_UNAVAILABLE: "Bring Redis back: the books are seeded by themselves. `rota ledger audit` checks them.",
     Reason.BUS_UNAVAILABLE: "Bring NATS back; servers connect again by themselves.",
     Reason.NO_SERVER: "Start `rota up` or `rota server`.",
-    Reason.SAFETY_DENIED: "Change the job or the policy, then submit it again.",
+    Reason.SAFETY_DENIED: "Change the job or the policy, then submit it again; `rota explain JOB` names the rule.",
+    Reason.APPROVAL_REJECTED: "Ask whoever refused, change the job, and submit it again.",
+    Reason.APPROVAL_EXPIRED: "Submit it again, and have it approved in time.",
+    Reason.APPROVAL_STALE: "Somebody changed it where it is stored: look into that, and submit it again.",
+    Reason.MAX_RETRIES_EXCEEDED: "Mend what made it fail, then take it up again with `rota dlq retry`.",
     Reason.DISPATCH_FAILED: "Look at the servers' log and at NATS; `rota dlq retry` takes it up again.",
     Reason.MAX_WAIT_EXPIRED: "Submit it again with a longer --max-wait, or see what kept it with `rota explain`.",
     Reason.DEADLINE_EXPIRED: "Submit it again with a later --deadline.",
@@ -207,6 +223,7 @@ WAITING: Final = frozenset(
         Reason.QUOTA_POINT,
         Reason.POLICY_PENDING,
         Reason.POLICY_UNAVAILABLE,
+        Reason.POLICY_THROTTLED,
         Reason.WAITING_ON_JOB,
         Reason.APPROVAL_REQUIRED,
         Reason.PAUSED,

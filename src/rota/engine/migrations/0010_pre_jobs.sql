@@ -49,12 +49,16 @@ CREATE TABLE rota.job (
   ts_deadline       timestamptz,
   ts_wait_until     timestamptz,
   ts_run_at         timestamptz,
-  history           jsonb NOT NULL DEFAULT '[]'
+  history           jsonb NOT NULL DEFAULT '[]',
+  word              integer,
+  asks              smallint,
+  ts_ask_at         timestamptz
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE INDEX ON rota.job (pk_job) WHERE ends_as IS NOT NULL;
 CREATE INDEX ON rota.job (ts_deadline) WHERE ts_deadline IS NOT NULL;
 CREATE INDEX ON rota.job (ts_wait_until) WHERE ts_wait_until IS NOT NULL;
+CREATE INDEX ON rota.job (ts_ask_at) WHERE ts_ask_at IS NOT NULL;
 CREATE INDEX ON rota.job (state, ts_updated) WHERE state IN ('PENDING', 'APPROVAL_REQUIRED');
 CREATE INDEX ON rota.job (pk_show, pk_job);
 
@@ -63,6 +67,9 @@ COMMENT ON COLUMN rota.job.ends_as IS 'It is being ended: no frame of it starts 
 COMMENT ON COLUMN rota.job.request IS 'The rest of the submission, msgpack: rota.model.job.Details.';
 COMMENT ON COLUMN rota.job.ts_wait_until IS 'max_wait: fails when no frame of it was dispatched until then.';
 COMMENT ON COLUMN rota.job.ts_run_at IS 'Not before this moment: its frames are queued as deferred.';
+COMMENT ON COLUMN rota.job.word IS 'What the policy said of it last, by its number in rota.policy_word; null: nobody was asked.';
+COMMENT ON COLUMN rota.job.asks IS 'How often in a row the policy was asked and said nothing.';
+COMMENT ON COLUMN rota.job.ts_ask_at IS 'When the policy is to be asked again.';
 COMMENT ON COLUMN rota.job.history IS 'Its states: [[state, milliseconds since 1970, reason], ...].';
 
 CREATE TABLE rota.layer (
@@ -119,7 +126,8 @@ CREATE TABLE rota.job_done (
   ts_deadline  timestamptz,
   ts_finished  timestamptz NOT NULL,
   history      jsonb NOT NULL,
-  layers       rota.layer[] NOT NULL
+  layers       rota.layer[] NOT NULL,
+  word         integer
 ) PARTITION BY RANGE (ts_finished);
 
 CREATE TABLE rota.job_done_default PARTITION OF rota.job_done DEFAULT;

@@ -151,7 +151,7 @@ CREATE FUNCTION rota.job_insert(
   places rota.job_place[], moment timestamptz, left_out integer[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
   h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_workflows text[], h_deadlines_ms bigint[],
-  h_waits_ms bigint[], h_run_ats timestamptz[],
+  h_waits_ms bigint[], h_run_ats timestamptz[], h_words integer[],
   k_places integer[], k_numbers smallint[], k_names text[], k_works bytea[], k_firsts integer[], k_steps integer[],
   k_frames integer[], k_ranges text[], k_capped boolean[],
   jobs uuid[], heads integer[],
@@ -161,18 +161,19 @@ LANGUAGE plpgsql SET enable_nestloop = off AS $$
 BEGIN
   INSERT INTO rota.job (pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, reason, int_layers,
                         labels, request, workflow_id, ts_submitted, ts_updated, ts_deadline,
-                        ts_wait_until, ts_run_at, history)
+                        ts_wait_until, ts_run_at, history, word)
   SELECT given.job, h.pk_show, h.pk_folder, h.pk_dept, h.name, h.topic, h.priority, h.state, h.reason, h.layers,
-         h.labels, h.request, h.workflow, moment, moment, h.deadline, h.wait_until, h.run_at, h.history
+         h.labels, h.request, h.workflow, moment, moment, h.deadline, h.wait_until, h.run_at, h.history,
+         h.word
   FROM unnest(jobs, heads) WITH ORDINALITY AS given (job, head, at)
   JOIN (
     SELECT h.*, p.pk_show, p.pk_folder, p.pk_dept, moment + h.deadline_ms * interval '1 ms' AS deadline,
            greatest(moment, h.run_at) + h.wait_ms * interval '1 ms' AS wait_until,
            rota.job_history(h.state, h.reason, moment) AS history
     FROM unnest(h_places, h_names, h_topics, h_priorities, h_states, h_reasons, h_layers, h_labels, h_requests,
-                h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats) WITH ORDINALITY
+                h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, h_words) WITH ORDINALITY
       AS h (place, name, topic, priority, state, reason, layers, labels, request, workflow, deadline_ms, wait_ms,
-            run_at, head)
+            run_at, word, head)
     JOIN unnest(places) WITH ORDINALITY AS p ON p.ordinality = h.place
     OFFSET 0  -- once for each head, not for each of its jobs
   ) AS h ON h.head = given.head
@@ -198,7 +199,7 @@ CREATE FUNCTION rota.job_submit(
   p_shows text[], p_folders text[], p_depts text[], p_digests bytea[], p_priorities smallint[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
   h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_workflows text[], h_deadlines_ms bigint[],
-  h_waits_ms bigint[], h_run_ats timestamptz[],
+  h_waits_ms bigint[], h_run_ats timestamptz[], h_words bytea[], words_until timestamptz,
   k_places integer[], k_numbers smallint[], k_names text[], k_works bytea[], k_firsts integer[], k_steps integer[],
   k_frames integer[], k_ranges text[], k_capped boolean[],
   jobs uuid[], heads integer[], keys text[], digests bytea[],
@@ -212,6 +213,7 @@ RETURNS SETOF rota.job_unwritten
 LANGUAGE plpgsql AS $$
 DECLARE
   places rota.job_place[] := rota.job_places(p_shows, p_folders, p_depts, p_digests, p_priorities);
+  words integer[];
   moment timestamptz := clock_timestamp();
   known rota.job_unwritten[] := '{}';
   left_out integer[];
@@ -220,6 +222,14 @@ BEGIN
     RETURN QUERY SELECT p.ordinality::integer, p.fault, NULL::uuid, NULL::text
                  FROM unnest(places) WITH ORDINALITY AS p WHERE p.fault IS NOT NULL;
     RETURN;
+  END IF;
+
+  IF h_words IS NOT NULL THEN
+    words := rota.policy_words(h_words);
+    IF EXISTS (SELECT FROM unnest(h_words, words) AS w (digest, word) WHERE w.digest IS NOT NULL AND w.word IS NULL) THEN
+      RETURN QUERY SELECT 0, 'new_word', NULL::uuid, NULL::text;
+      RETURN;
+    END IF;
   END IF;
 
   IF keys IS NOT NULL THEN
@@ -242,9 +252,16 @@ BEGIN
     END IF;
   END IF;
 
+  -- After the last thing that may wait for somebody else: a word that was given too long ago queues nothing.
+  IF clock_timestamp() > words_until THEN
+    DELETE FROM rota.idempotency_key k WHERE keys IS NOT NULL AND k.key = ANY (keys) AND k.pk_job = ANY (jobs);
+    RETURN QUERY SELECT 0, 'old_word', NULL::uuid, NULL::text;
+    RETURN;
+  END IF;
+
   PERFORM rota.job_insert(
     places, moment, left_out, h_places, h_names, h_topics, h_priorities, h_states, h_reasons, h_layers, h_labels,
-    h_requests, h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, k_places, k_numbers, k_names, k_works, k_firsts,
+    h_requests, h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, words, k_places, k_numbers, k_names, k_works, k_firsts,
     k_steps, k_frames, k_ranges, k_capped, jobs, heads, layers, layer_jobs, kinds, inputs, input_ats);
 
   IF c_jobs IS NOT NULL THEN
@@ -301,18 +318,26 @@ CREATE INDEX ON rota.job_after (pk_job);
 COMMENT ON TABLE rota.job_after IS 'pk_job waits for pk_before, which was there before it: nothing can ever wait for itself.';
 COMMENT ON COLUMN rota.job_after.if_failed IS 'What becomes of it when pk_before does not succeed; run: nothing.';
 
--- Queue jobs that were waiting for it. Of two who admit the same job one does, and the other is told nothing of it.
-CREATE FUNCTION rota.job_admit(ids uuid[]) RETURNS SETOF uuid
+-- Queue jobs that were waiting for it, each by its word (null: nobody was asked). Of two who admit the same job one does,
+-- and the other is told nothing of it. Words that were given too long ago queue nothing.
+CREATE FUNCTION rota.job_admit(ids uuid[], said bytea[], words_until timestamptz) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
 DECLARE
-  moment timestamptz := clock_timestamp();
+  words integer[] := rota.policy_words(said);
+  given uuid[] := ids;
+  moment timestamptz;
   admitted uuid[];
   e record;
 BEGIN
   PERFORM FROM rota.job j WHERE j.pk_job = ANY (ids) AND j.state = 'PENDING' ORDER BY j.pk_job FOR UPDATE;
+  moment := clock_timestamp();
+  IF moment > words_until THEN
+    RETURN;
+  END IF;
   ids := ARRAY(SELECT id FROM unnest(ids) AS id WHERE NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = id));
   WITH moved AS (
-    UPDATE rota.job j SET state = 'SCHEDULED', reason = NULL, ts_updated = moment,
+    UPDATE rota.job j SET state = 'SCHEDULED', reason = NULL, ts_updated = moment, asks = NULL, ts_ask_at = NULL,
+      word = words[array_position(given, j.pk_job)],
       history = j.history || jsonb_build_array(
         jsonb_build_array('SCHEDULED', floor(extract(epoch FROM moment) * 1000)::bigint, NULL))
     WHERE j.pk_job = ANY (ids) AND j.state = 'PENDING' RETURNING j.pk_job

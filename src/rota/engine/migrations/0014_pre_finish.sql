@@ -121,10 +121,14 @@ BEGIN
          e.history || CASE WHEN e.state = 'SCHEDULED' AND t.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED')
                            THEN jsonb_build_array(jsonb_build_array('DISPATCHED', rota.now_ms(), NULL)) ELSE '[]' END
                    || jsonb_build_array(jsonb_build_array(t.state, rota.now_ms(), coalesce(because, e.reason))),
-         t.layers
+         t.layers, e.word
   FROM ended e JOIN told t ON t.pk_job = e.pk_job
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
-  -- Asked of the whole table first, since mostly nobody waits for anybody.
+  -- Asked of whole tables first, since mostly nobody waits for anybody.
+  IF EXISTS (SELECT FROM rota.approval WHERE state = 'pending') THEN
+    PERFORM rota.approvals_close('job', ARRAY(SELECT b::text FROM unnest(jobs) AS b
+                                              WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+  END IF;
   IF EXISTS (SELECT FROM rota.job_after) THEN
     PERFORM rota.jobs_release(ARRAY(SELECT b FROM unnest(jobs) AS b
                                     WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
@@ -175,7 +179,8 @@ BEGIN
   INSERT INTO rota.job_done AS d
   SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
          e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
-         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END, ARRAY[e.layer]
+         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END, ARRAY[e.layer],
+         e.word
   FROM ended e
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
 END $$;

@@ -1,0 +1,2 @@
+-- What time it is by the clock of PostgreSQL.
+SELECT clock_timestamp() AS now

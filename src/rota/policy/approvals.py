@@ -1,0 +1,159 @@
+"""What waits for people to agree: rows of `rota.approval`, and a row for each vote.
+
+What holds, and who sees to it:
+- a subject has at most one approval that is pending: a unique index;
+- the hash is that of the subject's first approval, whatever is stored later: `approvals_request.sql`;
+- each voter counts once, and votes are counted under the lock of the approval: the primary key, `approvals_lock.sql`;
+- an approval is decided once: it must be pending in the statement that decides it.
+
+Whoever needs the lock of its subject as well takes that first. All of it happens in the caller's transaction: if we die
+before its commit, nothing was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from rota.infra import faults
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.telemetry import metrics
+from rota.model.approval import Approval, ApprovalState, Asking, Kind, Vote
+from rota.model.errors import NotFound
+from rota.model.ids import ShowId
+
+REQUEST = query(__package__, "approvals_request")
+LOCK = query(__package__, "approvals_lock")
+VOTE = query(__package__, "approvals_vote")
+DECIDE = query(__package__, "approvals_decide")
+READ = query(__package__, "approvals_read")
+LATEST = query(__package__, "approvals_latest")
+LIST = query(__package__, "approvals_list")
+DUE = query(__package__, "approvals_due")
+DEPTH = query(__package__, "approvals_depth")
+FORGET = query(__package__, "approvals_forget")
+
+PAGE_MAX: Final = 1_000
+
+WAITING = metrics.gauge("rota_approval_queue_depth", "Approvals that are pending.", labels=("kind",))
+LATENCY = metrics.histogram(
+    "rota_approval_latency_seconds",
+    "From asking for an approval to its decision.",
+    labels=("kind",),
+    buckets=(1, 10, 60, 300, 900, 3_600, 14_400, 86_400, 604_800),
+)
+EXPIRED = metrics.counter("rota_approval_expired", "Approvals that nobody gave in time.", labels=("kind",))
+DECISIONS = metrics.counter(
+    "rota_approval_decisions", "Approvals that were decided, by how.", labels=("kind", "decision")
+)
+
+
+class Approvals:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def request(self, on: Transaction, wanted: Sequence[Asking]) -> list[Approval]:
+        """Ask for these, unless their subject waits for one already; returns those that are new."""
+        if not wanted:
+            return []
+        rows = await on.rows(
+            REQUEST,
+            [uuid4() for _ in wanted],
+            [each.kind for each in wanted],
+            [each.subject for each in wanted],
+            [each.show for each in wanted],
+            [each.hash for each in wanted],
+            [each.title for each in wanted],
+            [each.reason for each in wanted],
+            [each.rule for each in wanted],
+            [each.snapshot for each in wanted],
+            [max(1, each.terms.quorum) for each in wanted],
+            [msgspec.json.encode(each.terms.approvers).decode() for each in wanted],
+            [each.principal for each in wanted],
+            [each.actor for each in wanted],
+            [each.terms.expires_s for each in wanted],
+        )
+        return list(await self._read(on, [row["pk_approval"] for row in rows]))
+
+    async def get(self, approval: UUID, *, on: Transaction | None = None) -> Approval:
+        found = await self._read(on or self.database, [approval])
+        if not found:
+            raise NotFound(f"There is no approval {approval}, or it is not kept any more.", approval=str(approval))
+        return found[0]
+
+    async def lock(self, on: Transaction, approval: UUID) -> Approval:
+        """As it is now, and stays until the transaction ends."""
+        await on.rows(LOCK, approval)
+        return await self.get(approval, on=on)
+
+    async def latest(
+        self, kind: Kind, subjects: Sequence[str], *, on: Transaction | None = None
+    ) -> dict[str, Approval]:
+        """The last approval that was asked for, of each subject that has one."""
+        rows = await (on or self.database).rows(LATEST, kind, list(subjects))
+        found = await self._read(on or self.database, [row["pk_approval"] for row in rows])
+        return {each.subject: each for each in found}
+
+    async def list(
+        self,
+        *,
+        state: ApprovalState | None = ApprovalState.PENDING,
+        kind: Kind | None = None,
+        shows: Sequence[ShowId] | None = None,
+        after: UUID | None = None,
+        most: int = 100,
+    ) -> list[Approval]:
+        """The oldest first; `after` is the last of the page before."""
+        rows = await self.database.rows(LIST, state, kind, None if shows is None else list(shows), after, most)
+        by_id = {each.id: each for each in await self._read(self.database, [row["pk_approval"] for row in rows])}
+        return [by_id[row["pk_approval"]] for row in rows if row["pk_approval"] in by_id]
+
+    async def vote(self, on: Transaction, approval: Approval, voter: str, reason: str, *, agrees: bool) -> Approval:
+        """Of an approval that is locked. One who voted before keeps that vote."""
+        await on.run(VOTE, approval.id, voter, agrees, reason)
+        faults.at("approvals.after_vote")
+        return await self.get(approval.id, on=on)
+
+    async def decide(self, on: Transaction, approval: Approval, state: ApprovalState) -> bool:
+        """From pending to an end; False when it was not pending."""
+        return bool(await on.run(DECIDE, approval.id, state.value))
+
+    async def due(self, most: int) -> Sequence[UUID]:
+        """Pending ones whose time has passed."""
+        return [row["pk_approval"] for row in await self.database.rows(DUE, most)]
+
+    async def measure(self) -> None:
+        """How many are pending, for whoever watches."""
+        for row in await self.database.rows(DEPTH):
+            WAITING.labels(row["kind"]).set(row["pending"])
+
+    async def forget(self, older_than_s: float, most: int) -> int:
+        """Remove what was decided so long ago."""
+        return await self.database.run(FORGET, older_than_s, most)
+
+    async def _read(self, on: Database | Transaction, ids: Sequence[UUID]) -> Sequence[Approval]:
+        return [_approval(row) for row in await on.rows(READ, list(ids))] if ids else []
+
+
+def count(approval: Approval, state: ApprovalState, now: datetime) -> None:
+    """Of a decision that is committed."""
+    DECISIONS.labels(approval.kind, state.value).inc()
+    LATENCY.labels(approval.kind).observe(max(0.0, (now - approval.requested_at).total_seconds()))
+    if state is ApprovalState.EXPIRED:
+        EXPIRED.labels(approval.kind).inc()
+
+
+def _approval(row: Record) -> Approval:
+    columns: dict[str, Any] = dict(row.items())
+    votes = msgspec.json.decode(columns.pop("votes"), type=list[Vote])
+    columns |= {
+        "state": ApprovalState(row["state"]),
+        "show_id": ShowId(row["show_id"]),
+        "approvers": tuple(row["approvers"]),
+        "votes": tuple(votes),
+    }
+    return Approval(**columns)

@@ -1,0 +1,216 @@
+"""Jobs that the policy is asked about before they are written: allowed ones are queued at once, by that very word."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from rota.accounting.books import Books
+from rota.engine.finish import Finisher
+from rota.engine.gate import AskLater
+from rota.engine.gate_ahead import Ahead
+from rota.engine.gatekeeper import Gatekeeper
+from rota.engine.jobs import Jobs
+from rota.engine.submit import Submitter
+from rota.engine.submit_steps import Batch
+from rota.engine.submit_together import Together
+from rota.model.job import Budget, LayerSpec, Submission
+from rota.model.lifecycle import JobState
+from rota.model.policy import Apart, Says
+from rota.policy.words import Words
+from rota.queue import Queue
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.kernels import AWAY, TABLE, Hanging, Table, word
+from tests.ground.queues import agreed, sql
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+SAID = sql("SELECT j.topic, j.state, w.told FROM rota.job j LEFT JOIN rota.policy_word w USING (word) ORDER BY j.topic")
+
+
+@pytest.fixture
+def kernel():
+    return Table()
+
+
+@pytest.fixture
+async def submitter(database, kernel):
+    await a_show(database)
+    return Submitter(database, gate=AskLater(), ahead=Ahead(database, kernel))
+
+
+async def waiting(database):
+    return sum(counts["waiting"] for counts in (await agreed(database)).values())
+
+
+async def said(database, job):
+    number = await database.value(sql("SELECT word FROM rota.job WHERE pk_job = $1"), job)
+    return None if number is None else (await Words(database).of([number]))[number]
+
+
+async def test_what_is_allowed_is_queued_by_its_word_and_everything_else_is_left_to_the_gatekeeper(
+    submitter, database, kernel
+):
+    topics = ("allow", "tight", "deny", "throttle", "approval", "odd")
+    submitted = await submitter.submit([task(topic=topic) for topic in topics])
+    assert [one.state for one in submitted] == ["SCHEDULED", "SCHEDULED", *["PENDING"] * 4]
+    assert await said(database, submitted[0].job) == TABLE["allow"]
+    assert await said(database, submitted[1].job) == TABLE["tight"]
+    assert {await said(database, one.job) for one in submitted[2:]} == {None}
+    assert await waiting(database) == 2
+    assert (await left(database))["messages"] == 1
+    assert kernel.jobs == [one.job for one in submitted], "limits count jobs by the ids that they have"
+
+
+async def test_a_word_is_kept_once_and_a_job_says_it_when_it_has_ended(submitter, database, kernel):
+    for _ in range(3):
+        await submitter.submit([task(topic="allow") for _ in range(5)])
+    assert await database.value(sql("SELECT count(*) FROM rota.policy_word")) == 1
+    assert kernel.asked == [["allow"]] * 3
+    assert len(kernel.jobs) == 15
+
+
+@pytest.mark.parametrize("how", ["away", "crash", "short", "hangs"])
+async def test_silence_leaves_jobs_pending_and_nobody_is_asked_for_a_moment(
+    submitter, database, kernel, monkeypatch, how
+):
+    monkeypatch.setattr("rota.engine.gate_ahead.ASK_S", 0.05)
+    kernel.fails = {"away": AWAY, "crash": ZeroDivisionError()}.get(how)
+    kernel.miscounts = 1 if how == "short" else 0
+    if how == "hangs":
+        submitter.ahead.kernel = Hanging()
+    [one] = await submitter.submit([task()])
+    assert one.state is JobState.PENDING
+    kernel.fails, kernel.miscounts, submitter.ahead.kernel = None, 0, kernel
+    kernel.questions.clear()
+    [two] = await submitter.submit([task()])
+    assert (two.state, kernel.asked) == (JobState.PENDING, [])
+    monkeypatch.setattr(submitter.ahead, "_quiet_until", 0.0)
+    [three] = await submitter.submit([task()])
+    assert three.state is JobState.SCHEDULED
+
+
+async def test_a_pause_between_the_word_and_the_write_leaves_the_job_to_the_gatekeeper(
+    submitter, database, kernel, monkeypatch
+):
+    monkeypatch.setattr("rota.engine.gate_ahead.WORD_S", -1.0)
+    first = task(idempotency_key="k", layer={"frames": 3})
+    [one] = await submitter.submit([first])
+    assert (one.state, one.job, await waiting(database)) == (JobState.PENDING, kernel.jobs[0], 0)
+    monkeypatch.undo()
+    [again] = await submitter.submit([first])
+    assert (again.job, again.already) == (one.job, True)
+    [other] = await submitter.submit([task(idempotency_key="l")])
+    assert other.state is JobState.SCHEDULED
+
+
+async def test_a_key_that_is_waited_for_makes_a_word_old(submitter, database, monkeypatch):
+    """The comparison comes after the last thing that may wait for somebody else."""
+    monkeypatch.setattr("rota.engine.gate_ahead.WORD_S", 0.3)
+    statements = []
+    real = Batch.steps
+
+    def steps(self):
+        statements.append(self.until)
+        return real(self)
+
+    monkeypatch.setattr(Batch, "steps", steps)
+    async with database.transaction() as tx:
+        await Submitter(database, gate=AskLater()).submit([task(idempotency_key="k", name="a")], on=tx)
+        other = asyncio.create_task(submitter.submit([task("b", idempotency_key="k2"), task(idempotency_key="k")]))
+        await asyncio.wait([other], timeout=0.5)
+        assert not other.done()
+        await tx.run(sql("DELETE FROM rota.idempotency_key"))
+        await tx.run(sql("DELETE FROM rota.job"))
+    submitted = await other
+    assert [one.state for one in submitted] == [JobState.PENDING] * 2
+    assert statements[1] is not None
+    assert statements[2] is None
+    assert await database.value(sql("SELECT count(*) FROM rota.idempotency_key")) == 2
+
+
+async def test_in_a_transaction_of_the_callers_nobody_is_asked(submitter, database, kernel):
+    async with database.transaction() as tx:
+        [one] = await submitter.submit([task()], on=tx)
+    assert (one.state, kernel.asked) == (JobState.PENDING, [])
+
+
+async def test_a_job_that_waits_for_another_is_asked_about_when_that_has_ended(submitter, database, kernel):
+    [first] = await submitter.submit([task()])
+    kernel.questions.clear()
+    [second, third] = await submitter.submit([task(after=(first.job,)), task()])
+    assert (second.state, third.state, kernel.jobs) == (JobState.PENDING, JobState.SCHEDULED, [third.job])
+    assert (await Jobs(database).get(second.job)).reason == "waiting_on_job"
+
+
+async def test_jobs_of_one_question_may_be_told_apart(submitter, database, kernel, monkeypatch):
+    """As a limit does that has places for some of them."""
+
+    async def check(questions):
+        [question] = questions
+        some = frozenset(question.jobs[:2])
+        return [word(Says.THROTTLE, "fast", apart=(Apart(some, TABLE["allow"]),))]
+
+    kernel.check = check
+    submitted = await submitter.submit([task() for _ in range(4)])
+    assert [one.state for one in submitted] == ["SCHEDULED"] * 2 + ["PENDING"] * 2
+    assert await said(database, submitted[0].job) == TABLE["allow"]
+
+
+async def test_what_comes_one_by_one_is_asked_about_together(submitter, kernel):
+    together = Together(submitter)
+    submitted = await asyncio.gather(*(together.submit(task(value=n)) for n in range(50)))
+    assert {one.state for one in submitted} == {JobState.SCHEDULED}
+    assert len(kernel.asked) < 10
+    assert sorted(kernel.jobs) == sorted(one.job for one in submitted)
+
+
+RICH = [
+    task(topic="plain"),
+    task(topic="shared", value={"x": 1}),
+    task(topic="large", value="x" * 100_000),
+    Submission(
+        show="film",
+        folder="shots",
+        dept="fx",
+        topic="rich",
+        priority=7,
+        layers=(
+            LayerSpec(name="a", task="a", frames="1-9x2", requires=("GPU",), env={"B": "2"}, gpus=1, cores=2.5),
+            LayerSpec(name="b", argv=("/bin/b", "-v"), items=["x", {"y": 2}], env={"A": "1"}),
+            LayerSpec(name="c", task="a", input=[1, 2, 3]),
+        ),
+        labels={"zz": "1", "a": "2", "constraint.x": "y"},
+        env={"TOKEN": "t"},
+        requires=("net",),
+        risk_tags=("pii", "money"),
+        capability="pay",
+        actor_id="ann",
+        actor_type="human",
+        tenant="t",
+        principal="key",
+        pack_id="p",
+        adapter_id="ad",
+        workflow_id="w",
+        budget=Budget(deadline_ms=60_000),
+        idempotency_key="rich",
+        context={"c": 1},
+    ),
+]
+
+
+async def test_what_is_asked_about_a_stored_job_is_what_is_asked_before_it_is_written(submitter, database, kernel):
+    await submitter.submit(RICH)
+    [ahead] = kernel.questions
+    kernel.questions.clear()
+    again = [msgspec.structs.replace(each, idempotency_key="") for each in RICH]
+    submitted = await Submitter(database, gate=AskLater()).submit(again)
+    keeper = Gatekeeper(database, Finisher(database, Queue(database), Books(database, None)), kernel)
+    await keeper.judge_all([one.job for one in submitted])
+    [stored] = kernel.questions
+    assert [each.asked for each in stored] == [each.asked for each in ahead]
+    given = ("x", {"y": 2}, {"c": 1}, [1, 2, 3])
+    assert ahead[3].asked.input_bytes == sum(len(msgspec.msgpack.encode(each)) for each in given)
+    assert (ahead[2].asked.input_bytes, ahead[3].asked.requires) == (100_005, ("gpu", "net"))
