@@ -14,7 +14,7 @@ from tests.ground.farm import Farm, hanging
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-ELSEWHERE = {"up", "down", "server", "worker", "demo", "events"}
+ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
 """Those that have a process, or an API, and a test of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
 

@@ -6,10 +6,12 @@ import signal
 import socket
 import sys
 from contextlib import asynccontextmanager, suppress
+from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
+import msgspec
 import pytest
 import structlog
 from hypothesis import given, settings
@@ -18,6 +20,8 @@ from hypothesis import strategies as st
 from rota.accounting.admin import Admin
 from rota.accounting.books import Books
 from rota.infra.rpc.auth import bearer
+from rota.infra.rpc.calls import Call, CallServer, caller
+from rota.infra.rpc.protobuf import Message, decode, encode, fields
 from rota.infra.service import Supervisor
 from rota.model.errors import (
     InvalidInput,
@@ -31,8 +35,6 @@ from rota.model.errors import (
 from rota.model.settings import Settings, resolve
 from rota.model.settings.process import Grpc
 from rota.server import grpc_services, shows
-from rota.server.calls import Call, CallServer, caller
-from rota.server.protobuf import Message, decode, encode, fields
 from rota.server.shows import GetShowRequest, SetSchedulerManagedRequest, Show, ShowInterface
 from tests.contract.ledger_suite import EMPTY, sql
 from tests.ground.databases import cleaned_by, one_database
@@ -383,6 +385,61 @@ def test_fields_of_a_newer_caller_are_skipped(message, unknown):
 def test_any_bytes_are_a_message_or_refused(data):
     with suppress(InvalidInput):
         assert isinstance(decode(data, Every), Every)
+
+
+class Colour(IntEnum):
+    NONE = 0
+    RED = 1
+
+
+class Deep(Message, frozen=True):
+    """What nests, repeats, and is no whole number."""
+
+    inner: Every | None = None
+    many: tuple[Every, ...] = ()
+    words: tuple[str, ...] = ()
+    pairs: dict[str, str] = msgspec.field(default_factory=dict)
+    real: float = 0.0
+    data: bytes = b""
+    colour: Colour = Colour.NONE
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+deep = st.builds(
+    Deep,
+    st.none() | messages,
+    st.lists(messages, max_size=3).map(tuple),
+    st.lists(texts, max_size=3).map(tuple),
+    st.dictionaries(texts, texts, max_size=3),
+    st.floats(allow_nan=False),
+    st.binary(max_size=9),
+    st.sampled_from(Colour),
+)
+
+
+@settings(deadline=None)
+@given(deep)
+def test_messages_within_messages_survive_the_wire(message):
+    assert decode(encode(message), Deep) == message
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_deep_message_or_refused(data):
+    with suppress(InvalidInput):
+        assert isinstance(decode(data, Deep), Deep)
+
+
+def test_the_bytes_of_what_nests_are_those_of_the_documentation():
+    """Field 3 with the message of field 1 = 150; a map is a list of pairs; a double is eight bytes."""
+    assert encode(Deep(many=(Every(number=150),))) == bytes.fromhex("1203109601")
+    assert encode(Deep(pairs={"a": "b"})) == bytes.fromhex("22060a016112" + "0162")
+    assert encode(Deep(real=1.0)) == bytes.fromhex("29000000000000f03f")
+    assert encode(Deep(colour=Colour.RED)) == bytes.fromhex("3801")
+
+
+def test_a_number_that_an_enum_does_not_have_is_its_zero():
+    assert decode(bytes.fromhex("3863"), Deep).colour is Colour.NONE
 
 
 def test_the_last_of_several_wins_and_another_wire_type_is_unknown():

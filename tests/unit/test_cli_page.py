@@ -10,7 +10,7 @@ from rota.cli.reference import page
 from rota.model.lifecycle import JobState
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/cli.md"
-ANSWERS_NOTHING = {"rota up", "rota down", "rota server", "rota worker", "rota demo"}
+ANSWERS_NOTHING = {"rota up", "rota down", "rota server", "rota kernel", "rota worker", "rota demo"}
 
 
 def commands(command, path="rota"):

@@ -105,7 +105,7 @@ routing: {overloadUtilization: 0.9, overloadCpuLoad: 90, overloadGpuUtilization:
 registry: {workerTTL: 30s, snapshotInterval: 5s, snapshotLockTTL: 10s, snapshotReadTimeout: 5s}
 safety: {timeout: 2s, circuitFailBudget: 3, circuitOpenFor: 30s, circuitHalfOpenMax: 3, circuitCloseAfter: 2}
 safetyKernel: {tlsCA: null, tlsRequired: false, insecure: false}
-input_policy: {fail_mode: closed}
+input_policy: {fail_mode: null}
 output_policy: {enabled: false, contentTimeout: 30s}
 saga: {lockTTL: 2min, rollbackTimeout: 30s}
 workflow: {runLockTTL: 30s, delay: {pollInterval: 5s, lockTTL: 10s, cleanupInterval: 5min}}

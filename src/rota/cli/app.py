@@ -200,6 +200,18 @@ def server(context: typer.Context) -> None:
     sys.exit(loop.run(runtime.serve(settings, runtime.Urls.of(settings), services)))
 
 
+@app.command()
+def kernel(context: typer.Context) -> None:
+    """Decide by the policy file for servers that are set to ask here."""
+    from rota import runtime
+    from rota.infra import loop
+    from rota.policy import process
+
+    settings = load(context).settings
+    target = runtime.redis_target(settings, None) if settings.redis.url else None
+    sys.exit(loop.run(process.serve(settings, target)))
+
+
 @config_app.callback(invoke_without_command=True)
 def _config(context: typer.Context, form: Output = Form.TEXT) -> None:
     """Without more words, the same as `rota config show`."""

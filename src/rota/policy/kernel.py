@@ -11,22 +11,65 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
+from rota.infra.postgres import Database
+from rota.infra.service import Service
 from rota.infra.telemetry import metrics
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
-from rota.model.policy import Apart, Asked, Question, Says, Word
+from rota.model.policy import Apart, Asked, Kernel, Question, Says, Word
 from rota.policy.evaluate import Finding, Limit, Policy, Ruling
-from rota.policy.snapshots import Snapshots
+from rota.policy.load import parse, snapshot_of
+from rota.policy.snapshots import Snapshot, Snapshots
 from rota.policy.velocity import Wanted
+from rota.policy.watch import PolicyWatch
 
 log = structlog.get_logger(__name__)
 CHECKS = metrics.counter("rota_policy_checks", "Jobs that a policy was asked about here.", labels=("says",))
 UNCOUNTED: Final = "velocity limits cannot be counted while Redis is away"
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """What would be said of a job, and of every rule what became of it."""
+
+    word: Word
+    findings: list[Finding]
+
+
+class PolicyKernel(Kernel, Protocol):
+    """What operators ask besides, of a kernel here or elsewhere. Raises Unavailable when it does not answer."""
+
+    @property
+    def fail_mode(self) -> str | None:
+        """What the policy file says of silence, as far as it is known here; None: nothing."""
+        ...
+
+    async def explain(self, asked: Asked, snapshot: str = "") -> Explained:
+        """By the policy in force, or by one of the last ten. Counts nothing."""
+        ...
+
+    async def simulate(self, text: str, asked: Sequence[Asked]) -> list[Word]:
+        """What another policy would say; InvalidInput when it is none."""
+        ...
+
+    async def listed(self) -> list[Snapshot]:
+        """The last ten policies, the one in force first."""
+        ...
+
+    async def reload(self) -> bool:
+        """Look at the file now; whether it is another policy. InvalidInput when it is wrong."""
+        ...
+
+    def services(self, database: Database | None = None) -> list[Service]:
+        """What is to be supervised where it is used; with a database it hears of who wants the file looked at."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Counter(Protocol):
@@ -41,22 +84,25 @@ class Nowhere:
 
 
 class LocalKernel:
-    """`rota.model.policy.Kernel` in this process."""
+    """A `PolicyKernel` in this process."""
 
-    def __init__(self, snapshots: Snapshots, counter: Counter | None = None) -> None:
+    def __init__(self, snapshots: Snapshots, counter: Counter | None = None, watch: PolicyWatch | None = None) -> None:
         self.snapshots = snapshots
         self._counter = counter or Nowhere()
+        self._watch = watch
+
+    @classmethod
+    def watching(cls, watch: PolicyWatch, counter: Counter | None = None) -> LocalKernel:
+        """By a file, as it is from time to time."""
+        return cls(watch.snapshots, counter, watch)
 
     @property
     def fail_mode(self) -> str | None:
-        """As the policy file says; None when it does not."""
         return self.snapshots.current.written.fail_mode
 
     async def check(self, questions: Sequence[Question]) -> list[Word]:
         """Never waits unless a velocity limit is to be counted."""
-        return await self.decide(self.snapshots.current, questions)
-
-    async def decide(self, policy: Policy, questions: Sequence[Question]) -> list[Word]:
+        policy = self.snapshots.current
         rulings = [policy.rule_on(question.asked) for question in questions]
         words = [ruling.word for ruling in rulings]
         limited = [at for at, ruling in enumerate(rulings) if ruling.limits]
@@ -66,10 +112,28 @@ class LocalKernel:
         _count(questions, words)
         return words
 
-    def evaluate(self, asked: Asked, snapshot: str = "") -> tuple[Word, list[Finding]]:
-        """What would be said, and of every rule what became of it; counts nothing."""
+    async def explain(self, asked: Asked, snapshot: str = "") -> Explained:
         policy = self.snapshots.get(snapshot) if snapshot else self.snapshots.current
-        return policy.rule_on(asked).word, policy.explain(asked)
+        return Explained(policy.rule_on(asked).word, policy.explain(asked))
+
+    async def simulate(self, text: str, asked: Sequence[Asked]) -> list[Word]:
+        policy = Policy(parse(text, "policy"), snapshot_of(text))
+        return [policy.rule_on(each).word for each in asked]
+
+    async def listed(self) -> list[Snapshot]:
+        return self.snapshots.listed()
+
+    async def reload(self) -> bool:
+        return await self._watch.reload() if self._watch else False
+
+    def services(self, database: Database | None = None) -> list[Service]:
+        if (watch := self._watch) is None:
+            return []
+        looking = [Service("policy", watch.run)]
+        return looking if database is None else [*looking, Service("policy_nudges", partial(watch.listen, database))]
+
+    async def close(self) -> None:
+        return None
 
     async def _counted(
         self, policy: Policy, questions: Sequence[Question], rulings: list[Ruling], limited: list[int]

@@ -11,6 +11,7 @@ depth and size are bounded before anything is kept. What is wrong is told as `fi
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ LIST_MAX: Final = 10_000
 _NULLS: Final = frozenset({"", "~", "null"})
 _FLAGS: Final = {"true": True, "yes": True, "false": False, "no": False}
 _WHOLE: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})", re.ASCII)
+_REAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}", re.ASCII)
 
 T = TypeVar("T")
 
@@ -54,18 +56,22 @@ class Mapped(Node, frozen=True):
     pairs: tuple[tuple[Scalar, Node], ...]
 
 
-def text_of(path: Path, what: str = "policy file") -> str:
+def text_of(path: Path) -> str:
     """What the file holds; InvalidInput when it cannot be read, is too large, or is no text."""
+    return decoded(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """No more than tells whether it is too large."""
     try:
         if path.exists() and not path.is_file():
-            raise InvalidInput(f"{path} is no file: name the {what}.")
+            raise OSError(errno.EINVAL, "it is no file")  # noqa: TRY301  told like the others
         with path.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
+            return stream.read(FILE_BYTES_MAX + 1)
     except OSError as wrong:
         raise InvalidInput(
-            f"The {what} {path} cannot be read ({wrong.strerror}): correct its name or its rights."
+            f"The file {path} cannot be read ({wrong.strerror}): correct its name or its rights."
         ) from wrong
-    return decoded(content, str(path))
 
 
 def checked_size(text: str, source: str) -> str:
@@ -259,7 +265,21 @@ class Reader:
             return None
         if node.text.lower() in ("true", "false"):
             return node.text.lower() == "true"
-        return int(node.text) if _WHOLE.fullmatch(node.text) else node.text
+        if _WHOLE.fullmatch(node.text):
+            return int(node.text)
+        return float(node.text) if _REAL.fullmatch(node.text) else node.text
+
+    @staticmethod
+    def at(node: Node, path: Iterable[str | int]) -> Node:
+        """What lies at the end of this way, or where the way ends: for who is told the way to what is wrong."""
+        for step in path:
+            if isinstance(node, Listing) and isinstance(step, int) and step < len(node.items):
+                node = node.items[step]
+            elif isinstance(node, Mapped) and (found := [value for key, value in node.pairs if key.text == step]):
+                node = found[0]
+            else:
+                break
+        return node
 
     @staticmethod
     def key(node: Node | None, name: str) -> Scalar:

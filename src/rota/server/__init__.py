@@ -1,7 +1,7 @@
 """What a replica serves to the outside besides health and metrics: the HTTP API, and gRPC.
 
 `services` is handed to `runtime.serve` by the command that runs a replica, since the runtime lies below this room. The
-API is `rota.server.http`; what gRPC serves to whom is said in `rota.server.calls`, by the `.proto` files here.
+API is `rota.server.http`; what gRPC serves to whom is said in `rota.infra.rpc.calls`, by the `.proto` files here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def grpc_services(replica: Replica) -> list[Service]:
     """Without a shared secret nobody could be let in, so nothing is served."""
     if replica.settings.grpc.shared_secret is None:
         return []
-    from rota.server.calls import CallServer
+    from rota.infra.rpc.calls import CallServer
     from rota.server.shows import ShowInterface
 
     return [CallServer(replica.settings.grpc, [ShowInterface(replica.books)]).service]

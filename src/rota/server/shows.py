@@ -7,9 +7,9 @@ from typing import Any
 
 from rota.accounting import items
 from rota.accounting.books import Books
+from rota.infra.rpc.calls import Call
+from rota.infra.rpc.protobuf import Message
 from rota.model.errors import InvalidInput
-from rota.server.calls import Call
-from rota.server.protobuf import Message
 
 
 class GetShowRequest(Message, frozen=True):

@@ -1,4 +1,4 @@
 """gRPC between our own processes.
 
-Nothing is imported here: `rota.infra.rpc.auth` brings gRPC along, and only who serves or calls pays for it.
+Nothing is imported here: `auth` and `calls` bring gRPC along, and only who serves or calls pays for it.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import Choice, Duration, Flag, Real, Seconds, Text, Whole
+from rota.model.settings.kinds import Choice, Duration, Flag, Real, Seconds, Secret, Text, Whole
 from rota.model.settings.section import Section
 
 FailMode = Literal["closed", "open"]
@@ -157,41 +157,119 @@ class Safety(Section, frozen=True):
 
 
 class SafetyKernel(Section, frozen=True):
-    """Where the safety kernel is, and how the connection is secured."""
+    """Where the safety kernel is, how the connection is secured, and where `rota kernel` serves."""
 
     addr: Annotated[
-        str,
+        str | None,
         Text(
-            "Host and port of its gRPC service.",
+            "Host and port of its gRPC service; without it the policy file decides in every server itself.",
             env="SAFETY_KERNEL_ADDR",
             pattern=r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}",
             described="a host and port such as localhost:50051",
         ),
-    ] = "localhost:50051"
+    ] = None
     tls_ca: Annotated[
         str | None,
         Text(
-            "File with the certificate authority that vouches for it.",
+            "File with the certificate authority that vouches for it; without it, those of this machine do.",
             env="SAFETY_KERNEL_TLS_CA",
             pattern=r"[^\x00-\x1f]+",
             described="a path",
         ),
     ] = None
     tls_required: Annotated[bool, Flag("Refuse a connection without TLS.", env="SAFETY_KERNEL_TLS_REQUIRED")] = False
-    insecure: Annotated[bool, Flag("Allow a connection without TLS.", env="SAFETY_KERNEL_INSECURE")] = False
+    insecure: Annotated[
+        bool, Flag("Allow a connection without TLS to another machine.", env="SAFETY_KERNEL_INSECURE")
+    ] = False
+    shared_secret: Annotated[
+        str | None,
+        Secret(
+            "What servers show to the kernel; needed where it is reached from other machines.",
+            pattern=r"[\x21-\x7e]{16,512}",
+            described="16 to 512 printable characters without spaces",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        Text(
+            "Address that `rota kernel` listens on.",
+            pattern=r"[\w.:%-]{1,253}",
+            described="a host name or address",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Whole("Port that `rota kernel` listens on; 0: a free one.", most=65535)] = 50051
+    health_port: Annotated[
+        int, Whole("Port of its health, readiness and metrics on listen.host; 0: a free one.", most=65535)
+    ] = 7684
+    tls_cert: Annotated[
+        str | None,
+        Text(
+            "File with the certificate chain of `rota kernel`, PEM.",
+            env="SAFETY_KERNEL_TLS_CERT",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Text(
+            "File with its private key, PEM.",
+            env="SAFETY_KERNEL_TLS_KEY",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+
+
+class Policy(Section, frozen=True):
+    """The file with the rules, read by `rota kernel`, or by every server where no kernel is named."""
+
+    file: Annotated[
+        str | None,
+        Text(
+            "The policy; without it and without a kernel every job may run.",
+            env="SAFETY_POLICY_PATH",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    reload_interval: Annotated[
+        float, Duration("Time between two looks at the file.", env="SAFETY_POLICY_RELOAD_INTERVAL")
+    ] = 30.0
+    public_key_file: Annotated[
+        str | None,
+        Text(
+            "File with the Ed25519 key that signatures are checked with, PEM.",
+            env="SAFETY_POLICY_PUBLIC_KEY",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    signature_file: Annotated[
+        str | None,
+        Text(
+            "File with the signature of the policy, raw or in base64; without it, that of the policy with .sig.",
+            env="SAFETY_POLICY_SIGNATURE_PATH",
+            pattern=r"[^\x00-\x1f]+",
+            described="a path",
+        ),
+    ] = None
+    signature_required: Annotated[
+        bool, Flag("Refuse a policy without a signature.", env="SAFETY_POLICY_SIGNATURE_REQUIRED")
+    ] = False
 
 
 class InputPolicy(Section, frozen=True):
     """May it run."""
 
     fail_mode: Annotated[
-        FailMode,
+        FailMode | None,
         Choice(
-            "Without a decision a job waits (closed) or runs (open).",
+            "Without a decision a job waits (closed) or runs (open); not set: as the policy file says, else closed.",
             options=get_args(FailMode),
             env="POLICY_CHECK_FAIL_MODE",
         ),
-    ] = "closed"
+    ] = None
 
 
 class OutputPolicy(Section, frozen=True):

@@ -63,11 +63,52 @@ def _agents(settings: Settings) -> Iterator[Conflict]:
 
 
 def _safety(settings: Settings) -> Iterator[Conflict]:
-    kernel = settings.safety_kernel
+    kernel, policy = settings.safety_kernel, settings.policy
+    section = "safety_kernel."
     if kernel.tls_required and kernel.insecure:
         yield Conflict(
-            ("safety_kernel.tls_required", "safety_kernel.insecure"),
+            (section + "tls_required", section + "insecure"),
             "safety_kernel.tls_required and safety_kernel.insecure contradict each other; set one of them.",
+        )
+    if bool(kernel.tls_cert) != bool(kernel.tls_key):
+        yield Conflict(
+            (section + "tls_cert", section + "tls_key"),
+            "safety_kernel.tls_cert and safety_kernel.tls_key belong together; set both or none.",
+        )
+    if policy.signature_required and not policy.public_key_file:
+        yield Conflict(
+            ("policy.signature_required", "policy.public_key_file"),
+            "policy.signature_required needs policy.public_key_file, to check signatures with.",
+        )
+    yield from _kernel_reached(settings)
+    yield from _kernel_serving(settings)
+
+
+def _kernel_reached(settings: Settings) -> Iterator[Conflict]:
+    kernel = settings.safety_kernel
+    host = (kernel.addr or "").rpartition(":")[0].strip("[]")
+    if host and not _is_loopback(host) and not (kernel.tls_ca or kernel.tls_required or kernel.insecure):
+        yield Conflict(
+            ("safety_kernel.addr", "safety_kernel.tls_ca"),
+            f"the kernel at {kernel.addr} would be asked in the clear; set safety_kernel.tls_ca or "
+            "safety_kernel.tls_required, or safety_kernel.insecure where the network is trusted.",
+        )
+
+
+def _kernel_serving(settings: Settings) -> Iterator[Conflict]:
+    kernel = settings.safety_kernel
+    if _is_loopback(kernel.host):
+        return
+    if not kernel.shared_secret:
+        yield Conflict(
+            ("safety_kernel.host", "safety_kernel.shared_secret"),
+            f"safety_kernel.host {kernel.host} is reached from other machines; set safety_kernel.shared_secret.",
+        )
+    elif not kernel.tls_cert and not kernel.insecure:
+        yield Conflict(
+            ("safety_kernel.host", "safety_kernel.tls_cert"),
+            f"safety_kernel.host {kernel.host} is reached from other machines, where safety_kernel.shared_secret would "
+            "travel in the clear; set safety_kernel.tls_cert and tls_key, or safety_kernel.insecure.",
         )
 
 

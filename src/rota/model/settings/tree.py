@@ -6,6 +6,7 @@ from rota.model.settings.accounting import Accounting
 from rota.model.settings.lifecycle import (
     InputPolicy,
     OutputPolicy,
+    Policy,
     Queue,
     Reconciler,
     Registry,
@@ -49,6 +50,7 @@ class Settings(Section, frozen=True):
     store: Store = Store()
     safety: Safety = Safety()
     safety_kernel: SafetyKernel = SafetyKernel()
+    policy: Policy = Policy()
     input_policy: InputPolicy = InputPolicy()
     output_policy: OutputPolicy = OutputPolicy()
     workflow: Workflow = Workflow()

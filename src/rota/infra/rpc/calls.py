@@ -1,8 +1,9 @@
-"""The gRPC server of a replica: where it listens, whom it lets in, and how errors are told.
+"""A gRPC server of ours: where it listens, whom it lets in, and how errors are told.
 
 - On loopback unless told otherwise, and outside of it with TLS only, since the secret travels with every call: other
   settings are refused when they are read (`rota.model.settings.rules`).
-- `RequireSecret` looks at every call before its method is even searched for.
+- `RequireSecret` looks at every call before its method is even searched for. Only who may serve without a secret does,
+  and then on loopback.
 - A port that somebody has is refused, never shared: half of the calls would go to a stranger.
 - An error of ours is told by a status and its sentence. Any other is a defect: the log has it, and the caller learns
   only that it happened.
@@ -25,18 +26,19 @@ import msgspec
 import structlog
 
 from rota.infra.rpc.auth import RequireSecret
+from rota.infra.rpc.protobuf import Message, MessageT, decode, encode
 from rota.infra.service import Lifecycle, Service
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, InvalidSetting, PortTaken, Refused, RotaError, SetupFailed, Unavailable
+from rota.model.settings.lifecycle import SafetyKernel
 from rota.model.settings.process import Grpc
-from rota.server.protobuf import Message, MessageT, decode, encode
 
 log = structlog.get_logger(__name__)
 CALLS = metrics.counter("rota_rpc_calls", "gRPC calls answered.", labels=("method", "status"))
 
 CALLS_AT_ONCE: Final = 64
 REQUEST_BYTES_MAX: Final = 64 * 1024
-OPTIONS: Final = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", REQUEST_BYTES_MAX))
+OPTIONS: Final = (("grpc.so_reuseport", 0),)
 DRAIN_S: Final = 10.0
 DEFECT: Final = "This should not happen; the log of the server says more: please report it."
 
@@ -56,25 +58,57 @@ class CallService(Protocol):
     def calls(self) -> Mapping[str, Call[Any]]: ...
 
 
-class CallServer:
-    """Serves `services` as `settings` say, with a secret, which must be set; `port` is known once it is ready."""
+Place = Grpc | SafetyKernel
+"""Sections of the settings that say where to serve."""
 
-    def __init__(self, settings: Grpc, services: Sequence[CallService]) -> None:
-        self.port = settings.port
-        self.service = Service("grpc", self._run)
-        self._settings = settings
+
+class Limits(msgspec.Struct, frozen=True):
+    calls_at_once: int = CALLS_AT_ONCE
+    request_bytes_max: int = REQUEST_BYTES_MAX
+
+
+class CallServer:
+    """Serves `services` at `place`, a section of that name; `port` is known once it is ready.
+
+    `needs_secret`: nobody is let in without one, so it must be set.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        services: Sequence[CallService],
+        section: str = "grpc",
+        *,
+        needs_secret: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
+        self.port = place.port
+        self.service = Service(section, self._run)
+        self._place = place
+        self._section = section
+        self._needs_secret = needs_secret
+        self._limits = limits or Limits()
         self._handlers = [_handler(service) for service in services]
 
     async def _run(self, life: Lifecycle) -> None:
-        secret = self._settings.shared_secret
-        guard = RequireSecret([secret] if secret else [])
-        server = grpc.aio.server(interceptors=[guard], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
+        secret = self._place.shared_secret
+        guards = [RequireSecret([secret] if secret else [])] if secret or self._needs_secret else []
+        options = (*OPTIONS, ("grpc.max_receive_message_length", self._limits.request_bytes_max))
+        server = grpc.aio.server(
+            interceptors=guards, options=options, maximum_concurrent_rpcs=self._limits.calls_at_once
+        )
         server.add_generic_rpc_handlers(self._handlers)
         # A restart comes back on the number that clients know.
         self.port = self._bound(server)
         try:
             await server.start()
-            log.info("grpc_serving", host=self._settings.host, port=self.port, tls=bool(self._settings.tls_cert))
+            log.info(
+                "grpc_serving",
+                section=self._section,
+                host=self._place.host,
+                port=self.port,
+                tls=bool(self._place.tls_cert),
+            )
             life.ready()
             await life.until_draining()
             await server.stop(DRAIN_S)
@@ -82,38 +116,38 @@ class CallServer:
             await server.stop(None)
 
     def _bound(self, server: Any) -> int:
-        host = self._settings.host
-        _check_free(host, self.port)
+        host = self._place.host
+        _check_free(self._section, host, self.port)
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         try:
-            if self._settings.tls_cert:
+            if self._place.tls_cert:
                 return int(server.add_secure_port(address, self._credentials()))
             return int(server.add_insecure_port(address))
         except RuntimeError as error:
             raise SetupFailed(
-                f"gRPC cannot be served on {address}: check grpc.host, grpc.port, and that grpc.tls_cert and "
-                "grpc.tls_key belong together."
+                f"gRPC cannot be served on {address}: check host, port, tls_cert and tls_key of {self._section}, and "
+                "that the last two belong together."
             ) from error
 
     def _credentials(self) -> Any:
-        key, cert = (_file(f"grpc.{name}", getattr(self._settings, name)) for name in ("tls_key", "tls_cert"))
+        key, cert = (_file(f"{self._section}.{name}", getattr(self._place, name)) for name in ("tls_key", "tls_cert"))
         return grpc.ssl_server_credentials([(key, cert)])
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(section: str, host: str, port: int) -> None:
     """gRPC says that a port cannot be had, not why."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"Port {port} on {host} is taken; stop what uses it, or set grpc.port (0 takes any free one).",
+                f"Port {port} on {host} is taken; stop what uses it, or set {section}.port (0 takes any free one).",
                 host=host,
                 port=port,
             ) from error
         raise SetupFailed(
-            f"Cannot serve gRPC on {host} port {port}: {error.strerror or error}. Set grpc.host to an address of this "
-            "machine and grpc.port to a port you may use."
+            f"Cannot serve gRPC on {host} port {port}: {error.strerror or error}. Set {section}.host to an address of "
+            f"this machine and {section}.port to a port you may use."
         ) from error
 
 

@@ -1,0 +1,239 @@
+"""Protobuf's wire format, so that gRPC needs neither its runtime nor generated code (ADR 0012).
+
+    class Show(Message, frozen=True):
+        name: str = ""
+        labels: dict[str, str] = {}
+        pools: tuple[Pool, ...] = ()
+
+The fields of a `Message` are those of its `.proto` file in the same order, numbered from 1; a test holds the two
+together.
+
+    str  string      int    uint64      an IntEnum     an enum, with a 0 for what is not known
+    bool bool        float  double      a Message      a message
+    bytes bytes      X | None optional  tuple[X, ...]  repeated: of strings, bytes, messages
+                                        dict[str, str] map<string, string>
+
+A decoder's duties are kept: fields come in any order, the last of several wins (of messages too: they are not merged),
+what is unknown or of another wire type is skipped, a number that no enum has is its 0, and bytes that are no message
+are refused, whatever they are. Messages do not hold themselves, so nothing is deeper than its type.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import cache
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+VARINT: Final = 0
+FIXED64: Final = 1
+BYTES: Final = 2
+FIXED32: Final = 5
+VARINT_BYTES_MAX: Final = 10
+UINT64_MASK: Final = 2**64 - 1
+_DOUBLE: Final = struct.Struct("<d")
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Fields of the kinds above, all with defaults."""
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Field(msgspec.Struct, frozen=True):
+    name: str
+    kind: type
+    optional: bool = False
+    many: bool = False
+    mapped: bool = False
+
+    @property
+    def wire(self) -> int:
+        if issubclass(self.kind, float):
+            return FIXED64
+        return VARINT if issubclass(self.kind, int) else BYTES
+
+
+class Entry(Message, frozen=True):
+    """Of a map."""
+
+    key: str = ""
+    value: str = ""
+
+
+@cache
+def fields(message: type[Message]) -> Mapping[int, Field]:
+    """The fields by their numbers."""
+    return {number: _field(info.name, info.type) for number, info in enumerate(msgspec.structs.fields(message), 1)}
+
+
+def _field(name: str, annotated: Any) -> Field:
+    if get_origin(annotated) is dict:
+        assert get_args(annotated) == (str, str), f"{name} maps what is no text"
+        return Field(name, Entry, mapped=True)
+    if get_origin(annotated) is tuple:
+        kind = get_args(annotated)[0]
+        assert issubclass(kind, str | bytes | Message), f"{name} repeats numbers, which travel packed"
+        return Field(name, kind, many=True)
+    kinds = [kind for kind in get_args(annotated) or (annotated,) if kind is not type(None)]
+    assert issubclass(kinds[0], str | bytes | bool | int | float | Message), f"{name} is of a kind that does not travel"
+    return Field(name, kinds[0], optional=type(None) in get_args(annotated))
+
+
+def encode(message: Message) -> bytes:
+    """What is empty, 0 or false is left out, as proto3 wants it, unless it is optional and set."""
+    out = bytearray()
+    _write(message, out)
+    return bytes(out)
+
+
+def _write(message: Message, out: bytearray) -> None:
+    for name, optional, write in _writers(type(message)):
+        value = getattr(message, name)
+        if value or (optional and value is not None):
+            write(value, out)
+
+
+@cache
+def _writers(message: type[Message]) -> tuple[tuple[str, bool, Callable[[Any, bytearray], None]], ...]:
+    return tuple((field.name, field.optional, _writer(number, field)) for number, field in fields(message).items())
+
+
+def _writer(number: int, field: Field) -> Callable[[Any, bytearray], None]:
+    tag = _varint(number << 3 | field.wire)
+    if field.mapped:
+        return lambda pairs, out: _write_many(tag, _BODIES[Entry], [Entry(*pair) for pair in pairs.items()], out)
+    if field.wire == VARINT:
+        return lambda value, out: out.extend(tag + _varint(int(value)))
+    if field.wire == FIXED64:
+        return lambda value, out: out.extend(tag + _DOUBLE.pack(value))
+    body = _BODIES[next(kind for kind in (str, bytes, Message) if issubclass(field.kind, kind))]
+    if field.many:
+        return lambda values, out: _write_many(tag, body, values, out)
+    return lambda value, out: _write_many(tag, body, (value,), out)
+
+
+def _write_many(tag: bytes, body: Callable[[Any], bytes], values: Any, out: bytearray) -> None:
+    for value in values:
+        held = body(value)
+        out += tag
+        out += _varint(len(held))
+        out += held
+
+
+_BODIES: Final[dict[type, Callable[[Any], bytes]]] = {str: str.encode, bytes: bytes, Message: encode, Entry: encode}
+
+
+def _varint(value: int) -> bytes:
+    assert 0 <= value <= UINT64_MASK, "numbers are unsigned and of 64 bits"
+    if value < 0x80:
+        return bytes((value,))
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def decode(data: bytes, message: type[MessageT]) -> MessageT:
+    """Raises InvalidInput for what is no message."""
+    readers = _readers(message)
+    found: dict[str, Any] = {}
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _read_varint(data, at)
+        value, at = _value(data, at, tag)
+        keep = readers.get(tag)
+        if keep is not None:
+            keep(found, value)
+    for name, value in found.items():
+        if isinstance(value, list):
+            found[name] = tuple(value)
+    return message(**found)
+
+
+@cache
+def _readers(message: type[Message]) -> Mapping[int, Callable[[dict[str, Any], Any], None]]:
+    """By tag: what keeps a value among those that were found. Another tag is unknown, or of another wire type."""
+    return {number << 3 | field.wire: _reader(field) for number, field in fields(message).items()}
+
+
+def _reader(field: Field) -> Callable[[dict[str, Any], Any], None]:
+    name, read = field.name, _read(field.kind)
+
+    def put(found: dict[str, Any], value: Any) -> None:
+        found[name] = read(value)
+
+    def add(found: dict[str, Any], value: Any) -> None:
+        found.setdefault(name, []).append(read(value))
+
+    def enter(found: dict[str, Any], value: Any) -> None:
+        entry = read(value)
+        found.setdefault(name, {})[entry.key] = entry.value
+
+    return enter if field.mapped else add if field.many else put
+
+
+def _read(kind: Any) -> Callable[[Any], Any]:
+    if kind is str:
+        return _text
+    if issubclass(kind, Message):
+        return lambda value: decode(value, kind)
+    if issubclass(kind, IntEnum):
+        known = {int(member): member for member in kind}
+        return lambda value: known.get(value, kind(0))
+    return kind if kind in (bool, int) else lambda value: value
+
+
+def _value(data: bytes, at: int, tag: int) -> tuple[int | float | bytes, int]:
+    """What stands there, and where the next field begins; numbers of 32 bits are of no kind we have."""
+    if tag < 8:
+        raise _broken("a field has the number 0")
+    match tag & 7:
+        case 0:
+            return _read_varint(data, at)
+        case 2:
+            length, at = _read_varint(data, at)
+            return _slice(data, at, length), at + length
+        case 1:
+            return _DOUBLE.unpack(_slice(data, at, 8))[0], at + 8
+        case 5:
+            return _slice(data, at, 4), at + 4
+        case wire:
+            raise _broken(f"there is no wire type {wire} in it")
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1
+    value = 0
+    for position, byte in enumerate(_slice(data, at, 1, VARINT_BYTES_MAX)):
+        value |= (byte & 0x7F) << 7 * position
+        if byte < 0x80:
+            return value & UINT64_MASK, at + position + 1
+    raise _broken("a number does not end")
+
+
+def _slice(data: bytes, at: int, least: int, most: int | None = None) -> bytes:
+    part = data[at : at + (most or least)]
+    if len(part) < least:
+        raise _broken("it ends too early")
+    return part
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _broken("a text is not UTF-8") from None
+
+
+def _broken(why: str) -> InvalidInput:
+    return InvalidInput(f"The request is no protobuf message ({why}): send what the .proto file of this call says.")

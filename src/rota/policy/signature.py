@@ -1,0 +1,72 @@
+"""Who vouches for a policy: an Ed25519 signature over the bytes of its file, in a file beside it.
+
+    openssl genpkey -algorithm ed25519 -out policy.key && openssl pkey -in policy.key -pubout -out policy.pub
+    openssl pkeyutl -sign -rawin -inkey policy.key -in policy.yaml -out policy.yaml.sig
+
+With a key, a signature that is there must be right; one that is missing is refused where signatures are required. Two
+files cannot be replaced at once: who reads between them finds a signature that does not fit, keeps the old policy, and
+looks again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rota.model.errors import InvalidInput, InvalidSetting
+
+SIGNATURE_BYTES: Final = 64
+_FILE_MAX: Final = 4096
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """How the signature of a file is checked; without a key it is not."""
+
+    key_file: Path | None = None
+    signature_file: Path | None = None
+    """Beside the policy, with .sig, unless it is named."""
+    required: bool = False
+
+    def check(self, policy: Path, content: bytes) -> None:
+        """Raises InvalidInput for a signature that is wrong, or missing where it may not be."""
+        if self.key_file is None:
+            return
+        signature = self._signature(self.signature_file or policy.with_name(f"{policy.name}.sig"))
+        if signature is not None:
+            _verify(self.key_file, signature, content, policy)
+        elif self.required:
+            raise InvalidInput(f"{policy}:1: the policy has no signature, and policy.signature_required asks for one.")
+
+    @staticmethod
+    def _signature(path: Path) -> bytes | None:
+        try:
+            held = path.read_bytes()[:_FILE_MAX]
+        except FileNotFoundError:
+            return None
+        except OSError as wrong:
+            raise InvalidInput(f"The signature {path} cannot be read ({wrong.strerror}).") from wrong
+        try:
+            return held if len(held) == SIGNATURE_BYTES else base64.b64decode(held.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return b""
+
+
+def _verify(key_file: Path, signature: bytes, content: bytes, policy: Path) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(key_file.read_bytes())
+    except (OSError, ValueError) as wrong:
+        raise InvalidSetting("policy.public_key_file cannot be read: name a PEM file with an Ed25519 key.") from wrong
+    if not isinstance(key, Ed25519PublicKey):
+        raise InvalidSetting("policy.public_key_file holds a key of another kind: Ed25519 is needed.")
+    try:
+        key.verify(signature, content)
+    except InvalidSignature:
+        raise InvalidInput(f"{policy}:1: the signature is not that of this file: sign it anew.") from None
