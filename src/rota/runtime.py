@@ -24,7 +24,7 @@ from rota.agents.jobs import of_servers
 from rota.agents.records import Records
 from rota.agents.scheduler import Agents
 from rota.engine.engine import Engine, store_target
-from rota.engine.gatekeeper import gate_before
+from rota.engine.gate import AllowAll, AskLater, Gate
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
 from rota.infra import redis as redis_infra
@@ -40,6 +40,8 @@ from rota.infra.store import Store
 from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
 from rota.model.policy import Kernel
 from rota.model.settings import RedisUser, Settings, redis_for
+from rota.policy import opening
+from rota.policy.kernel import PolicyKernel
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
 
@@ -87,6 +89,7 @@ class Replica:
         bus: Bus,
         books: Books,
         agents: Redis,
+        kernel: Kernel | None = None,
     ) -> None:
         self.settings = settings
         self.urls = urls
@@ -95,8 +98,9 @@ class Replica:
         self.bus = bus
         self.books = books
         self.agents = agents
+        self.kernel = kernel
         self.queue = Queue(database)
-        self.engine = Engine(settings, database, redis, bus, books, self.queue, policy_of(settings))
+        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
@@ -107,6 +111,7 @@ class Replica:
             Service("outbox_relay", Relay(database, bus).run),
             Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
             Service("queue", self._queue_upkeep().run),
+            *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
             Service("agents", self._agents(agents).run),
         )
@@ -126,7 +131,10 @@ class Replica:
             closing.push_async_callback(bus.close)
             agents = redis_infra.connect(redis_target(settings, urls.redis, "agents"))
             closing.push_async_callback(agents.aclose)
-            replica = cls(settings, urls, database, redis, bus, books, agents)
+            kernel = policy_of(settings, redis)
+            if isinstance(kernel, PolicyKernel):
+                closing.push_async_callback(kernel.close)
+            replica = cls(settings, urls, database, redis, bus, books, agents, kernel)
             await replica.engine.declare()
             await replica.engine.warm_up()
             yield replica
@@ -233,14 +241,19 @@ async def opened_books(settings: Settings, database: Database, redis_url: str | 
         await client.aclose()
 
 
-def policy_of(_settings: Settings) -> Kernel | None:
+def policy_of(settings: Settings, redis: Redis | None = None) -> Kernel | None:
     """Who decides whether a job may run, for all replicas and faces of this installation; None: every job may."""
-    return None
+    return opening.opened(settings, redis)
+
+
+def gate_of(settings: Settings) -> Gate:
+    """Of who submits without a replica: where there is a policy, jobs are written as PENDING and servers ask."""
+    return AskLater() if opening.has_policy(settings) else AllowAll()
 
 
 def submitter_of(settings: Settings, database: Database) -> Submitter:
     """For a face without a replica. Every job comes in by this or by that of the engine: behind the same gate."""
-    return Submitter(database, gate=gate_before(policy_of(settings)))
+    return Submitter(database, gate=gate_of(settings))
 
 
 def reopener_of(settings: Settings, queue: Queue) -> Reopener:

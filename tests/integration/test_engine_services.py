@@ -66,7 +66,7 @@ async def test_a_job_that_is_to_be_decided_about_is_and_then_runs(farm):
 async def test_a_submission_from_the_bus_meets_the_policy_of_the_installation(
     database_url, redis_url, nats_url, bus_prefix, monkeypatch
 ):
-    monkeypatch.setattr(runtime, "policy_of", lambda _settings: Table(default=TABLE["deny"]))
+    monkeypatch.setattr(runtime, "policy_of", lambda *_: Table(default=TABLE["deny"]))
     async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
         await farm.show()
         data = json.dumps({"show": "film", "layers": [{"task": "noop"}]}).encode()

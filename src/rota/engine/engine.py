@@ -77,6 +77,7 @@ from rota.placement.listening import HeartbeatListener
 from rota.placement.pools_watch import PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
+from rota.policy.opening import fail_mode
 from rota.queue import Queue
 
 RESULTS_AT_ONCE: Final = 2
@@ -128,7 +129,7 @@ class Engine:
             self.finisher,
             kernel,
             throttle_s=settings.scheduler.safety_throttle_delay,
-            fail_open=settings.input_policy.fail_mode == "open",
+            fail_open=lambda: fail_mode(settings, kernel) == "open",
         )
         self.gatekeeper.on_ended = self._ended
         self.approver = Approver(database, self.gatekeeper)

@@ -113,7 +113,7 @@ class Gatekeeper:
         kernel: Kernel | None = None,
         *,
         throttle_s: float = 5.0,
-        fail_open: bool = False,
+        fail_open: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
     ) -> None:
         self.database = database
@@ -203,7 +203,7 @@ class Gatekeeper:
         return list(words)
 
     def _silence(self, pending: Sequence[Pending], away: Exception) -> list[Decision]:
-        if self._fail_open and not self.is_ending:
+        if self._fail_open() and not self.is_ending:
             log.warning(FAIL_OPEN, jobs=len(pending), reason=str(away))
             return [OPENED] * len(pending)
         log.warning("policy_unavailable", jobs=len(pending), reason=str(away))

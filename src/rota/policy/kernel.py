@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 import structlog
@@ -41,6 +41,7 @@ class Explained(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
+@runtime_checkable
 class PolicyKernel(Kernel, Protocol):
     """What operators ask besides, of a kernel here or elsewhere. Raises Unavailable when it does not answer."""
 

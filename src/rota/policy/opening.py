@@ -9,6 +9,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from rota.infra.redis import Keys
+from rota.model.policy import Kernel
 from rota.model.settings import Settings
 from rota.model.settings.lifecycle import FailMode
 from rota.policy.kernel import LocalKernel, PolicyKernel
@@ -39,8 +40,8 @@ def own(settings: Settings, redis: Redis | None) -> LocalKernel | None:
     return LocalKernel.watching(PolicyWatch(file, settings.policy.reload_interval), counter)
 
 
-def fail_mode(settings: Settings, kernel: PolicyKernel) -> FailMode:
-    """What silence means: as the settings say, else as the policy file does, else closed."""
+def fail_mode(settings: Settings, kernel: Kernel | None) -> FailMode:
+    """What silence means now: as the settings say, else as the policy file does that spoke last, else closed."""
     if settings.input_policy.fail_mode is not None:
         return settings.input_policy.fail_mode
-    return "open" if kernel.fail_mode == "open" else "closed"
+    return "open" if isinstance(kernel, PolicyKernel) and kernel.fail_mode == "open" else "closed"

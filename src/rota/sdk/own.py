@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any
 
 from rota.engine.gate import Gate
-from rota.engine.gatekeeper import gate_before
 from rota.engine.submit import submit_on_async, submit_on_sync
 from rota.infra.postgres.foreign import is_async
 from rota.infra.settings_file import load
 from rota.model.errors import InvalidInput
 from rota.model.job import Submission, Submitted
-from rota.runtime import policy_of
+from rota.runtime import gate_of
 
 
 async def submit(connection: Any, submissions: Sequence[Submission]) -> list[Submitted]:
@@ -34,4 +33,4 @@ def submit_sync(connection: Any, submissions: Sequence[Submission]) -> list[Subm
 
 @cache
 def _gate() -> Gate:
-    return gate_before(policy_of(load().settings))
+    return gate_of(load().settings)
