@@ -22,6 +22,7 @@ TABLE = {
     "later": word(Says.THROTTLE, "later", reason="slowly", delay_s=60.0),
     "approval": word(Says.REQUIRE_APPROVAL, reason="money moves"),
     "two": word(Says.REQUIRE_APPROVAL, "two", approval=ApprovalTerms(quorum=2)),
+    "soon": word(Says.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=3600.0)),
     "odd": Word(says="PERHAPS", snapshot=SNAPSHOT),
 }
 

@@ -1,0 +1,75 @@
+"""Silence opens the gate only where an operator said so, never by accident, and never without a trace."""
+
+import pytest
+
+from rota.accounting.books import Books
+from rota.engine.finish import Finisher
+from rota.engine.gate import AskLater
+from rota.engine.gatekeeper import FAIL_OPEN, FAILED_OPEN, Gatekeeper
+from rota.engine.submit import Submitter
+from rota.infra.audit.reading import newest
+from rota.policy.words import Words
+from rota.queue import Queue
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.kernels import AWAY, OPEN, Hanging, Table
+from tests.ground.queues import sql
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+STATE = sql("""
+SELECT state FROM rota.job WHERE pk_job = $1 UNION ALL SELECT state FROM rota.job_done WHERE pk_job = $1""")
+
+
+@pytest.fixture
+async def keeper(database):
+    await a_show(database)
+    finisher = Finisher(database, Queue(database), Books(database, None))
+    return Gatekeeper(database, finisher, Table(), fail_open=True)
+
+
+async def judged(keeper, topic):
+    [one] = await Submitter(keeper.database, gate=AskLater()).submit([task(topic=topic)])
+    await keeper.judge_all([one.job])
+    return await keeper.database.value(STATE, one.job)
+
+
+@pytest.mark.parametrize("silence", [AWAY, OPEN, TimeoutError()])
+async def test_silence_lets_a_job_run_with_a_warning_a_count_an_entry_and_a_word_that_says_so(
+    database, keeper, silence, capsys
+):
+    keeper.kernel.fails = silence
+    topic = f"silent_{type(silence).__name__}"
+    assert await judged(keeper, topic) == "SCHEDULED"
+    assert FAILED_OPEN.labels(topic)._value.get() == 1
+    [entry] = [each for each in await newest(database, most=5) if each.action == "policy.fail_open"]
+    assert (entry.actor, entry.detail["because"]) == ("policy", FAIL_OPEN)
+    number = await database.value(sql("SELECT word FROM rota.job"))
+    word = (await Words(database).of([number]))[number]
+    assert (word.says, word.reason, word.snapshot) == ("ALLOW", FAIL_OPEN, "")
+
+
+@pytest.mark.parametrize("how", ["crash", "short", "deny", "odd", "throttle"])
+async def test_a_policy_that_fails_or_says_anything_else_opens_nothing(database, keeper, how):
+    keeper.kernel.miscounts = 1 if how == "short" else 0
+    assert await judged(keeper, how) == ("DENIED" if how in ("deny", "odd") else "PENDING")
+    assert [each for each in await newest(database, most=5) if each.action == "policy.fail_open"] == []
+
+
+async def test_a_server_that_ends_opens_nothing(database, keeper):
+    keeper.kernel.fails = AWAY
+    keeper.is_ending = True
+    assert await judged(keeper, "allow") == "PENDING"
+
+
+async def test_closed_is_the_default(database, keeper):
+    closed = Gatekeeper(database, keeper.finisher, Table())
+    closed.kernel.fails = AWAY
+    assert await judged(closed, "allow") == "PENDING"
+
+
+async def test_a_kernel_that_hangs_is_silence(database, keeper, monkeypatch):
+    monkeypatch.setattr("rota.engine.gatekeeper.ASK_S", 0.01)
+    keeper.kernel = Hanging()
+    assert await judged(keeper, "allow") == "SCHEDULED"

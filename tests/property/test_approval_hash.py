@@ -1,0 +1,115 @@
+"""The hash that people approve changes exactly when what was submitted does, and survives being stored."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.engine.gate import AskLater
+from rota.engine.gatekeeper_approvals import materials
+from rota.engine.submit import Submitter
+from rota.model.job import Budget, Compensation, LayerSpec, canonical
+from rota.policy.approval_hash import job_hash
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import EMPTY, a_show
+from tests.ground.queues import sql
+from tests.property.test_policy_asking import JOBS
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+CHANGES = st.sampled_from(
+    [
+        {},
+        {"topic": "changed"},
+        {"labels": {"changed": "1"}},
+        {"env": {"CHANGED": "1"}},
+        {"risk_tags": ("changed",)},
+        {"capability": "changed"},
+        {"actor_id": "changed"},
+        {"budget": Budget(deadline_ms=77)},
+        {"requires": ("changed",)},
+        {"context": {"changed": 1}},
+        {"folder": "shots"},
+        {"dept": "fx"},
+        {"priority": 3},
+        {"workflow_id": "changed"},
+        {"compensation": Compensation(topic="changed")},
+        {"max_wait_s": 7.0},
+        {"layers": (LayerSpec(name="l0", task="changed", input=1),)},
+        {"layers": (LayerSpec(name="l0", task="t", items=[1, 2, 3]),)},
+        {"layers": (LayerSpec(name="l0", task="t", items=[1, 2, 4]),)},
+        {"layers": (LayerSpec(name="l0", task="t", input="x" * 70_000),)},
+        {"layers": (LayerSpec(name="l0", task="t", input="y" * 70_000),)},
+        {"layers": (LayerSpec(name="l0", argv=("rm", "-rf", "/")),)},
+        {"layers": (LayerSpec(name="l0", argv=("rm", "-rf", "/tmp")),)},
+        {"layers": (LayerSpec(name="l0", task="t", frames="1-10x3"),)},
+        {"layers": (LayerSpec(name="l0", task="t", frames="1-10x4"),)},
+        {"layers": (LayerSpec(name="l0", task="t", timeout_s=7.0),)},
+        {"layers": (LayerSpec(name="l0", task="t", memory="1GiB"),)},
+        {"layers": (LayerSpec(name="l0", task="t", requires=("changed",)),)},
+    ]
+)
+
+
+def examples(most):
+    """Pairs of submissions, of which the second differs from the first in one thing or in nothing; always the same."""
+    pairs = []
+
+    @settings(max_examples=most, database=None, derandomize=True)
+    @given(JOBS, CHANGES, CHANGES)
+    def collect(job, one, two):
+        job = msgspec.structs.replace(job, show="film", idempotency_key="")
+        pairs.append(tuple(msgspec.structs.replace(job, **change) for change in (one, two)))
+
+    collect()
+    return pairs
+
+
+@pytest.fixture
+async def submitter(database):
+    await a_show(database)
+    return Submitter(database, gate=AskLater())
+
+
+async def hashes(submitter, submissions):
+    jobs = [one.job for one in await submitter.submit(submissions)]
+    found = await materials(submitter.database, jobs)
+    return [found[job].hash for job in jobs]
+
+
+async def test_the_hash_changes_exactly_when_the_payload_does(submitter):
+    pairs = examples(250)
+    one = await hashes(submitter, [first for first, _ in pairs])
+    two = await hashes(submitter, [second for _, second in pairs])
+    assert {a == b for a, b in zip(one, two, strict=True)} == {True, False}
+    for (first, second), a, b in zip(pairs, one, two, strict=True):
+        assert (a == b) == (canonical(first) == canonical(second)), (first, second)
+
+
+async def test_it_is_the_same_whenever_it_is_computed_and_whatever_else_happens_to_the_job(submitter, database):
+    [[first, _]] = examples(1)[:1]
+    [before] = await hashes(submitter, [first])
+    await database.run(sql("UPDATE rota.show SET str_name = 'renamed'"))
+    await database.run(
+        sql("""UPDATE rota.job SET state = 'APPROVAL_REQUIRED', reason = 'x', ts_updated = now(), word = 7, asks = 3,
+               history = '[]', labels = coalesce(labels, '{}') || '{"approval_by": "ann", "Approval_x": "1"}'""")
+    )
+    [job] = [row["pk_job"] for row in await database.rows(sql("SELECT pk_job FROM rota.job"))]
+    assert (await materials(database, [job]))[job].hash == before
+
+
+async def test_a_trace_is_no_part_of_it_and_fields_of_a_later_version_are(submitter, database):
+    [[first, _]] = examples(1)[:1]
+    [before] = await hashes(submitter, [first])
+    [row] = await database.rows(sql("SELECT pk_job, request FROM rota.job"))
+    details = msgspec.msgpack.decode(row["request"]) if row["request"] else {}
+    for more, same in (({"trace": "00-1-2-01"}, True), ({"unheard_of": 1}, False)):
+        packed = msgspec.msgpack.encode({**details, **more})
+        await database.run(sql("UPDATE rota.job SET request = $1"), packed)
+        assert ((await materials(database, [row["pk_job"]]))[row["pk_job"]].hash == before) is same
+
+
+def test_nothing_has_no_hash():
+    with pytest.raises(AssertionError):
+        job_hash({}, [])
