@@ -106,6 +106,14 @@ REFUSED = {
     "a priority nobody knows": (job(priority="URGENT"), "'URGENT' is no priority"),
     "CRITICAL for everybody": (job(priority="CRITICAL"), "for operators"),
     "9 for everybody": (job(priority=9), "for operators"),
+    **{
+        f"the label {label}, which is Rota's own": (job(labels={label: "x"}), "sets itself")
+        for label in ("approval_granted", "Approval_By", "retry_of", "agent", "remediation_of", "saga_workflow_id")
+    },
+    "a compensation with a label of Rota's own": (
+        job(compensation=Compensation(topic="undo", labels={"approval_granted": "true"})),
+        "sets itself",
+    ),
     "too many labels": (job(labels={f"k{n}": "" for n in range(65)}), "65 labels"),
     "a label without a name": (job(labels={"": "x"}), "cannot name a label"),
     "a label with a NUL": (job(labels={"a": "\0"}), "label a"),

@@ -25,7 +25,7 @@ def submitting(submitter: Submitter, spec: AgentSpec) -> Body:
     job = spec.job
 
     async def body(run: AgentRun) -> None:
-        await submitter.submit([submission(job, run)])
+        await submitter.submit([submission(job, run)], own=frozenset({LABEL}))
 
     return body
 

@@ -62,10 +62,15 @@ class Submitter:
         """Called with what was written in a transaction of our own, once that is committed."""
 
     async def submit(
-        self, submissions: Sequence[Given], *, on: Transaction | None = None, may_be_critical: bool = False
+        self,
+        submissions: Sequence[Given],
+        *,
+        on: Transaction | None = None,
+        may_be_critical: bool = False,
+        own: frozenset[str] = frozenset(),
     ) -> list[Submitted]:
-        """All of them or none, in their order."""
-        return await self.write(planned(submissions, may_be_critical=may_be_critical), on=on)
+        """All of them or none, in their order; `own` are labels of Rota's that whoever calls has set."""
+        return await self.write(planned(submissions, may_be_critical=may_be_critical, own=own), on=on)
 
     async def submit_on(
         self, connection: Any, submissions: Sequence[Given], *, may_be_critical: bool = False
@@ -210,7 +215,9 @@ def plans_of(submissions: Sequence[Submission]) -> list[Plan]:
     return [plan(submission, may_be_critical=True) for submission in submissions]
 
 
-def planned(submissions: Sequence[Given], *, may_be_critical: bool = False) -> list[Plan]:
+def planned(
+    submissions: Sequence[Given], *, may_be_critical: bool = False, own: frozenset[str] = frozenset()
+) -> list[Plan]:
     """Checked, each as if it had come from outside."""
     if len(submissions) > BATCH_MAX:
         raise InvalidInput(f"{len(submissions)} submissions are too many for one call: submit {BATCH_MAX} at a time.")
@@ -219,4 +226,4 @@ def planned(submissions: Sequence[Given], *, may_be_critical: bool = False) -> l
         raise InvalidInput(
             f"Submissions of more than {BATCH_BYTES_MAX} bytes are too many for one call: submit them in parts."
         )
-    return [plan(decode(message), may_be_critical=may_be_critical) for message in messages]
+    return [plan(decode(message), may_be_critical=may_be_critical, own=own) for message in messages]

@@ -62,6 +62,9 @@ SHARED_BYTES_MAX: Final = 4096
 TASK_CONSTRAINT: Final = f"constraint.{TASK_CAPABILITY}"
 PLACEMENT: Final = ("placement.", "constraint.", "node.")
 """Labels that a worker must have; all others are only kept."""
+OWN_LABELS: Final = frozenset({"retry_of", "agent", "remediation_of", "remediation_id", "is_compensation"})
+OWN_PREFIXES: Final = ("approval_", "saga_")
+"""Labels that Rota sets itself, and believes nobody else about."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}", re.ASCII)
@@ -135,8 +138,8 @@ class Plan(msgspec.Struct, frozen=True):
     """A plan that is the same but for name and input, and stands for many such."""
 
 
-def plan(submission: Submission, *, may_be_critical: bool = False) -> Plan:
-    """What to write for this submission, or InvalidInput.
+def plan(submission: Submission, *, may_be_critical: bool = False, own: frozenset[str] = frozenset()) -> Plan:
+    """What to write for this submission, or InvalidInput; `own` are labels of Rota's that whoever calls has set.
 
     Of many that differ in name and input alone, all but these is checked once.
     """
@@ -146,22 +149,23 @@ def plan(submission: Submission, *, may_be_critical: bool = False) -> Plan:
         if layer.items is None and layer.input is not None:
             bare = _packed(replace(given, name="", layers=(replace(layer, input=None),)))
             if len(bare) <= SHARED_BYTES_MAX:
-                shared = _shared(bare, may_be_critical)
+                shared = _shared(bare, may_be_critical, own)
                 [ready] = shared.layers
                 name = given.name or ready.name
                 _check_text("name of the job", name, NAME_CHARS_MAX)
                 alone = replace(ready, input=_input(layer.input, ready.name))
                 return replace(shared, name=name, layers=(alone,), like=shared)
-    return _planned(given, may_be_critical)
+    return _planned(given, may_be_critical, own)
 
 
 @lru_cache(maxsize=1024)
-def _shared(bare: bytes, may_be_critical: bool) -> Plan:
-    return _planned(decode(bare), may_be_critical)
+def _shared(bare: bytes, may_be_critical: bool, own: frozenset[str]) -> Plan:
+    return _planned(decode(bare), may_be_critical, own)
 
 
-def _planned(given: Submission, may_be_critical: bool) -> Plan:
+def _planned(given: Submission, may_be_critical: bool, own: frozenset[str]) -> Plan:
     _check_words(given)
+    _check_own(given, own)
     priority = _priority(given.priority, may_be_critical=may_be_critical)
     if not given.layers:
         raise InvalidInput("A job needs at least one layer: say what it runs, as a task or an argv.")
@@ -490,6 +494,13 @@ def _check_labels(labels: Mapping[str, str]) -> None:
             raise InvalidInput(
                 f"The label {key} has a value of {len(value)} characters: use at most {VALUE_CHARS_MAX}, without NUL."
             )
+
+
+def _check_own(given: Submission, own: frozenset[str]) -> None:
+    labels = [*given.labels, *(given.compensation.labels if given.compensation is not None else ())]
+    for key in labels:
+        if key not in own and (key.lower() in OWN_LABELS or key.lower().startswith(OWN_PREFIXES)):
+            raise InvalidInput(f"The label {_shown(key)} is one that Rota sets itself: leave it out.")
 
 
 def _check_env(env: Mapping[str, str]) -> None:
