@@ -40,8 +40,12 @@ from rota.model.errors import PostgresUnavailable
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
 from rota.model.messages import Artifact, End, Run, Status, runs_of
+from rota.model.policy import Budgets, Word
+from rota.model.policy_effects import artifact_bytes, budgets_of
+from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import Scheduler
 from rota.model.work import Retries, Work
+from rota.policy.words import Words
 from rota.queue import Claim, Failure, Queue
 from rota.queue.failed import FailedFilter
 from rota.queue.tokens import masks_of, tokens_in
@@ -60,7 +64,8 @@ LATE = metrics.counter("rota_frames_late", "Ends of attempts that had ended befo
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are tried again, by why.", labels=("reason",))
 
 LOST: Final = "worker_lost"
-GIVEN_UP: Final = frozenset({"max_scheduling_retries", LOST})
+TOO_MUCH: Final = "artifact_limit"
+GIVEN_UP: Final = frozenset({"max_scheduling_retries", LOST, Reason.MAX_RETRIES_EXCEEDED.value})
 """Ends that no handler decided about: somebody must look at them, so they are dead letters at once."""
 LOST_PAUSES: Final = Backoff(1.0, 60.0)
 LOST_SPREAD: Final = 8
@@ -139,6 +144,7 @@ class Finisher:
         self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
         """Told after the commit of jobs that ended here; not of those whose commit lost its reply."""
         self.traces = Traces(database)
+        self.words = Words(database)
         self.on_letters: Callable[[Sequence[Letter]], None] = _ignore
         """Called after the commit with frames that went to the dead letters."""
         self._pace = pace = pace or Scheduler()
@@ -237,6 +243,7 @@ class Finisher:
         if not frames:
             return told
         endings = await self._judged(tx, frames)
+        frames = {token: _without_excess(frame, endings[token]) for token, frame in frames.items()}
         late = await self._close(tx, frames, endings)
         told.late += len(late)
         await self._release(tx, frames, told)
@@ -263,22 +270,34 @@ class Finisher:
         layers = {row["pk_layer"]: row for row in await tx.rows(LAYERS, list({f.layer for f in frames.values()}))}
         refused = [frame for frame in frames.values() if frame.end.status is Status.REFUSED]
         undispatched = await self._count_refusals(tx, refused)
+        words = await self.words.of({row["word"] for row in layers.values()}, on=tx)
         again = [frame for frame in frames.values() if frame.attempt > 1]
         before = await self._failures(tx, again) if again else {}
         return {
             token: self._judge(
-                frame, layers.get(frame.layer), undispatched, before.get((frame.layer, frame.frame), (0, 0))
+                frame,
+                layers.get(frame.layer),
+                undispatched,
+                before.get((frame.layer, frame.frame), (0, 0)),
+                _budgets(layers.get(frame.layer), words),
             )
             for token, frame in frames.items()
         }
 
     def _judge(
-        self, frame: Frame, layer: Record | None, undispatched: Mapping[UUID, Undispatched], before: tuple[int, int]
+        self,
+        frame: Frame,
+        layer: Record | None,
+        undispatched: Mapping[UUID, Undispatched],
+        before: tuple[int, int],
+        budgets: Budgets,
     ) -> Ending:
         end = frame.end
         ends_as = layer["ends_as"] if layer is not None else JobState.CANCELLED
         if end.status is Status.SUCCEEDED:
-            return Ending("SUCCEEDED", "")
+            most = budgets.max_artifact_bytes
+            too_much = most and end.artifacts and artifact_bytes(end.artifacts) > most
+            return Ending("FAILED", TOO_MUCH) if too_much else Ending("SUCCEEDED", "")
         if ends_as is not None:
             return Ending(ends_as, end.code or ends_as.lower())
         assert layer is not None
@@ -291,8 +310,13 @@ class Finisher:
             return Ending("CANCELLED", end.code or "cancelled")
         retries, (failed, lost) = _WORK.decode(layer["work"]).retries, before
         if end.code == LOST:
-            return _lost(end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost)
-        return after_failure(end, retries, failed)
+            ending = _lost(end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost)
+        else:
+            ending = after_failure(end, retries, failed)
+        if ending.state == "RETRIED" and 0 <= budgets.max_retries <= failed + lost:
+            state = "TIMEOUT" if end.status is Status.TIMEOUT else "FAILED"
+            return Ending(state, Reason.MAX_RETRIES_EXCEEDED.value)
+        return ending
 
     async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, Undispatched]:
         if not refused:
@@ -456,6 +480,19 @@ def _job_end(row: Record) -> JobEnd:
     return JobEnd(
         JobId(row["pk_job"]), ShowId(row["pk_show"]), row["topic"], JobState(row["state"]), row["workflow_id"]
     )
+
+
+def _budgets(layer: Record | None, words: Mapping[int, Word]) -> Budgets:
+    word = words.get(layer["word"]) if layer is not None else None
+    return budgets_of(word.constraints if word is not None else None)
+
+
+def _without_excess(frame: Frame, ending: Ending) -> Frame:
+    """What a policy does not let it leave behind is not kept."""
+    if ending.reason != TOO_MUCH:
+        return frame
+    error = "It left more bytes of artifacts than its policy allows."
+    return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
 
 
 def _lost(token: int, before: int, most: int) -> Ending:

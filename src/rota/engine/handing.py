@@ -39,11 +39,14 @@ from rota.model.errors import (
 )
 from rota.model.ids import JobId, LayerId, PoolId
 from rota.model.messages import JOBS_SUBJECT, Assignment, End, Portion, Status, encode, runs_of
+from rota.model.policy import Word
+from rota.model.policy_effects import limited
 from rota.model.quota import Level
 from rota.model.reasons import Reason
 from rota.model.units import Centicores
 from rota.model.work import Work
 from rota.placement import Plan, Registry
+from rota.policy.words import Words
 from rota.queue import Claim, Failure, Queue
 from rota.queue.claims import Piece
 
@@ -65,6 +68,7 @@ REFUSALS = metrics.counter(
 )
 
 _WORK = msgspec.msgpack.Decoder(Work)
+_ENCODE = msgspec.msgpack.Encoder(order="deterministic").encode
 _DECLINES: Final = {
     Why.NO_SUBSCRIPTION: Reason.QUOTA_SUBSCRIPTION,
     Why.UNKNOWN_FOLDER: Reason.QUOTA_FOLDER,
@@ -83,6 +87,8 @@ class Runnable(msgspec.Struct, frozen=True):
     ends_as: str | None
     first_frame: int
     step: int
+    jobs_max: int = 0
+    """Of its show at a time, by the policy that let it in; 0: as many as there are."""
 
 
 class Part(msgspec.Struct):
@@ -135,6 +141,7 @@ class Handing:
         self.tenants = tenants
         self.clock = clock
         self.traces = Traces(database)
+        self.words = Words(database)
         self._layers: dict[LayerId, Runnable] = {}
         self._works: dict[bytes, Work] = {}
 
@@ -146,6 +153,8 @@ class Handing:
         live = [piece for piece in pieces if (known := runnables.get(piece.layer)) and known.ends_as is None]
         if len(live) < len(pieces):
             await self._drop([piece for piece in pieces if piece not in live], runnables)
+        if any(runnables[piece.layer].jobs_max for piece in live):
+            self.tenants.note(spot.key.show)
         if spot.key.show in self.tenants.limited:
             live = await self._let_in(spot, live)
         parts = _placed(live, plan, runnables)
@@ -173,11 +182,21 @@ class Handing:
         found = {layer: known for layer in layers if (known := self._layers.get(layer)) is not None}
         missing = [layer for layer in layers if layer not in found]
         if missing:
-            for row in await self.database.rows(LAYERS, missing):
-                runnable = found[LayerId(row["pk_layer"])] = await self._with_input(_runnable(row))
+            rows = await self.database.rows(LAYERS, missing)
+            words = await self.words.of({row["word"] for row in rows})
+            for row in rows:
+                ready = self._limited(_runnable(row), words.get(row["word"]))
+                runnable = found[LayerId(row["pk_layer"])] = await self._with_input(ready)
                 if row["frames"] > 1:
                     self._remember(row["pk_layer"], runnable)
         return found
+
+    def _limited(self, runnable: Runnable, word: Word | None) -> Runnable:
+        """Under the constraints of the word by which its job was let in."""
+        if word is None or word.constraints is None:
+            return runnable
+        work = _ENCODE(limited(self._work(runnable.work), word.constraints))
+        return msgspec.structs.replace(runnable, work=work, jobs_max=word.constraints.budgets.max_concurrent_jobs)
 
     async def _with_input(self, runnable: Runnable) -> Runnable:
         """A worker cannot read PostgreSQL, so what lies there travels."""

@@ -1,6 +1,6 @@
 -- Jobs that wait for room of their own, or of their show, and for about how many frames there is some by now.
 SELECT w.pk_job, w.room FROM (
-  SELECT j.pk_job, j.pk_show, s.int_max_jobs, slot.pk_job IS NOT NULL AS let_in,
+  SELECT j.pk_job, j.pk_show, least(nullif(s.int_max_jobs, -1), word.jobs_max) AS jobs_max, slot.pk_job IS NOT NULL AS let_in,
          row_number() OVER (PARTITION BY j.pk_show, slot.pk_job IS NULL ORDER BY j.priority DESC, j.pk_job) AS turn,
          CASE
            WHEN r.pk_job IS NULL THEN p.n
@@ -12,6 +12,7 @@ SELECT w.pk_job, w.room FROM (
         GROUP BY 1) AS p
   JOIN rota.job j ON j.pk_job = p.job AND j.ends_as IS NULL
   LEFT JOIN rota.show s ON s.pk_show = j.pk_show
+  LEFT JOIN rota.policy_word word ON word.word = j.word
   LEFT JOIN rota.job_slot slot ON slot.pk_job = j.pk_job
   LEFT JOIN rota.job_resource r ON r.pk_job = p.job
   LEFT JOIN (SELECT pk_job, count(*) AS frames, sum(int_cores_reserved)::bigint AS cores,
@@ -19,6 +20,6 @@ SELECT w.pk_job, w.room FROM (
              FROM rota.proc WHERE pk_job IN (SELECT parked_job FROM rota.queue_returned WHERE parked_job IS NOT NULL)
              GROUP BY 1) AS used ON used.pk_job = p.job
 ) AS w
-WHERE coalesce(w.int_max_jobs, -1) < 0 OR w.let_in
-  OR w.turn <= w.int_max_jobs - (SELECT rota.job_slots_used(w.pk_show))
+WHERE w.jobs_max IS NULL OR w.let_in
+  OR w.turn <= w.jobs_max - (SELECT rota.job_slots_used(w.pk_show))
 LIMIT 500

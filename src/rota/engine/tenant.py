@@ -1,4 +1,5 @@
-"""How many jobs of a show run at once: `int_max_jobs` of the show, -1 for as many as there are.
+"""How many jobs of a show run at once: `int_max_jobs` of the show, -1 for as many as there are; and for jobs that were
+let in by a policy that says so, `max_concurrent_jobs` of their word. The lower of both holds for a job.
 
 A job is let in when its first frame is about to be booked, by one statement under a lock of the show, and counts until
 it ends (rows of `rota.job_slot`; what has ended is passed over there, so ending a job costs nothing more). Jobs that
@@ -6,7 +7,9 @@ are not let in are parked, so that those behind them in a lane that were let in 
 wait behind a job that waits for that very job to end.
 
 Which shows have a limit is looked up now and then and told when it changes; for all others nothing is asked. A limit
-that was set a moment ago may be missed by a round that is under way.
+that was set a moment ago may be missed by a round that is under way. Under a limit of a policy those jobs are counted
+exactly that come under one; jobs of the show that do not count from when a dispatcher has heard of the limit, or they
+are seen to run.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ class Tenants:
 
     async def look(self) -> None:
         self.limited = frozenset(ShowId(row["pk_show"]) for row in await self.database.rows(LIMITED))
+
+    def note(self, show: ShowId) -> None:
+        """A job of it was let in by a policy that limits how many run at once."""
+        self.limited |= {show}
 
     async def let_in(self, show: ShowId, jobs: Sequence[JobId]) -> set[JobId]:
         """Those that may run, the first first; the others say `tenant_limit` from here on."""

@@ -12,7 +12,15 @@ TASK_CAPABILITY: Final = "task."
 Failed = Literal["error", "timeout", "lost"]
 """How an attempt may fail: the task said so, it took too long, or its worker was lost."""
 
-FRAME_ENV: Final = ("ROTA_JOB", "ROTA_LAYER", "ROTA_FRAME", "ROTA_ATTEMPT", "ROTA_GPUS", "ROTA_INPUT")
+CONSTRAINTS_ENV: Final = (
+    *("ROTA_POLICY_CONSTRAINTS", "ROTA_REDACTION_LEVEL", "ROTA_MAX_ARTIFACT_BYTES"),
+    *("ROTA_MAX_CONCURRENT_JOBS", "ROTA_MAX_RETRIES"),
+)
+"""Under which constraints of a policy it runs, if there are any."""
+FRAME_ENV: Final = (
+    *("ROTA_JOB", "ROTA_LAYER", "ROTA_FRAME", "ROTA_ATTEMPT", "ROTA_GPUS", "ROTA_INPUT"),
+    *CONSTRAINTS_ENV,
+)
 """What the environment of a running frame says about it; no settings."""
 
 
@@ -62,3 +70,5 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """Of a command."""
     artifacts: tuple[str, ...] = ()
     """Patterns of files that each frame leaves in its directory."""
+    artifact_bytes_max: int = 0
+    """Of all of these together, by a policy; 0 is no limit."""

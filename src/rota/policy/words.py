@@ -15,6 +15,7 @@ import msgspec
 
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.policy import Word
+from rota.model.policy_effects import budgets_of
 
 KEEP = query(__package__, "words_keep")
 READ = query(__package__, "words_read")
@@ -40,16 +41,17 @@ def said(word: Word) -> Said:
     return Said(sha256(told).digest(), told)
 
 
-def keep_arguments(words: Iterable[Said]) -> tuple[list[bytes], list[bytes]]:
+def keep_arguments(words: Iterable[Said]) -> tuple[list[bytes], list[bytes], list[int | None]]:
     """Of words_keep.sql; in an order of their own, so that two who keep the same wait and never in a circle."""
-    distinct = sorted({each.digest: each.told for each in words}.items())
-    return [digest for digest, _ in distinct], [told for _, told in distinct]
+    distinct = sorted({each.digest: each for each in words}.values(), key=lambda each: each.digest)
+    limits = [budgets_of(each.word.constraints).max_concurrent_jobs or None for each in distinct]
+    return [each.digest for each in distinct], [each.told for each in distinct], limits
 
 
 async def keep(on: Database | Transaction, words: Iterable[Said]) -> None:
-    digests, told = keep_arguments(words)
-    if digests:
-        await on.run(KEEP, digests, told)
+    arguments = keep_arguments(words)
+    if arguments[0]:
+        await on.run(KEEP, *arguments)
 
 
 class Words:

@@ -1,9 +1,9 @@
 """How an attempt ended, as a worker reports it: values, exceptions, stops. No I/O.
 
 Codes are stable words: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
-`result_too_large`, `artifact_missing`, `artifact_too_large`, `artifact_not_stored`, `exit_status`, `signal`,
-`cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that never began or were
-given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
+`result_too_large`, `artifact_missing`, `artifact_too_large`, `artifact_limit`, `artifact_not_stored`, `exit_status`,
+`signal`, `cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that never began
+or were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
 """
 
 from __future__ import annotations

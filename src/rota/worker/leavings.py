@@ -57,11 +57,18 @@ class Leavings:
     def left(self, token: int, path: Path, name: str) -> None:
         self.open.setdefault(token, {})[name] = path
 
-    def take(self, token: int, patterns: Sequence[str], store: Store | None) -> tuple[Artifact, ...]:
-        """All that a frame leaves, stored. Blocks, so it is called in a thread; `Unkept` says what is wrong."""
+    def take(
+        self, token: int, patterns: Sequence[str], store: Store | None, bytes_max: int = 0
+    ) -> tuple[Artifact, ...]:
+        """All that a frame leaves, stored. Blocks, so it is called in a thread; `Unkept` says what is wrong.
+
+        What is beyond `bytes_max` (0: no limit) is not stored at all.
+        """
         found = _found(self.place(token), patterns) | self.open.get(token, {})
         if len(found) > ARTIFACTS_MAX:
             raise Unkept("artifact_too_large", f"It left {len(found)} artifacts, at most {ARTIFACTS_MAX} are kept.")
+        if bytes_max and (size := sum(path.stat().st_size for path in found.values() if path.is_file())) > bytes_max:
+            raise Unkept("artifact_limit", f"It left {size} bytes of artifacts, and its policy allows {bytes_max}.")
         return _kept(found, store)
 
     def forget(self, token: int) -> None:

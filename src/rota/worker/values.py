@@ -56,7 +56,9 @@ class Values:
         work, token = frame.work, frame.token
         pointer = None
         try:
-            artifacts = await asyncio.to_thread(self._desk.leavings.take, token, work.artifacts, self._store)
+            artifacts = await asyncio.to_thread(
+                self._desk.leavings.take, token, work.artifacts, self._store, work.artifact_bytes_max
+            )
             if data is not None and len(data) > endings.VALUE_MAX:
                 pointer, data = await self._put(data), None
         except Unkept as problem:

@@ -60,6 +60,7 @@ CREATE INDEX ON rota.job (ts_deadline) WHERE ts_deadline IS NOT NULL;
 CREATE INDEX ON rota.job (ts_wait_until) WHERE ts_wait_until IS NOT NULL;
 CREATE INDEX ON rota.job (ts_ask_at) WHERE ts_ask_at IS NOT NULL;
 CREATE INDEX ON rota.job (state, ts_updated) WHERE state IN ('PENDING', 'APPROVAL_REQUIRED');
+CREATE INDEX ON rota.job (pk_show) WHERE reason = 'tenant_limit';
 CREATE INDEX ON rota.job (pk_show, pk_job);
 
 COMMENT ON COLUMN rota.job.reason IS 'Why it waits, in a code of rota.model.reasons; null when it does not, or the queue tells.';

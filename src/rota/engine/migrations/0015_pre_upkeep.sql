@@ -228,10 +228,17 @@ $$;
 CREATE FUNCTION rota.jobs_let_in(of_show uuid, jobs uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
-  most integer := (SELECT s.int_max_jobs FROM rota.show s WHERE s.pk_show = of_show);
+  of_all integer := (SELECT nullif(s.int_max_jobs, -1) FROM rota.show s WHERE s.pk_show = of_show);
+  by_policy boolean := false;
   let_in uuid[];
+  new uuid[] := '{}';
+  used bigint;
+  asked record;
 BEGIN
-  IF most IS NULL OR most < 0 THEN
+  by_policy := EXISTS (SELECT FROM rota.job j JOIN rota.policy_word w ON w.word = j.word
+                       WHERE j.pk_job = ANY (jobs) AND w.jobs_max IS NOT NULL);
+  IF of_all IS NULL AND NOT by_policy
+     AND NOT EXISTS (SELECT FROM rota.job_slot s WHERE s.pk_show = of_show) THEN
     RETURN jobs;
   END IF;
   let_in := ARRAY(SELECT s.pk_job FROM rota.job_slot s WHERE s.pk_job = ANY (jobs));
@@ -243,13 +250,22 @@ BEGIN
   PERFORM pg_advisory_xact_lock(1936486260, rota.show_lock_number(of_show));
   DELETE FROM rota.job_slot s WHERE s.pk_show = of_show AND NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = s.pk_job);
   INSERT INTO rota.job_slot (pk_job, pk_show)
-  SELECT j.pk_job, of_show FROM rota.job j WHERE j.pk_job = ANY (jobs) AND j.state IN ('DISPATCHED', 'RUNNING')
+  SELECT j.pk_job, of_show FROM rota.job j
+  WHERE j.state IN ('DISPATCHED', 'RUNNING') AND (j.pk_job = ANY (jobs) OR (by_policy AND j.pk_show = of_show))
   ON CONFLICT DO NOTHING;
-  INSERT INTO rota.job_slot (pk_job, pk_show)
-  SELECT asked.job, of_show FROM unnest(jobs) WITH ORDINALITY AS asked (job, at)
-  WHERE NOT EXISTS (SELECT FROM rota.job_slot s WHERE s.pk_job = asked.job)
-  ORDER BY asked.at LIMIT greatest(0, most - rota.job_slots_used(of_show))
-  ON CONFLICT DO NOTHING;
+  used := rota.job_slots_used(of_show);
+  FOR asked IN
+    SELECT u.job, least(of_all, w.jobs_max) AS most
+    FROM unnest(jobs) WITH ORDINALITY AS u (job, at)
+    LEFT JOIN rota.job j ON j.pk_job = u.job LEFT JOIN rota.policy_word w ON w.word = j.word
+    WHERE NOT EXISTS (SELECT FROM rota.job_slot s WHERE s.pk_job = u.job) ORDER BY u.at
+  LOOP
+    IF asked.most IS NULL OR used < asked.most THEN
+      new := new || asked.job;
+      used := used + 1;
+    END IF;
+  END LOOP;
+  INSERT INTO rota.job_slot (pk_job, pk_show) SELECT job, of_show FROM unnest(new) AS job ON CONFLICT DO NOTHING;
 
   let_in := ARRAY(SELECT s.pk_job FROM rota.job_slot s WHERE s.pk_job = ANY (jobs));
   UPDATE rota.job j SET reason = waits.reason, ts_updated = clock_timestamp()

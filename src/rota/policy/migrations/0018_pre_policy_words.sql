@@ -6,9 +6,11 @@ CREATE TABLE rota.policy_word (
   word      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   digest    bytea NOT NULL UNIQUE CHECK (length(digest) = 32),
   told      bytea NOT NULL,
+  jobs_max  integer CHECK (jobs_max > 0),
   ts_first  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+COMMENT ON COLUMN rota.policy_word.jobs_max IS 'Jobs of a show that run at a time, for those that were let in by it; null: as many as there are.';
 COMMENT ON COLUMN rota.policy_word.told IS 'rota.model.policy.Word, msgpack; digest is its sha256.';
 
 -- Numbers of words by their digests, in their order; null where there is none yet.
