@@ -1,0 +1,187 @@
+"""A run of a workflow: where each step is, what may happen to it, and what follows. No I/O.
+
+`RunNow` is what a run's row holds. `News` is what happened to it, `Moves` what is to be done in the transaction that
+takes the news up.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from rota.model.job_plan import Plan
+from rota.model.lifecycle import JobState
+from rota.model.workflow import Trigger
+
+
+class StepState(StrEnum):
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    """Told to stop, and not heard of since: it may have succeeded all the same."""
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    DENIED = "DENIED"
+    SKIPPED = "SKIPPED"
+    """By its own `when`: what depends on it goes on."""
+    PASSED = "PASSED"
+    """On a way that was not taken: what depends on it alone is not taken, either."""
+
+    @property
+    def ended(self) -> bool:
+        return self not in _LIVE
+
+
+_LIVE = frozenset({StepState.WAITING, StepState.RUNNING, StepState.STOPPING})
+
+
+class RunState(StrEnum):
+    RUNNING = "RUNNING"
+    WAITING = "WAITING"
+    """For time to pass, and nothing else."""
+    PAUSED = "PAUSED"
+    COMPENSATING = "COMPENSATING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    DENIED = "DENIED"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (RunState.RUNNING, RunState.WAITING, RunState.PAUSED, RunState.COMPENSATING)
+
+
+class StepNow(msgspec.Struct, array_like=True):
+    state: StepState = StepState.WAITING
+    attempt: int = 0
+    """How often it began: more than once in a loop."""
+    job: UUID | None = None
+    """What it runs, or ran last: a job, or another run."""
+    reason: str = ""
+    timed: bool = False
+    """Whether it has a timer."""
+
+
+class RunNow(msgspec.Struct, array_like=True):
+    """The state of a run."""
+
+    steps: list[StepNow]
+    ends_as: RunState | None = None
+    """It is being ended: nothing begins any more."""
+    trigger: Trigger | None = None
+    error: str = ""
+    paused: bool = False
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What does not change about a run."""
+
+    id: UUID
+    workflow: str
+    version: int
+    input: dict[str, Any]
+
+
+class Began(msgspec.Struct, frozen=True):
+    """The first news of a run."""
+
+
+class JobEnded(msgspec.Struct, frozen=True):
+    job: UUID
+    state: JobState
+    value: Any = None
+    error: str = ""
+    fatal: bool = False
+
+
+class RunEnded(msgspec.Struct, frozen=True):
+    """A run that a step had started."""
+
+    run: UUID
+    state: RunState
+    output: Any = None
+    error: str = ""
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """A timer of a step; -1: of the run as a whole."""
+
+    place: int
+    attempt: int
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    reason: str = "cancelled"
+
+
+class Pause(msgspec.Struct, frozen=True):
+    pass
+
+
+class Resume(msgspec.Struct, frozen=True):
+    pass
+
+
+News = Began | JobEnded | RunEnded | Fired | Cancel | Pause | Resume
+
+
+class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry of the history."""
+
+    what: str
+    step: str = ""
+    attempt: int = 0
+    job: UUID | None = None
+    why: str = ""
+
+
+class Timer(msgspec.Struct, frozen=True):
+    place: int
+    attempt: int
+    due_ms: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A job to submit for a step; `job` of the step becomes its id."""
+
+    place: int
+    plan: Plan
+
+
+class Child(msgspec.Struct, frozen=True):
+    """A run to start for a step."""
+
+    place: int
+    workflow: str
+    input: dict[str, Any]
+
+
+class Undo(msgspec.Struct, frozen=True):
+    """A compensation to record."""
+
+    place: int
+    job: UUID
+    value: Any
+
+
+class Moves(msgspec.Struct):
+    """What a transaction does for one run, besides writing its state."""
+
+    starts: list[Start] = []
+    children: list[Child] = []
+    stops: list[UUID] = []
+    """Jobs that are told to end."""
+    stop_runs: list[UUID] = []
+    timers: list[Timer] = []
+    untimed: list[tuple[int, int]] = []
+    values: list[tuple[int, Any]] = []
+    undos: list[Undo] = []
+    notes: list[tuple[int, str]] = []
+    happened: list[Happened] = []
+    output: Any = None
