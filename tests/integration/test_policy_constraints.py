@@ -25,7 +25,7 @@ PROCS = sql("SELECT token, pk_host FROM rota.proc")
 @pytest.fixture
 def kernel(monkeypatch):
     kernel = Table()
-    monkeypatch.setattr(runtime, "policy_of", lambda _settings: kernel)
+    monkeypatch.setattr(runtime, "policy_of", lambda *_: kernel)
     return kernel
 
 
