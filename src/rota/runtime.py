@@ -38,10 +38,13 @@ from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import Listener, Tls
 from rota.infra.store import Store
 from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
+from rota.model.output import Mode
 from rota.model.policy import Kernel
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.policy import opening
 from rota.policy.kernel import PolicyKernel
+from rota.policy.output.judging import OutputPolicy
+from rota.policy.output.rules import DEFAULT_RULES, OutputRules, snapshot_of
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
 
@@ -100,7 +103,8 @@ class Replica:
         self.agents = agents
         self.kernel = kernel
         self.queue = Queue(database)
-        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel)
+        look = output_policy_of(settings)
+        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel, look)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
@@ -249,6 +253,17 @@ def policy_of(settings: Settings, redis: Redis | None = None) -> Kernel | None:
 def gate_of(settings: Settings) -> Gate:
     """Of who submits without a replica: where there is a policy, jobs are written as PENDING and servers ask."""
     return AskLater() if opening.has_policy(settings) else AllowAll()
+
+
+def output_policy_of(settings: Settings) -> Callable[[], OutputPolicy | None] | None:
+    """Who looks at what frames return; None: nobody does."""
+    wanted = settings.output_policy
+    if not wanted.enabled:
+        return None
+    rules = OutputRules(rules=DEFAULT_RULES)
+    otherwise = Mode.HOLD if wanted.fail_mode == "closed" else Mode.PASS
+    policy = OutputPolicy(rules, snapshot=snapshot_of(rules), otherwise=otherwise)
+    return lambda: policy
 
 
 def submitter_of(settings: Settings, database: Database) -> Submitter:

@@ -17,6 +17,8 @@ from rota.engine.jobs import Moment
 from rota.infra.postgres.migrate import MigrationStatus
 from rota.model.access import Role
 from rota.model.lifecycle import FrameState, JobState
+from rota.model.output import Check as OutputCheck
+from rota.model.output import OutputChanged, OutputLine
 from rota.queue.counts import Counts
 from rota.queue.report import Session, TableSize
 
@@ -279,3 +281,9 @@ AgentsHealth = answer("AgentsHealth", health=str, reasons=list[str], agents=dict
 Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime)
 
 __all__ = ["Check", "Explained", "MigrationStatus", "Status"]
+
+KeptOutput = answer("KeptOutput", (OutputLine,))
+KeptOutputShown = maybe(
+    "KeptOutputShown", answer("Shown", (OutputLine,), checks=list[OutputCheck], artifacts=list[str]), value=Any
+)
+KeptOutputChange = answer("KeptOutputChange", (OutputChanged,))

@@ -11,6 +11,7 @@ from tests.acceptance import answers as a
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.commands import Terminal
 from tests.ground.farm import Farm, hanging
+from tests.ground.outputs import an_output
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
@@ -98,6 +99,10 @@ ENDED = [
     ("dlq list", "dlq list", list[dict[str, object]]),
     ("dlq show {letter}", "dlq show {letter}", dict[str, object]),
     ("dlq purge --limit 1 --kind frame -y", "dlq purge --limit 1 --kind frame -y", a.Act),
+    ("outputs list", "outputs list", list[a.KeptOutput]),
+    ("outputs show {kept}", "outputs show {kept} --reveal", a.KeptOutputShown),
+    ("outputs redact {kept} --reason x", "outputs redact {kept} --reason x", a.KeptOutputChange),
+    ("outputs release {kept} --reason x", "outputs release {kept} --reason x", a.KeptOutputChange),
     ("queue rebuild-counts", "queue rebuild-counts", a.Rebuilt),
     ("audit verify", "audit verify", a.AuditVerified),
 ]
@@ -152,6 +157,7 @@ async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
     for job in made.values():
         await farm.ended(job)
     made["failing"] = (await farm.jobs.get(made["more"])).layers[0].queue
+    made["kept"] = await an_output(farm.database, made["more"], 10**12)
     await until(lambda: farm.database.value(FAILED))
     told = json.loads((await typed("submit --wait --json -- echo hello")).out)
     await played(typed, ENDED, {**made, "command": told["id"]})

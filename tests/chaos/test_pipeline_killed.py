@@ -37,6 +37,13 @@ ELSEWHERE = {
     "upkeep.after_day_made_before_commit": "tests/integration/test_engine_upkeep.py",
     "upkeep.after_carry_before_commit": "tests/integration/test_engine_upkeep.py",
     "upkeep.after_drop_before_commit": "tests/integration/test_engine_upkeep.py",
+    "outputs.after_claim": "tests/integration/test_outputs_killed.py",
+    "outputs.after_look": "tests/integration/test_outputs_killed.py",
+    "outputs.before_commit": "tests/integration/test_outputs_killed.py",
+    "outputs.after_commit": "tests/integration/test_outputs_killed.py",
+    "outputs.after_redacted": "tests/integration/test_outputs_killed.py",
+    "outputs.after_stop": "tests/integration/test_outputs_killed.py",
+    "outputs.before_release_commit": "tests/integration/test_outputs_killed.py",
 }
 """Places of one transaction each that no job comes to, and who dies there."""
 LONG_S = 90.0

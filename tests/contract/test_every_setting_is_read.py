@@ -18,7 +18,6 @@ SOURCE = Path(rota.__file__).parent
 DECLARED = {"accounting", "agents", "lifecycle", "process", "rules", "servers", "store", "tree"}
 """Modules that only say what there is, and what contradicts each other."""
 NOT_BUILT = {
-    "output_policy",
     *("workflow", "saga"),
 }
 WITHOUT_EFFECT = {

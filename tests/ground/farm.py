@@ -75,6 +75,11 @@ async def boom():
     raise ValueError("no luck")
 
 
+@app.task(name="say")
+async def say(text):
+    raise ValueError(text)
+
+
 @app.task(name="fatal")
 async def fatal():
     raise Fatal("never")

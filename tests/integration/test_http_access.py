@@ -17,6 +17,7 @@ from rota.server.http.routes import table
 from tests.ground.api import Api, a_job, problem
 from tests.ground.calls import Caller
 from tests.ground.farm import Farm, hanging
+from tests.ground.outputs import an_output
 from tests.ground.queues import sql
 
 DAY_MS = 86_400_000
@@ -58,6 +59,7 @@ async def things_of(api, show):
     key = await api.keys.create(f"of-{show}", [GrantSpec(Role.VIEWER, show)], actor="test")
     letter = DeadLetter(kind="message", reason="lost", cause=show, job=UUID(job))
     await api.farm.replica.queue.dead_letters.add([letter])
+    output = await an_output(api.farm.database, await api.farm.submit("noop", show=show), 10**12 + len(show))
     queues = (await (await api.client(Role.VIEWER)).get("/queues")).json()["items"]
     return {
         "show": show,
@@ -65,6 +67,7 @@ async def things_of(api, show):
         "q": f"show:{show}",
         "job": job,
         "key": key.key.id,
+        "output": output,
         "queue": next(one["queue"] for one in queues if one["show"] == show),
         **EVERYBODYS,
     }
@@ -72,9 +75,13 @@ async def things_of(api, show):
 
 def things_of_nobody(foreign):
     """As `foreign`, but for each of its names one that nothing has."""
-    job, key = str(uuid4()), "0" * len(foreign["key"])
+    job, key, output = str(uuid4()), "0" * len(foreign["key"]), "1" * len(foreign["output"])
     queue = foreign["queue"].replace(FOREIGN, NOBODY)
-    return foreign | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "key": key, "queue": queue}
+    return (
+        foreign
+        | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "key": key, "queue": queue}
+        | {"output": output}
+    )
 
 
 async def digest(database):
@@ -84,7 +91,7 @@ async def digest(database):
 
 def without(text, words):
     """An answer without the names that were asked for."""
-    for name in sorted({"show", "name", "job", "key", "queue"}, key=lambda each: -len(words[each])):
+    for name in sorted({"show", "name", "job", "key", "queue", "output"}, key=lambda each: -len(words[each])):
         text = text.replace(words[name], "*")
     return text
 

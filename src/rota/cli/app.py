@@ -21,6 +21,7 @@ from rota.cli import (
     keys_app,
     ledger_app,
     output,
+    outputs_app,
     pools_app,
     queue_app,
     usage,
@@ -56,6 +57,7 @@ app.add_typer(books_caps_app.layer_app, name="layer")
 app.add_typer(ledger_app.ledger_app, name="ledger")
 app.add_typer(queue_app.queue_app, name="queue")
 app.add_typer(dlq_app.dlq_app, name="dlq")
+app.add_typer(outputs_app.outputs_app, name="outputs")
 app.add_typer(keys_app.keys_app, name="keys")
 app.add_typer(agents_app.agents_app, name="agents")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)

@@ -179,7 +179,7 @@ async def results(jobs: Jobs, prefix: str, settings: Settings, *, frame: int | N
             continue
         ends = await jobs.ends(layer.id, frame=place, most=1 if frame is not None else limit - len(found))
         wanted = [end for end in ends if frame is None or end.frame == place]
-        found += [(layer, end, await value_of(jobs, end, settings)) for end in wanted]
+        found += [(layer, end, await value_of(jobs, job, layer, end, settings)) for end in wanted]
         if len(found) >= limit:
             break
     return view.results_page(job, found, limit)

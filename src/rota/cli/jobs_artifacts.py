@@ -25,6 +25,7 @@ from rota.engine.jobs import Job, Jobs, Kept, Layer
 from rota.infra.store import Pointer, Store
 from rota.model.artifacts import check_name
 from rota.model.errors import InvalidInput, SetupFailed
+from rota.model.output import check_readable
 from rota.model.settings import Settings
 
 FRAMES_MAX: Final = 10_000
@@ -45,12 +46,24 @@ def show(settings: Settings, which: str, *, frame: int | None, layer: str | None
         async with opened(settings) as jobs:
             job = await jobs.get(await find(jobs, which))
             files = [file for one in _layers(job, layer) for file in await _files(jobs, one, frame)]
+            if not files:
+                await _check_readable(jobs, job, layer, frame)
             if to is None or not files:
                 return _listed(job, files)
             store = Store(jobs.database, store_target(with_store(settings)))
             return _fetched(files, [await _fetch(store, file, _place(job, file, to)) for file in files], to)
 
     print_page(asyncio.run(done()), form=form)
+
+
+async def _check_readable(jobs: Jobs, job: Job, name: str | None, frame: int | None) -> None:
+    """Raises when there may be files, and they are kept back."""
+    for layer in _layers(job, name):
+        place = 0 if frame is None else layer.frames.place(frame)
+        kept = await jobs.kept_back(layer.id, frame=place, most=1) if place is not None else {}
+        for at, output in kept.items():
+            if frame is None or at == place:
+                check_readable(output, job.id, layer.frames.number(at))
 
 
 def _layers(job: Job, name: str | None) -> list[Layer]:

@@ -24,6 +24,7 @@ from rota.infra.store import Store
 from rota.model.errors import BlobMissing, InvalidInput, NotEnded, SetupFailed
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
+from rota.model.output import unreadable
 from rota.model.settings import Settings
 from rota.sdk.bar import Bar
 
@@ -74,7 +75,8 @@ async def _ended_page(jobs: Jobs, job: Job, settings: Settings) -> Page:
     """With what it returned, when that is one value."""
     failed = [end for layer in job.layers for end in await _failures(jobs, layer)]
     single = _is_one_frame(job) and job.state is JobState.SUCCEEDED
-    values = [await value_of(jobs, end, settings) for end in await jobs.ends(job.layers[0].id)] if single else []
+    layer = job.layers[0]
+    values = [await value_of(jobs, job, layer, end, settings) for end in await jobs.ends(layer.id)] if single else []
     return view.ended_page(job, failed[:1], values)
 
 
@@ -88,7 +90,10 @@ async def _failures(jobs: Jobs, layer: Layer) -> Sequence[tuple[Layer, FrameEnd]
     return [(layer, end) for end in await jobs.ends(layer.id, most=1000) if end.state is not FrameState.SUCCEEDED]
 
 
-async def value_of(jobs: Jobs, end: FrameEnd, settings: Settings) -> view.Value:
+async def value_of(jobs: Jobs, job: Job, layer: Layer, end: FrameEnd, settings: Settings) -> view.Value:
+    refused = unreadable(end.output, job.id, layer.frames.number(end.frame))
+    if refused is not None:
+        return view.Value(problem=refused.sentence)
     if end.value is not None:
         return view.Value(view.decoded(end.value))
     if end.value_at is None:

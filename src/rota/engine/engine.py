@@ -18,6 +18,7 @@
 | gate_ending | keeps a silent policy from opening the gate of a server that ends | all |
 | replayer | jobs that nobody has decided about | the leader |
 | upkeep | days of what has ended, old names | the leader |
+| outputs | looks into what frames returned, where a policy asks for it | whoever claims it |
 | events_servers | says that this server came, and goes | all |
 | events | publishes what the others say of their work | all |
 | events_audit | tells what people changed, and which servers were lost | the leader |
@@ -28,6 +29,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -53,6 +55,8 @@ from rota.engine.gate_ahead import Ahead
 from rota.engine.gatekeeper import Gatekeeper, gate_before
 from rota.engine.logs import LogKeeper
 from rota.engine.members import Members
+from rota.engine.outputs import Outputs
+from rota.engine.outputs_scanner import Scanner
 from rota.engine.recovery import Recovery
 from rota.engine.replay import Replayer
 from rota.engine.results import Beginnings, Results
@@ -78,6 +82,7 @@ from rota.placement.pools_watch import PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.policy.opening import fail_mode
+from rota.policy.output.judging import OutputPolicy
 from rota.queue import Queue
 
 RESULTS_AT_ONCE: Final = 2
@@ -94,6 +99,7 @@ class Engine:
         books: Books,
         queue: Queue,
         kernel: Kernel | None = None,
+        output_policy: Callable[[], OutputPolicy | None] | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
@@ -104,6 +110,7 @@ class Engine:
         self.members = Members(bus, leases.owner)
         self.finisher = Finisher(database, queue, books, settings.scheduler)
         self.store = Store(database, store_target(settings))
+        self.scanner = self._scanner(settings, output_policy) if output_policy is not None else None
         self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
         self.ender = Ender(database, bus, self.finisher)
         self.ender.on_ended = self._ended
@@ -153,6 +160,10 @@ class Engine:
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings
         self._redis = redis
+
+    def _scanner(self, settings: Settings, policy: Callable[[], OutputPolicy | None]) -> Scanner:
+        self.finisher.outputs = Outputs(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
+        return Scanner(self.database, self.store, self.finisher, self.finisher.outputs)
 
     def _have_events_told(self) -> None:
         Sources(self.teller).connect(
@@ -205,6 +216,7 @@ class Engine:
             Service("gate_ending", self._end_gate),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
+            *([Service("outputs", self.scanner.run)] if self.scanner is not None else []),
             Service("events_audit", self._audit.run),
         ]
 

@@ -94,7 +94,7 @@ class Sources:
 
     def letters(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            self.teller.letter("frame", letter.reason, letter.show, [letter.job])
+            self.teller.letter(letter.what, letter.reason, letter.show, [letter.job])
 
     def came(self, worker: UUID, hello: Hello) -> None:
         self.worker("came", worker, hello.name, hello.pool)

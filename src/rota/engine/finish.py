@@ -29,6 +29,8 @@ from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.ledger import NOBODY, Charge, Released, Swarm
 from rota.accounting.procs import Deleted
+from rota.engine import outputs
+from rota.engine.outputs import Looked, Outputs
 from rota.engine.traces import Traces, now_ns
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
@@ -67,6 +69,7 @@ LOST: Final = "worker_lost"
 TOO_MUCH: Final = "artifact_limit"
 GIVEN_UP: Final = frozenset({"max_scheduling_retries", LOST, Reason.MAX_RETRIES_EXCEEDED.value})
 """Ends that no handler decided about: somebody must look at them, so they are dead letters at once."""
+LETTER_STATES: Final = ("FAILED", "TIMEOUT")
 LOST_PAUSES: Final = Backoff(1.0, 60.0)
 LOST_SPREAD: Final = 8
 PAUSE_MAX_S: Final = 86_400.0
@@ -88,11 +91,12 @@ Hook = Callable[[Transaction, Sequence[JobEnd]], Awaitable[None]]
 
 
 class Letter(NamedTuple):
-    """A frame that went to the dead letters; `show` is None where it is not known."""
+    """A frame, or its output, that went to the dead letters; `show` is None where it is not known."""
 
     reason: str
     show: ShowId | None
     job: JobId
+    what: str = "frame"
 
 
 class Told(msgspec.Struct):
@@ -104,6 +108,8 @@ class Told(msgspec.Struct):
     """Tokens whose procs are gone."""
     letters: list[Letter] = []
     late: int = 0
+    scans: bool = False
+    """Whether outputs among these must be looked into."""
     since_ns: int = msgspec.field(default_factory=now_ns)
     """When ending them began."""
 
@@ -147,6 +153,8 @@ class Finisher:
         self.words = Words(database)
         self.on_letters: Callable[[Sequence[Letter]], None] = _ignore
         """Called after the commit with frames that went to the dead letters."""
+        self.outputs: Outputs | None = None
+        """Who looks at what frames return; None: nobody does."""
         self._pace = pace = pace or Scheduler()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
@@ -206,6 +214,8 @@ class Finisher:
         """After the commit. What is not told to Redis is found by the recount."""
         if told.letters:
             self.on_letters(told.letters)
+        if told.scans and self.outputs is not None:
+            self.outputs.due.set()
         for show, deleted in told.released.items():
             await self.books.publisher.released(show, deleted)
         LATE.inc(told.late)
@@ -244,18 +254,33 @@ class Finisher:
             return told
         endings = await self._judged(tx, frames)
         frames = {token: _without_excess(frame, endings[token]) for token, frame in frames.items()}
+        looked = Looked(frames, endings, {})
+        if self.outputs is not None:
+            looked = await self.outputs.look(tx, worker, looked)
+        frames, endings = looked.frames, looked.endings
         late = await self._close(tx, frames, endings)
         told.late += len(late)
         await self._release(tx, frames, told)
         accepted = {token: frame for token, frame in frames.items() if token not in late}
-        await self._remember(tx, worker, accepted, endings)
+        await self._remember(tx, worker, accepted, looked)
+        if self.outputs is not None:
+            told.scans = await self.outputs.add_scans(tx, accepted, looked)
         await self._count(tx, accepted, endings, told)
         told.letters = [
             Letter(endings[token].reason, frame.show, frame.job)
             for token, frame in accepted.items()
-            if endings[token].state in ("FAILED", "TIMEOUT") and endings[token].reason in GIVEN_UP
+            if endings[token].state in LETTER_STATES and endings[token].reason in GIVEN_UP
         ]
+        told.letters += await self._keep_back(tx, accepted, looked)
         return told
+
+    async def _keep_back(self, tx: Transaction, frames: Mapping[int, Frame], looked: Looked) -> list[Letter]:
+        kept = await self.outputs.keep_back(tx, frames, looked) if self.outputs is not None else []
+        if kept:
+            await self.queue.dead_letters.add(outputs.letters(kept, Reason.OUTPUT_QUARANTINED), on=tx)
+            await outputs.audit_kept(tx, kept, "sync")
+            outputs.count_kept(kept, "sync")
+        return [Letter(Reason.OUTPUT_QUARANTINED.value, one.show, one.job, "output") for one in kept]
 
     async def _known(self, tx: Transaction, worker: UUID | None, ends: Sequence[End]) -> dict[int, Frame]:
         by_token = {end.token: end for end in ends}
@@ -343,7 +368,7 @@ class Finisher:
             by_ending[ending.state, ending.delay_s].append(token)
         for (state, delay_s), tokens in sorted(by_ending.items()):
             match state:
-                case "SUCCEEDED":
+                case "SUCCEEDED" | "OUTPUT_QUARANTINED":
                     ended = await self.queue.complete(tokens, on=tx)
                 case "RETRIED":
                     ended = await self.queue.retry(tokens, delay_s, on=tx)
@@ -370,9 +395,10 @@ class Finisher:
         told.freed = runs_of(list(frames))
 
     async def _remember(
-        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, Frame], endings: Mapping[int, Ending]
+        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, Frame], looked: Looked
     ) -> None:
         """What a frame returned, and every attempt that failed; a plain success has nothing to remember."""
+        endings = looked.endings
         kept = [
             (frame, endings[token])
             for token, frame in frames.items()
@@ -395,6 +421,7 @@ class Finisher:
             [min(frame.end.took_ms, 2**31 - 1) for frame, _ in kept],
             worker,
             words,
+            *outputs.columns(looked, [frame.end.token for frame, _ in kept]),
         )
 
     async def _count(
@@ -421,7 +448,7 @@ class Finisher:
 
 async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
     """End those of the jobs that have no frame left."""
-    return [_job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
+    return [job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
 
 
 def _ignore(_letters: Sequence[Letter]) -> None:
@@ -476,7 +503,7 @@ def _read_released(row: Record, told: Told, *, single: bool) -> None:
     told.freed += runs_of(tokens)
 
 
-def _job_end(row: Record) -> JobEnd:
+def job_end(row: Record) -> JobEnd:
     return JobEnd(
         JobId(row["pk_job"]), ShowId(row["pk_show"]), row["topic"], JobState(row["state"]), row["workflow_id"]
     )

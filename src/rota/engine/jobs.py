@@ -26,6 +26,7 @@ RUNNING = query(__package__, "jobs_running")
 FRAME_ENDS = query(__package__, "jobs_ends")
 ARTIFACTS = query(__package__, "jobs_artifacts")
 ARTIFACTS_SUM = query(__package__, "jobs_artifacts_sum")
+KEPT = query(__package__, "jobs_kept")
 SWAP = query(__package__, "jobs_swap")
 SHOW = query(__package__, "jobs_show")
 
@@ -93,6 +94,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy: Spoken | None = None
     """What the policy said of it last; None: nobody asked it."""
 
+    def frame_number(self, layer: LayerId, place: int) -> int:
+        """The number, as it was submitted, of what the queue calls frame `place` of a layer."""
+        return next(each.frames.number(place) for each in self.layers if each.id == layer)
+
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """A job in a list."""
@@ -127,6 +132,8 @@ class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
     worker: UUID | None
     artifacts: list[str] | None
     """In words of `rota.model.artifacts`."""
+    output: str | None = None
+    """held, quarantined: nothing is told of what it returned and left; redacted: not as the frame left it."""
     finished_at: datetime
 
 
@@ -258,6 +265,15 @@ class Jobs:
             for pointer, name in map(parsed, row["artifacts"]):
                 kept.append(Kept(row["frame"], row["attempt"], name, pointer))
         return kept
+
+    async def kept_back(
+        self, layer: LayerId, *, frame: int = 0, most: int = 100, file: str | None = None
+    ) -> dict[int, str]:
+        """Frames whose outputs nobody may read now, with how: `rota.model.output.unreadable` says what to do.
+
+        With `file`, a pointer, those that left it.
+        """
+        return {row["frame"]: row["output"] for row in await self.database.rows(KEPT, layer, frame, most, file)}
 
     async def artifacts_of(self, layers: Sequence[LayerId]) -> tuple[int, int]:
         """How many files frames of these layers have left, and how many bytes that are."""

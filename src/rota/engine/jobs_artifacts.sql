@@ -1,6 +1,8 @@
--- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if that succeeded.
+-- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if that succeeded and they may be read.
 SELECT frame, attempt, artifacts FROM (
-  SELECT DISTINCT ON (frame) frame, attempt, state, artifacts FROM rota.frame_end
+  SELECT DISTINCT ON (frame) frame, attempt, state, artifacts, output FROM rota.frame_end
   WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
   ORDER BY frame, attempt DESC, ts_finished DESC
-) AS last WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL ORDER BY frame LIMIT $3::int
+) AS last
+WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL AND (output IS NULL OR output = 'redacted')
+ORDER BY frame LIMIT $3::int

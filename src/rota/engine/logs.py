@@ -31,8 +31,9 @@ from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, PostgresUnavailable
-from rota.model.ids import JobId
+from rota.model.ids import JobId, LayerId
 from rota.model.messages import LOG, LogChunk, decode
+from rota.model.output import check_readable
 from rota.queue.room import LOOK
 from rota.queue.tokens import masks_of
 
@@ -239,10 +240,13 @@ class Logs:
         found = await self._jobs.get(job)
         pk_layer, place = _place(found, layer, frame)
         rows = await self.database.rows(READ, pk_layer, place, attempt, stream, max(after, 0), most)
+        if not rows:
+            kept = await self._jobs.kept_back(pk_layer, frame=place, most=1)
+            check_readable(kept.get(place), found.id, found.frame_number(pk_layer, place))
         return _pieces(rows, after if stream is not None else 0)
 
 
-def _place(job: Job, name: str | None, frame: int | None) -> tuple[UUID, int]:
+def _place(job: Job, name: str | None, frame: int | None) -> tuple[LayerId, int]:
     layers = [layer for layer in job.layers if name is None or layer.name == name]
     if not layers:
         names = ", ".join(layer.name for layer in job.layers)

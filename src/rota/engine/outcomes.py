@@ -15,6 +15,7 @@ from rota.engine.jobs import FrameEnd, Job, Jobs, Layer
 from rota.infra.store import Store
 from rota.model.errors import BlobMissing, InvalidInput, SetupFailed
 from rota.model.lifecycle import FrameState
+from rota.model.output import unreadable
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 PAGE_MAX: Final = 1000
@@ -38,6 +39,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     problem: str | None = None
     """Why the value cannot be told."""
+    output: str | None = None
+    """held, quarantined: the policy keeps it back; redacted: it is not as the frame left it."""
     took_ms: int = 0
 
 
@@ -59,7 +62,7 @@ class OutcomeReader:
         async for layer, end in self._ends(job, begin, most + 1, frame):
             if len(items) == most or size > PAGE_BYTES_MAX:
                 return Outcomes(items, f"{layer.number}.{end.frame}")
-            data, problem = await self._value(end)
+            data, problem = await self._value(job, layer, end)
             size += len(data or b"")
             items.append(_outcome(layer, end, data, problem))
         return Outcomes(items)
@@ -79,7 +82,10 @@ class OutcomeReader:
                 if only is None or end.frame == only:
                     yield layer, end
 
-    async def _value(self, end: FrameEnd) -> tuple[bytes | None, str | None]:
+    async def _value(self, job: Job, layer: Layer, end: FrameEnd) -> tuple[bytes | None, str | None]:
+        refused = unreadable(end.output, job.id, layer.frames.number(end.frame))
+        if refused is not None:
+            return None, refused.sentence
         if end.value_at is None:
             return end.value, None
         try:
@@ -102,6 +108,7 @@ def _outcome(layer: Layer, end: FrameEnd, data: bytes | None, problem: str | Non
         code=end.code,
         error=end.error,
         problem=problem,
+        output=end.output,
         took_ms=end.took_ms,
     )
 

@@ -8,3 +8,4 @@ UNION SELECT split_part(unnest(e.artifacts || e.value_at), ' ', 1) FROM rota.fra
   WHERE e.ts_ended IS NOT NULL AND (e.value_at IS NOT NULL OR e.artifacts IS NOT NULL)
 UNION SELECT split_part(unnest(e.artifacts || e.value_at), ' ', 1) FROM rota.frame_end e
   WHERE e.ts_finished < $1::timestamptz + interval '2 days' AND (e.value_at IS NOT NULL OR e.artifacts IS NOT NULL)
+UNION SELECT split_part(unnest(o.original), ' ', 1) FROM rota.output o WHERE o.original IS NOT NULL

@@ -33,6 +33,8 @@
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
         ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
         ├── BlobMissing        what a pointer names is not kept any more
+        ├── OutputHeld         what a frame returned is not readable before it was scanned
+        ├── OutputQuarantined  what a frame returned is kept back by the output policy
         ├── IllegalTransition  a job in this state cannot become that
         ├── NotEnded           a job has not ended within the time that was waited for it
         ├── IdempotencyConflict  the key was used for another submission
@@ -218,6 +220,14 @@ class StaleFence(Refused):
 
 class BlobMissing(Refused):
     code = "blob_missing"
+
+
+class OutputHeld(Refused):
+    code = "output_held"
+
+
+class OutputQuarantined(Refused):
+    code = "output_quarantined"
 
 
 class IllegalTransition(Refused):

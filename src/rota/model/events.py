@@ -48,7 +48,7 @@ WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
 AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
 APPROVAL_KINDS: Final = ("approval.requested", "approval.granted", "approval.rejected", "approval.expired")
-CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent")
+CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent", "output")
 """Families of what people change; what exactly is told by the audit trail."""
 FAMILIES: Final = ("job", "worker", "server", "dlq", "approval", *CHANGED)
 

@@ -75,6 +75,8 @@ class Reason(StrEnum):
     RUNNING_TIMEOUT = "running_timeout"
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
+    OUTPUT_QUARANTINED = "output_quarantined"
+    OUTPUT_QUARANTINED_ASYNC = "output_quarantined_async"
 
     @property
     def meaning(self) -> str:
@@ -137,6 +139,8 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.RUNNING_TIMEOUT: "It ran for longer than it may.",
     Reason.WORKER_LOST: "Its worker fell silent.",
     Reason.CANCELLED: "Somebody cancelled it.",
+    Reason.OUTPUT_QUARANTINED: "The output policy keeps back what it returned.",
+    Reason.OUTPUT_QUARANTINED_ASYNC: "The output policy keeps back what it returned, since a scan of its content.",
 }
 
 TIERS: Final[dict[Reason, Tier]] = {
@@ -205,6 +209,8 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.RUNNING_TIMEOUT: "Give it more time with --timeout, or make it faster.",
     Reason.WORKER_LOST: "Look at that machine; the frame is tried again as often as it may be.",
     Reason.CANCELLED: "Submit it again if that was a mistake.",
+    Reason.OUTPUT_QUARANTINED: "`rota outputs release OUTPUT` or `rota outputs redact OUTPUT` lets it out.",
+    Reason.OUTPUT_QUARANTINED_ASYNC: "`rota outputs release OUTPUT` or `rota outputs redact OUTPUT` lets it out.",
 }
 """Words in capitals stand for names."""
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rota.sdk.app import Rota
     from rota.sdk.books import Departments, Folders, Shows, Subscriptions
     from rota.sdk.office import DeadLetters, Jobs, Keys, Ledger
+    from rota.sdk.outputs import Outputs
     from rota.sdk.pools import Pools, Queues, Topics, Workers
     from rota.sdk.recurring import Agents
 
@@ -89,6 +90,12 @@ class Administers(Generic[M]):
         from rota.sdk.office import DeadLetters
 
         return DeadLetters(self._asks(), self._mode)
+
+    @property
+    def outputs(self) -> Outputs[M]:
+        from rota.sdk.outputs import Outputs
+
+        return Outputs(self._asks(), self._mode)
 
     @property
     def ledger(self) -> Ledger[M]:

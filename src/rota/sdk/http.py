@@ -60,6 +60,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     code: str | None = None
     error: str | None = None
     problem: str | None = None
+    output: str | None = None
 
     @property
     def returned(self) -> bytes | None:
@@ -184,4 +185,5 @@ def _result(outcome: Outcome) -> Result:
         code=outcome.code or "",
         error=outcome.error or "",
         problem=outcome.problem or "",
+        output=outcome.output or "",
     )

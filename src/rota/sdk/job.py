@@ -23,6 +23,7 @@ from rota.model.errors import (
     JobQuarantined,
     JobTimedOut,
     NotEnded,
+    OutputHeld,
 )
 from rota.model.ids import JobId
 from rota.model.lifecycle import FrameState, JobState
@@ -50,6 +51,8 @@ TRACED: Final[tuple[Stream, ...]] = ("stderr", "log")
 LOGS_COME_S: Final = 0.6
 """A traceback may be there so much later than the end of its frame."""
 LOGS_LOOK_S: Final = 0.1
+HELD: Final = "held"
+HELD_LOOK_S: Final = 0.25
 TRACEBACK: Final = "Traceback (most recent call last):"
 
 _ENDS: Final[dict[JobState, type[JobNotSucceeded]]] = {
@@ -102,9 +105,19 @@ class Job(Generic[R]):
         return (await self._ended(timeout)).state
 
     async def result(self, timeout: float | None = None) -> R:
-        """What it returned. A job that did not succeed raises `JobNotSucceeded`, by how it ended."""
+        """What it returned. A job that did not succeed raises `JobNotSucceeded`, by how it ended.
+
+        What is held until it was scanned is waited for as well: `OutputHeld` when that takes too long.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
         told = await self._ended(timeout)
         results = [result async for result in self._app.transport.results(self.id)]
+        while held := next((one for one in results if one.output == HELD), None):
+            if until is not None and time.monotonic() >= until:
+                raise OutputHeld(held.problem, job=str(self.id), frame=held.frame)
+            await asyncio.sleep(HELD_LOOK_S)
+            told = await self.get()
+            results = [result async for result in self._app.transport.results(self.id)]
         if told.state is not JobState.SUCCEEDED:
             raise await self._failure(told, results)
         for untold in results:

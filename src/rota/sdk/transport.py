@@ -39,6 +39,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     problem: str = ""
     """Why what it returned cannot be told."""
+    output: str = ""
+    """held, quarantined: the policy keeps it back; redacted: it is not as the frame left it."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ END $$;
 -- Jobs have ended: what waits for them goes on. A job whose last edge goes comes to the gate like a new one; one whose
 -- edge stays is marked as ending, and the leader ends it. Both in the transaction of the end, so nobody is forgotten.
 -- Jobs that wait are locked in the order of their ids, after those that they wait for, which are older.
+-- A job whose output is held counts as ended once that was scanned (ADR 20): whoever settles its last scan comes here again.
 CREATE FUNCTION rota.jobs_release(ended uuid[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -41,6 +42,8 @@ DECLARE
   freed uuid[];
 BEGIN
   DELETE FROM rota.job_after a WHERE a.pk_job = ANY (ended);
+  ended := ARRAY(SELECT e FROM unnest(ended) AS e
+                 WHERE NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = e AND s.mode <> 'pass'));
   waiting := ARRAY(SELECT j.pk_job FROM rota.job j
                    WHERE j.pk_job IN (SELECT a.pk_job FROM rota.job_after a WHERE a.pk_before = ANY (ended))
                    ORDER BY j.pk_job FOR UPDATE);

@@ -156,9 +156,9 @@ BEGIN
     RETURNING e.*, k.moment
   ), again AS (
     INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state, value, value_at, code, error, took_ms, pk_host,
-                                artifacts, ts_finished, ts_ended)
+                                artifacts, output, checks, ts_finished, ts_ended)
     SELECT g.pk_layer, g.frame, g.attempt, g.token, g.state, g.value, g.value_at, g.code, g.error, g.took_ms, g.pk_host,
-           g.artifacts, g.moment, coalesce(g.ts_ended, g.ts_finished)
+           g.artifacts, g.output, g.checks, g.moment, coalesce(g.ts_ended, g.ts_finished)
     FROM gone g RETURNING 1
   ) SELECT count(*) INTO carried FROM again;
   RETURN carried;

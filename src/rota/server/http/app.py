@@ -20,6 +20,7 @@ from rota.server.http.jobs import JobRoutes
 from rota.server.http.jobs_out import OutputRoutes
 from rota.server.http.layers import LayerRoutes
 from rota.server.http.office import KeyRoutes, LedgerRoutes, OfficeRoutes
+from rota.server.http.outputs import KeptOutputRoutes
 from rota.server.http.pools import PoolRoutes, TopicRoutes, WorkerRoutes
 from rota.server.http.queues import DeadLetterRoutes, QueueRoutes
 from rota.server.http.routes import ROLE, WHERE, let_in, needs
@@ -29,6 +30,7 @@ BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 CONTROLLERS: Final = (
     JobRoutes,
     OutputRoutes,
+    KeptOutputRoutes,
     EventRoutes,
     LayerRoutes,
     ShowRoutes,

@@ -16,6 +16,7 @@ from rota.engine.explain import Explainer
 from rota.engine.jobs import Jobs
 from rota.engine.logs import Logs
 from rota.engine.outcomes import OutcomeReader
+from rota.engine.outputs_desk import OutputDesk
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
 from rota.engine.submit_together import Together
@@ -38,6 +39,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     together: Together
     jobs: Jobs
     outcomes: OutcomeReader
+    outputs: OutputDesk
     logs: Logs
     store: Store
     watch: Watch
@@ -69,6 +71,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             together=Together(engine.submitter),
             jobs=jobs,
             outcomes=OutcomeReader(jobs, engine.store),
+            outputs=OutputDesk(database, engine.store, replica.queue, engine.finisher),
             logs=Logs(database),
             store=engine.store,
             watch=watch,

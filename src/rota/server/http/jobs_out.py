@@ -12,7 +12,7 @@ from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream as Streamed
 
-from rota.engine.jobs import Layer
+from rota.engine.jobs import Job, Layer
 from rota.engine.logs import READ_MAX, Logs, Piece, Stream
 from rota.engine.outcomes import Outcomes
 from rota.infra.store import Pointer
@@ -20,6 +20,7 @@ from rota.model.access import Role
 from rota.model.errors import NotFound
 from rota.model.ids import JobId
 from rota.model.job_frames import FRAME_LAST
+from rota.model.output import check_readable
 from rota.server.http.desk import Desk
 from rota.server.http.pages import Limit, Page
 from rota.server.http.routes import AtDesk, needs
@@ -156,8 +157,10 @@ class OutputRoutes(Controller):
     async def get_artifacts(
         self, request: Ask, desk: AtDesk, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
     ) -> Page[File]:
-        """Files that frames have left, of the first ten thousand frames of each layer that have any."""
+        """Files that frames have left and that may be read, of the first ten thousand frames of each layer."""
         found = await seen(request.user, desk, job)
+        if frame is not None:
+            await _check_readable(desk, found, layer=layer, frame=frame)
         files = [
             file
             for one in found.layers
@@ -176,6 +179,7 @@ class OutputRoutes(Controller):
             for file in await _files(desk, layer, None):
                 if file.at == at:
                     return Response(await desk.store.get(at), media_type=BYTES)
+        await _check_readable(desk, found, file=at)
         raise NotFound(f"Job {found.id} has left no file {at[:64]!r}: its list of artifacts says `at` of each.")
 
 
@@ -205,6 +209,20 @@ async def _stops(desk: Desk) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def _check_readable(
+    desk: Desk, job: Job, *, layer: str | None = None, frame: int | None = None, file: str | None = None
+) -> None:
+    """Raises when this frame, or the one that left this file, has an output that is kept back."""
+    for one in job.layers:
+        place = 0 if frame is None else one.frames.place(frame)
+        if place is None or (layer is not None and one.name != layer):
+            continue
+        kept = await desk.jobs.kept_back(one.id, frame=place, most=1, file=file)
+        for at, output in kept.items():
+            if frame is None or at == place:
+                check_readable(output, job.id, one.frames.number(at))
 
 
 async def _files(desk: Desk, layer: Layer, frame: int | None) -> list[File]:

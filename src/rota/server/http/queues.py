@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
@@ -72,12 +73,13 @@ class DeadLetterRoutes(Controller):
         after: Cursor = 0,
         limit: Limit = LIMIT,
     ) -> Page[DeadLetter]:
-        """What was given up, the oldest first."""
+        """What was given up, the oldest first; without what it was called with."""
         of = (await seen(request.user, desk, job)).id if job is not None else None
         if of is None:
             guard(request.user, Role.VIEWER)
         which = DeadLetterFilter(kind=kind, reason=reason, queue=queue, job=of)
-        found = await desk.queue.dead_letters.find(which, after=after, most=limit + 1)
+        letters = await desk.queue.dead_letters.find(which, after=after, most=limit + 1)
+        found = [msgspec.structs.replace(letter, payload=None) for letter in letters]
         return page(found, limit, lambda letter: letter.id)
 
     @post("/retry", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)

@@ -1,0 +1,369 @@
+"""Outputs on their way out: the first look, in the transaction that ends a frame.
+
+It sees what an output is (size, kind, topic, labels), in this process and without I/O of its own. What comes of it is
+written with the end of the frame:
+
+| the policy says | the frame ends | its output |
+|---|---|---|
+| nothing against it | SUCCEEDED | is readable |
+| it must be looked into | SUCCEEDED | is readable, or held where the topic says so; a row of `rota.scan` is due |
+| redact it for what it is | SUCCEEDED | is held, and quarantined unless it is redacted within `MUST_S` |
+| quarantine, deny | OUTPUT_QUARANTINED | is quarantined, with a dead letter and an entry in the audit trail |
+| (it fails) | SUCCEEDED | is readable and counted as skipped; is held where the topic says so; or is quarantined |
+
+What a failed frame says of itself is looked at here as a whole, since it goes to several places at once: what a rule
+finds in it is never written down. Frames that returned nothing do not come by here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.infra import audit
+from rota.infra.audit import AuditEntry
+from rota.infra.postgres import Record, Transaction, query
+from rota.infra.store import Pointer
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput
+from rota.model.ids import JobId, LayerId, ShowId
+from rota.model.job import decode_details
+from rota.model.messages import End
+from rota.model.output import MARKER, Check, Kept, Mode, OutputMeta, OutputSays, OutputWord, Phase
+from rota.model.reasons import Reason
+from rota.policy.output.judging import OutputPolicy, within
+from rota.queue.dead_letters import DeadLetter
+
+if TYPE_CHECKING:
+    from rota.engine.finish import Ending, Frame
+
+LAYERS = query(__package__, "outputs_layers")
+SCAN = query(__package__, "outputs_scan")
+KEEP = query(__package__, "outputs_keep")
+
+log = structlog.get_logger(__name__)
+MUST_S: Final = 5.0
+ERRORS_S: Final = 0.1
+"""Longest look at what failed frames of one report say."""
+POLICY_ACTOR: Final = "policy:output"
+VALUE_TYPE: Final = "application/msgpack"
+
+CHECKED = metrics.counter("rota_output_policy_checked", "Outputs that the policy looked at.", labels=("topic", "phase"))
+QUARANTINED = metrics.counter(
+    "rota_output_policy_quarantined", "Outputs that the policy keeps back.", labels=("topic", "phase")
+)
+SKIPPED = metrics.counter(
+    "rota_output_policy_skipped", "Outputs that passed because nobody could look at them.", labels=("topic", "phase")
+)
+EVALUATIONS = metrics.counter("rota_output_evaluations", "Evaluations of rules about outputs.", labels=("phase",))
+DENIALS = metrics.counter("rota_output_denials", "Outputs that a rule denies.", labels=("topic",))
+LATENCY = metrics.histogram(
+    "rota_output_check_latency_seconds",
+    "How long looking at outputs took: all of a report at once (sync), or one with its content (async).",
+    labels=("topic", "phase"),
+    buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
+)
+
+
+class Seen(NamedTuple):
+    """What the first look says of one output."""
+
+    meta: OutputMeta
+    word: OutputWord
+    check: Check
+    output: Kept | None = None
+    scan: Mode | None = None
+    """What silence means for the look inside; None: nobody looks."""
+    budget_s: float = 0.0
+
+
+class Mark(NamedTuple):
+    """An output that comes into a state of its own."""
+
+    token: int
+    layer: LayerId
+    frame: int
+    job: JobId
+    show: ShowId
+    state: str
+    word: OutputWord
+    meta: OutputMeta
+    original: str = ""
+
+
+class Looked(NamedTuple):
+    """Frames and endings as they are after the first look, and what it said of each output."""
+
+    frames: dict[int, Frame]
+    endings: dict[int, Ending]
+    seen: dict[int, Seen]
+
+
+class Outputs:
+    def __init__(self, policy: Callable[[], OutputPolicy | None], by: str, *, content_s: float = 30.0) -> None:
+        self.policy = policy
+        """That of now; None: outputs are not looked at."""
+        self.by = by
+        """As records of checks name this server."""
+        self.content_s = content_s
+        self.due = asyncio.Event()
+        """Somebody here has written a scan."""
+
+    async def look(self, tx: Transaction, worker: UUID | None, given: Looked) -> Looked:
+        looked = Looked(dict(given.frames), dict(given.endings), {})
+        policy = self.policy()
+        wanted = {token: frame for token, frame in given.frames.items() if _is_seen(frame.end, given.endings[token])}
+        if policy is None or not wanted:
+            return given
+        rows = await tx.rows(LAYERS, list({frame.layer for frame in wanted.values()}))
+        layers = {row["pk_layer"]: _alike(row) for row in rows}
+        began_s = time.perf_counter()
+        until_s = within(ERRORS_S)
+        for token, frame in wanted.items():
+            alike = layers.get(frame.layer)
+            if alike is not None:
+                self._look_at(policy, looked, token, _meta(alike, frame, worker), until_s)
+        took_s = time.perf_counter() - began_s
+        topics = Counter(seen.meta.topic for seen in looked.seen.values())
+        EVALUATIONS.labels("sync").inc(len(looked.seen))
+        for topic, outputs in topics.items():
+            CHECKED.labels(topic, "sync").inc(outputs)
+            LATENCY.labels(topic, "sync").observe(took_s)
+        return looked
+
+    def _look_at(self, policy: OutputPolicy, looked: Looked, token: int, meta: OutputMeta, until_s: float) -> None:
+        frame, ending = looked.frames[token], looked.endings[token]
+        if frame.end.error:
+            failed = msgspec.structs.replace(meta, has_error=True)
+            error = self._error(policy, failed, frame.end.error, until_s)
+            looked.frames[token] = _saying(frame, error)
+        if ending.state != "SUCCEEDED":
+            return
+        seen = self._first(policy, meta)
+        looked.seen[token] = seen
+        if seen.output is Kept.QUARANTINED:
+            reason = Reason.OUTPUT_QUARANTINED.value
+            looked.endings[token] = ending._replace(state="OUTPUT_QUARANTINED", reason=reason)
+            looked.frames[token] = _saying(frame, seen.word.reason)
+
+    def _first(self, policy: OutputPolicy, meta: OutputMeta) -> Seen:
+        mode = Mode.PASS
+        try:
+            mode = policy.mode(meta.topic)
+            said = policy.first(meta)
+        except Exception:
+            log.exception("output_check_failed", topic=meta.topic, mode=mode)
+            return self._unknown(meta, mode)
+        check = self.record("sync", said.word)
+        if said.word.says.keeps_back:
+            return Seen(meta, said.word, check, Kept.QUARANTINED)
+        if not said.scan:
+            return Seen(meta, said.word, check)
+        if said.must:
+            return Seen(meta, said.word, check, Kept.HELD, Mode.FAIL_CLOSED, MUST_S)
+        return Seen(meta, said.word, check, Kept.HELD if mode.holds else None, mode, self.content_s)
+
+    def _unknown(self, meta: OutputMeta, mode: Mode) -> Seen:
+        word = OutputWord(says=OutputSays.QUARANTINE, reason="The output could not be checked.", severity="high")
+        check = msgspec.structs.replace(self.record("sync", word), says="SKIPPED")
+        match mode:
+            case Mode.PASS:
+                SKIPPED.labels(meta.topic, "sync").inc()
+                return Seen(meta, word, check)
+            case Mode.HOLD:
+                return Seen(meta, word, check, Kept.HELD, mode, self.content_s)
+            case Mode.FAIL_CLOSED:
+                return Seen(meta, word, check, Kept.QUARANTINED)
+
+    def _error(self, policy: OutputPolicy, meta: OutputMeta, text: str, until_s: float) -> str:
+        try:
+            return policy.error(meta, text, until_s)[1]
+        except Exception as wrong:  # noqa: BLE001 - its text may hold what must not be read
+            log.warning("error_text_not_checked", topic=meta.topic, because=type(wrong).__name__)
+            return MARKER if policy.mode(meta.topic).holds else text
+
+    def record(self, phase: Phase, word: OutputWord, by: str = "") -> Check:
+        return Check(
+            phase=phase,
+            at_ms=time.time_ns() // 1_000_000,
+            by=by or self.by,
+            says=word.says.value,
+            rule=word.rule,
+            reason=word.reason,
+            severity=word.severity,
+            snapshot=word.snapshot,
+            findings=word.findings,
+        )
+
+    async def add_scans(self, tx: Transaction, frames: Mapping[int, Frame], looked: Looked) -> bool:
+        """Before the jobs end: what waits for them waits until their outputs may be read."""
+        rows = [(frame, seen) for token, frame in frames.items() if (seen := looked.seen.get(token)) and seen.scan]
+        if not rows:
+            return False
+        await tx.run(
+            SCAN,
+            [frame.end.token for frame, _ in rows],
+            [frame.layer for frame, _ in rows],
+            [frame.frame for frame, _ in rows],
+            [frame.job for frame, _ in rows],
+            [frame.show for frame, _ in rows],
+            [str(seen.scan) for _, seen in rows],
+            [seen.budget_s for _, seen in rows],
+            [msgspec.msgpack.encode(seen.meta) for _, seen in rows],
+        )
+        return True
+
+    async def keep_back(self, tx: Transaction, frames: Mapping[int, Frame], looked: Looked) -> list[Mark]:
+        """Those of the frames whose outputs are quarantined at once, as rows for whoever decides about them."""
+        kept = [
+            Mark(token, frame.layer, frame.frame, frame.job, frame.show, Kept.QUARANTINED, seen.word, seen.meta)
+            for token, frame in frames.items()
+            if (seen := looked.seen.get(token)) is not None and seen.output is Kept.QUARANTINED
+        ]
+        if kept:
+            await write_kept(tx, kept)
+        return kept
+
+
+async def write_kept(tx: Transaction, kept: Sequence[Mark], ended: Sequence[object] | None = None) -> None:
+    await tx.run(
+        KEEP,
+        [one.token for one in kept],
+        [one.layer for one in kept],
+        [one.frame for one in kept],
+        [one.job for one in kept],
+        [one.show for one in kept],
+        [str(one.state) for one in kept],
+        [one.word.severity for one in kept],
+        [one.word.rule for one in kept],
+        [one.word.reason for one in kept],
+        [msgspec.msgpack.encode(one.meta) for one in kept],
+        [one.original for one in kept],
+        list(ended) if ended is not None else [None] * len(kept),
+    )
+
+
+def letters(kept: Sequence[Mark], reason: Reason) -> list[DeadLetter]:
+    return [
+        DeadLetter(
+            kind="output",
+            reason=reason.value,
+            cause=cause(one.token),
+            job=one.job,
+            error=f"Frame {one.meta.number} of layer {one.meta.layer}: {one.word.reason}",
+        )
+        for one in kept
+    ]
+
+
+def cause(token: int) -> str:
+    """What the dead letter of an output goes by."""
+    return f"output:{token}"
+
+
+async def audit_kept(tx: Transaction, kept: Sequence[Mark], phase: Phase) -> None:
+    """At the very end: from here to the commit nobody else writes to the trail."""
+    if kept:
+        await audit.append(tx, [_entry(one, phase) for one in kept])
+
+
+def _entry(kept: Mark, phase: Phase) -> AuditEntry:
+    word = kept.word
+    detail = {
+        "show": str(kept.show),
+        "output": kept.token,
+        "frame": kept.meta.number,
+        "layer": kept.meta.layer,
+        "phase": phase,
+        "rule": word.rule,
+        "snapshot": word.snapshot,
+        "severity": word.severity,
+        "findings": sorted({finding.name for finding in word.findings}),
+    }
+    act = "redact" if kept.state == Kept.REDACTED else "quarantine"
+    return AuditEntry(POLICY_ACTOR, f"output.{act}", f"job:{kept.job}", detail)
+
+
+def count_kept(kept: Sequence[Mark], phase: Phase) -> None:
+    for one in kept:
+        QUARANTINED.labels(one.meta.topic, phase).inc()
+        if one.word.says is OutputSays.DENY:
+            DENIALS.labels(one.meta.topic).inc()
+
+
+def columns(looked: Looked, tokens: Sequence[int]) -> tuple[list[str | None], list[str | None]]:
+    """How the ends of these frames say what may be read of them, and what was said of it."""
+    seen = [looked.seen.get(token) for token in tokens]
+    return (
+        [one.output if one is not None else None for one in seen],
+        [msgspec.json.encode([one.check]).decode() if one is not None else None for one in seen],
+    )
+
+
+def _is_seen(end: End, ending: Ending) -> bool:
+    if ending.state == "SUCCEEDED" and (end.value is not None or end.pointer is not None or end.artifacts):
+        return True
+    return bool(end.error) and ending.state != "RETURNED"
+
+
+class _Alike(NamedTuple):
+    """What outputs of one layer have in common, and how its frames are numbered."""
+
+    meta: OutputMeta
+    first: int
+    step: int
+
+
+def _alike(row: Record) -> _Alike:
+    details = decode_details(row["request"])
+    labels: dict[str, str] = msgspec.json.decode(row["labels"]) if row["labels"] else {}
+    meta = OutputMeta(
+        show=row["show"],
+        topic=row["topic"],
+        tenant=details.tenant,
+        capability=details.capability,
+        risk_tags=details.risk_tags,
+        labels=labels,
+        pack_id=details.pack_id,
+        principal=details.principal,
+        actor_id=details.actor_id,
+        layer=row["layer"],
+    )
+    return _Alike(meta, row["first_frame"], row["frame_step"])
+
+
+def _meta(alike: _Alike, frame: Frame, worker: UUID | None) -> OutputMeta:
+    end = frame.end
+    files = tuple((each.name, len(each.data) or _size(each.pointer)) for each in end.artifacts)
+    value = len(end.value or b"") + _size(end.pointer)
+    types = [VALUE_TYPE] if value else []
+    types += [mimetypes.guess_type(name)[0] or "application/octet-stream" for name, _ in files]
+    return msgspec.structs.replace(
+        alike.meta,
+        number=alike.first + (frame.frame - alike.first) * alike.step,
+        attempt=frame.attempt,
+        worker=str(worker or ""),
+        took_ms=end.took_ms,
+        bytes=value + sum(size for _, size in files),
+        content_types=tuple(dict.fromkeys(types)),
+        artifacts=files,
+    )
+
+
+def _saying(frame: Frame, error: str) -> Frame:
+    return frame._replace(end=msgspec.structs.replace(frame.end, error=error))
+
+
+def _size(pointer: str | None) -> int:
+    try:
+        return Pointer.parse(pointer).size if pointer else 0
+    except InvalidInput:
+        return 0

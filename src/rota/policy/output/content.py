@@ -1,0 +1,184 @@
+"""What is in an output, as scanners see it: every text in it, one after the other, with the way back to its place.
+
+A value is taken apart into its strings, keys, blobs and long whole numbers (an id or a card may be one). These are laid
+out as one text, in which a key stands before what it names as in `password=...`, so a pattern sees both; everything
+else is parted by NUL. A file is one piece. What is found is cut back to the pieces it lies in.
+
+Redacting replaces parts of pieces and puts the value together again: the same walk, in the same order. What cannot be
+taken apart is one piece, and when something is found in it all of it goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rota.model.output import MARKER, SCANNED_BYTES_MAX, merged
+
+LONG_NUMBER: Final = 10**8
+"""A whole number from here on may be somebody's."""
+_CONTINUES: Final = 0xC0, 0x80
+
+Path = tuple[Any, ...]
+"""A piece's place: its parent's, and the key or number there; empty at the top."""
+
+
+class Piece(NamedTuple):
+    path: Path
+    data: bytes
+    is_text: bool = True
+    is_key: bool = False
+
+    def cut(self, begin: int, end: int) -> tuple[int, int]:
+        """The same part of it in whole characters, as places of bytes."""
+        while self.is_text and begin > 0 and self.data[begin] & _CONTINUES[0] == _CONTINUES[1]:
+            begin -= 1
+        while self.is_text and end < len(self.data) and self.data[end] & _CONTINUES[0] == _CONTINUES[1]:
+            end += 1
+        return begin, end
+
+    def place(self, begin: int, end: int) -> tuple[int, int]:
+        """Offset and length as they are told: in characters of a text, in bytes of anything else."""
+        if not self.is_text:
+            return begin, end - begin
+        offset = len(self.data[:begin].decode(errors="replace"))
+        return offset, len(self.data[begin:end].decode(errors="replace"))
+
+    def without(self, spans: Sequence[tuple[int, int]]) -> bytes:
+        kept, at = b"", 0
+        for begin, end in merged([self.cut(*span) for span in spans]):
+            kept += self.data[at:begin] + MARKER.encode()
+            at = end
+        return kept + self.data[at:]
+
+
+class Body:
+    """One text to be scanned: a value, a file, or what an error says."""
+
+    def __init__(self, name: str, pieces: Sequence[Piece], most: int = SCANNED_BYTES_MAX) -> None:
+        self.name = name
+        self.pieces = pieces
+        self.truncated = False
+        self._begins: list[int] = []
+        self.text = self._laid_out(most)
+
+    def _laid_out(self, most: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        for piece in self.pieces:
+            if size + len(piece.data) > most:
+                self.truncated = True
+                if not size:
+                    self._begins.append(0)
+                    parts.append(piece.data[:most])
+                break
+            self._begins.append(size)
+            parts += (piece.data, b"=" if piece.is_key else b"\0")
+            size += len(piece.data) + 1
+        return b"".join(parts)
+
+    def spans(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """Which parts of which pieces lie there: number of the piece, and where in it."""
+        found = []
+        at = max(0, bisect_right(self._begins, begin) - 1)
+        while at < len(self._begins) and self._begins[at] < end:
+            first = self._begins[at]
+            inside = max(begin - first, 0), min(end - first, len(self.pieces[at].data))
+            if inside[0] < inside[1]:
+                found.append((at, *inside))
+            at += 1
+        return found
+
+
+class Value(Body):
+    """What a frame returned, as msgpack."""
+
+    def __init__(self, data: bytes) -> None:
+        self._whole = False
+        self._value: Any = None
+        pieces: list[Piece] = []
+        try:
+            self._value = msgspec.msgpack.decode(data)
+            _walk(self._value, (), pieces.append)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            self._whole, pieces = True, [Piece((), data, is_text=False)]
+        super().__init__("value", pieces)
+
+    def redacted(self, spans: Sequence[tuple[int, int, int]]) -> bytes:
+        """The value without these parts; all of it when there are none, or it cannot be taken apart."""
+        if self._whole or not spans:
+            return msgspec.msgpack.encode(MARKER)
+        return msgspec.msgpack.encode(_walk(self._value, (), _replacing(_by_piece(spans))))
+
+
+class Blob(Body):
+    """A file, or a text."""
+
+    def __init__(self, name: str, data: bytes, *, is_text: bool = False) -> None:
+        super().__init__(name, [Piece((), data, is_text=is_text)])
+
+    def redacted(self, spans: Sequence[tuple[int, int, int]]) -> bytes:
+        [piece] = self.pieces
+        return piece.without([(begin, end) for _, begin, end in spans]) if spans else MARKER.encode()
+
+
+def _by_piece(spans: Sequence[tuple[int, int, int]]) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for at, begin, end in spans:
+        found.setdefault(at, []).append((begin, end))
+    return found
+
+
+def _replacing(spans: dict[int, list[tuple[int, int]]]) -> Callable[[Piece], bytes | None]:
+    at = -1
+
+    def replace(piece: Piece) -> bytes | None:
+        nonlocal at
+        at += 1
+        return piece.without(spans[at]) if at in spans else None
+
+    return replace
+
+
+def _walk(value: Any, path: Path, visit: Callable[[Piece], bytes | None]) -> Any:
+    """Show every piece to `visit`, in one order, and put together what it says instead of them (None: as it was)."""
+    if isinstance(value, dict):
+        return _walk_mapping(value, path, visit)
+    if isinstance(value, list):
+        return [_walk(each, (path, at), visit) for at, each in enumerate(value)]
+    if isinstance(value, str):
+        said = visit(Piece(path, value.encode()))
+        return value if said is None else said.decode(errors="replace")
+    if isinstance(value, bytes | bytearray):
+        said = visit(Piece(path, bytes(value), is_text=False))
+        return value if said is None else said
+    if isinstance(value, msgspec.msgpack.Ext):
+        return value if visit(Piece(path, bytes(value.data), is_text=False)) is None else MARKER
+    if isinstance(value, int) and abs(value) >= LONG_NUMBER:
+        return value if visit(Piece(path, str(value).encode())) is None else MARKER
+    return value
+
+
+def _walk_mapping(value: dict[Any, Any], path: Path, visit: Callable[[Piece], bytes | None]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for place, (key, held) in enumerate(value.items()):
+        name = key
+        if isinstance(key, str | bytes):
+            said = visit(Piece((path, place), key.encode() if isinstance(key, str) else key, is_key=True))
+            name = key if said is None else f"{MARKER} {place}"
+        elif isinstance(key, int) and abs(key) >= LONG_NUMBER:
+            name = key if visit(Piece((path, place), str(key).encode(), is_key=True)) is None else f"{MARKER} {place}"
+        found[name] = _walk(held, (path, key if isinstance(key, str) else place), visit)
+    return found
+
+
+def told_path(path: Path, is_clean: Callable[[str], bool]) -> str:
+    """`.user.emails[2]`; a name that is no plain word, or that a scanner knows, is told as `*`."""
+    words: list[str] = []
+    while path:
+        path, step = path
+        words.append(f"[{step}]" if isinstance(step, int) else f".{step}" if is_clean(step) else ".*")
+    return "".join(reversed(words))

@@ -1,0 +1,165 @@
+"""What scanners look for: patterns of secrets, personal data and injections. No I/O.
+
+A pattern finds candidates, `confirm` looks closer where the shape alone says too little (check digits, entropy). The
+text that is kept from readers is its first group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import log2
+from typing import Final, NamedTuple
+
+from rota.model.output import Severity
+from rota.policy.output.rules import Regex, compiled
+
+ENTROPY_LEAST: Final = 3.5
+"""Bits for each character; English has about 2.5 to 3 at such lengths, a random base64 text more than 4."""
+
+
+class Pattern(NamedTuple):
+    scanner: str
+    type: str
+    name: str
+    severity: Severity
+    regex: Regex
+    confirm: Callable[[bytes], bool] | None = None
+    group: int = 0
+    """The part of a match that is meant; 0: all of it."""
+
+
+_CARDS: Final = (
+    (("4",), (13, 16, 19)),
+    (("51", "52", "53", "54", "55", "22", "23", "24", "25", "26", "27", "35"), (16,)),
+    (("34", "37"), (15,)),
+    (("30", "36", "38"), (14,)),
+    (("60", "62", "64", "65"), (16, 17, 18, 19)),
+)
+"""How numbers of cards begin, and how many digits those have."""
+
+
+def is_card(text: bytes) -> bool:
+    """One number in ten has the right check digit by chance, so its beginning and length must fit, too."""
+    number = bytes(each for each in text if 48 <= each <= 57).decode()
+    if not any(number.startswith(begins) and len(number) in lengths for begins, lengths in _CARDS):
+        return False
+    digits = [int(each) for each in number]
+    doubled = [
+        each if at % 2 == 0 else (each * 2 - 9 if each > 4 else each * 2) for at, each in enumerate(digits[::-1])
+    ]
+    return sum(doubled) % 10 == 0 and len(set(digits)) > 1
+
+
+def is_iban(text: bytes) -> bool:
+    packed = bytes(text).replace(b" ", b"").upper()
+    if not 15 <= len(packed) <= 34:
+        return False
+    turned = (packed[4:] + packed[:4]).decode(errors="replace")
+    return turned.isalnum() and turned.isascii() and int("".join(str(int(each, 36)) for each in turned)) % 97 == 1
+
+
+def is_social_security(text: bytes) -> bool:
+    area, group, number = bytes(text).split(b"-")
+    return area not in (b"000", b"666") and area < b"900" and group != b"00" and number != b"0000"
+
+
+def is_random(text: bytes) -> bool:
+    counts = Counter(bytes(text)).values()
+    return -sum(n / len(text) * log2(n / len(text)) for n in counts) >= ENTROPY_LEAST
+
+
+def is_no_placeholder(text: bytes) -> bool:
+    """A password that stands for one, as in an example, is none."""
+    return bytes(text).strip(b"*x.<>[]${}") != b"" and b"REDACTED" not in text
+
+
+_NAMES_OF_SECRETS: Final = (
+    r"(?:secret|token|passw(?:or)?d|passphrase|api[_-]?key|private[_-]?key|access[_-]?key|credential)[a-z0-9_-]{0,20}"
+)
+_ASSIGNED: Final = r"[\"']?\s{0,4}[:=]\s{0,4}[\"']?"
+_BEGIN_KEY: Final = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_END_KEY: Final = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_EARLIER: Final = r"(?:(?:all|any|of|the|your)\s{1,8}){0,3}(?:previous|prior|above|earlier)"
+
+Rows = tuple[tuple[str, Severity, str, Callable[[bytes], bool] | None], ...]
+_SECRETS: Final[Rows] = (
+    ("aws_access_key", "critical", r"\b((?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16})\b", None),
+    (
+        "aws_secret_key",
+        "critical",
+        rf"(?i)aws[\w .-]{{0,20}}secret[\w .-]{{0,20}}{_ASSIGNED}([A-Za-z0-9/+=]{{40}})",
+        None,
+    ),
+    ("github_token", "critical", r"\b(gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255})", None),
+    ("slack_token", "critical", r"\b(xox[abeoprs]-[A-Za-z0-9-]{10,250})", None),
+    ("slack_webhook", "high", r"(https://hooks\.slack\.com/services/[A-Za-z0-9/+]{20,200})", None),
+    ("openai_key", "critical", r"\b(sk-(?:proj-|svcacct-|ant-)?[A-Za-z0-9_-]{20,250})", None),
+    ("rota_key", "critical", r"\b(rota_[0-9a-z]{10}_[0-9A-Za-z]{12,100})", None),
+    ("jwt", "high", r"\b(eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})", None),
+    ("private_key", "critical", rf"(?s)({_BEGIN_KEY}.*?(?:{_END_KEY}|\z))", None),
+    (
+        "url_password",
+        "high",
+        r"\b[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s:@/\x00]{0,200}:([^\s@/\x00]{1,300})@",
+        is_no_placeholder,
+    ),
+    ("high_entropy", "high", rf"(?i){_NAMES_OF_SECRETS}{_ASSIGNED}([A-Za-z0-9+/=_.~-]{{20,500}})", is_random),
+)
+_PERSONAL: Final[Rows] = (
+    ("email", "medium", r"\b([A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24})\b", None),
+    ("social_security", "high", r"\b(\d{3}-\d{2}-\d{4})\b", is_social_security),
+    ("card", "critical", r"\b((?:\d[ -]?){12,18}\d)\b", is_card),
+    ("iban", "high", r"\b([A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30})\b", is_iban),
+)
+_INJECTIONS: Final[Rows] = (
+    ("shell_remove", "high", r"(?i)((?:;|&&|\|)\s{0,8}rm\s{1,8}-(?:rf|fr)\b)", None),
+    ("shell_fetch", "high", r"(?i)(\b(?:curl|wget)\b[^|\n]{1,300}\|\s{0,8}(?:ba|z)?sh\b|\$\((?:curl|wget|nc)\b)", None),
+    ("sql_drop", "high", r"(?i)(;\s{0,8}drop\s{1,8}(?:table|database)\b)", None),
+    ("sql_union", "high", r"(?i)(\bunion\s{1,8}(?:all\s{1,8})?select\b)", None),
+    ("sql_always", "high", r"(?i)(['\"]\s{0,8}or\s{1,8}['\"]?1['\"]?\s{0,8}=\s{0,8}['\"]?1)", None),
+    (
+        "prompt_ignore",
+        "high",
+        rf"(?i)(\b(?:ignore|disregard|forget)\s{{1,8}}{_EARLIER}\s{{1,8}}(?:instructions|prompts|rules)\b)",
+        None,
+    ),
+    ("prompt_reveal", "high", r"(?i)(\breveal\s{1,8}(?:your|the)\s{1,8}system\s{1,8}prompt\b)", None),
+)
+
+
+@cache
+def built_in() -> tuple[Pattern, ...]:
+    """Compiled once, when the first policy is."""
+    tables = (
+        ("secret", "secret_leak", _SECRETS),
+        ("pii", "pii", _PERSONAL),
+        ("injection", "code_injection", _INJECTIONS),
+    )
+    return tuple(
+        Pattern(scanner, kind, name, severity, compiled(regex), confirm, 1)
+        for scanner, kind, rows in tables
+        for name, severity, regex, confirm in rows
+    )
+
+
+def of_scanners(names: Sequence[str]) -> tuple[Pattern, ...]:
+    return tuple(pattern for pattern in built_in() if pattern.scanner in names)
+
+
+def of_detectors(types: Sequence[str]) -> tuple[Pattern, ...]:
+    return tuple(pattern for pattern in built_in() if pattern.type in types)
+
+
+def of_rule(patterns: Sequence[str], severity: Severity) -> tuple[Pattern, ...]:
+    return tuple(
+        Pattern("patterns", "pattern", f"pattern {at}", severity, compiled(each)) for at, each in enumerate(patterns, 1)
+    )
+
+
+def of_keywords(words: Sequence[str], severity: Severity) -> tuple[Pattern, ...]:
+    return tuple(
+        Pattern("keywords", "keyword", f"keyword {at}", severity, compiled(each, word=True))
+        for at, each in enumerate(words, 1)
+    )
