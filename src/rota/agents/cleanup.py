@@ -115,6 +115,37 @@ class Heirs:
         return frozenset((await self._records.members()).values())
 
 
+class Stranded:
+    """Entries in `working` of runs that PostgreSQL does not know, whose owner lives: it cannot reach Redis to say so.
+
+    Moved are those that were found twice, a pass apart: a run is begun a moment after it was acquired.
+    """
+
+    def __init__(self, records: Records, sets: Callable[[str], Sets], registry: Registry) -> None:
+        self._records = records
+        self._sets = sets
+        self._registry = registry
+        self._seen: set[tuple[str, Entry]] = set()
+
+    async def sweep(self) -> int:
+        found = {(group, each) for group in self._registry.groups for each in await self._found(group)}
+        again = found & self._seen
+        self._seen = found - again
+        moved = 0
+        for group in {group for group, _ in again}:
+            of_group = [each for of, each in again if of == group]
+            moved += await give_back(self._records, self._sets(group), of_group)
+        CLEANED.labels("orphan").inc(moved)
+        return moved
+
+    async def _found(self, group: str) -> list[Entry]:
+        found: list[Entry] = []
+        async for _, entries in pages(self._sets(group)):
+            known = await self._records.standing([each.name for each in entries])
+            found += [each for each in entries if each.name in known and known[each.name].run != each.run]
+        return found
+
+
 class Orphans:
     """What only one replica needs to look for: entries long past their deadline, and names that are no agents."""
 

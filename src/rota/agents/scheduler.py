@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from rota.agents.acquisition import Acquisition, Seen
 from rota.agents.breakers import Breakers
-from rota.agents.cleanup import GONE_S, Heirs, Orphans, Zombies
+from rota.agents.cleanup import GONE_S, Heirs, Orphans, Stranded, Zombies
 from rota.agents.endings import SOON_S, Endings
 from rota.agents.gauges import show_pool
 from rota.agents.health import CRON_INTERVAL_MS, Health, Tick
@@ -106,6 +106,7 @@ class Agents:
         self.runs = Runs(self.clock, self.endings.add, hook, self.lease_until)
         self.zombies = Zombies(self.runs, wanted.zombie_cleanup, self.clock)
         self.heirs = Heirs(self.records, self.sets, self.registry, self.telling.lost)
+        self.stranded = Stranded(self.records, self.sets, self.registry)
         self.orphans = Orphans(self.records, self.sets, self.registry, wanted.orphan_cleanup, self.clock)
         self.breakers = Breakers(wanted.circuit_breaker, self.clock)
         self.health = Health(wanted.health_summary_period_seconds, len(SCRIPTS))
@@ -184,6 +185,7 @@ class Agents:
         async def refresh() -> None:
             async with self.breakers.redis.call():
                 await self.reconciler.refresh(lease)
+                self.health.orphans += await self.stranded.sweep()
                 await self._sample()
 
         beside = [
