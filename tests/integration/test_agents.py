@@ -32,6 +32,16 @@ async def test_an_agent_runs_at_its_interval_and_its_runs_are_kept(database, red
     assert not seen.overlaps
 
 
+async def test_tokens_grow_from_run_to_run_whoever_runs_it(database, redis, seen):
+    for name in ("one", "two", "one"):
+        began = len(seen.runs)
+        async with Pod(database, redis, name=name, beat=every(20, seen.quick)):
+            await until(lambda began=began: len(seen.runs) > began + 1)
+    tokens = [run.token for run in seen.runs]
+    assert tokens == sorted(set(tokens))
+    assert tokens[0] > 0
+
+
 async def test_scores_and_members_read_as_documented(database, redis, seen):
     async with Pod(database, redis, beat=every(HOUR_MS, seen.hang)):
         await until(lambda: seen.count("beat") == 1)

@@ -190,7 +190,8 @@ class Acquisition:
         if not told.backfill and is_missed(spec, told.slot_ms, now_ms):
             self._skip(declared, told, now_ms)
             return False
-        about = AgentRun(told.name, told.run, told.slot_ms, now_ms, now_ms + spec.deadline_ms, told.backfill)
+        until_ms = now_ms + spec.deadline_ms
+        about = AgentRun(told.name, told.run, told.slot_ms, now_ms, until_ms, told.backfill, told.token)
         self._start(Run(spec, about, told.streak, permits[-1], asked_at), declared)
         permits.pop()  # it is the run's from here on
         return True

@@ -65,6 +65,7 @@ class Begun(msgspec.Struct, frozen=True):
     slot_ms: int | None
     streak: int
     backfill: bool = False
+    token: int = 0
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +142,7 @@ class Records:
                 row["slot_ms"],
                 row["streak"],
                 row["backfill"],
+                row["token"],
             )
             for row in rows
         ]

@@ -33,7 +33,7 @@ ENDED = metrics.counter("rota_agents_runs", "Runs of agents that ended in this p
 
 
 class AgentRun(msgspec.Struct, frozen=True):
-    """What a body knows of its run. `run` never comes twice: a fence for whatever it writes elsewhere."""
+    """What a body knows of its run. `run` never comes twice; `token` is a fence for whatever it writes elsewhere."""
 
     name: str
     run: int
@@ -42,6 +42,8 @@ class AgentRun(msgspec.Struct, frozen=True):
     deadline_ms: int
     backfill: bool = False
     """It is for a moment of its schedule that is past, because somebody wants it."""
+    token: int = 0
+    """Greater than that of every run of this agent before."""
 
 
 Body = Callable[[AgentRun], Awaitable[object]]

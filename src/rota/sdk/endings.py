@@ -16,4 +16,7 @@ class Retry(Exception):
 
 
 class Cancelled(BaseException):
-    """Raised by `Context.check` in a frame that was asked to stop. Like the cancellation of asyncio, no `Exception`."""
+    """Raised by `Context.check` in a frame that was asked to stop, and in a sync agent wherever it is.
+
+    Like the cancellation of asyncio, no `Exception`.
+    """

@@ -2,6 +2,8 @@
 
 -- A block of 1024 run numbers for each call: a number is never given twice, whatever Redis forgets.
 CREATE SEQUENCE rota.agent_run_block;
+-- Grows from one run of an agent to the next, which run numbers do not: they are given out in advance.
+CREATE SEQUENCE rota.agent_token;
 
 CREATE TABLE rota.agent (
   name         text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),
@@ -37,6 +39,7 @@ CREATE TABLE rota.agent_running (
   lease        text NOT NULL,
   fence        bigint NOT NULL,
   replica      text NOT NULL,
+  token        bigint NOT NULL DEFAULT nextval('rota.agent_token'),
   quarantined  boolean NOT NULL DEFAULT false,
   backfill     boolean NOT NULL,
   ts_slot      timestamptz,
@@ -46,6 +49,7 @@ CREATE TABLE rota.agent_running (
 );
 
 COMMENT ON TABLE rota.agent_running IS 'The present run of each agent. The primary key is why an agent never overlaps itself.';
+COMMENT ON COLUMN rota.agent_running.token IS 'For what the body writes elsewhere: who comes with a smaller one than was seen is late.';
 COMMENT ON COLUMN rota.agent_running.name IS 'Who runs is not removed: declared anew, it would run beside itself.';
 COMMENT ON COLUMN rota.agent_running.fence IS 'With lease: the grant in rota.lease for as long as which this run lives.';
 
@@ -72,7 +76,7 @@ COMMENT ON TABLE rota.agent_run IS 'The last 50 runs of each agent: a ring, so t
 -- Take runs for those that may begin. A row for each name: its verdict, and what to do with the others.
 CREATE FUNCTION rota.agents_begin(of_lease text, of_fence bigint, by_replica text, names text[], numbers bigint[], at_ms bigint,
                                   timeouts_ms bigint[])
-RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer, backfill boolean)
+RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer, backfill boolean, token bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -92,7 +96,7 @@ BEGIN
            CASE WHEN r.run = asked.number THEN 'begun' WHEN a.name IS NULL THEN 'unknown' WHEN r.run IS NOT NULL THEN 'running'
                 WHEN a.paused THEN 'paused' ELSE 'early' END,
            (extract(epoch FROM a.ts_next) * 1000)::bigint, (extract(epoch FROM r.ts_slot) * 1000)::bigint, coalesce(a.streak, 0),
-           coalesce(r.backfill, false)
+           coalesce(r.backfill, false), coalesce(r.token, 0)
     FROM unnest(names, numbers) AS asked (name, number)
     LEFT JOIN rota.agent a ON a.name = asked.name LEFT JOIN rota.agent_running r ON r.name = asked.name;
 END $$;
