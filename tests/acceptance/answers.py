@@ -287,3 +287,4 @@ KeptOutputShown = maybe(
     "KeptOutputShown", answer("Shown", (OutputLine,), checks=list[OutputCheck], artifacts=list[str]), value=Any
 )
 KeptOutputChange = answer("KeptOutputChange", (OutputChanged,))
+PolicyReloaded = answer("PolicyReloaded", snapshot=str, changed=bool | None)

@@ -7,6 +7,9 @@ import pytest
 import typer
 
 from rota.cli.app import app
+from rota.engine.policy_desk import Simulated, Why
+from rota.policy import cases
+from rota.policy.checking import Checked
 from tests.acceptance import answers as a
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.commands import Terminal
@@ -119,6 +122,14 @@ AGENTS = [
     ("agents health", "agents health", a.AgentsHealth),
     ("agents remove sync", "agents remove poll", a.AgentGone),
 ]
+POLICY = [
+    ("policy check {policy}", "policy check {policy}", Checked),
+    ("policy test {policy}", "policy test {policy} --cases {cases}", cases.Tested),
+    ("policy simulate {policy} --hours 1", "policy simulate {policy} --limit 3", Simulated),
+    ("policy explain {echo}", "policy explain {echo} --policy {policy}", Why),
+    ("policy explain -s {submission}", "policy explain -s {submission}", Why),
+    ("policy reload", "policy reload", a.PolicyReloaded),
+]
 
 
 @pytest.fixture
@@ -171,8 +182,25 @@ async def test_agents_answer_in_text_and_in_json(farm, typed, redis):
         await played(typed, AGENTS, {})
 
 
+async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
+    made = {name: tmp_path / f"{name}.yaml" for name in ("policy", "submission")}
+    made["policy"].write_text("rules: [{id: all, decision: allow}, {id: none, decision: deny, when: frames > 9}]\n")
+    made["submission"].write_text("{show: default, layers: [{task: noop}]}\n")
+    made["cases"] = tmp_path / "policy.cases.yaml"
+    made["cases"].write_text("cases: [{job: {show: default, topic: t}, expect: permit}]\n")
+    made["echo"] = await farm.submit("echo", 1, show="default", frames=12)
+    await farm.ended(made["echo"])
+    monkeypatch.setenv("ROTA_POLICY_FILE", str(made["policy"]))
+    await played(typed, POLICY, made)
+    said = await typed(f"policy explain {made['echo']}")
+    assert "It is denied by rule none" in said.out
+    made["cases"].write_text("cases: [{job: {show: default, topic: t}, expect: deny}]\n")
+    failed = await typed(f"policy test {made['policy']}")
+    assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
+
+
 def test_every_command_is_tried():
-    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS) for line, _, _ in part]
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY) for line, _, _ in part]
     missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
     assert not missing
 

@@ -123,8 +123,8 @@ async def hang(name):
 
 
 class Farm:
-    def __init__(self, database_url, redis_url, nats_url, prefix, *, faces=lambda _replica: ()):
-        """`faces` are what replicas serve besides, such as `rota.server.services`."""
+    def __init__(self, database_url, redis_url, nats_url, prefix, *, faces=lambda _replica: (), **sections):
+        """`faces` are what replicas serve besides, such as `rota.server.services`; `sections` are of the settings."""
         self.urls = Urls(postgres=database_url, redis=redis_url, nats=nats_url)
         base = Settings()
         self.settings = msgspec.structs.replace(
@@ -132,6 +132,7 @@ class Farm:
             nats=msgspec.structs.replace(base.nats, prefix=prefix),
             listen=msgspec.structs.replace(base.listen, port=0),
             worker=msgspec.structs.replace(base.worker, heartbeat_interval=0.2),
+            **sections,
         )
         self.replicas = []
         self.faces = faces

@@ -309,7 +309,7 @@ async def test_every_server_looks_when_somebody_asks_for_it(path, database):
     supervisor.add(*LocalKernel.watching(watch).services(database))
     async with supervisor.running():
         path.write_text(DENYING)
-        await nudge(database)
+        await nudge(database, "ann")
         await until(lambda: watch.snapshots.current.snapshot == snapshot_of(DENYING))
 
 

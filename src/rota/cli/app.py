@@ -22,6 +22,7 @@ from rota.cli import (
     ledger_app,
     output,
     outputs_app,
+    policy_app,
     pools_app,
     queue_app,
     usage,
@@ -60,6 +61,7 @@ app.add_typer(dlq_app.dlq_app, name="dlq")
 app.add_typer(outputs_app.outputs_app, name="outputs")
 app.add_typer(keys_app.keys_app, name="keys")
 app.add_typer(agents_app.agents_app, name="agents")
+app.add_typer(policy_app.policy_app, name="policy")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
 app.command()(jobs_app.explain)

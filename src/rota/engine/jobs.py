@@ -319,9 +319,10 @@ def _job(row: Record, running: dict[UUID, int]) -> Job:
 
 
 def _spoken(told: bytes | None) -> Spoken | None:
-    if told is None:
-        return None
-    word = msgspec.msgpack.decode(told, type=Word)
+    return None if told is None else spoken(msgspec.msgpack.decode(told, type=Word))
+
+
+def spoken(word: Word) -> Spoken:
     return Spoken(
         says=word.says,
         rule=word.rule,

@@ -16,7 +16,8 @@ from typing import Final
 
 import structlog
 
-from rota.infra import faults
+from rota.infra import audit, faults
+from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
@@ -122,6 +123,8 @@ def _tell_loaded(policy: Policy) -> None:
     log.info("policy_loaded", snapshot=policy.snapshot, rules=policy.size, source=policy.written.source)
 
 
-async def nudge(database: Database) -> None:
-    """Every server of this installation looks at its policy file now."""
-    await database.run(NUDGE, CHANNEL)
+async def nudge(database: Database, actor: str) -> None:
+    """Every server of this installation looks at its policy file now; the trail says who wanted that."""
+    async with database.transaction() as tx:
+        await audit.append(tx, [AuditEntry(actor, "policy.reload", "policy", {})])
+        await tx.run(NUDGE, CHANNEL)

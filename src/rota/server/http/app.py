@@ -21,6 +21,7 @@ from rota.server.http.jobs_out import OutputRoutes
 from rota.server.http.layers import LayerRoutes
 from rota.server.http.office import KeyRoutes, LedgerRoutes, OfficeRoutes
 from rota.server.http.outputs import KeptOutputRoutes
+from rota.server.http.policy import PolicyRoutes
 from rota.server.http.pools import PoolRoutes, TopicRoutes, WorkerRoutes
 from rota.server.http.queues import DeadLetterRoutes, QueueRoutes
 from rota.server.http.routes import ROLE, WHERE, let_in, needs
@@ -41,6 +42,7 @@ CONTROLLERS: Final = (
     QueueRoutes,
     DeadLetterRoutes,
     AgentRoutes,
+    PolicyRoutes,
     LedgerRoutes,
     KeyRoutes,
     OfficeRoutes,

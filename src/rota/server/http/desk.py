@@ -23,6 +23,7 @@ from rota.engine.submit_together import Together
 from rota.engine.watching import Watch
 from rota.infra.postgres import Database
 from rota.infra.store import Store
+from rota.model.policy import Kernel
 from rota.model.settings import Settings
 from rota.placement.registry import Registry
 from rota.placement.routing import Routing
@@ -59,6 +60,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     streams: Streams
     agents: Redis
     """Where the sets of agents are."""
+    kernel: Kernel | None
+    """Who decides whether jobs may run; None: they all may."""
 
     @classmethod
     def of(cls, replica: Replica, watch: Watch, streams: Streams) -> Desk:
@@ -89,4 +92,5 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             histories=engine.histories,
             streams=streams,
             agents=replica.agents,
+            kernel=replica.kernel,
         )
