@@ -139,6 +139,7 @@ JobAlone = answer(
     finished_at=datetime | None,
     history=list[Moment],
     layers=list[Layer],
+    policy=dict[str, Any] | None,
 )
 Job = answer("Job", [JobAlone], artifacts=int, artifact_bytes=int)
 Ended = answer("Ended", [JobAlone], results=list[dict[str, Any]])
@@ -278,6 +279,31 @@ AgentChange = answer("AgentChange", agent=str, changed=bool)
 AgentTrigger = answer("AgentTrigger", agent=str, queued=bool)
 AgentGone = answer("AgentGone", agent=str)
 AgentsHealth = answer("AgentsHealth", health=str, reasons=list[str], agents=dict[str, int], members=list[str])
+Approval = answer(
+    "Approval",
+    id=UUID,
+    kind=Literal["job", "step"],
+    subject=str,
+    show=str,
+    state=str,
+    title=str,
+    rule=str,
+    reason=str,
+    snapshot=str,
+    hash=str,
+    quorum=int,
+    agreed=int,
+    approvers=list[str],
+    principal=str,
+    actor=str,
+    requested_at=datetime,
+    expires_at=datetime | None,
+    decided_at=datetime | None,
+    votes=list[dict[str, Any]],
+)
+ApprovalShown = answer("ApprovalShown", approval=Approval, job=dict[str, Any] | None)
+ApprovalSaid = answer("ApprovalSaid", approval=Approval, changed=bool)
+Remediated = answer("Remediated", job=UUID, remediation_of=UUID, frames=int)
 Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime)
 
 __all__ = ["Check", "Explained", "MigrationStatus", "Status"]

@@ -6,21 +6,25 @@ import msgspec
 import pytest
 import typer
 
+from rota import runtime
 from rota.cli.app import app
 from rota.engine.policy_desk import Simulated, Why
 from rota.policy import cases
 from rota.policy.checking import Checked
+from rota.model.policy import Remediation, Says
 from tests.acceptance import answers as a
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.commands import Terminal
 from tests.ground.farm import Farm, hanging
 from tests.ground.outputs import an_output
+from tests.ground.kernels import TABLE, Table, word
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
 ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
 """Those that have a process, or an API, and a test of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
+PEOPLE = sql("SELECT count(*) = 4 FROM rota.approval")
 
 # Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
 BOOKS = [
@@ -131,6 +135,14 @@ POLICY = [
     ("policy reload", "policy reload", a.PolicyReloaded),
 ]
 
+GATED = [
+    ("approvals list", "approvals list", list[a.Approval]),
+    ("approvals show {one}", "approvals show {two}", a.ApprovalShown),
+    ("approvals approve {one}", "approvals approve {two}", a.ApprovalSaid),
+    ("approvals reject {three}", "approvals reject {four}", a.ApprovalSaid),
+    ("job remediate {denied}", "job remediate {refused}", a.Remediated),
+]
+
 
 @pytest.fixture
 async def farm(database_url, redis_url, nats_url, bus_prefix):
@@ -199,8 +211,25 @@ async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monke
     assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
 
 
+async def test_what_is_gated_answers_in_text_and_in_json(
+    typed, monkeypatch, database_url, redis_url, nats_url, bus_prefix
+):
+    remedy = Remediation(id="safe", replacement_topic="safer")
+    kernel = Table(default=TABLE["approval"], risky=word(Says.DENY, remediations=(remedy,)))
+    monkeypatch.setattr(runtime, "policy_of", lambda *_: kernel)
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("default")
+        farm.submitter = farm.replica.engine.submitter
+        made = {name: await farm.submit("noop", show="default") for name in ("one", "two", "three", "four")}
+        made |= {name: await farm.submit("noop", show="default", topic="risky") for name in ("denied", "refused")}
+        for name in ("denied", "refused"):
+            await farm.ended(made[name])
+        await until(lambda: farm.database.value(PEOPLE), what="approvals of all")
+        await played(typed, GATED, made)
+
+
 def test_every_command_is_tried():
-    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY) for line, _, _ in part]
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY, GATED) for line, _, _ in part]
     missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
     assert not missing
 

@@ -9,6 +9,7 @@ import pytest
 from rota.agents.records import Records
 from rota.model.access import GrantSpec, Role
 from rota.model.agent import AgentSpec
+from rota.model.approval import Asking
 from rota.model.schedule import Every
 from rota.queue import DeadLetter
 from rota.server import services
@@ -57,6 +58,7 @@ async def things_of(api, show):
     """Words for the paths and bodies of calls that are about `show`."""
     job = str(await api.farm.submit("noop", show=show))
     key = await api.keys.create(f"of-{show}", [GrantSpec(Role.VIEWER, show)], actor="test")
+    await ask_for_approval(api, show, job)
     letter = DeadLetter(kind="message", reason="lost", cause=show, job=UUID(job))
     await api.farm.replica.queue.dead_letters.add([letter])
     output = await an_output(api.farm.database, await api.farm.submit("noop", show=show), 10**12 + len(show))
@@ -66,11 +68,21 @@ async def things_of(api, show):
         "name": show,
         "q": f"show:{show}",
         "job": job,
+        "approval": job,
+        "state": "pending",
         "key": key.key.id,
         "output": output,
         "queue": next(one["queue"] for one in queues if one["show"] == show),
         **EVERYBODYS,
     }
+
+
+async def ask_for_approval(api, show, job):
+    database = api.farm.database
+    of = await database.value(sql("SELECT pk_show FROM rota.show WHERE str_name = $1"), show)
+    async with database.transaction() as tx:
+        asked = Asking(kind="job", subject=job, show=of, hash=b"h" * 32)
+        await api.farm.replica.engine.approver.approvals.request(tx, [asked])
 
 
 def things_of_nobody(foreign):
@@ -79,8 +91,8 @@ def things_of_nobody(foreign):
     queue = foreign["queue"].replace(FOREIGN, NOBODY)
     return (
         foreign
-        | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "key": key, "queue": queue}
-        | {"output": output}
+        | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "approval": job}
+        | {"key": key, "queue": queue, "output": output}
     )
 
 
@@ -157,7 +169,9 @@ class Matrix:
         order = [(call.method == "DELETE", -call.path.count("/"), client.sees_all) for call, client in self.allowed]
         for _, (call, client) in sorted(zip(order, self.allowed, strict=True), key=lambda each: each[0]):
             answer = await call.by(client)
-            assert answer.status_code in (200, 201, 400, 404, 409), (call, answer.text)
+            # Who may agree is said by the approval, not by the role.
+            agreeing = (403,) if "/approvals/" in call.path else ()
+            assert answer.status_code in (200, 201, 400, 404, 409, *agreeing), (call, answer.text)
 
 
 async def clients_of(api, role):

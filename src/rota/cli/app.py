@@ -13,6 +13,7 @@ import typer
 
 from rota.cli import (
     agents_app,
+    approvals_app,
     books_app,
     books_caps_app,
     dlq_app,
@@ -62,6 +63,7 @@ app.add_typer(outputs_app.outputs_app, name="outputs")
 app.add_typer(keys_app.keys_app, name="keys")
 app.add_typer(agents_app.agents_app, name="agents")
 app.add_typer(policy_app.policy_app, name="policy")
+app.add_typer(approvals_app.approvals_app, name="approvals")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)
 app.command("jobs")(jobs_app.jobs_list)
 app.command()(jobs_app.explain)

@@ -71,7 +71,7 @@ def submit(settings: Settings, wanted: Wanted, *, wait: bool, dry_run: bool, for
 
 
 async def _submit(settings: Settings, wanted: Wanted, *, wait: bool, dry_run: bool, form: Form) -> int:
-    given = submission(wanted, actor(), _declared(settings, wanted))
+    given = msgspec.structs.replace(submission(wanted, actor(), _declared(settings, wanted)), principal=actor())
     async with opened(settings) as jobs:
         if wanted.after:
             after = tuple([await find(jobs, each) for each in wanted.after])
@@ -156,10 +156,21 @@ async def retry(settings: Settings, jobs: Jobs, prefix: str, *, every_frame: boo
     job = await find(jobs, prefix)
     reopener = reopener_of(with_store(settings), Queue(jobs.database))
     async with jobs.database.transaction() as tx:
-        made = await reopener.retry_job(job, every_frame=every_frame, on=tx)
+        made = await reopener.retry_job(job, every_frame=every_frame, by=actor(), on=tx)
         entry = AuditEntry(actor(), "job.retry", f"job:{job}", {"job": str(made.job), "frames": made.frames})
         await audit.append(tx, [entry])
     return view.retried_page(made)
+
+
+async def remediate(settings: Settings, jobs: Jobs, prefix: str, remediation: str) -> Page:
+    job = await find(jobs, prefix)
+    reopener = reopener_of(with_store(settings), Queue(jobs.database))
+    async with jobs.database.transaction() as tx:
+        made = await reopener.remediate(job, remediation, by=actor(), on=tx)
+        detail = {"job": str(made.job), "remediation": remediation}
+        await audit.append(tx, [AuditEntry(actor(), "job.remediate", f"job:{job}", detail)])
+    data = {"job": made.job, "remediation_of": made.old, "frames": made.frames}
+    return Page(data, [f"Job {made.job} is job {made.old} in the way its policy suggests."])
 
 
 async def shown(jobs: Jobs, prefix: str) -> Page:

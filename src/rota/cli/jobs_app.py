@@ -190,6 +190,22 @@ def job_retry(
     jobs.run(settings, lambda found: jobs.retry(settings, found, which, every_frame=everything), form=form)
 
 
+@job_app.command("remediate")
+def job_remediate(
+    context: typer.Context,
+    which: Which,
+    remediation: Annotated[
+        str, typer.Option("--as", metavar="ID", help="Which of several remedies.", show_default=False)
+    ] = "",
+    form: Output = Form.TEXT,
+) -> None:
+    """Submit a denied job in the way its policy suggests, as a new job."""
+    from rota.cli import jobs
+
+    settings = load(context, quietly=True).settings
+    jobs.run(settings, lambda found: jobs.remediate(settings, found, which, remediation), form=form)
+
+
 @job_app.command("cancel")
 def job_cancel(
     context: typer.Context,

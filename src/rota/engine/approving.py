@@ -87,9 +87,7 @@ class Approver:
         except NotFound:
             found = await self.approvals.latest("job", [str(UUID(named))])
         if not found:
-            raise NotFound(
-                f"Nothing called {named[:64]!r} was asked to be approved: `rota approvals list` tells what was."
-            )
+            raise unknown(named)
         [approval] = found.values()
         return approval
 
@@ -126,7 +124,14 @@ class Approver:
             await self.approvals.decide(tx, approval, state)
             after = await self.subjects[approval.kind].decided(tx, approval, state, _why(state, who, reason))
         act = "vote" if state is ApprovalState.PENDING else state.value
-        detail = {"of": approval.subject, "rule": approval.rule, "reason": reason, "agreed": approval.agreed}
+        detail = {
+            "of": approval.subject,
+            "show": str(approval.show_id),
+            "rule": approval.rule,
+            "reason": reason,
+            "agreed": approval.agreed,
+            **({"job": approval.subject} if approval.kind == "job" else {}),
+        }
         await audit.append(tx, [AuditEntry(who, f"approval.{act}", f"approval:{approval.id}", detail)])
         return after
 
@@ -199,6 +204,10 @@ class _Jobs:
         told.finished = ended
         await self._gatekeeper.finisher.tell(told)
         self._gatekeeper.on_ended(ended)
+
+
+def unknown(named: str) -> NotFound:
+    return NotFound(f"Nothing called {named[:64]!r} was asked to be approved: `rota approvals list` tells what was.")
 
 
 def _comes_to(approval: Approval, *, agrees: bool) -> ApprovalState:

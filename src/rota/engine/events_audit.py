@@ -1,4 +1,5 @@
-"""Changes that people made to shows, quotas, pools and topics, told as events: read from the audit trail by one leader.
+"""Changes that people made to shows, quotas, pools and topics, and what they approved, told as events: read from the
+audit trail by one leader.
 
 The trail is numbered without a hole in the order of commits, so nothing is passed over, whoever made the change. Up to
 where it was told is known from the stream itself: the last message of this kind says so. Where there is none (the
@@ -29,7 +30,7 @@ from rota.infra.nats.declared import EVENTS, EVENTS_AUDITED
 from rota.infra.postgres import Database, Record, query
 from rota.infra.service import Lifecycle
 from rota.model.errors import InvalidInput, NatsUnavailable
-from rota.model.events import CHANGED, Batch, Group
+from rota.model.events import CHANGED, Batch, Group, joined
 from rota.model.messages import decode, encode
 
 READ = query(__package__, "events_audit")
@@ -94,7 +95,8 @@ class AuditTeller:
             if family in CHANGED:
                 show, name = self._shows.known(_show(row))
                 facts = {"what": row["target"], "audit": row["seq"]}
-                groups.append(Group(f"{family}.{act}", row["at_ms"], show, name, facts=facts))
+                jobs = joined([UUID(row["job"])]) if row["job"] else b""
+                groups.append(Group(f"{family}.{act}", row["at_ms"], show, name, jobs, facts))
         return groups
 
 

@@ -75,16 +75,14 @@ class Sources:
 
     def requested(self, approvals: Sequence[Approval]) -> None:
         for approval in approvals:
-            self.approval(approval)
+            jobs = [UUID(approval.subject)] if approval.kind == "job" else []
+            facts = {"approval": str(approval.id), "of": approval.kind, "rule": approval.rule}
+            self.teller.tell("approval.requested", show=approval.show_id, jobs=jobs, **facts)
 
     def approval(self, approval: Approval) -> None:
-        """Asked for, or decided."""
-        how = "requested" if approval.state is ApprovalState.PENDING else approval.state.value
-        jobs = [UUID(approval.subject)] if approval.kind == "job" else []
-        facts = {"approval": str(approval.id), "of": approval.kind, "rule": approval.rule}
-        self.teller.tell(f"approval.{how}", show=approval.show_id, jobs=jobs, **facts)
+        """Decided, which is told by the audit trail; the letter of a job that is denied by it is not."""
         if approval.kind == "job" and approval.state in _DENYING:
-            self.teller.letter("job", f"approval_{how}", approval.show_id, jobs)
+            self.teller.letter("job", f"approval_{approval.state}", approval.show_id, [UUID(approval.subject)])
 
     def marked(self, state: str, marked: Sequence[Marked]) -> None:
         self.teller.jobs((state, each.show, each.topic, each.job) for each in marked)

@@ -117,7 +117,8 @@ class Explainer:
         holders = await self._reads.jobs_at_once(show) if row["jobs_before"] is not None else []
         before = await self._reads.before(job.id) if job.state is JobState.PENDING else ([], 0)
         bus_is_there = self._bus is None or self._bus.connected
-        look.of_job = [*causes.of_the_job(job, row, holders, before, bus_is_there=bus_is_there)]
+        approval = await self._reads.approval(job.id) if job.state is JobState.APPROVAL_REQUIRED else None
+        look.of_job = [*causes.of_the_job(job, row, holders, before, approval, bus_is_there=bus_is_there)]
         told = await self._layers(look, layers)
         found = [*look.of_job, *(each for layer in told for each in layer.reasons)]
         found.sort(key=lambda each: each.tier.rank)

@@ -9,26 +9,21 @@ from typing import Final
 from rota.accounting.ledger import Why
 from rota.accounting.standings import Standings
 from rota.engine.board import Before
+from rota.engine.explain_cause import cause
 from rota.engine.explain_decide import Refused
+from rota.engine.explain_policy import unapproved, undecided
 from rota.engine.explain_told import Amounts, Cause, Holder, JobBefore, Position, Refuser, RefuserKind
 from rota.engine.jobs import Job, Layer
 from rota.infra.postgres import Record
+from rota.model.approval import Approval
 from rota.model.lifecycle import JobState
 from rota.model.quota import Level, Resource
-from rota.model.reasons import Reason, Tier
+from rota.model.reasons import Reason
 from rota.model.units import Centicores, format_cores, span
 from rota.placement import Explanation, PlacementClass
 
 PASSED_SHOWN: Final = 3
 
-_NEXT: Final = {
-    Tier.MISCONFIGURED: "when a worker comes, or pools and topics change",
-    Tier.BLOCKED: "",
-    Tier.QUOTA: "when something that counts there ends, or the limit changes",
-    Tier.CAPACITY: "when a worker comes or has room",
-    Tier.ORDER: "when those before it have started",
-    Tier.SYSTEM: "as soon as it is back",
-}
 _KINDS: Final[dict[Level, RefuserKind]] = {
     Level.SUBSCRIPTION: "subscription",
     Level.FOLDER: "folder",
@@ -38,41 +33,14 @@ _KINDS: Final[dict[Level, RefuserKind]] = {
 }
 
 
-def cause(
-    code: Reason,
-    sentence: str = "",
-    *,
-    remedy: str = "",
-    layer: Layer | None = None,
-    refuser: Refuser | None = None,
-    amounts: Amounts | None = None,
-    holders: Sequence[Holder] = (),
-    waits_for: Sequence[JobBefore] = (),
-    found: Explanation | None = None,
-    next_at: datetime | None = None,
-    next_try: str | None = None,
-) -> Cause:
-    """With the tier of its code, and its meaning and remedy where there is nothing to add."""
-    assert code.tier is not None, f"{code} is nothing that a job waits for"
-    return Cause(
-        tier=code.tier,
-        code=code,
-        sentence=sentence or code.meaning,
-        remedy=remedy or code.remedy(),
-        layer=None if layer is None else layer.name,
-        refuser=refuser,
-        amounts=amounts,
-        holders=tuple(holders),
-        waits_for=tuple(waits_for),
-        considered=0 if found is None else found.considered,
-        passed=() if found is None else found.passed,
-        next_at=next_at,
-        next_try=_NEXT[code.tier] if next_try is None else next_try,
-    )
-
-
 def of_the_job(
-    job: Job, row: Record, holders: Sequence[Holder], before: tuple[Sequence[JobBefore], int], *, bus_is_there: bool
+    job: Job,
+    row: Record,
+    holders: Sequence[Holder],
+    before: tuple[Sequence[JobBefore], int],
+    approval: Approval | None,
+    *,
+    bus_is_there: bool,
 ) -> Iterator[Cause]:
     """What concerns all its layers."""
     if row["ends_as"] is not None:
@@ -81,8 +49,10 @@ def of_the_job(
         return
     if before[0]:
         yield _waiting_on(*before)
-    elif job.state in (JobState.PENDING, JobState.APPROVAL_REQUIRED):
-        yield _undecided(job)
+    elif job.state is JobState.APPROVAL_REQUIRED:
+        yield unapproved(job, approval, row["now"])
+    elif job.state is JobState.PENDING:
+        yield undecided(job, row["ts_ask_at"])
     elif row["jobs_before"] is not None and row["jobs_before"] >= row["jobs_max"]:
         yield _tenant_limit(job, row["jobs_before"], row["jobs_max"], holders)
     if row["dispatch_failures"]:
@@ -110,17 +80,6 @@ def _waiting_on(before: Sequence[JobBefore], jobs: int) -> Cause:
         waits_for=before,
         next_try="when the last of them has ended",
     )
-
-
-def _undecided(job: Job) -> Cause:
-    """The policy may give reasons in words of its own."""
-    known = {reason.value: reason for reason in Reason if reason.tier is Tier.BLOCKED}
-    held = job.state is JobState.APPROVAL_REQUIRED
-    code = known.get(job.reason or "", Reason.APPROVAL_REQUIRED if held else Reason.POLICY_PENDING)
-    own = job.reason if job.reason not in (None, code.value, "approved") else None
-    sentence = f"{code.meaning.rstrip('.')}: {own}." if own else code.meaning
-    tried = "when somebody approves it" if code is Reason.APPROVAL_REQUIRED else "within seconds, by itself"
-    return cause(code, sentence, refuser=Refuser("policy", own or code.value), next_try=tried)
 
 
 def _tenant_limit(job: Job, have: int, limit: int, holders: Sequence[Holder]) -> Cause:

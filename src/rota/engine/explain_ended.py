@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rota.engine.explain_policy import why_denied
 from rota.engine.explain_told import Explained, FailureTold
 from rota.engine.jobs import Job, Layer
 from rota.infra.postgres import Database, query
@@ -17,14 +18,16 @@ LETTER = query(__package__, "explain_letter")
 async def how_it_ended(database: Database, job: Job, layers: Sequence[Layer]) -> Explained:
     failure = None if job.state is JobState.SUCCEEDED else await _first_failure(database, layers)
     letter = None if failure or job.state is JobState.SUCCEEDED else await database.row(LETTER, job.id)
-    error = letter["error"] if letter is not None and letter["error"] else ""
+    denied = why_denied(job)
+    error = letter["error"] if letter is not None and letter["error"] and not denied else ""
     return Explained(
         job=job.id,
         name=job.name,
         show=job.show,
         state=job.state,
         reason=job.reason,
-        sentence=f"It has ended as {job.state}{_why(job.reason)}{_first(failure)}{f' ({error})' if error else ''}",
+        sentence=f"It has ended as {job.state}{_why(job.reason)}{_first(failure)}{f' ({error})' if error else ''}"
+        + denied,
         waiting=0,
         on_workers=0,
         first_failure=failure,

@@ -1,5 +1,5 @@
 -- What holds job $1 besides its frames, and which server leads, by the lease $2.
-SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.dispatch_failures, m.jobs_max,
+SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.dispatch_failures, j.ts_ask_at, m.jobs_max,
        CASE WHEN m.jobs_max IS NOT NULL AND j.state = 'SCHEDULED'
                  AND NOT EXISTS (SELECT FROM rota.job_slot t WHERE t.pk_job = j.pk_job)
             THEN rota.job_slots_used(j.pk_show) END AS jobs_before,

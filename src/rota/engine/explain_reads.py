@@ -11,8 +11,10 @@ from rota.engine.explain_told import HOLDERS_MAX, RUNNING_MAX, Holder, JobBefore
 from rota.engine.jobs import Job, Layer
 from rota.engine.recovery import LEASE
 from rota.infra.postgres import Database, Query, Record, query
+from rota.model.approval import Approval
 from rota.model.ids import JobId, LayerId, PoolId, ShowId
 from rota.model.quota import Level
+from rota.policy.approvals import Approvals
 
 JOB = query(__package__, "explain_job")
 BEFORE = query(__package__, "explain_before")
@@ -46,6 +48,10 @@ class Reads:
         rows = await self.database.rows(BEFORE, job, HOLDERS_MAX)
         told = [JobBefore(**{name: row[name] for name in JobBefore.__struct_fields__}) for row in rows]
         return told, rows[0]["jobs"] if rows else 0
+
+    async def approval(self, job: JobId) -> Approval | None:
+        """What it waits for, if people are asked about it."""
+        return (await Approvals(self.database).latest("job", [str(job)])).get(str(job))
 
     async def ahead(self, job: Job, layer: Layer) -> int | None:
         """Frames of its own queue that go before its first; None where that is too far away to be counted."""

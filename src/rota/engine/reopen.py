@@ -20,20 +20,24 @@ from uuid import UUID
 import msgspec
 
 from rota.engine.reopen_plan import Items, Wanted, reopened_plan
+from rota.engine.reopen_remedy import chosen, remedied
 from rota.engine.submit import Submitter
 from rota.infra import faults
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.store import Store
 from rota.model.errors import BlobMissing, InvalidInput, NotFound
 from rota.model.ids import JobId
-from rota.model.job import Reopened, decode_details
+from rota.model.job import Reopened, decode_details, encode_details
 from rota.model.job_frames import FRAMES_MAX
+from rota.model.policy import Remediation
+from rota.policy.words import Words
 from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, Queue
 from rota.queue.dead_letters import FIND, REMOVE_MAX
 
 JOBS = query(__package__, "reopen_jobs")
 KNOWN = query(__package__, "reopen_known")
 LETTERS = query(__package__, "reopen_letters")
+DENIED = query(__package__, "reopen_denied")
 
 BATCHES_MAX: Final = FRAMES_MAX // REMOVE_MAX
 
@@ -51,9 +55,15 @@ class Reopener:
         self.queue = queue
         self.submitter = submitter
         self.store = store
+        self.words = Words(database)
 
-    async def retry_job(self, job: JobId, *, every_frame: bool = False, on: Transaction | None = None) -> Reopened:
-        """Failed frames of a job, or all of them; its failed frames and dead letters are settled with that."""
+    async def retry_job(
+        self, job: JobId, *, every_frame: bool = False, by: str = "", on: Transaction | None = None
+    ) -> Reopened:
+        """Failed frames of a job, or all of them; its failed frames and dead letters are settled with that.
+
+        Whoever asks for it, `by`, submits the new job, and so may not approve it.
+        """
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
@@ -65,7 +75,23 @@ class Reopener:
             wanted = _wanted([letter for letter in letters if letter.kind == "frame"])
             if not every_frame and not wanted:
                 raise InvalidInput(f"Job {job} has no failed frame that is kept: retry all of it, or submit it again.")
-            return await self._submit(tx, rows, None if every_frame else wanted)
+            return await self._submit(tx, rows, None if every_frame else wanted, by)
+
+    async def remediate(
+        self, job: JobId, remediation: str = "", *, by: str = "", on: Transaction | None = None
+    ) -> Reopened:
+        """A denied job as a new one, changed in the way that its policy suggests; its dead letter is settled."""
+        async with self._transaction(on) as tx:
+            rows = await tx.rows(JOBS, [job])
+            if not rows:
+                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
+            denied = await tx.row(DENIED, job)
+            if denied is None:
+                raise InvalidInput(f"Job {job} was not denied: only what a policy denied has a remedy of it.")
+            words = await self.words.of([denied["word"]], on=tx)
+            remedy = chosen(words.get(denied["word"]), remediation)
+            await self._purge(tx, await self._letters_of(tx, job))
+            return await self._submit(tx, rows, None, by, remedy)
 
     async def retry_letters(
         self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
@@ -165,9 +191,21 @@ class Reopener:
         faults.at("reopen.after_purge")
         return gone
 
-    async def _submit(self, tx: Transaction, layers: Sequence[Record], wanted: Wanted | None) -> Reopened:
+    async def _submit(
+        self,
+        tx: Transaction,
+        layers: Sequence[Record],
+        wanted: Wanted | None,
+        by: str = "",
+        remedy: Remediation | None = None,
+    ) -> Reopened:
         inputs = {row["pk_layer"]: await self.store.get(row["input_at"], on=tx) for row in layers if row["input_at"]}
         plan = reopened_plan(layers, wanted, inputs, await self._items(tx, layers[0]) if wanted is None else None)
+        if by:
+            details = msgspec.structs.replace(decode_details(plan.details), principal=by)
+            plan = msgspec.structs.replace(plan, details=encode_details(details))
+        if remedy is not None:
+            plan = remedied(plan, remedy, layers[0]["pk_job"])
         [submitted] = await self.submitter.write([plan], on=tx)
         return Reopened(layers[0]["pk_job"], submitted.job, sum(layer.frames.count for layer in plan.layers))
 

@@ -99,6 +99,54 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is ApprovalState.GRANTED and self.rule == rule and counted >= terms.quorum
 
 
+class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
+    """As faces show it."""
+
+    id: UUID
+    kind: Kind
+    subject: str
+    """The id of a job, or what a workflow calls its step."""
+    show: str
+    state: ApprovalState
+    title: str
+    rule: str
+    reason: str
+    """What the rule says."""
+    snapshot: str
+    """Of the policy that asked for it."""
+    hash: str
+    """Of what was submitted: what is approved, and nothing else."""
+    quorum: int
+    agreed: int
+    approvers: tuple[str, ...]
+    """Names of keys that may agree; empty: every operator of the show."""
+    principal: str
+    """Who submitted it, who therefore may not agree."""
+    actor: str
+    requested_at: datetime
+    expires_at: datetime | None
+    decided_at: datetime | None
+    votes: tuple[Vote, ...]
+
+
+def view(approval: Approval) -> ApprovalView:
+    told = {name: getattr(approval, name) for name in ApprovalView.__struct_fields__ if name != "hash"}
+    return ApprovalView(hash=approval.hash.hex(), **told)
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a vote."""
+
+    approval: ApprovalView
+    changed: bool
+    """False: it had been said before."""
+
+
+class Reasoned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    reason: str = ""
+    """For those who read about it later."""
+
+
 def guard_vote(approval: Approval, voter: Voter) -> None:
     """Raises unless `voter` may agree or refuse."""
     if voter.name in _submitters(approval):

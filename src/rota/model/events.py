@@ -16,7 +16,7 @@ message.
 | `agent.<outcome>` | a run has ended so, or its replica is gone | `agent`, `run`, `took_ms`, `failure` |
 | `agent.quarantined` | a run that was stopped goes on | `agent`, `run`, `replica` |
 | `approval.requested` | people are asked to agree | `approval`, `of`: a job or a step, `rule` |
-| `approval.granted`, `.rejected`, `.expired` | they did, somebody refused, nobody did in time | the same |
+| `approval.vote`, `.granted`, `.rejected`, `.expired` | one or enough agreed, or not | `what`; `audit` |
 | `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
 | `reset` | some events are missing: look anew | `because` |
 
@@ -47,10 +47,9 @@ JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
 AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
-APPROVAL_KINDS: Final = ("approval.requested", "approval.granted", "approval.rejected", "approval.expired")
-CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent", "output")
+CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent", "output", "approval")
 """Families of what people change; what exactly is told by the audit trail."""
-FAMILIES: Final = ("job", "worker", "server", "dlq", "approval", *CHANGED)
+FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
 
 Fact = str | int | float | bool | None
 
@@ -217,7 +216,7 @@ def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
 
 def _check_kind(kind: str) -> None:
     family = kind.partition(".")[0]
-    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, *APPROVAL_KINDS, LETTER, *FAMILIES]
+    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, LETTER, *FAMILIES]
     if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)

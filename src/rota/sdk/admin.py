@@ -8,6 +8,7 @@ from rota.sdk.rooms import M
 
 if TYPE_CHECKING:
     from rota.sdk.app import Rota
+    from rota.sdk.approvals import Approvals
     from rota.sdk.books import Departments, Folders, Shows, Subscriptions
     from rota.sdk.office import DeadLetters, Jobs, Keys, Ledger
     from rota.sdk.outputs import Outputs
@@ -78,6 +79,12 @@ class Administers(Generic[M]):
         from rota.sdk.recurring import Agents
 
         return Agents(self._asks(), self._mode)
+
+    @property
+    def approvals(self) -> Approvals[M]:
+        from rota.sdk.approvals import Approvals
+
+        return Approvals(self._asks(), self._mode)
 
     @property
     def jobs(self) -> Jobs[M]:

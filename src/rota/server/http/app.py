@@ -12,6 +12,7 @@ from rota.model.access import Role
 from rota.model.errors import RotaError
 from rota.server.http import openapi, refusing
 from rota.server.http.agents import AgentRoutes
+from rota.server.http.approvals import ApprovalRoutes
 from rota.server.http.books import DepartmentRoutes, ShowRoutes
 from rota.server.http.desk import Desk
 from rota.server.http.door import PREFIX
@@ -43,6 +44,7 @@ CONTROLLERS: Final = (
     DeadLetterRoutes,
     AgentRoutes,
     PolicyRoutes,
+    ApprovalRoutes,
     LedgerRoutes,
     KeyRoutes,
     OfficeRoutes,

@@ -8,6 +8,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from rota.accounting.books import Books
+from rota.engine.approving import Approver
 from rota.engine.ender import Ender
 from rota.engine.events import Teller
 from rota.engine.events_feed import Feed
@@ -45,6 +46,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     watch: Watch
     ender: Ender
+    approver: Approver
     reopener: Reopener
     explainer: Explainer
     queue: Queue
@@ -79,6 +81,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             store=engine.store,
             watch=watch,
             ender=engine.ender,
+            approver=engine.approver,
             reopener=reopener_of(replica.settings, replica.queue),
             explainer=engine.explainer,
             queue=replica.queue,

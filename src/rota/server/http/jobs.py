@@ -54,6 +54,11 @@ class Cancelled(msgspec.Struct, frozen=True):
     """False: it had ended before."""
 
 
+class Remedy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    remediation: str = ""
+    """The id of one that its policy suggests; may be left out where it suggests one."""
+
+
 class Several(msgspec.Struct, frozen=True):
     """In the order of the lines."""
 
@@ -119,11 +124,22 @@ class JobRoutes(Controller):
         """Run what failed of a job, or all of it, as a new job."""
         found = await seen(request.user, desk, job, Role.SUBMITTER)
         async with desk.database.transaction() as tx:
-            reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, on=tx)
+            reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, by=request.user.name, on=tx)
             detail = {"job": str(reopened.job), "frames": reopened.frames}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
         desk.teller.retried(found.id, found.show, reopened.job)
         return reopened
+
+    @post("/{job:str}/remediate", opt=needs(Role.SUBMITTER, "somewhere"))
+    async def remediate_job(self, request: Ask, desk: AtDesk, job: JobPath, data: JSONBody[Remedy]) -> Reopened:
+        """Submit a denied job as its policy suggests, as a new job: under a safer topic, capability or labels."""
+        found = await seen(request.user, desk, job, Role.SUBMITTER)
+        async with desk.database.transaction() as tx:
+            made = await desk.reopener.remediate(found.id, data.remediation, by=request.user.name, on=tx)
+            detail = {"job": str(made.job), "remediation": data.remediation}
+            await audit.append(tx, [AuditEntry(request.user.audited, "job.remediate", f"job:{found.id}", detail)])
+        desk.teller.retried(found.id, found.show, made.job)
+        return made
 
     @get("/{job:str}/explain", opt=needs(Role.VIEWER, "somewhere"))
     async def explain_job(

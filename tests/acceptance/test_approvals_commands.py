@@ -1,0 +1,81 @@
+"""Approvals as people type about them."""
+
+import json
+
+import pytest
+
+from rota.cli.books import actor
+from rota.model.policy import Remediation, Says
+from tests.ground.commands import Terminal
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import EMPTY, a_show
+from tests.ground.kernels import word
+from tests.integration.approvals_ground import Desk
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path, database_url):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
+    return Terminal(monkeypatch, capsys)
+
+
+@pytest.fixture
+async def desk(database):
+    await a_show(database)
+    return Desk(database)
+
+
+async def test_what_waits_is_listed_shown_exactly_and_approved(typed, desk):
+    assert (await typed("approvals list")).out == "Nothing waits for an approval.\n"
+    [job] = await desk.submit("approval", value={"amount": 7}, principal="sam", env={"TOKEN": "s3cret-value"})
+    listed = (await typed("approvals list")).out
+    assert "0 of 1" in listed
+    assert "sam" in listed
+    shown = (await typed(f"approvals show {job}")).out
+    assert "asked for by rule require_approval of snapshot cafe01: money moves" in shown
+    assert '"amount":7' in shown
+    assert "s3cret-value" not in shown
+    assert (await typed(f"approvals approve {job} -m fine")).out == (
+        f"Approved: job {job} goes on once the policy has been asked again.\n"
+    )
+    assert "Nothing changed" in (await typed(f"approvals approve {job}")).out
+    told = json.loads((await typed(f"approvals show {job} -o json")).out)
+    assert (told["approval"]["state"], told["approval"]["votes"][0]["voter"]) == ("granted", actor())
+    await desk.go_on(job)
+    assert (await desk.state(job))[0] == "SCHEDULED"
+    assert "require_approval" in (await typed(f"job show {job}")).out
+
+
+async def test_what_is_rejected_is_denied_and_says_by_whom(typed, desk):
+    [job] = await desk.submit("two")
+    assert "1 of 2 have agreed" in (await typed(f"approvals approve {job}")).out
+    [other] = await desk.submit("approval")
+    assert (await typed(f"approvals reject {other} --reason no")).out == f"Rejected: job {other} is denied.\n"
+    assert await desk.state(other) == ("DENIED", "approval_rejected")
+    assert f"rejected by {actor()}: no" in (await typed(f"explain {other}")).out
+    assert "rejected" in (await typed("approvals list --state rejected")).out
+
+
+async def test_whoever_submitted_it_here_does_not_approve_it_here(typed, desk):
+    [job] = await desk.submit("approval", principal=actor())
+    ended = await typed(f"approvals approve {job}")
+    assert ended.status != 0
+    assert "whoever submits does not approve" in ended.err
+
+
+async def test_what_is_typed_wrong_is_one_sentence(typed, desk):
+    assert "is no state of an approval" in (await typed("approvals list --state odd")).err
+    assert "was asked to be approved" in (await typed("approvals show nobody")).err
+
+
+async def test_a_denied_job_is_remediated(typed, desk):
+    remedy = Remediation(id="safe", replacement_topic="allow")
+    desk.kernel.said["danger"] = word(Says.DENY, "danger", remediations=(remedy,))
+    [job] = await desk.submit("danger")
+    made = json.loads((await typed(f"job remediate {job} -o json")).out)
+    assert made["remediation_of"] == str(job)
+    assert "was not denied" in (await typed(f"job remediate {made['job']}")).err
