@@ -47,6 +47,10 @@ from rota.policy.output.judging import OutputPolicy
 from rota.policy.output.rules import DEFAULT_RULES, OutputRules, snapshot_of
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
+from rota.workflow.advancer import Advancer
+from rota.workflow.advancing import Advancing
+from rota.workflow.definitions import Definitions
+from rota.workflow.desk import Desk
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +122,7 @@ class Replica:
             *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
             Service("agents", self._agents(agents).run),
+            Service("workflows", self._workflows().run),
         )
 
     @classmethod
@@ -156,6 +161,15 @@ class Replica:
         declared = of_servers(Records(self.database, leases.owner), self.engine.submitter)
         tell = self.engine.teller.tell
         return Agents(self.settings, self.database, client, declared, leases=leases, crowd="servers", tell=tell)
+
+    def _workflows(self) -> Advancer:
+        """Runs are advanced by whoever ends their jobs, at once."""
+        advancing = Advancing(self.engine.submitter, Definitions(self.database))
+        advancer = Advancer(self.database, advancing)
+        advancer.stop_job = self.engine.ender.go_on
+        self.engine.finisher.listeners.append(advancer.heard)
+        self.workflows = Desk(advancer)
+        return advancer
 
     def _check_servers(self) -> None:
         checks = self.listener.checks

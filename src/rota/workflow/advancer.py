@@ -1,0 +1,131 @@
+"""The service that advances runs: looks when it has reason to, and every second in any case.
+
+Reasons are ends of jobs that this server has brought about, timers that are due, and whoever has just started a run
+here. What others have brought about they look at themselves; if they die, the next look of anybody finds it. A batch
+that is refused is tried again run by run. While PostgreSQL is away nothing is advanced, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from rota.engine.finish import JobEnd
+from rota.infra import faults
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, query
+from rota.infra.postgres.failures import FAILURES
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import RotaError, StaleFence, Unavailable
+from rota.model.ids import JobId
+from rota.workflow.advancing import BATCH, Advancing, Done
+
+NEXT_DUE = query(__package__, "next_due")
+
+log = structlog.get_logger(__name__)
+LOOK_S: Final = 1.0
+LEAST_S: Final = 0.002
+AFTER_FAILURE_S: Final = 1.0
+
+FAILED = metrics.counter(
+    "rota_workflow_advance_failures", "Batches of runs that were not advanced.", labels=("reason",)
+)
+
+
+class Advancer:
+    def __init__(self, database: Database, advancing: Advancing, clock: Clock | None = None) -> None:
+        self.database = database
+        self.advancing = advancing
+        self.on_done: Callable[[Done], None] = _ignore
+        """Called after the commit."""
+        self.stop_job: Callable[[JobId], Awaitable[object]] = _leave
+        """Ends a job that was marked as ending; the leader does it a moment later in any case."""
+        self._clock = clock or SystemClock()
+        self._reason = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to look at."""
+        self._reason.set()
+
+    def heard(self, ends: Sequence[JobEnd]) -> None:
+        """For `Finisher.listeners`."""
+        if any(end.workflow_id is not None for end in ends):
+            self._reason.set()
+
+    async def run(self, life: Lifecycle) -> None:
+        looking = asyncio.create_task(self._look_on(), name="workflow.advancer")
+        draining = asyncio.create_task(life.until_draining(), name="workflow.draining")
+        life.ready()
+        try:
+            await asyncio.wait({looking, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looking.cancel()
+            draining.cancel()
+            await asyncio.wait({looking, draining})
+        if not looking.cancelled():
+            looking.result()
+
+    async def _look_on(self) -> None:
+        while True:
+            self._reason.clear()
+            try:
+                while await self.once():
+                    pass
+                pause_s = await self._until_due_s()
+            except (RotaError, OSError, *FAILURES) as error:
+                _tell(error)
+                pause_s = AFTER_FAILURE_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._reason.wait()
+
+    async def once(self, most: int = BATCH) -> int:
+        """Advance a batch; how many runs were."""
+        try:
+            done = await self._batch(most, alone=False)
+        except (Unavailable, StaleFence):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was: told for the run that it befalls alone
+            log.info("batch_refused", reason=str(error)[:200])
+            done = await self._batch(most, alone=True)
+        await self.after(done)
+        return len(done.turns)
+
+    async def after(self, done: Done) -> None:
+        """What follows a commit; whatever is not done here others find."""
+        done.tell()
+        self.on_done(done)
+        if done.submitted:
+            self.advancing.submitter.on_submitted(done.plans, done.submitted)
+        for job in done.stops:
+            with suppress(RotaError, *FAILURES):
+                await self.stop_job(JobId(job))
+
+    async def _batch(self, most: int, *, alone: bool) -> Done:
+        async with self.database.transaction() as tx:
+            done = await self.advancing.take(tx, most, alone=alone)
+        faults.reply("workflow.advance")
+        return done
+
+    async def _until_due_s(self) -> float:
+        in_ms = await self.database.value(NEXT_DUE)
+        return LOOK_S if in_ms is None else min(LOOK_S, max(LEAST_S, in_ms / 1000))
+
+
+def _tell(error: Exception) -> None:
+    reason = error.code if isinstance(error, RotaError) else type(error).__name__
+    FAILED.labels(reason).inc()
+    log.warning("runs_not_advanced", reason=reason, because=getattr(error, "sentence", str(error)))
+
+
+def _ignore(_done: Done) -> None:
+    return None
+
+
+async def _leave(_job: JobId) -> None:
+    return None

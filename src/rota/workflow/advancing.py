@@ -1,0 +1,307 @@
+"""One transaction that advances runs: news and timers, decisions, next jobs, state and history.
+
+Everything of a batch is one commit. Who dies before it has done nothing, who dies after it has nothing left to do. A
+submission that is refused undoes the whole batch; the next try is made run by run, each behind a savepoint, so that a
+bad one fails alone (`alone=True`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import structlog
+
+from rota.engine.ender import END_AS
+from rota.engine.submit import Submitter
+from rota.infra import faults, outbox
+from rota.infra.nats import Message
+from rota.infra.postgres import Record, Transaction, query
+from rota.infra.telemetry import metrics
+from rota.model.errors import NotFound, RotaError, StaleFence, Unavailable
+from rota.model.ids import ENTROPY_BYTES, RunId, uuid7
+from rota.model.job import Submitted
+from rota.model.job_plan import Plan
+from rota.model.lifecycle import JobState
+from rota.model.reasons import Reason
+from rota.model.workflow_advance import new
+from rota.model.workflow_check import Flow
+from rota.model.workflow_run import Began
+from rota.workflow.definitions import Definitions, Version
+from rota.workflow.turns import Turn, columns, mapped_of, news_of
+
+TAKE = query(__package__, "take")
+WRITE = query(__package__, "write")
+VALUES = query(__package__, "values")
+MAPPED = query(__package__, "mapped")
+OUTPUTS = query(__package__, "outputs")
+START = query(__package__, "start")
+CANCEL = query(__package__, "cancel")
+
+log = structlog.get_logger(__name__)
+BATCH: Final = 256
+DEPTH_MAX: Final = 16
+"""Runs inside runs."""
+STALE: Final = "RT001"
+NOTIFY: Final = "sys.workflow.notify"
+_pack = msgspec.msgpack.Encoder().encode
+
+ENDED = metrics.counter("rota_workflow_runs_ended", "Runs of workflows that ended, by how.", labels=("state",))
+STEPS = metrics.counter("rota_workflow_steps_started", "Jobs and runs that steps of workflows have started.")
+BATCHES = metrics.histogram(
+    "rota_workflow_batch_runs", "Runs advanced by one transaction.", buckets=(1, 4, 16, 64, 128, 256, 512)
+)
+
+
+Flows = dict[int, tuple[int, Flow]]
+
+
+class Done(msgspec.Struct):
+    """What came of a batch, for whoever tells others once it is committed."""
+
+    turns: list[Turn] = []
+    plans: list[Plan] = []
+    submitted: list[Submitted] = []
+    stops: list[UUID] = []
+    timers: int = 0
+
+    def tell(self) -> None:
+        for turn in self.turns:
+            STEPS.inc(len(turn.moves.starts) + len(turn.moves.children))
+            if turn.state.ended:
+                ENDED.labels(turn.state.value).inc()
+        BATCHES.observe(len(self.turns))
+
+
+class Advancing:
+    def __init__(self, submitter: Submitter, definitions: Definitions) -> None:
+        self.submitter = submitter
+        self.definitions = definitions
+
+    async def take(self, tx: Transaction, most: int = BATCH, *, alone: bool = False) -> Done:
+        """Advance runs that have something to hear."""
+        rows = await tx.rows(TAKE, most)
+        if not rows:
+            return Done()
+        faults.at("workflow.after_take")
+        turns = await self._read(tx, rows)
+        return await self.advance(tx, turns, alone=alone)
+
+    async def advance(self, tx: Transaction, turns: Sequence[Turn], *, alone: bool = False) -> Done:
+        """Decide about runs that are locked, and write it."""
+        done = Done()
+        wave = list(turns)
+        for _ in range(DEPTH_MAX + 1):
+            if not wave:
+                break
+            wave = await self._wave(tx, wave, done, alone=alone)
+        done.timers = sum(len(turn.moves.timers) for turn in done.turns)
+        await self._write(tx, done.turns)
+        faults.at("workflow.before_commit")
+        return done
+
+    async def begun(
+        self, tx: Transaction, given: Sequence[tuple[Version, RunId, dict[str, object], str | None]], actor: str
+    ) -> list[Turn | None]:
+        """New runs, not advanced yet; None for one whose key was used before."""
+        return await self._begin(tx, [(*each, None, 0) for each in given], actor)
+
+    async def _read(self, tx: Transaction, rows: Sequence[Record]) -> list[Turn]:
+        layers = [
+            layer
+            for row in rows
+            for layer, frames in zip(row["layers"] or (), row["frames"] or (), strict=True)
+            if frames is not None and frames > 1
+        ]
+        children = [
+            job
+            for row in rows
+            for job, kind in zip(row["jobs"] or (), row["kinds"] or (), strict=True)
+            if kind == "run"
+        ]
+        mapped = mapped_of(await tx.rows(MAPPED, layers)) if layers else {}
+        outputs = {row["pk_run"]: row["output"] for row in await tx.rows(OUTPUTS, children)} if children else {}
+        turns = []
+        for row in rows:
+            turn = Turn.of(row)
+            turn.news = news_of(row, mapped, outputs)
+            turns.append(turn)
+        return turns
+
+    async def _wave(self, tx: Transaction, turns: list[Turn], done: Done, *, alone: bool) -> list[Turn]:
+        """Decide about these; returns the runs that they start."""
+        flows = await self.definitions.many({turn.workflow for turn in turns}, tx)
+        await self._read_values(tx, [turn for turn in turns if flows[turn.workflow][1].reads])
+        for turn in turns:
+            version, flow = flows[turn.workflow]
+            try:
+                turn.decide(flow, version)
+            except Exception:
+                if not alone:
+                    raise
+                log.exception("run_cannot_be_advanced", run=str(turn.run))
+                turn.give_up("A defect of Rota keeps this run from going on: its server's log has the trace.")
+        children = await self._children(tx, turns, flows)
+        await self._stop(tx, turns, done)
+        if alone:
+            for turn in turns:
+                await self._submit_alone(tx, turn, flows, done)
+            await self._stop(tx, turns, done)
+        else:
+            await self._submit(tx, turns, flows, done)
+        done.turns += turns
+        await self._notify(tx, turns, flows)
+        return await self._start(tx, [birth for birth in children if birth.is_wanted], flows)
+
+    async def _read_values(self, tx: Transaction, turns: Sequence[Turn]) -> None:
+        by_run = {turn.run: turn for turn in turns if turn.fence > 0}
+        for row in await tx.rows(VALUES, list(by_run)) if by_run else ():
+            by_run[row["pk_run"]].values[row["place"]] = msgspec.msgpack.decode(row["value"])
+
+    async def _submit(self, tx: Transaction, turns: Sequence[Turn], flows: Flows, done: Done) -> None:
+        starts = [(turn, start) for turn in turns for start in turn.moves.starts]
+        if not starts:
+            return
+        plans = [start.plan for _, start in starts]
+        submitted = await self.submitter.write(plans, on=tx)
+        for (turn, start), one in zip(starts, submitted, strict=True):
+            turn.began(flows[turn.workflow][1], start.place, one.job)
+        done.plans += plans
+        done.submitted += submitted
+
+    async def _submit_alone(self, tx: Transaction, turn: Turn, flows: Flows, done: Done) -> None:
+        """A run whose steps are refused goes on without them: they fail, and say why."""
+        for _ in range(len(turn.now.steps) + 1):
+            try:
+                async with tx.savepoint():
+                    await self._submit(tx, [turn], flows, done)
+            except Unavailable:
+                raise
+            except RotaError as refused:
+                turn.refused |= {start.place: refused.sentence for start in turn.moves.starts}
+                version, flow = flows[turn.workflow]
+                turn.decide(flow, version)
+            else:
+                return
+
+    async def _stop(self, tx: Transaction, turns: Sequence[Turn], done: Done) -> None:
+        """Jobs first, since whoever submits locks queues after jobs."""
+        stops = sorted({job for turn in turns for job in turn.moves.stops})
+        for job in stops:
+            await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
+        done.stops += stops
+        if runs := sorted({run for turn in turns for run in turn.moves.stop_runs}):
+            await tx.run(CANCEL, runs)
+
+    async def _children(self, tx: Transaction, turns: Sequence[Turn], flows: Flows) -> list[Birth]:
+        """What steps start, by name; one that cannot be started fails."""
+        births: list[Birth] = []
+        for turn in turns:
+            version, flow = flows[turn.workflow]
+            found: list[Birth] = []
+            for _ in range(len(turn.now.steps) + 1):
+                found, faults_ = await self._births(tx, turn, flow.spec.show)
+                if not faults_:
+                    break
+                turn.refused |= faults_
+                turn.decide(flow, version)
+            births += found
+        return births
+
+    async def _births(self, tx: Transaction, turn: Turn, show: str) -> tuple[list[Birth], dict[int, str]]:
+        births: list[Birth] = []
+        wrong: dict[int, str] = {}
+        for child in turn.moves.children:
+            try:
+                if turn.depth >= DEPTH_MAX:
+                    raise NotFound(f"Runs inside runs are {DEPTH_MAX} deep: does {child.workflow} start itself?")
+                version = await self.definitions.find(show, child.workflow, on=tx)
+                births.append(Birth(turn, child.place, version, version.flow.inputs(child.input)))
+            except Unavailable:
+                raise
+            except RotaError as refused:
+                wrong[child.place] = refused.sentence
+        return births, wrong
+
+    async def _start(self, tx: Transaction, births: Sequence[Birth], flows: Flows) -> list[Turn]:
+        if not births:
+            return []
+        given = []
+        for birth in births:
+            run = new_run(birth.turn.now_ms)
+            birth.turn.began(flows[birth.turn.workflow][1], birth.place, run)
+            given.append((birth.version, run, birth.input, None, birth.turn.run, birth.turn.depth + 1))
+        return [turn for turn in await self._begin(tx, given, "") if turn is not None]
+
+    async def _begin(
+        self,
+        tx: Transaction,
+        given: Sequence[tuple[Version, RunId, dict[str, object], str | None, RunId | None, int]],
+        actor: str,
+    ) -> list[Turn | None]:
+        steps = [_pack(new(version.flow)) for version, *_ in given]
+        inputs = [_pack(values) for _, _, values, *_ in given]
+        rows = await tx.rows(
+            START,
+            [run for _, run, *_ in given],
+            [version.show for version, *_ in given],
+            [version.id for version, *_ in given],
+            steps,
+            inputs,
+            [key for *_, key, _, _ in given],
+            [parent for *_, parent, _ in given],
+            [depth for *_, depth in given],
+            actor,
+        )
+        turns: list[Turn | None] = []
+        for row, (version, run, *_, depth), now, values in zip(rows, given, steps, inputs, strict=True):
+            turn = Turn(run, version.show, version.id, now, 0, values, row["now_ms"], depth)
+            turn.news = [Began()]
+            turns.append(turn if row["made"] else None)
+        return turns
+
+    async def _notify(self, tx: Transaction, turns: Sequence[Turn], flows: Flows) -> None:
+        notes = [(turn, place, text) for turn in turns for place, text in turn.moves.notes]
+        if notes:
+            await outbox.add(
+                tx, [_note(turn, flows[turn.workflow][1].steps[place].id, text) for turn, place, text in notes]
+            )
+
+    async def _write(self, tx: Transaction, turns: Sequence[Turn]) -> None:
+        if not turns:
+            return
+        try:
+            await tx.rows(WRITE, *columns(turns))
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != STALE:
+                raise
+            raise StaleFence(
+                "A run was advanced by somebody else meanwhile: nothing was written, look again."
+            ) from error
+
+
+class Birth(msgspec.Struct, frozen=True):
+    """A run that a step is to start."""
+
+    turn: Turn
+    place: int
+    version: Version
+    input: dict[str, object]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what was decided about its parent since then still starts it."""
+        return any(child.place == self.place for child in self.turn.moves.children)
+
+
+def new_run(now_ms: int) -> RunId:
+    return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
+
+
+def _note(turn: Turn, step: str, text: str) -> Message:
+    told = {"run": str(turn.run), "step": step, "text": text}
+    return Message(subject=NOTIFY, data=msgspec.json.encode(told), msg_id=f"workflow:{turn.run}:{step}:{turn.fence}")

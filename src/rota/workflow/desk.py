@@ -1,0 +1,182 @@
+"""What people ask of runs: start, cancel, pause, resume, rerun. Each is one transaction, and in the audit trail.
+
+A run that is started under a key is started once: asking again finds it, with another workflow or input it is refused.
+Starting without one may be repeated after a lost reply, and then starts another. The others may always be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from rota.infra import audit, faults
+from rota.infra.audit import AuditEntry
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Transaction, query
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
+from rota.model.ids import RunId
+from rota.model.workflow import WorkflowSpec
+from rota.model.workflow_advance import new
+from rota.model.workflow_check import Flow
+from rota.model.workflow_run import Began, Cancel, News, Pause, Resume, RunNow, StepState
+from rota.workflow.advancer import Advancer
+from rota.workflow.advancing import Done, new_run
+from rota.workflow.definitions import Definitions, Version
+from rota.workflow.turns import Turn
+
+LOCK = query(__package__, "lock")
+KEYED = query(__package__, "keyed")
+ENDED = query(__package__, "ended")
+COPY = query(__package__, "copy")
+
+MOST: Final = 500
+KEY_CHARS_MAX: Final = 200
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Started(msgspec.Struct, frozen=True):
+    run: RunId
+    version: int
+    already: bool = False
+    """Whether it was there before, under the same key."""
+
+
+class Desk:
+    def __init__(self, advancer: Advancer, clock: Clock | None = None) -> None:
+        self.advancer = advancer
+        self.database = advancer.database
+        self._clock = clock or SystemClock()
+
+    @property
+    def definitions(self) -> Definitions:
+        return self.advancer.advancing.definitions
+
+    async def declare(self, spec: WorkflowSpec, actor: str) -> Version:
+        return await self.definitions.declare(spec, actor)
+
+    async def start(
+        self, show: str, name: str, given: dict[str, Any] | None = None, *, actor: str, version: int = 0, key: str = ""
+    ) -> Started:
+        """A run of a workflow, its first steps submitted."""
+        [started] = await self.start_many(show, name, [given or {}], actor=actor, version=version, keys=[key])
+        return started
+
+    async def start_many(
+        self,
+        show: str,
+        name: str,
+        given: Sequence[dict[str, Any]],
+        *,
+        actor: str,
+        version: int = 0,
+        keys: Sequence[str] | None = None,
+    ) -> list[Started]:
+        """A run for each input, all of them or none."""
+        if len(given) > MOST:
+            raise InvalidInput(f"{len(given)} runs are too many for one call: start {MOST} at a time.")
+        of = await self.definitions.find(show, name, version)
+        wanted = [self._wanted(of, values, key) for values, key in zip(given, keys or [""] * len(given), strict=True)]
+        done = Done()
+        async with self.database.transaction() as tx:
+            turns = await self.advancer.advancing.begun(tx, wanted, actor)
+            fresh = [turn for turn in turns if turn is not None]
+            if fresh:
+                done = await self.advancer.advancing.advance(tx, fresh, alone=len(fresh) == 1)
+            known = await self._known(tx, of, [each for each, turn in zip(wanted, turns, strict=True) if turn is None])
+        faults.reply("workflow.start")
+        await self.advancer.after(done)
+        if done.timers:
+            self.advancer.wake()
+        return [
+            Started(turn.run, of.version) if turn is not None else Started(known[str(key)], of.version, already=True)
+            for turn, (_, _, _, key) in zip(turns, wanted, strict=True)
+        ]
+
+    def _wanted(
+        self, of: Version, given: dict[str, Any], key: str
+    ) -> tuple[Version, RunId, dict[str, Any], str | None]:
+        if len(key) > KEY_CHARS_MAX or not key.isprintable():
+            raise InvalidInput(f"A key of {len(key)} characters cannot name a run: use up to {KEY_CHARS_MAX}.")
+        return of, new_run(self._clock.now_ms()), of.flow.inputs(given), key or None
+
+    async def _known(
+        self, tx: Transaction, of: Version, asked: Sequence[tuple[Version, RunId, dict[str, Any], str | None]]
+    ) -> dict[str, RunId]:
+        if not asked:
+            return {}
+        inputs = {str(key): _pack(values) for _, _, values, key in asked}
+        found: dict[str, RunId] = {}
+        for row in await tx.rows(KEYED, of.show, list(inputs)):
+            key = row["key"]
+            _, flow = (await self.definitions.many([row["pk_workflow"]], tx))[row["pk_workflow"]]
+            if row["input"] != inputs[key] or flow.spec.name != of.flow.spec.name:
+                raise IdempotencyConflict(
+                    f"The key {key!r} was used for another run, {row['pk_run']}: use a new key, or ask for the same.",
+                    run=str(row["pk_run"]),
+                )
+            found[key] = RunId(row["pk_run"])
+        return found
+
+    async def cancel(self, run: RunId, actor: str, reason: str = "") -> bool:
+        """Whether it had not ended: what it runs is stopped, and then it ends as CANCELLED."""
+        return await self._tell(run, Cancel(reason or f"Cancelled by {actor}."), actor, "workflow.cancel")
+
+    async def pause(self, run: RunId, actor: str) -> bool:
+        """No step begins until it is resumed; what runs goes on."""
+        return await self._tell(run, Pause(), actor, "workflow.pause")
+
+    async def resume(self, run: RunId, actor: str) -> bool:
+        return await self._tell(run, Resume(), actor, "workflow.resume")
+
+    async def _tell(self, run: RunId, news: News, actor: str, action: str) -> bool:
+        async with self.database.transaction() as tx:
+            row = await tx.row(LOCK, run)
+            if row is None:
+                return False
+            turn = Turn.of(row)
+            turn.news = [news]
+            done = await self.advancer.advancing.advance(tx, [turn], alone=True)
+            await audit.append(tx, [AuditEntry(actor, action, f"run:{run}")])
+        await self.advancer.after(done)
+        self.advancer.wake()
+        return True
+
+    async def rerun(self, run: RunId, step: str, actor: str) -> Started:
+        """A new run of the same version and input, from a step on: what comes before it is taken over as it ended."""
+        async with self.database.transaction() as tx:
+            row = await tx.row(ENDED, run)
+            if row is None:
+                raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+            version, flow = (await self.definitions.many([row["pk_workflow"]], tx))[row["pk_workflow"]]
+            of = Version(row["pk_workflow"], row["pk_show"], version, flow)
+            now, kept = rerun_from(flow, msgspec.msgpack.decode(row["steps"], type=RunNow), step)
+            again = new_run(self._clock.now_ms())
+            given = msgspec.msgpack.decode(row["input"])
+            [turn] = await self.advancer.advancing.begun(tx, [(of, again, given, None)], actor)
+            assert turn is not None
+            await tx.run(COPY, again, run, sorted(kept), _pack(now))
+            turn.goes_on_from(now)
+            turn.news = [Began()]
+            done = await self.advancer.advancing.advance(tx, [turn], alone=True)
+            await audit.append(tx, [AuditEntry(actor, "workflow.rerun", f"run:{run}", {"as": str(again)})])
+        await self.advancer.after(done)
+        return Started(again, version)
+
+
+def rerun_from(flow: Flow, then: RunNow, step: str) -> tuple[RunNow, set[int]]:
+    """The state of a run that begins at a step, and the places that it takes over."""
+    anew = flow.after(flow.place(step))
+    now = new(flow)
+    kept = set()
+    for place, before in enumerate(then.steps):
+        if place in anew:
+            continue
+        if before.state in (StepState.SUCCEEDED, StepState.SKIPPED, StepState.PASSED):
+            now.steps[place] = before
+            kept.add(place)
+    owner = flow.steps[flow.place(step)].owner
+    if owner >= 0:
+        raise Refused(f"Step {step} belongs to {flow.steps[owner].id}: run again from there.")
+    return now, kept

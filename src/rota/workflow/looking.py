@@ -1,0 +1,135 @@
+"""Runs as they are looked at: one with its steps, a page of many, and what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.postgres import Database, query
+from rota.model.errors import NotFound
+from rota.model.ids import RunId, ShowId
+from rota.model.workflow import decode
+from rota.model.workflow_run import Happened, RunNow, RunState, StepState
+
+GET = query(__package__, "get")
+LIST = query(__package__, "list")
+TIMELINE = query(__package__, "timeline")
+VALUES = query(__package__, "values")
+TIMERS = query(__package__, "timers")
+STATES = query(__package__, "states")
+
+PAGE_MAX: Final = 1000
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str
+    state: StepState
+    attempt: int
+    job: UUID | None = None
+    reason: str = ""
+    due_at: datetime | None = None
+    output: Any = None
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a list."""
+
+    id: RunId
+    show: str
+    workflow: str
+    version: int
+    state: RunState
+    error: str | None
+    started_at: datetime
+    ended_at: datetime | None
+
+
+class Run(RunLine, frozen=True, kw_only=True):
+    input: dict[str, Any]
+    output: Any
+    parent: RunId | None
+    show_id: ShowId
+    steps: list[Step]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    at: datetime
+    happened: Happened
+
+
+class Looking:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def get(self, run: RunId) -> Run:
+        row = await self.database.row(GET, run)
+        if row is None:
+            raise NotFound(f"There is no run {run}, or it is not kept any more.", run=str(run))
+        now = msgspec.msgpack.decode(row["steps"], type=RunNow)
+        spec = decode(row["spec"])
+        values = {v["place"]: msgspec.msgpack.decode(v["value"]) for v in await self.database.rows(VALUES, [run])}
+        dues = {t["place"]: t["ts_due"] for t in await self.database.rows(TIMERS, run)}
+        steps = [
+            Step(
+                id=step.id,
+                type=step.type,
+                state=each.state,
+                attempt=each.attempt,
+                job=each.job,
+                reason=each.reason,
+                due_at=dues.get(place),
+                output=values.get(place),
+            )
+            for place, (step, each) in enumerate(zip(spec.steps, now.steps, strict=True))
+        ]
+        output = None if row["output"] is None else msgspec.msgpack.decode(row["output"])
+        return Run(
+            **_line(row),
+            input=msgspec.msgpack.decode(row["input"]),
+            output=output,
+            parent=row["pk_parent"],
+            show_id=ShowId(row["pk_show"]),
+            steps=steps,
+        )
+
+    async def states(self, runs: Sequence[RunId]) -> dict[RunId, RunState]:
+        rows = await self.database.rows(STATES, list(runs))
+        return {RunId(row["pk_run"]): RunState(row["state"]) for row in rows}
+
+    async def page(
+        self,
+        *,
+        shows: Sequence[str] | None = None,
+        workflow: str | None = None,
+        state: RunState | None = None,
+        before: RunId | None = None,
+        most: int = 50,
+    ) -> list[RunLine]:
+        """The newest first."""
+        limit = min(most, PAGE_MAX)
+        rows = await self.database.rows(LIST, shows, workflow, state, before, limit)
+        return [RunLine(**_line(row)) for row in rows]
+
+    async def timeline(self, run: RunId, after: int = -1) -> list[Moment]:
+        """What happened, in order."""
+        rows = await self.database.rows(TIMELINE, run, after)
+        told = [(row["at"], msgspec.json.decode(row["told"], type=list[Happened])) for row in rows]
+        return [Moment(at, each) for at, many in told for each in many]
+
+
+def _line(row: Any) -> dict[str, Any]:
+    return {
+        "id": RunId(row["pk_run"]),
+        "show": row["show"],
+        "workflow": row["name"],
+        "version": row["version"],
+        "state": RunState(row["state"]),
+        "error": row["error"],
+        "started_at": row["ts_started"],
+        "ended_at": row["ts_ended"],
+    }

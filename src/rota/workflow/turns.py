@@ -1,0 +1,179 @@
+"""A run that is being advanced: what was read of it, what it has heard, and what is to be written. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.postgres import Record
+from rota.model.ids import RunId, ShowId
+from rota.model.lifecycle import JobState
+from rota.model.workflow_advance import advance
+from rota.model.workflow_check import Flow
+from rota.model.workflow_run import (
+    Cancel,
+    Facts,
+    Fired,
+    Happened,
+    JobEnded,
+    Moves,
+    News,
+    RunEnded,
+    RunNow,
+    RunState,
+)
+
+FATAL: Final = frozenset({"fatal", "bad_input"})
+"""Words of frames that said themselves that trying again is useless."""
+ERROR_MAX: Final = 2000
+_NOW = msgspec.msgpack.Decoder(RunNow)
+_unpack = msgspec.msgpack.Decoder().decode
+_pack = msgspec.msgpack.Encoder().encode
+_told = msgspec.json.Encoder().encode
+
+
+class Mapped(msgspec.Struct, frozen=True):
+    """What the frames of a for_each have left."""
+
+    values: dict[int, Any]
+    error: str = ""
+    fatal: bool = False
+
+
+class Turn:
+    """One advance of one run."""
+
+    def __init__(
+        self, run: UUID, show: UUID, workflow: int, steps: bytes, fence: int, given: bytes, now_ms: int, depth: int = 0
+    ) -> None:
+        self.run = RunId(run)
+        self.show = ShowId(show)
+        self.workflow = workflow
+        self.fence = fence
+        self.now_ms = now_ms
+        self.depth = depth
+        self.input: dict[str, Any] = _unpack(given)
+        self.values: dict[int, Any] = {}
+        self.news: list[News] = []
+        self.refused: dict[int, str] = {}
+        self.state = RunState.RUNNING
+        self.moves = Moves()
+        self._steps = steps
+        self.now: RunNow = _NOW.decode(steps)
+
+    @classmethod
+    def of(cls, row: Record) -> Turn:
+        return cls(
+            row["pk_run"],
+            row["pk_show"],
+            row["pk_workflow"],
+            row["steps"],
+            row["fence"],
+            row["input"],
+            row["now_ms"],
+            row["depth"],
+        )
+
+    def decide(self, flow: Flow, version: int) -> None:
+        """From the state that was read, whatever was decided before."""
+        self.now = _NOW.decode(self._steps)
+        facts = Facts(self.run, flow.spec.name, version, self.input)
+        values = dict(self.values)
+        self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)
+
+    def goes_on_from(self, now: RunNow) -> None:
+        """Another state than that of a new run."""
+        self._steps = _pack(now)
+
+    def began(self, flow: Flow, place: int, job: UUID) -> None:
+        """What a step runs now has an id."""
+        step = self.now.steps[place]
+        step.job = job
+        self.moves.happened.append(Happened("began", flow.steps[place].id, step.attempt, job))
+
+    def give_up(self, error: str) -> None:
+        """A run that cannot be advanced ends visibly."""
+        self.now = _NOW.decode(self._steps)
+        self.moves = Moves(happened=[Happened("failed", why=error)])
+        self.now.error, self.state = error, RunState.FAILED
+
+
+def news_of(row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, bytes | None]) -> list[News]:
+    """What a run was told, in order; timers that are due come last, since what has ended needs none."""
+    heard: list[News] = []
+    for at, kind in enumerate(row["kinds"] or ()):
+        match kind:
+            case "job":
+                heard.append(_job_ended(row, at, mapped))
+            case "run":
+                output = outputs.get(row["jobs"][at])
+                state = RunState(row["states"][at])
+                value = None if output is None else _unpack(output)
+                heard.append(RunEnded(row["jobs"][at], state, value, row["reasons"][at] or ""))
+            case "cancel":
+                heard.append(Cancel(row["reasons"][at] or "cancelled"))
+    fired = zip(row["fired"] or (), row["attempts"] or (), strict=True)
+    return [*heard, *(Fired(place, attempt) for place, attempt in fired)]
+
+
+def _job_ended(row: Record, at: int, mapped: Mapping[UUID, Mapped]) -> JobEnded:
+    job, state, frames = row["jobs"][at], JobState(row["states"][at]), row["frames"][at]
+    found = mapped.get(row["layers"][at])
+    if found is not None:
+        value: Any = [found.values.get(frame) for frame in range(frames)]
+        return JobEnded(job, state, value, found.error or row["reasons"][at] or "", found.fatal)
+    data, error = row["vals"][at], row["errors"][at] or row["reasons"][at] or row["codes"][at] or ""
+    value = None if data is None else _unpack(data)
+    if data is None and row["vals_at"][at] is not None:
+        value = {"pointer": row["vals_at"][at]}
+    return JobEnded(job, state, value, error, row["codes"][at] in FATAL)
+
+
+def mapped_of(rows: Sequence[Record]) -> dict[UUID, Mapped]:
+    found: dict[UUID, Mapped] = {}
+    for row in rows:
+        before = found.get(row["pk_layer"]) or Mapped({})
+        values = before.values
+        if row["state"] == "SUCCEEDED" and row["value"] is not None:
+            values[row["frame"]] = _unpack(row["value"])
+        elif row["value_at"] is not None:
+            values[row["frame"]] = {"pointer": row["value_at"]}
+        error = before.error
+        if not error and row["state"] != "SUCCEEDED":
+            error = f"Item {row['frame']}: {row['error'] or row['code'] or row['state'].lower()}"
+        found[row["pk_layer"]] = Mapped(values, error, before.fatal or row["code"] in FATAL)
+    return found
+
+
+def columns(turns: Sequence[Turn]) -> tuple[object, ...]:
+    """Arguments of write.sql."""
+    timers = [(turn.run, timer) for turn in turns for timer in turn.moves.timers]
+    untimed = [(turn.run, *each) for turn in turns for each in turn.moves.untimed]
+    values = [(turn.run, place, _pack(value)) for turn in turns for place, value in turn.moves.values]
+    return (
+        [turn.run for turn in turns],
+        [turn.fence for turn in turns],
+        [turn.state.value for turn in turns],
+        [_pack(turn.now) for turn in turns],
+        [_pack(turn.moves.output) if turn.moves.output is not None else None for turn in turns],
+        [_plain(turn.now.error) for turn in turns],
+        [turn.state.ended for turn in turns],
+        [_told(turn.moves.happened).decode().replace("\\u0000", "") for turn in turns],
+        [run for run, _ in timers],
+        [timer.place for _, timer in timers],
+        [timer.attempt for _, timer in timers],
+        [timer.due_ms for _, timer in timers],
+        [run for run, _, _ in untimed],
+        [place for _, place, _ in untimed],
+        [attempt for _, _, attempt in untimed],
+        [run for run, _, _ in values],
+        [place for _, place, _ in values],
+        [value for _, _, value in values],
+    )
+
+
+def _plain(text: str) -> str | None:
+    return text.replace("\0", "")[:ERROR_MAX] or None
