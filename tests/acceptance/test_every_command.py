@@ -9,15 +9,15 @@ import typer
 from rota import runtime
 from rota.cli.app import app
 from rota.engine.policy_desk import Simulated, Why
+from rota.model.policy import Remediation, Says
 from rota.policy import cases
 from rota.policy.checking import Checked
-from rota.model.policy import Remediation, Says
 from tests.acceptance import answers as a
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.commands import Terminal
 from tests.ground.farm import Farm, hanging
-from tests.ground.outputs import an_output
 from tests.ground.kernels import TABLE, Table, word
+from tests.ground.outputs import an_output
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 

@@ -47,7 +47,19 @@ JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
 AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
-CHANGED: Final = ("show", "folder", "subscription", "point", "dept", "pool", "topic", "cap", "agent", "output", "approval")
+CHANGED: Final = (
+    "show",
+    "folder",
+    "subscription",
+    "point",
+    "dept",
+    "pool",
+    "topic",
+    "cap",
+    "agent",
+    "output",
+    "approval",
+)
 """Families of what people change; what exactly is told by the audit trail."""
 FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
 
