@@ -141,6 +141,13 @@ def test_warnings_that_it_is_degraded_are_ten_minutes_apart(log):
     assert log.told == [("warning", "agents_degraded")] * 3
 
 
+def test_a_watchdog_that_goes_on_barking_is_heard_once_a_minute(log):
+    health = Health(0)
+    for second in range(100):
+        health.note(tick(redis_closed=False), float(second))
+    assert log.told == [("warning", "agents_watchdog")] * 2
+
+
 def test_starvation_is_no_permit_nobody_running_and_agents_that_wait_for_three_cycles():
     health = Health(600)
     starved = {"mine": 1, "overdue_ms": 90_000, "permits_free": 0, "slots": 0}

@@ -250,6 +250,55 @@ def test_a_wrong_value_is_one_sentence_with_path_value_origin_and_what_is_allowe
 
 
 @pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *[(f"agent.{name}-pattern", "'(['") for name in ("enabled", "disabled")],
+        ("agent.max-concurrent-agents", "many"),
+        ("scheduler.enabled", "perhaps"),
+        ("scheduler.type", "default"),
+        *[(f"scheduler.{name}", "0") for name in ("interval-ms", "refresh-period-seconds")],
+        ("scheduler.health-summary-period-seconds", "often"),
+        ("scheduler.time-cache-duration-ms", "-1"),
+        ("scheduler.batch-operations.enabled", "perhaps"),
+        ("scheduler.batch-operations.batch-size", "all"),
+        *[("scheduler.batch-operations.chunk-attempt-multiplier", wrong) for wrong in ("-0.1", ".inf", ".nan", "101")],
+        *[(f"scheduler.jitter.{name}-seconds", "-1") for name in ("initial-registration", "shutdown")],
+        *[("scheduler.jitter.failure-backoff-ratio", wrong) for wrong in ("-0.1", "1.1", ".nan")],
+        ("scheduler.failure-backoff.enabled", "perhaps"),
+        ("scheduler.failure-backoff.max-immediate-retries", "-1"),
+        ("scheduler.failure-backoff.permanent-forbidden-backoff-ms", "-1"),
+        ("scheduler.failure-backoff.throttled.base-ms", "0"),
+        ("scheduler.failure-backoff.throttled.multiplier", "0.5"),
+        ("scheduler.failure-backoff.throttled.cap-ms", "0"),
+        ("scheduler.circuit-breaker.enabled", "perhaps"),
+        *[
+            (f"scheduler.circuit-breaker.{name}", "0")
+            for name in ("failure-threshold", "failure-window-ms", "cooldown-ms", "half-open-duration-ms")
+        ],
+        *[
+            (f"scheduler.{section}.{name}", "-1")
+            for section in ("zombie-cleanup", "orphan-cleanup", "reconcile")
+            for name in ("run-budget-ms", "executor-shutdown-await-ms", "executor-shutdown-force-await-ms")
+        ],
+        *[(f"scheduler.{section}.enabled", "perhaps") for section in ("zombie-cleanup", "orphan-cleanup")],
+        *[(f"scheduler.{section}.threshold-ms", "-1") for section in ("zombie-cleanup", "orphan-cleanup")],
+        *[(f"scheduler.{section}.interval-ms", "0") for section in ("zombie-cleanup", "orphan-cleanup")],
+        ("scheduler.zombie-cleanup.exceptional-agents.pattern", "'*'"),
+        ("scheduler.zombie-cleanup.exceptional-agents.threshold-ms", "-1"),
+        ("scheduler.orphan-cleanup.leadership-ttl-ms", "999"),
+        ("scheduler.orphan-cleanup.force-all-pods", "perhaps"),
+        ("scheduler.orphan-cleanup.remove-numeric-only-agents", "perhaps"),
+        *[(f"scheduler.keys.{name}", "''") for name in ("waiting-set", "working-set", "cleanup-leader-key")],
+        *[(f"scheduler.keys.{name}", "'a b'") for name in ("prefix", "hash-tag")],
+    ],
+)
+def test_every_option_of_agents_is_checked_before_anything_starts(option, wrong):
+    [problem] = refused(f"redis.{option}: {wrong}")
+    assert f"redis.{option.replace('-', '_')} is " in problem
+    assert "it must be" in problem
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("postgres: {pool-min: 11}", "postgres.pool_min may not be more than postgres.pool_max"),

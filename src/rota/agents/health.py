@@ -26,6 +26,7 @@ FILLED_LOW: Final = 0.10
 UNFILLED_MAX: Final = 0.20
 DEGRADED_AGAIN_S: Final = 600.0
 STALL_AGAIN_S: Final = 300.0
+BARK_AGAIN_S: Final = 60.0
 CRON_INTERVAL_MS: Final = 60_000
 """What an agent without an interval counts as."""
 STALLS = metrics.counter(
@@ -148,6 +149,7 @@ class Health:
         self._told_at: float | None = None
         self._warned_at = float("-inf")
         self._stalled_at = float("-inf")
+        self._barked_at: dict[str, float] = {}
         self._sampled = 0
         self._overlaps = 0
         self.reason = ""
@@ -168,7 +170,9 @@ class Health:
         self._starvation.tick(tick, now_s, degraded=bool(self.reason))
         self._warn(tick, now_s)
         for name in self._watchdogs.tick(conditions(tick), now_s):
-            log.warning("agents_watchdog", signal=name)
+            if now_s - self._barked_at.get(name, float("-inf")) >= BARK_AGAIN_S:
+                self._barked_at[name] = now_s
+                log.warning("agents_watchdog", signal=name)
         show(tick, degraded=bool(self.reason))
         if self._told_at is None:
             self._told_at = now_s

@@ -48,6 +48,8 @@ class Periodic:
         self._patience_s = patience_s
         self._force_s = force_s
         self._stopping = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -62,6 +64,14 @@ class Periodic:
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=self._force_s)
 
+    async def rest(self) -> None:
+        """Until the pass that is under way has ended, but no longer than it may take."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("agents_pass_cut_short", what=self.name)
+
     async def _run(self) -> None:
         while not await self._stopped_within(self._period_s):
             await self.once()
@@ -69,6 +79,7 @@ class Periodic:
     async def once(self) -> None:
         began_at = asyncio.get_running_loop().time()
         limit = asyncio.timeout(self._hung_s)
+        self._idle.clear()
         try:
             async with limit:
                 await self._work()
@@ -76,6 +87,8 @@ class Periodic:
             if limit.expired():
                 HUNG.labels(self.name).inc()
             tell_failure(self.name, error)
+        finally:
+            self._idle.set()
         took_s = asyncio.get_running_loop().time() - began_at
         PASSES.labels(self.name).observe(took_s)
         SKIPPED.labels(self.name).inc(int(took_s / self._period_s))

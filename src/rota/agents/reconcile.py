@@ -62,8 +62,13 @@ class Reconciler:
         window_ms = self._wanted.jitter.initial_registration_seconds * 1000
         for part in parts(new, CHUNK):
             spread = [round(window_ms * random.random()) for _ in part]  # noqa: S311 - spreads load, keeps no secret
-            changed += await self._records.declare([checked(each.spec) for each in part], now_ms, spread)
-            await self._fill([each.spec.name for each in part])
+            specs = [checked(each.spec) for each in part]
+            before = await self._records.groups([spec.name for spec in specs])
+            changed += await self._records.declare(specs, now_ms, spread)
+            for spec in specs:
+                if before.get(spec.name, spec.group) != spec.group:
+                    await self._sets(before[spec.name]).forget([spec.name])
+            await self._fill([spec.name for spec in specs])
         self._announced = dict(self._registry.agents)
         if changed:
             await self._records.wake()

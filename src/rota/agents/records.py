@@ -30,6 +30,7 @@ IDLE = query(__package__, "idle")
 STANDING = query(__package__, "standing")
 MEMBERS = query(__package__, "members")
 JOBS = query(__package__, "jobs")
+GROUPS = query(__package__, "groups")
 FENCE = query(__package__, "fence")
 QUARANTINE = query(__package__, "quarantine")
 WAKE = query(__package__, "wake")
@@ -122,6 +123,9 @@ class Records:
             [plan.slot_ms for plan in plans],
             [changed_ms(spec, now_ms) for spec in specs],
         )
+
+    async def groups(self, names: Sequence[str]) -> dict[str, str]:
+        return {row["name"]: row["shard_group"] for row in await self.database.rows(GROUPS, names)}
 
     async def begin(self, lease: Lease, at_ms: int, asked: Sequence[Begin]) -> list[Begun]:
         """Runs for those that may begin, acquired at `at_ms` on the clock of Redis."""

@@ -115,6 +115,7 @@ class Agents:
         self.acquisition = Acquisition(
             self.registry, self.permits, self.records, self.sets, self.endings, wanted, self.clock, self._start
         )
+        self._leading = self._sweeping(self._nothing)
         self.cycles = 0
         self._lease_s = lease_s
         self._crowd = crowd
@@ -173,7 +174,7 @@ class Agents:
                 await self._loop(life, lease)
             finally:
                 await self._end(lease, STOP_S if life.draining else LOST_STOP_S)
-            await asyncio.gather(*(each.stop() for each in beside))
+            await asyncio.gather(*(each.stop() for each in beside), self._leading.rest())
             for helper in helpers:
                 helper.cancel()
 
@@ -212,17 +213,19 @@ class Agents:
                 )
             )
         if orphans.enabled and orphans.force_all_pods:
-            beside.append(
-                Periodic(
-                    "orphan",
-                    orphans.interval_ms / 1000,
-                    lambda: self._sweep_orphans(lease, self.registry.owns),
-                    budget_ms=orphans.run_budget_ms,
-                    patience_s=orphans.executor_shutdown_await_ms / 1000,
-                    force_s=orphans.executor_shutdown_force_await_ms / 1000,
-                )
-            )
+            beside.append(self._sweeping(lambda: self._sweep_orphans(lease, self.registry.owns)))
         return beside
+
+    def _sweeping(self, work: Callable[[], Awaitable[None]]) -> Periodic:
+        wanted = self.wanted.orphan_cleanup
+        return Periodic(
+            "orphan",
+            wanted.interval_ms / 1000,
+            work,
+            budget_ms=wanted.run_budget_ms,
+            patience_s=wanted.executor_shutdown_await_ms / 1000,
+            force_s=wanted.executor_shutdown_force_await_ms / 1000,
+        )
 
     async def _loop(self, life: Lifecycle, lease: Lease) -> None:
         draining = asyncio.create_task(life.until_draining(), name="agents.draining")
@@ -324,6 +327,9 @@ class Agents:
     async def _sweep_orphans(self, lease: Lease, mine: Callable[[str], bool] = lambda _name: True) -> None:
         self.health.orphans += await self.orphans.sweep(lease, mine)
 
+    async def _nothing(self) -> None:
+        """What one does that does not lead."""
+
     def _leadership(self) -> Leadership:
         wanted = self.wanted.orphan_cleanup
         return Leadership(self.leases, LEADER, self._lead, kind="agents_cleanup", ttl_s=wanted.leadership_ttl_ms / 1000)
@@ -337,9 +343,9 @@ class Agents:
                 await self.redis.set(key, self.leases.owner, px=wanted.leadership_ttl_ms)
             await self._sweep_orphans(lease)
 
-        sweeping = Periodic("orphan", wanted.interval_ms / 1000, sweep, budget_ms=wanted.run_budget_ms)
+        self._leading = self._sweeping(sweep)
         while True:
-            await sweeping.once()
+            await self._leading.once()
             await self.clock.sleep(wanted.interval_ms / 1000)
 
     async def _end(self, lease: Lease, patience_s: float) -> None:
