@@ -20,6 +20,13 @@ def fine():
 
 
 @app.agent(every="1h")
+def talks():
+    for piece in ("one", " line", " in pieces\n", "and the rest"):
+        os.write(1, piece.encode())
+        time.sleep(0.01)
+
+
+@app.agent(every="1h")
 def told(run):
     Path(os.environ["TOLD"]).write_text(f"{run.name} {run.run} {run.slot_ms}")
 

@@ -65,6 +65,17 @@ async def test_a_body_runs_and_its_process_is_used_again(processes, tmp_path, mo
     assert processes._idle == [child]
 
 
+async def test_what_a_body_writes_is_in_the_log_line_by_line(processes, monkeypatch):
+    lines = []
+    monkeypatch.setattr(agent_processes.log, "info", lambda event, **facts: lines.append((event, facts)), raising=False)
+    await processes.body(run_of("talks"))
+    await until(lambda: len(lines) >= 2)
+    assert [(facts["agent"], facts["line"]) for _, facts in lines] == [
+        ("talks", "one line in pieces"),
+        ("talks", "and the rest"),
+    ]
+
+
 async def test_a_failure_is_classified_where_the_exception_is(processes):
     with pytest.raises(BodyFailed, match="RuntimeError: sync failed") as failed:
         await processes.body(run_of("forbidden"))

@@ -132,7 +132,8 @@ def _row(agent: AgentView) -> tuple[object, ...]:
     took = "" if agent.last_took_ms is None else span(agent.last_took_ms / 1000)
     where = agent.replica or ""
     last = agent.last_outcome or "never"
-    return (agent.name, agent.state, agent.schedule, _due(agent), last, took, agent.streak, where)
+    due = f"runs {_since(agent.since)}" if agent.since is not None else _due(agent)
+    return (agent.name, agent.state, agent.schedule, due, last, took, agent.streak, where)
 
 
 def _run_row(run: RunView) -> tuple[object, ...]:
@@ -159,6 +160,10 @@ def _due(agent: AgentView) -> str:
         return "never"
     left_s = (agent.due - datetime.now(UTC)).total_seconds()
     return f"in {span(left_s)}" if left_s > 0 else "now"
+
+
+def _since(moment: datetime) -> str:
+    return span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
 def _moment(at: datetime) -> str:

@@ -46,6 +46,7 @@ class Child:
         """What it says, in order; None when nothing more can come."""
         self.agent = ""
         self._buffer = bytearray()
+        self._unended = {"stdout": b"", "stderr": b""}
         ours, theirs = socket.socketpair()
         leash, collar = socket.socketpair()
         with theirs, collar:
@@ -97,6 +98,7 @@ class Child:
         await self.process.ended.wait()
         ALIVE.dec()
         self._reader.drain()
+        self.over()
         self.said.put_nowait(None)
 
     def _hear(self, data: bytes) -> None:
@@ -108,9 +110,23 @@ class Child:
             log.warning("agent_process_unreadable", reason=str(error))
             self.process.kill()
 
+    def over(self) -> None:
+        """Its body has ended; what it wrote after its last line is one, too."""
+        self.process.drain()
+        for stream, left in self._unended.items():
+            if left:
+                self._wrote(stream, b"\n")
+        self.agent = ""
+
     def _wrote(self, stream: str, data: bytes) -> None:
-        for line in data.decode(errors="replace").splitlines():
-            log.info("agent_output", agent=self.agent, stream=stream, line=line[:LINE_MAX])
+        *lines, left = (self._unended[stream] + data).split(b"\n")
+        if len(left) > LINE_MAX:
+            lines, left = [*lines, left], b""
+        self._unended[stream] = left
+        for line in lines:
+            log.info(
+                "agent_output", agent=self.agent, stream=stream, line=line.decode(errors="replace")[:LINE_MAX].rstrip()
+            )
 
 
 class AgentProcesses:
@@ -196,7 +212,7 @@ class AgentProcesses:
             await child.end()
 
     async def _keep(self, child: Child) -> None:
-        child.agent = ""
+        child.over()
         await child.hold(agent_leash.IDLE)
         if len(self._idle) < IDLE_MAX:
             self._idle.append(child)
