@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,6 +38,7 @@ from rota.model.policy import Asked, Question, Says, Word
 from rota.model.settings import Settings
 from rota.policy import wire
 from rota.policy.evaluate import Fate, Finding
+from rota.policy.interned import Asking
 from rota.policy.kernel import Explained
 from rota.policy.snapshots import Snapshot
 
@@ -129,6 +131,7 @@ class RemoteKernel:
         self.breaker = breaker(INPUT, settings, redis, clock)
         self.fail_mode: str | None = None
         self._channel = Channel(settings)
+        self._asking = Asking()
         self._timeout_s = settings.safety.timeout
 
     async def check(self, questions: Sequence[Question]) -> list[Word]:
@@ -139,9 +142,8 @@ class RemoteKernel:
 
     async def _checked(self, questions: Sequence[Question]) -> list[Word]:
         async def ask() -> list[Word]:
-            request = wire.CheckBatchRequest(wire.questions_sent(questions))
-            reply = await self._call("CheckBatch", request, wire.CheckBatchReply)
-            words = _words(reply, len(questions))
+            reply = await self._call("CheckBatch", self._asking.request(questions), wire.RawBatchReply)
+            words = _words(len(questions), len(reply.words), lambda: self._asking.words(reply))
             self.fail_mode = reply.fail_mode if reply.fail_mode in ("open", "closed") else None
             return words
 
@@ -157,7 +159,7 @@ class RemoteKernel:
         for at in range(0, len(asked), QUESTIONS_MAX):
             some = tuple(wire.Question(wire.asked_sent(each)) for each in asked[at : at + QUESTIONS_MAX])
             reply = await self._call("Simulate", wire.SimulateRequest(text, some), wire.CheckBatchReply)
-            words += _words(reply, len(some))
+            words += _words(len(some), len(reply.words), partial(_heard, reply))
         return words
 
     async def listed(self) -> list[Snapshot]:
@@ -248,12 +250,15 @@ def _failed(why: str, sentence: str) -> Unavailable:
     return Unavailable(sentence, why=why)
 
 
-def _words(reply: wire.CheckBatchReply, count: int) -> list[Word]:
-    if len(reply.words) != count:
-        told = f"{len(reply.words)} words on {count} questions"
-        raise _failed("garbage", f"The safety kernel gives {told}: is it of this version?")
+def _heard(reply: wire.CheckBatchReply) -> list[Word]:
+    return [wire.word_heard(word) for word in reply.words]
+
+
+def _words(asked: int, came: int, heard: Callable[[], list[Word]]) -> list[Word]:
+    if came != asked:
+        raise _failed("garbage", f"The safety kernel gives {came} words on {asked} questions: is it of this version?")
     try:
-        return [wire.word_heard(word) for word in reply.words]
+        return heard()
     except InvalidInput as wrong:
         raise _failed("garbage", f"The safety kernel says what makes no sense: {wrong.sentence}") from wrong
 

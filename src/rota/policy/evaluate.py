@@ -13,14 +13,14 @@ it stands changes at most which rule is named.
 A rule with `velocity` is for a job only while more jobs have come than it lets through, and that is counted elsewhere:
 the ruling names the limits, and what is said of a job for which one has no place (`rota.policy.velocity`).
 
-A policy of thousands of rules looks at few of them: rules are kept by the topic, the beginning of a topic, the show or
-the capability that they are for. A ruling is remembered for as long as the policy lives, up to `REMEMBERED`.
+A policy of thousands of rules looks at few of them: each is kept under one thing that it asks for, such as a topic, how
+a topic begins, a show or a risk tag. A ruling is remembered for as long as the policy lives, up to `REMEMBERED`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -28,7 +28,7 @@ import msgspec
 
 from rota.model.policy import Asked, Says, Word
 from rota.policy.expressions import Facts, Unanswered
-from rota.policy.rules import Rule, Velocity, Written
+from rota.policy.rules import ONE, Rule, Velocity, Written
 
 REMEMBERED: Final = 20_000
 NO_RULE: Final = "no rule is for this job"
@@ -164,43 +164,46 @@ def _told(velocity: Velocity) -> str:
 
 
 class _Index:
-    """Which rules can be for a job, without looking at all of them."""
+    """Which rules can be for a job, without looking at all of them: each is kept under one thing that it asks for."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
-        self._by: dict[str, dict[str, list[int]]] = {part: defaultdict(list) for part in _INDEXED}
+        self._by: dict[str, dict[str, list[int]]] = {}
+        self._by_tag: dict[str, list[int]] = defaultdict(list)
+        self._by_label: dict[str, list[int]] = defaultdict(list)
         self._by_beginning: dict[str, list[int]] = defaultdict(list)
         self._others: list[int] = []
         for at, rule in enumerate(rules):
-            self._keep(at, rule)
+            kept = False
+            for places, name in self._places(rule):
+                places.setdefault(name, []).append(at)
+                kept = True
+            if not kept:
+                self._others.append(at)
         self._lengths = sorted({len(beginning) for beginning in self._by_beginning})
 
-    def _keep(self, at: int, rule: Rule) -> None:
+    def _places(self, rule: Rule) -> Iterator[tuple[dict[str, list[int]], str]]:
+        """Under what it is kept; nothing: it must be looked at for every job."""
         names = rule.match.names
-        for part in _INDEXED:
-            if part in names and names[part].literals and len(names[part].literals) == len(names[part].listed):
-                for literal in names[part].literals:
-                    self._by[part][literal].append(at)
+        for part in ONE:
+            if part in names and names[part].is_literal:
+                yield from ((self._by.setdefault(part, {}), literal) for literal in names[part].literals)
                 return
-        beginnings = names["topics"].prefixes if "topics" in names else None
-        if not beginnings:
-            self._others.append(at)
-        for beginning in beginnings or ():
-            self._by_beginning[beginning].append(at)
+        if "topics" in names and (beginnings := names["topics"].prefixes):
+            yield from ((self._by_beginning, beginning) for beginning in beginnings)
+        elif "risk_tags" in names and names["risk_tags"].is_literal:
+            yield from ((self._by_tag, literal) for literal in names["risk_tags"].literals)
+        elif rule.match.labels:
+            yield self._by_label, rule.match.labels[0]
 
     def candidates(self, asked: Asked) -> list[int]:
         found = [*self._others]
-        for part, word in _INDEXED.items():
-            found += self._by[part].get(word(asked), ())
-        for beginning in self._beginnings(asked.topic):
-            found += self._by_beginning.get(beginning, ())
+        for part, places in self._by.items():
+            found += places.get(ONE[part](asked), ())
+        for tag in asked.risk_tags:
+            found += self._by_tag.get(tag, ())
+        for label in asked.labels:
+            found += self._by_label.get(label, ())
+        topic = asked.topic
+        for length in self._lengths:
+            found += self._by_beginning.get(topic[:length], ())
         return sorted(set(found))
-
-    def _beginnings(self, topic: str) -> Iterator[str]:
-        return (topic[:length] for length in self._lengths if length <= len(topic))
-
-
-_INDEXED: Final[dict[str, Callable[[Asked], str]]] = {
-    "topics": lambda asked: asked.topic,
-    "shows": lambda asked: asked.show,
-    "capabilities": lambda asked: asked.capability,
-}

@@ -164,5 +164,11 @@ def _split(word: Word, jobs: Sequence[JobId], over: Sequence[Limit | None]) -> W
 
 
 def _count(questions: Sequence[Question], words: Sequence[Word]) -> None:
+    jobs: dict[Says, int] = defaultdict(int)
     for question, word in zip(questions, words, strict=True):
-        CHECKS.labels(word.says.value).inc(len(question.jobs) or 1)
+        jobs[word.says] += len(question.jobs) or 1
+        for each in word.apart:
+            jobs[word.says] -= len(each.jobs)
+            jobs[each.word.says] += len(each.jobs)
+    for says, count in jobs.items():
+        CHECKS.labels(says.value).inc(count)

@@ -42,6 +42,11 @@ class Names:
         self._rest = tuple(glob for glob in wild if glob not in simple)
 
     @property
+    def is_literal(self) -> bool:
+        """Whether nothing that is listed is a glob."""
+        return len(self.literals) == len(self.listed)
+
+    @property
     def prefixes(self) -> tuple[str, ...] | None:
         """What a name must begin with, when all that is listed says no more and no less than that; else None."""
         return None if self._rest or self._ends or self.literals or "" in self._begins else self._begins

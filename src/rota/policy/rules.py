@@ -45,6 +45,7 @@ class Match:
 
     def __init__(self, names: Mapping[str, Names], labels: Mapping[str, Names], requires: tuple[str, ...]) -> None:
         self.names = dict(names)
+        self.labels = tuple(labels)
         self.parts: tuple[Part, ...] = tuple(
             [(part, _one(ONE[part], names[part])) for part in ONE if part in names]
             + [(part, _some(SOME[part], names[part])) for part in SOME if part in names]

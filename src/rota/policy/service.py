@@ -14,6 +14,7 @@ from rota.model import policy as model
 from rota.model.errors import InvalidInput, Refused
 from rota.model.ids import JobId
 from rota.policy import wire
+from rota.policy.interned import Answering
 from rota.policy.kernel import LocalKernel
 from rota.policy.snapshots import Snapshot
 
@@ -29,11 +30,12 @@ class SafetyKernel:
 
     def __init__(self, kernel: LocalKernel) -> None:
         self._kernel = kernel
+        self._answering = Answering()
 
     def calls(self) -> Mapping[str, Call[Any]]:
         return {
             "Check": Call(wire.CheckRequest, self.check),
-            "CheckBatch": Call(wire.CheckBatchRequest, self.check_batch),
+            "CheckBatch": Call(wire.RawBatchRequest, self.check_batch),
             "Evaluate": Call(wire.EvaluateRequest, self.evaluate),
             "Explain": Call(wire.EvaluateRequest, self.explain),
             "Simulate": Call(wire.SimulateRequest, self.simulate),
@@ -46,10 +48,9 @@ class SafetyKernel:
         [word] = await self._kernel.check([self._countable(question)])
         return wire.CheckReply(wire.word_sent(word))
 
-    async def check_batch(self, request: wire.CheckBatchRequest, _caller: str) -> wire.CheckBatchReply:
-        questions = [self._countable(each) for each in wire.questions_heard(request.questions)]
-        words = await self._kernel.check(questions)
-        return wire.CheckBatchReply(tuple(map(wire.word_sent, words)), self._kernel.fail_mode or "")
+    async def check_batch(self, request: wire.RawBatchRequest, _caller: str) -> wire.RawBatchReply:
+        questions = [self._countable(each) for each in self._answering.questions(request)]
+        return self._answering.reply(await self._kernel.check(questions), self._kernel.fail_mode or "")
 
     async def evaluate(self, request: wire.EvaluateRequest, _caller: str) -> wire.CheckReply:
         found = await self._kernel.explain(wire.asked_heard(request.asked), request.snapshot)

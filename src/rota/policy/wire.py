@@ -141,6 +141,22 @@ class CheckBatchReply(Message, frozen=True):
     fail_mode: str = ""
 
 
+class RawQuestion(Message, frozen=True):
+    """A `Question` whose job is not looked into: on the wire a message and bytes are the same."""
+
+    asked: bytes = b""
+    jobs: bytes = b""
+
+
+class RawBatchRequest(Message, frozen=True):
+    questions: tuple[RawQuestion, ...] = ()
+
+
+class RawBatchReply(Message, frozen=True):
+    words: tuple[bytes, ...] = ()
+    fail_mode: str = ""
+
+
 class EvaluateRequest(Message, frozen=True):
     asked: Asked | None = None
     snapshot: str = ""
