@@ -11,6 +11,7 @@ import msgspec
 from rota.cli import db
 from rota.cli.books import actor
 from rota.cli.books_view import Page, Table
+from rota.cli.dlq_view import several
 from rota.cli.naming import find
 from rota.cli.output import Styled
 from rota.engine.jobs import Jobs
@@ -38,8 +39,10 @@ TOLD = {
 
 def checked(file: Path) -> Page:
     found = checking.checked(text_of(file), str(file))
-    limits = f", {found.velocity_limits} velocity limits" if found.velocity_limits else ""
-    told = f"{file} is a policy of {found.rules} rules{limits}; what no rule is for is {_verb(found.default)}."
+    limits = f", {several(found.velocity_limits, 'velocity limit')}" if found.velocity_limits else ""
+    told = (
+        f"{file} is a policy of {several(found.rules, 'rule')}{limits}; what no rule is for is {_verb(found.default)}."
+    )
     return Page(msgspec.to_builtins(found), [told, f"Snapshot {found.snapshot}.", *found.notes])
 
 
@@ -163,7 +166,7 @@ async def reloaded(settings: Settings) -> Page:
     async with db.opened(settings) as database:
         await check_current(database)
         await nudge(database, actor())
-    told = f"Every server reads {file.path} now: {found.size} rules, snapshot {found.snapshot}."
+    told = f"Every server reads {file.path} now: {several(found.size, 'rule')}, snapshot {found.snapshot}."
     return Page({"snapshot": found.snapshot, "changed": None}, [told])
 
 
@@ -177,4 +180,7 @@ async def _reloaded_kernel(settings: Settings) -> Page:
     finally:
         await kernel.close()
     told = "reads another policy" if changed else "has the same policy as before"
-    return Page({"snapshot": now.id, "changed": changed}, [f"The kernel {told}: {now.rules} rules, snapshot {now.id}."])
+    return Page(
+        {"snapshot": now.id, "changed": changed},
+        [f"The kernel {told}: {several(now.rules, 'rule')}, snapshot {now.id}."],
+    )
