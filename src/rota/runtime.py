@@ -41,7 +41,7 @@ from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unava
 from rota.model.output import Mode
 from rota.model.policy import Kernel
 from rota.model.settings import RedisUser, Settings, redis_for
-from rota.policy import opening
+from rota.policy import guard, opening
 from rota.policy.kernel import PolicyKernel
 from rota.policy.output.judging import OutputPolicy
 from rota.policy.output.rules import DEFAULT_RULES, OutputRules, snapshot_of
@@ -143,6 +143,7 @@ class Replica:
             kernel = policy_of(settings, redis)
             if isinstance(kernel, PolicyKernel):
                 closing.push_async_callback(kernel.close)
+            await guard.tell(database, asks=kernel is not None)
             replica = cls(settings, urls, database, redis, bus, books, agents, kernel)
             await replica.engine.declare()
             await replica.engine.warm_up()

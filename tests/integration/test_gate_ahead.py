@@ -112,9 +112,9 @@ async def test_a_key_that_is_waited_for_makes_a_word_old(submitter, database, mo
     statements = []
     real = Batch.steps
 
-    def steps(self):
+    def steps(self, **more):
         statements.append(self.until)
-        return real(self)
+        return real(self, **more)
 
     monkeypatch.setattr(Batch, "steps", steps)
     async with database.transaction() as tx:

@@ -1,7 +1,10 @@
 """A policy file before a whole farm: what it decides, and what operators ask about it by HTTP."""
 
+import asyncpg
+import psycopg
 import pytest
 
+from rota.engine.submit import submit_on_async, submit_on_sync
 from rota.model.access import Role
 from rota.model.job import LayerSpec, Submission
 from rota.model.settings.lifecycle import Policy
@@ -63,6 +66,38 @@ async def test_jobs_end_as_the_file_says_and_say_by_which_rule(api, operator):
     assert [state for _, state in (allowed, denied, default)] == ["SUCCEEDED", "DENIED", "DENIED"]
     told = (await operator.get(f"/jobs/{denied[0]}")).json()
     assert (told["policy"]["rule"], told["policy"]["snapshot"]) == ("risky", snapshot_of(TEXT))
+
+
+@pytest.mark.parametrize("where", ["own", "transaction", "connection", "sync"])
+async def test_who_knows_of_no_policy_meets_it_all_the_same(api, where, database_url):
+    """An application with settings of its own that name none."""
+    unaware = api.farm.submitter
+    given = [
+        Submission(show="film", layers=(LayerSpec(task="noop"),), risk_tags=tags) for tags in ((), ("destructive",))
+    ]
+    match where:
+        case "own":
+            jobs = await unaware.submit(given)
+        case "transaction":
+            async with api.farm.database.transaction() as tx:
+                jobs = await unaware.submit(given, on=tx)
+        case "connection":
+            connection = await asyncpg.connect(database_url)
+            async with connection.transaction():
+                jobs = await submit_on_async(connection, given)
+            await connection.close()
+        case "sync":
+            with psycopg.connect(database_url) as connection:
+                jobs = submit_on_sync(connection, given)
+    assert [one.state for one in jobs] == ["PENDING"] * 2
+    assert [await api.farm.ended(one.job) for one in jobs] == ["SUCCEEDED", "DENIED"]
+
+
+async def test_a_key_of_a_submission_that_was_written_late_is_not_lost(api):
+    given = Submission(show="film", layers=(LayerSpec(task="noop"),), idempotency_key="once")
+    [first], [again] = await api.farm.submitter.submit([given]), await api.farm.submitter.submit([given])
+    assert (again.job, again.already) == (first.job, True)
+    await api.farm.ended(first.job)
 
 
 async def test_a_job_is_explained_by_the_policy_in_force_and_by_another(api, operator):

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rota.engine.gate import AllowAll, AskLater, Gate
+from rota.engine.gate import AllowAll, Gate
 from rota.engine.gate_ahead import Ahead
 from rota.engine.submit_steps import Batch, OldWord, Statement, new_jobs
 from rota.engine.traces import Submitting
@@ -107,27 +107,34 @@ class Submitter:
             return submitted
 
     async def _write_ahead(self, plans: Sequence[Plan], ahead: Ahead) -> list[Submitted]:
-        """The jobs keep their ids when what was said of them has become too old: a limit counts each of them once."""
         now_ms = self._clock.now_ms()
         ids = new_jobs(len(plans), now_ms)
         decided = await ahead.decide(ids, plans)
-        try:
-            return await self._write(Batch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
-        except OldWord:
-            return await self._write(Batch(plans, AskLater(), now_ms, ids=ids), None)
+        return await self._write(Batch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
 
     async def _write(self, batch: Batch, on: Transaction | None) -> list[Submitted]:
+        """Jobs keep their ids when they turn out to be decided about later: a limit counts each of them once."""
+        try:
+            return await self._written(batch, on)
+        except OldWord:
+            return await self._written(batch.later(), on)
+
+    async def _written(self, batch: Batch, on: Transaction | None) -> list[Submitted]:
         if on is None and batch.needs_transaction:
             async with self.database.transaction() as tx:
                 return await self._carry_out(batch, lambda step: tx.rows(step.query, *step.arguments))
         target = on or self.database
-        return await self._carry_out(batch, lambda step: target.rows(step.query, *step.arguments))
+        return await self._carry_out(
+            batch, lambda step: target.rows(step.query, *step.arguments), together=on is not None
+        )
 
     def _batch(self, plans: Sequence[Plan]) -> Batch:
         return Batch(plans, self.gate, self._clock.now_ms())
 
-    async def _carry_out(self, batch: Batch, run: Callable[[Statement], Awaitable[Rows]]) -> list[Submitted]:
-        steps = batch.steps()
+    async def _carry_out(
+        self, batch: Batch, run: Callable[[Statement], Awaitable[Rows]], *, together: bool = True
+    ) -> list[Submitted]:
+        steps = batch.steps(together=together)
         step = next(steps)
         while True:
             faults.at("submit.before_statement")

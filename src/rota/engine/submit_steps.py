@@ -15,7 +15,7 @@ import msgspec
 from asyncpg.pgproto.pgproto import UUID as DriverUUID
 
 from rota.accounting.items import unknown
-from rota.engine.gate import LATER, WAITING, Decided, Decision, Gate, wake
+from rota.engine.gate import LATER, WAITING, AskLater, Decided, Decision, Gate, wake
 from rota.engine.submit_columns import Columns, queue_columns
 from rota.infra.outbox.box import ADD as OUTBOX_ADD
 from rota.infra.postgres import Query, query
@@ -51,7 +51,7 @@ Steps = Generator[Statement, Rows, list[Submitted]]
 
 
 class OldWord(Exception):
-    """Nothing was written: what the policy said about these jobs is too old to queue them by."""
+    """Nothing was written: jobs cannot be queued by what was said of them, or before they were asked about."""
 
 
 class Batch:
@@ -68,6 +68,7 @@ class Batch:
     ) -> None:
         """`ahead`: what a policy that was asked before has said about these, which then need their `ids`."""
         self.plans = plans
+        self._now_ms = now_ms
         self.until = ahead.until if ahead is not None else None
         decided = ahead.decisions if ahead is not None else _decided(gate, plans)
         # What waits for another job comes to the gate when that has ended.
@@ -85,7 +86,12 @@ class Batch:
         """Whether more than one statement must take effect together."""
         return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
 
-    def steps(self) -> Steps:
+    def later(self) -> Batch:
+        """The same jobs, to be decided about once they are written."""
+        return Batch(self.plans, AskLater(), self._now_ms, ids=self.ids)
+
+    def steps(self, *, together: bool = True) -> Steps:
+        """`together`: statements take effect together, so that more of them may be needed than was thought."""
         arguments = self._columns.arguments(self.until)
         if named := sorted({before for plan in self.plans for before in plan.after}):
             for row in (yield Statement(UNKNOWN, (named,))):
@@ -98,7 +104,9 @@ class Batch:
             kept = keep_arguments(each.said for each in self.decisions if each.said is not None)
             yield Statement(KEEP_WORDS, kept, ahead=True)
             unwritten = yield Statement(INSERT, arguments)
-        if any(row[1] == "old_word" for row in unwritten):
+        if any(row[1] == "unasked" for row in unwritten) and together:
+            return (yield from self.later().steps())
+        if any(row[1] in ("old_word", "unasked") for row in unwritten):
             raise OldWord
         for row in unwritten:
             if row[1] != "already":

@@ -259,6 +259,15 @@ BEGIN
     RETURN;
   END IF;
 
+  -- Whoever submits may not know that servers ask a policy; PostgreSQL does.
+  IF (SELECT g.asks FROM rota.policy_guard g) AND EXISTS (
+    SELECT FROM unnest(h_states, words) AS h (state, word) WHERE h.state = 'SCHEDULED' AND h.word IS NULL
+  ) THEN
+    DELETE FROM rota.idempotency_key k WHERE keys IS NOT NULL AND k.key = ANY (keys) AND k.pk_job = ANY (jobs);
+    RETURN QUERY SELECT 0, 'unasked', NULL::uuid, NULL::text;
+    RETURN;
+  END IF;
+
   PERFORM rota.job_insert(
     places, moment, left_out, h_places, h_names, h_topics, h_priorities, h_states, h_reasons, h_layers, h_labels,
     h_requests, h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, words, k_places, k_numbers, k_names, k_works, k_firsts,
