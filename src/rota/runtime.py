@@ -42,9 +42,8 @@ from rota.model.output import Mode
 from rota.model.policy import Kernel
 from rota.model.settings import RedisUser, Settings, redis_for
 from rota.policy import guard, opening
-from rota.policy.kernel import PolicyKernel
-from rota.policy.output.judging import OutputPolicy
-from rota.policy.output.rules import DEFAULT_RULES, OutputRules, snapshot_of
+from rota.policy.kernel import LocalKernel, PolicyKernel
+from rota.policy.output.asking import ByKernel, Checker, OfFile, Source, elsewhere, of_nobody
 from rota.queue import Pace, Queue
 from rota.queue import Upkeep as QueueUpkeep
 from rota.workflow.advancer import Advancer
@@ -107,8 +106,8 @@ class Replica:
         self.agents = agents
         self.kernel = kernel
         self.queue = Queue(database)
-        look = output_policy_of(settings)
-        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel, look)
+        looks = outputs_of(settings, kernel, redis)
+        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel, looks)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
@@ -145,6 +144,8 @@ class Replica:
                 closing.push_async_callback(kernel.close)
             await guard.tell(database, asks=kernel is not None)
             replica = cls(settings, urls, database, redis, bus, books, agents, kernel)
+            if replica.engine.scanner is not None:
+                closing.push_async_callback(replica.engine.scanner.close)
             await replica.engine.declare()
             await replica.engine.warm_up()
             yield replica
@@ -270,15 +271,21 @@ def gate_of(settings: Settings) -> Gate:
     return AskLater() if opening.has_policy(settings) else AllowAll()
 
 
-def output_policy_of(settings: Settings) -> Callable[[], OutputPolicy | None] | None:
-    """Who looks at what frames return; None: nobody does."""
+def outputs_of(settings: Settings, kernel: Kernel | None, redis: Redis | None) -> tuple[Source, Checker | None] | None:
+    """By which rules outputs are looked at, and who looks into them; None: nobody does."""
     wanted = settings.output_policy
     if not wanted.enabled:
         return None
-    rules = OutputRules(rules=DEFAULT_RULES)
     otherwise = Mode.HOLD if wanted.fail_mode == "closed" else Mode.PASS
-    policy = OutputPolicy(rules, snapshot=snapshot_of(rules), otherwise=otherwise)
-    return lambda: policy
+    if isinstance(kernel, LocalKernel):
+        return OfFile(kernel.snapshots, otherwise), None
+    if settings.safety_kernel.addr:
+        from rota.policy.client import RemoteOutputs
+
+        unknown = elsewhere(otherwise)
+        return lambda: unknown, ByKernel(RemoteOutputs(settings, redis))
+    rules = of_nobody(otherwise)
+    return lambda: rules, None
 
 
 def submitter_of(settings: Settings, database: Database) -> Submitter:

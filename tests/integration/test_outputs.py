@@ -252,6 +252,9 @@ class Away:
         self.asked += 1
         raise self.error
 
+    async def close(self):
+        return None
+
 
 @pytest.mark.parametrize(
     ("mode", "output", "state"),

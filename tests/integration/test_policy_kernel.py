@@ -224,7 +224,7 @@ async def test_outputs_are_asked_about_where_somebody_answers(path):
         async def check_output(self, asked_json, content):
             return asked_json + content.decode()
 
-    for outputs, status in ((Echo(), None), (None, grpc.StatusCode.FAILED_PRECONDITION)):
+    for outputs, status in ((Echo(), None), (None, grpc.StatusCode.INVALID_ARGUMENT)):
         process = KernelProcess(deciding(path), None, outputs)
         async with (
             process.supervisor.running(),

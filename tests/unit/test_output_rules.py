@@ -25,6 +25,7 @@ META = OutputMeta(show="film", topic="job.render.frame", bytes=10)
 JWT = ".".join(
     base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (b'{"alg":"HS256"}', b'{"sub":"ann"}', b"x" * 32)
 )
+RANDOM = "q9Xz7Lm2Kp4" + "Rt8Vw1Ys3"
 KNOWN = {
     "aws_access_key": "AKIA" + "ABCDEFGHIJKLMNOP",
     "aws_secret_key": "aws_secret_access_key = " + "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzzzzzzz",
@@ -36,7 +37,7 @@ KNOWN = {
     "jwt": JWT,
     "private_key": "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIB\n-----END RSA PRIVATE " + "KEY-----",
     "url_password": "postgres://ann:" + "hunter2@db/x",
-    "high_entropy": "api_key: " + "q9Xz7Lm2Kp4Rt8Vw1Ys3",
+    "high_entropy": "api_key: " + RANDOM,
     "email": "ann.smith+x@mail.example.org",
     "social_security": "078-05-" + "1120",
     "card": "4111 1111 1111 1111",
@@ -109,7 +110,7 @@ def test_a_number_may_be_a_card():
 
 
 def test_a_key_tells_what_its_value_is_and_a_finding_says_where():
-    said = judged(rules(rule("QUARANTINE", scanners=("secret",))), {"db": [{"api_key": "q9Xz7Lm2" + "Kp4Rt8Vw1Ys3"}]})
+    said = judged(rules(rule("QUARANTINE", scanners=("secret",))), {"db": [{"api_key": RANDOM}]})
     [finding] = said.word.findings
     assert (finding.name, finding.where, finding.offset, finding.length) == (
         "high_entropy",

@@ -29,7 +29,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -82,7 +81,7 @@ from rota.placement.pools_watch import PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.policy.opening import fail_mode
-from rota.policy.output.judging import OutputPolicy
+from rota.policy.output.asking import Checker, Source
 from rota.queue import Queue
 
 RESULTS_AT_ONCE: Final = 2
@@ -99,7 +98,7 @@ class Engine:
         books: Books,
         queue: Queue,
         kernel: Kernel | None = None,
-        output_policy: Callable[[], OutputPolicy | None] | None = None,
+        looks: tuple[Source, Checker | None] | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
@@ -110,7 +109,7 @@ class Engine:
         self.members = Members(bus, leases.owner)
         self.finisher = Finisher(database, queue, books, settings.scheduler)
         self.store = Store(database, store_target(settings))
-        self.scanner = self._scanner(settings, output_policy) if output_policy is not None else None
+        self.scanner = self._scanner(settings, *looks) if looks is not None else None
         self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
         self.ender = Ender(database, bus, self.finisher)
         self.ender.on_ended = self._ended
@@ -161,9 +160,9 @@ class Engine:
         self._settings = settings
         self._redis = redis
 
-    def _scanner(self, settings: Settings, policy: Callable[[], OutputPolicy | None]) -> Scanner:
+    def _scanner(self, settings: Settings, policy: Source, checker: Checker | None) -> Scanner:
         self.finisher.outputs = Outputs(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
-        return Scanner(self.database, self.store, self.finisher, self.finisher.outputs)
+        return Scanner(self.database, self.store, self.finisher, self.finisher.outputs, checker)
 
     def _have_events_told(self) -> None:
         Sources(self.teller).connect(

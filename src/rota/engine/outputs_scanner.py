@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -44,7 +44,8 @@ from rota.model.errors import PostgresUnavailable, RotaError
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.output import Check, Kept, Mode, OutputMeta, OutputSays, OutputWord
 from rota.model.reasons import Reason
-from rota.policy.output.judging import Content, OutputPolicy, Second, within
+from rota.policy.output.asking import Checker, InProcess
+from rota.policy.output.judging import Content, Second
 
 CLAIM = query(__package__, "outputs_claim")
 SETTLE = query(__package__, "outputs_settle")
@@ -69,37 +70,8 @@ TIMED_OUT = metrics.counter(
     "rota_output_policy_async_timeout", "Outputs that nobody could look into in time.", labels=("topic",)
 )
 REDACTED = metrics.counter("rota_output_redactions", "Outputs of which parts were taken out.", labels=("topic",))
-EVALUATED = metrics.histogram(
-    "rota_output_eval_duration_seconds",
-    "How long rules took over the content of one output.",
-    buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
-)
 
 _META = msgspec.msgpack.Decoder(OutputMeta)
-
-
-class Checker(Protocol):
-    """Who looks inside."""
-
-    async def check(self, meta: OutputMeta, content: Content, within_s: float) -> Second:
-        """Raises `TimeoutError`, or `Unavailable`, when it cannot say."""
-        ...
-
-
-class InProcess:
-    """Rules of this process, in a thread: RE2 takes milliseconds for the largest text."""
-
-    def __init__(self, policy: Callable[[], OutputPolicy | None]) -> None:
-        self._policy = policy
-
-    async def check(self, meta: OutputMeta, content: Content, within_s: float) -> Second:
-        policy = self._policy()
-        if policy is None:
-            return Second(OutputWord(says=OutputSays.ALLOW))
-        began_s = time.perf_counter()
-        said = await asyncio.to_thread(policy.second, meta, content, within(within_s))
-        EVALUATED.observe(time.perf_counter() - began_s)
-        return said
 
 
 class Claimed(NamedTuple):
@@ -165,6 +137,9 @@ class Scanner:
             life.ready()
             await life.until_draining()
             looking.cancel()
+
+    async def close(self) -> None:
+        await self.checker.close()
 
     async def _look_on(self) -> None:
         while True:

@@ -9,7 +9,7 @@
         decision: allow
 
 A file is read whole or not at all, so nobody sees half a policy. Sections of other rooms (`output_policy`,
-`output_rules`) are read by what is put into `SECTIONS` under their names, with the same reader and the same promises.
+`output_rules`) are read by what stands in `SECTIONS` under their names, with the same reader and the same promises.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rota.model.errors import InvalidInput
 from rota.model.policy import ApprovalTerms, Budgets, Constraints, Remediation, Says
 from rota.policy.expressions import Condition
 from rota.policy.names import Names, checked_glob
+from rota.policy.output.loading import read_rules, read_section
 from rota.policy.reading import Listing, Node, Reader, checked_size, text_of, tree
 from rota.policy.rules import ONE, SOME, Match, Rule, Rules, Velocity, Written
 
@@ -45,7 +46,10 @@ FAIL_MODES: Final = {"closed": "closed", "open": "open"}
 
 T = TypeVar("T")
 
-SECTIONS: Final[dict[str, Callable[[Reader, Node], Any]]] = {}
+SECTIONS: Final[dict[str, Callable[[Reader, Node], Any]]] = {
+    "output_policy": read_section,
+    "output_rules": read_rules,
+}
 """Sections of the file that other modules read, by name."""
 
 

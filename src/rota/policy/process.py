@@ -18,6 +18,7 @@ from rota.infra.service.listener import Listener
 from rota.model.errors import InvalidSetting
 from rota.model.settings import Settings
 from rota.policy.opening import own
+from rota.policy.output.asking import InProcess, OfFile
 from rota.policy.service import OutputChecker, OutputPolicyService, SafetyKernel
 
 LIMITS = Limits(calls_at_once=256, request_bytes_max=16 * 1024 * 1024)
@@ -34,7 +35,8 @@ class KernelProcess:
         place = settings.safety_kernel
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = Listener(self.supervisor, host=settings.listen.host, port=place.health_port)
-        services: list[CallService] = [SafetyKernel(self.kernel), OutputPolicyService(outputs)]
+        looks = outputs or InProcess(OfFile(self.kernel.snapshots))
+        services: list[CallService] = [SafetyKernel(self.kernel), OutputPolicyService(looks)]
         self.calls = CallServer(place, services, "safety_kernel", needs_secret=False, limits=LIMITS)
         self.supervisor.add(self.listener.service, *self.kernel.services(), self.calls.service)
 

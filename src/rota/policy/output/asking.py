@@ -1,0 +1,188 @@
+"""Who looks into outputs: the rules of this process, or a kernel elsewhere, asked over gRPC.
+
+Both are asked with all of an output and answer with a word and, when it redacts, with what is left. What a kernel says
+that nobody knows keeps the output back; what cannot be read at all is no answer, and silence means what the topic says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, Unavailable
+from rota.model.output import SCANNED_BYTES_MAX, Finding, Mode, OutputMeta, OutputSays, OutputWord, Severity
+from rota.policy.output.judging import Content, OutputPolicy, Second, within
+from rota.policy.output.rules import (
+    DEFAULT_RULES,
+    ERROR_SECRETS,
+    OutputMatch,
+    OutputRule,
+    OutputRules,
+    snapshot_of,
+)
+from rota.policy.snapshots import Snapshots
+
+EVALUATED = metrics.histogram(
+    "rota_output_eval_duration_seconds",
+    "How long rules took over the content of one output.",
+    buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
+)
+SERVED_S: Final = 30.0
+
+Source = Callable[[], OutputPolicy | None]
+"""The rules of now; None: outputs are not looked at."""
+_META = msgspec.json.Decoder(OutputMeta)
+_CONTENT = msgspec.msgpack.Decoder(Content)
+
+
+class Checker(Protocol):
+    """Who looks inside."""
+
+    async def check(self, meta: OutputMeta, content: Content, within_s: float) -> Second:
+        """Raises `TimeoutError`, or `Unavailable`, when it cannot say."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An answer as it travels; `says` may be a word of another version."""
+
+    says: str
+    rule: str = ""
+    reason: str = ""
+    severity: Severity = "medium"
+    snapshot: str = ""
+    findings: tuple[Finding, ...] = ()
+    redacted: Content | None = None
+
+
+_SAID = msgspec.json.Decoder(Said)
+
+
+class InProcess:
+    """Rules of this process, in a thread: RE2 takes milliseconds for the largest text."""
+
+    def __init__(self, policy: Source) -> None:
+        self._policy = policy
+
+    async def check(self, meta: OutputMeta, content: Content, within_s: float) -> Second:
+        policy = self._policy()
+        if policy is None:
+            return Second(OutputWord(says=OutputSays.ALLOW))
+        began_s = time.perf_counter()
+        said = await asyncio.to_thread(policy.second, meta, content, within(within_s))
+        EVALUATED.observe(time.perf_counter() - began_s)
+        return said
+
+    async def close(self) -> None:
+        return None
+
+    async def check_output(self, asked_json: str, content: bytes) -> str:
+        """The same for those who ask over gRPC; InvalidInput for what makes no sense."""
+        try:
+            meta, given = _META.decode(asked_json), _CONTENT.decode(content)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidInput("What was asked about an output cannot be read: is it of this version?") from error
+        word, left = await self.check(meta, given, SERVED_S)
+        said = Said(**msgspec.structs.asdict(word), redacted=left)
+        return msgspec.json.encode(said).decode()
+
+
+class Remote(Protocol):
+    async def check_output(self, asked_json: str, content: bytes, timeout_s: float) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class ByKernel:
+    """A kernel elsewhere."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    async def close(self) -> None:
+        await self._remote.close()
+
+    async def check(self, meta: OutputMeta, content: Content, within_s: float) -> Second:
+        asked = msgspec.json.encode(meta).decode()
+        told = await self._remote.check_output(asked, msgspec.msgpack.encode(_cut(content)), within_s)
+        try:
+            said = _SAID.decode(told)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Unavailable("The kernel says of an output what makes no sense: is it of this version?") from error
+        return _heard(said, content)
+
+
+def _heard(said: Said, content: Content) -> Second:
+    known = said.says in OutputSays.__members__
+    says = OutputSays(said.says) if known else OutputSays.QUARANTINE
+    redacted = said.redacted if says is OutputSays.REDACT else None
+    if redacted is not None and not _fits(redacted, content):
+        says, redacted = OutputSays.QUARANTINE, None
+    word = OutputWord(
+        says=says,
+        rule=said.rule,
+        reason=said.reason,
+        severity=said.severity,
+        snapshot=said.snapshot,
+        findings=said.findings,
+    )
+    return Second(word, redacted)
+
+
+def _fits(redacted: Content, content: Content) -> bool:
+    """Whether it can stand in the place of the other: the same parts under the same names."""
+    names = [[name for name, _ in each.artifacts] for each in (redacted, content)]
+    return names[0] == names[1] and (redacted.value is None) == (content.value is None)
+
+
+def _cut(content: Content) -> Content:
+    """What lies behind that is not looked at; one byte more says that there is more."""
+    most = SCANNED_BYTES_MAX + 1
+    value = None if content.value is None else content.value[:most]
+    return Content(value, tuple((name, data[:most]) for name, data in content.artifacts))
+
+
+class OfFile:
+    """The rules of the policy file that is in force, made ready once for each snapshot."""
+
+    def __init__(self, snapshots: Snapshots, otherwise: Mode = Mode.PASS) -> None:
+        self._snapshots = snapshots
+        self._otherwise = otherwise
+        self._known: tuple[str, OutputPolicy | None] = ("", None)
+
+    def __call__(self) -> OutputPolicy | None:
+        current = self._snapshots.current
+        if current.snapshot != self._known[0]:
+            self._known = (current.snapshot, self._made(current.written.sections, current.snapshot))
+        return self._known[1]
+
+    def _made(self, sections: dict[str, object], snapshot: str) -> OutputPolicy | None:
+        section = sections.get("output_policy")
+        given = OutputRules(rules=sections.get("output_rules", DEFAULT_RULES))  # type: ignore[arg-type]  # read by loading
+        if section is not None:
+            given = msgspec.structs.replace(given, section=section)
+        return OutputPolicy(given, snapshot=snapshot, otherwise=self._otherwise) if given.section.enabled else None
+
+
+def elsewhere(otherwise: Mode) -> OutputPolicy:
+    """For a server that asks a kernel elsewhere: everything is looked into, there; errors are looked at here."""
+    unknown = OutputRule(
+        id="kernel",
+        decision=OutputSays.QUARANTINE,
+        match=OutputMatch(has_error=False, scanners=("secret", "pii", "injection")),
+    )
+    rules = OutputRules(rules=(ERROR_SECRETS, unknown))
+    return OutputPolicy(rules, snapshot=snapshot_of(rules), otherwise=otherwise)
+
+
+def of_nobody(otherwise: Mode) -> OutputPolicy:
+    """Where no file says anything about outputs."""
+    rules = OutputRules(rules=DEFAULT_RULES)
+    return OutputPolicy(rules, snapshot=snapshot_of(rules), otherwise=otherwise)
