@@ -6,7 +6,18 @@ from tests.ground.queues import EMPTY as EMPTY_QUEUE
 from tests.ground.queues import sql
 
 TABLES = (
-    *("job", "layer", "job_done", "frame_end", "idempotency_key", "queue_class", "placement_class", "outbox"),
+    *(
+        "scan",
+        "output",
+        "job",
+        "layer",
+        "job_done",
+        "frame_end",
+        "idempotency_key",
+        "queue_class",
+        "placement_class",
+        "outbox",
+    ),
     *("approval", "policy_word"),
     *("job_resource", "layer_resource", "subscription", "folder", "point", "dept", "show"),
 )

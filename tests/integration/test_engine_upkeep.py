@@ -244,6 +244,20 @@ async def test_ends_of_a_job_that_finished_on_a_later_day_go_with_the_job(upkeep
     assert await database.rows(DONE) == []
 
 
+async def test_outputs_that_were_kept_back_go_with_their_jobs(upkeep, lease, database):
+    live, gone = uuid4(), uuid4()
+    await database.run(ADD_JOB, live)
+    add = sql(
+        "INSERT INTO rota.output (token, pk_layer, frame, pk_job, pk_show, state, severity, meta, ts_ended, ts_decided)"
+        " VALUES ($1, $3, 0, $2, $3, 'quarantined', 'high', '', now(), $4)"
+    )
+    for token, job, when in ((1, live, TODAY), (2, gone, TODAY), (3, gone, TODAY), (4, gone, TODAY + DAY)):
+        await database.run(add, token, job, uuid4(), when)
+    assert await upkeep.forget_outputs(lease, before=TODAY + timedelta(seconds=1), batch=1) == 2
+    left = await database.rows(sql("SELECT token FROM rota.output ORDER BY token"))
+    assert [row["token"] for row in left] == [1, 4]
+
+
 async def test_old_keys_of_ended_jobs_are_forgotten_in_batches(upkeep, lease, database):
     live = uuid4()
     await database.run(ADD_JOB, live)

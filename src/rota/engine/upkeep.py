@@ -45,6 +45,7 @@ CARRY = query(__package__, "upkeep_carry")
 PATIENCE = query(__package__, "upkeep_patience")
 CAPS = query(__package__, "upkeep_caps")
 KEYS = query(__package__, "upkeep_keys")
+OUTPUTS = query(__package__, "upkeep_outputs")
 WORKERS = query(__package__, "upkeep_workers")
 POINTERS = query(__package__, "upkeep_pointers")
 NOW = query(__package__, "upkeep_now")
@@ -118,7 +119,8 @@ class Upkeep:
     async def _round(self, lease: Lease) -> bool:
         """Every step, whatever becomes of the others; False when one has to be taken again soon."""
         steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
-            *(self.make_days, self.drop_days, self.forget_keys, self.forget_workers, self.prune_leases, self.measure),
+            *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs),
+            *(self.forget_workers, self.prune_leases, self.measure),
         )
         done = [await self._try(lease, step) for step in steps]
         if self._store is not None and self._is_due("store", STORE_S):
@@ -168,6 +170,11 @@ class Upkeep:
         """Idempotency keys past their retention whose jobs have ended: they may be used again."""
         over = before or await self._ago(self.retention.idempotency_keys)
         return await self._in_batches(lease, KEYS, over, batch)
+
+    async def forget_outputs(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """What was kept back of jobs that are gone; returns how many."""
+        over = before or await self._ago(self.retention.finished_jobs)
+        return await self._in_batches(lease, OUTPUTS, over, batch)
 
     async def forget_workers(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
         """Workers that ended before anything that is kept."""
