@@ -36,7 +36,7 @@ LOOK_S: Final = 0.2
 LONG_S: Final = 90.0
 FILM, SHORT = "film", "short"
 BURSTS: Final = {FILM: 1200, SHORT: 600}
-FRAMES: Final = {"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30}
+FRAMES: Final = {"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30, "notes": 1}
 BROKEN: Final = 5
 RAISED: Final = 4
 PULSE: Final = timedelta(seconds=1)
@@ -103,6 +103,7 @@ class Demo:
     async def tell(self) -> None:
         await self._submit()
         await self._a_full_share()
+        await self._a_kept_output()
         await self._a_cancelled_job()
         await self._a_killed_worker()
         await self._a_raised_cap()
@@ -117,6 +118,7 @@ class Demo:
         await submit(_job(SHORT, "comp", 0.8, task="render", max_cores=1))
         await submit(_job(SHORT, "flaky", BROKEN, layer={"retries": RetrySpec(most=2)}))
         await submit(_job(FILM, "oops", 600.0, task="render", max_cores=2))
+        await submit(_job(SHORT, "notes", 7))
 
     async def _a_full_share(self) -> None:
         await self.until(lambda seen: seen.used(FILM, "farm") == BURSTS[FILM], "a full share")
@@ -133,6 +135,17 @@ class Demo:
                 return True
             await asyncio.sleep(LOOK_S / 4)
         return False
+
+    async def _a_kept_output(self) -> None:
+        """Of notes, which returned a key."""
+        await self.until(lambda seen: seen.jobs["notes"].state is JobState.OUTPUT_QUARANTINED, "a quarantined output")
+        kept = await self.farm.returned("notes")
+        self.story.kept(kept is None, "notes returned a key of AWS: its output is quarantined, and nobody reads it")
+        await self.farm.redact("notes")
+        told = await self.farm.returned("notes")
+        self.story.kept(
+            told == {"note": "used [REDACTED] for node 7"}, f"redacted by an operator it is let out: {told}"
+        )
 
     async def _a_cancelled_job(self) -> None:
         await self.until(lambda seen: _on_workers(seen, "oops") > 0, "frames of oops")

@@ -20,6 +20,7 @@ from rota.accounting.items import Item, Show
 from rota.agents import admin as agents_admin
 from rota.cli.local_worker import spawned
 from rota.engine.jobs import Job, Jobs
+from rota.engine.outputs_desk import Decider, OutputDesk
 from rota.engine.workers import Known
 from rota.engine.workers import known as known_workers
 from rota.infra.postgres import migrate
@@ -123,6 +124,18 @@ class DemoFarm:
         self.submitted[given.name] = submitted.job
         return submitted.job
 
+    async def returned(self, name: str) -> object:
+        """What the first frame of a job returned, as anybody may read it."""
+        job = await self.jobs.get(self.submitted[name])
+        [end] = await self.jobs.ends(job.layers[0].id, most=1)
+        return None if end.value is None else msgspec.msgpack.decode(end.value)
+
+    async def redact(self, name: str) -> None:
+        """As an operator would who did not submit it."""
+        desk = OutputDesk(self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.finisher)
+        [kept] = await desk.page(job=self.submitted[name])
+        await desk.redact(kept.id, Decider(ACTOR, (ACTOR,)), "the key is nobody's business")
+
     async def runs(self, agent: str) -> Sequence[RunView]:
         """The last runs of an agent, in the order in which they began."""
         keys = self.replica.settings.redis.scheduler.keys
@@ -142,4 +155,8 @@ class DemoFarm:
 
 def _settings() -> Settings:
     plain = Settings()
-    return msgspec.structs.replace(plain, listen=msgspec.structs.replace(plain.listen, port=0))
+    return msgspec.structs.replace(
+        plain,
+        listen=msgspec.structs.replace(plain.listen, port=0),
+        output_policy=msgspec.structs.replace(plain.output_policy, enabled=True),
+    )

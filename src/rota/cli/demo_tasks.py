@@ -23,6 +23,12 @@ async def train(seconds: float) -> list[int]:
     return list(context().gpus)
 
 
+@app.task
+async def notes(number: float) -> dict[str, str]:
+    """Says more than it should: a key, made up and put together, as a careless program would print it."""
+    return {"note": f"used {'AKIA'}{'DEMO' * 4} for node {number:g}"}
+
+
 @app.agent(every="1s", timeout="10s")
 async def pulse() -> None:
     """Runs on whichever worker takes it, through all that happens to them."""
