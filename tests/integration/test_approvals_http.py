@@ -15,7 +15,7 @@ from tests.ground.waiting import until
 @pytest.fixture
 def kernel(monkeypatch):
     kernel = Table(default=word(Says.REQUIRE_APPROVAL, "money", reason="money moves"))
-    monkeypatch.setattr(runtime, "policy_of", lambda _settings: kernel)
+    monkeypatch.setattr(runtime, "policy_of", lambda *_: kernel)
     return kernel
 
 
