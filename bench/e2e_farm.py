@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,11 +234,18 @@ class Farm:
 
 @asynccontextmanager
 async def farm(
-    ground: Ground, database: str, *, slots: int = SLOTS, marks: Path | None = None, warm: int = WARM
+    ground: Ground,
+    database: str,
+    *,
+    slots: int = SLOTS,
+    marks: Path | None = None,
+    warm: int = WARM,
+    more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Farm]:
-    """Up and warm; everything is checked at the end, and the processes are gone when this returns."""
+    """Up and warm; everything is checked at the end, and the processes are gone when this returns. `more` is for the
+    environment of the server and the worker."""
     await ground.flush(REDIS_DB)
-    env = _environment(ground, database, marks)
+    env = _environment(ground, database, marks) | dict(more or {})
     async with AsyncExitStack() as closing:
         opened = await Database.open(PostgresTarget(url=ground.postgres.url(database), pool_min=PRODUCERS))
         closing.push_async_callback(opened.close)
