@@ -1,7 +1,7 @@
 """What a policy costs the pipeline: single jobs with a kernel to be asked about each, and without, lap by lap.
 
-The kernel is a process of its own, asked over gRPC by whoever submits and by the server; its policy has a hundred rules,
-of which the last allows. Without it every job is allowed by nobody. Everything else is as in `e2e`.
+The kernel is a process of its own, asked over gRPC by whoever submits and by the server; its policy has a hundred
+rules, of which the last allows. Without it every job is allowed by nobody. Everything else is as in `e2e`.
 """
 
 from __future__ import annotations

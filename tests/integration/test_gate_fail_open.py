@@ -1,5 +1,7 @@
 """Silence opens the gate only where an operator said so, never by accident, and never without a trace."""
 
+import asyncio
+
 import pytest
 
 from rota.accounting.books import Books
@@ -35,7 +37,7 @@ async def judged(keeper, topic):
     return await keeper.database.value(STATE, one.job)
 
 
-@pytest.mark.parametrize("silence", [AWAY, OPEN, TimeoutError()])
+@pytest.mark.parametrize("silence", [AWAY, OPEN, asyncio.CancelledError()])
 async def test_silence_lets_a_job_run_with_a_warning_a_count_an_entry_and_a_word_that_says_so(
     database, keeper, silence, capsys
 ):

@@ -11,7 +11,6 @@ commit; no statement can see that, and its time limit bounds it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 import structlog
 
 from rota.engine.gate import LATER, WORD_S, Decided, Decision, Verdict, decision_on
+from rota.engine.gate_asking import ask
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
@@ -87,16 +87,12 @@ class Ahead:
         AHEAD.labels("later").inc(len(plans) - allowed)
         return Decided(decisions, until if allowed else None)
 
-    async def _ask(self, questions: list[Question]) -> list[Word]:
+    async def _ask(self, questions: list[Question]) -> Sequence[Word]:
         """No word at all where there is not one for each."""
         try:
-            async with asyncio.timeout(ASK_S):
-                words = await self.kernel.check(questions)
-            if len(words) == len(questions):
-                return list(words)
-            log.error("policy_miscounted", questions=len(questions), words=len(words))
-        except (Unavailable, TimeoutError) as away:
-            log.warning("policy_silent", questions=len(questions), reason=str(away))
+            return await ask(self.kernel, questions, ASK_S)
+        except Unavailable as away:
+            log.warning("policy_silent", questions=len(questions), reason=away.sentence)
         except Exception:
             log.exception("policy_failed", questions=len(questions))
         self._quiet_until = self._clock.monotonic() + QUIET_S

@@ -23,7 +23,6 @@ been paused, and the rules changed), and the job is asked about again. If we die
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -37,6 +36,7 @@ from rota.engine import gatekeeper_audit
 from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
 from rota.engine.gate import ALLOWED, GATE, WORD_S, AskLater, Decision, Gate, Verdict, decision_on
 from rota.engine.gate import AllowAll as OpenGate
+from rota.engine.gate_asking import ask
 from rota.engine.gatekeeper_approvals import Gated
 from rota.engine.submit_admit import Settled, settle, wait
 from rota.infra import faults
@@ -48,7 +48,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import BreakerOpen, PostgresUnavailable, Unavailable
 from rota.model.ids import JobId
 from rota.model.lifecycle import JobState
-from rota.model.policy import Kernel, Question, Says, Word
+from rota.model.policy import Kernel, Says, Word
 from rota.model.reasons import Reason
 from rota.policy.asking import Seen, SeenLayer, about
 from rota.policy.words import said
@@ -190,17 +190,11 @@ class Gatekeeper:
             return [ALLOWED] * len(pending)
         grouped = about([job.id for job in pending], [job.seen for job in pending])
         try:
-            words = await self._ask(self.kernel, grouped.questions)
-        except (Unavailable, TimeoutError) as away:
+            words = await ask(self.kernel, grouped.questions, ASK_S)
+        except Unavailable as away:
             return self._silence(pending, away)
         decisions = grouped.each(words, lambda word: decision_on(word, self._throttle_s))
         return await self.gated.with_grants([job.id for job in pending], decisions)
-
-    async def _ask(self, kernel: Kernel, questions: list[Question]) -> list[Word]:
-        async with asyncio.timeout(ASK_S):
-            words = await kernel.check(questions)
-        assert len(words) == len(questions), f"the policy gave {len(words)} words on {len(questions)} questions"
-        return list(words)
 
     def _silence(self, pending: Sequence[Pending], away: Exception) -> list[Decision]:
         if self._fail_open() and not self.is_ending:

@@ -20,6 +20,7 @@
     │   ├── RedisUnavailable
     │   ├── NatsUnavailable
     │   └── BreakerOpen        refused at once, because the last calls failed
+    ├── PolicyGarbled          the safety kernel answered what it was not asked
     ├── BlobDamaged            what the store holds under a pointer is not what was written
     ├── ScriptFailed           a Redis script ended with an error: a defect, or a key of the wrong type
     ├── JobNotSucceeded        its result was asked for, and there is none
@@ -140,6 +141,10 @@ class NatsUnavailable(Unavailable):
 
 class BreakerOpen(Unavailable):
     code = "breaker_open"
+
+
+class PolicyGarbled(RotaError):
+    code = "policy_garbled"
 
 
 class BlobDamaged(RotaError):
