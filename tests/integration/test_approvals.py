@@ -1,5 +1,7 @@
 """People approve what they saw: by enough of them, in time, not by who submitted it, and nothing else runs for it."""
 
+from datetime import UTC, datetime, timedelta
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from rota.engine.finish import COUNT, finish_jobs
 from rota.infra.audit.reading import newest
 from rota.model.errors import ApprovalNotActionable, ApprovalResolved, ApprovalStale, Forbidden, SelfApprovalDenied
 from rota.model.policy import ApprovalTerms, Says
+from rota.policy.approvals import FORGET
 from rota.queue import DeadLetterFilter, Queue
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show
@@ -268,6 +271,6 @@ async def test_old_approvals_are_forgotten_with_their_votes(desk, database):
     await database.run(
         sql("UPDATE rota.approval SET ts_decided = ts_decided - interval '9 d' WHERE subject = $1"), str(gone)
     )
-    assert await desk.approver.approvals.forget(86_400.0, 100) == 1
+    assert await database.run(FORGET, datetime.now(UTC) - timedelta(days=1), 100) == 1
     assert {row["state"]: row["n"] for row in await database.rows(LOOK)} == {"granted": 1}
     assert await database.value(sql("SELECT count(*) FROM rota.approval_vote")) == 1

@@ -294,6 +294,7 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(upkeep, lease, datab
         upkeep.drop_days(lease, before=TODAY + 3 * DAY),
         upkeep.forget_keys(lease),
         upkeep.forget_workers(lease),
+        upkeep.forget_approvals(lease),
         upkeep.forget_caps(lease),
     ):
         with pytest.raises(StaleFence):

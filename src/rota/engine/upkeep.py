@@ -35,6 +35,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, SetupFailed
 from rota.model.ids import ShowId
 from rota.model.settings.lifecycle import Retention
+from rota.policy.approvals import FORGET as FORGET_APPROVALS
 from rota.queue.upkeep import BUSY
 
 MISSING = query(__package__, "upkeep_missing")
@@ -119,7 +120,7 @@ class Upkeep:
     async def _round(self, lease: Lease) -> bool:
         """Every step, whatever becomes of the others; False when one has to be taken again soon."""
         steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
-            *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs),
+            *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs, self.forget_approvals),
             *(self.forget_workers, self.prune_leases, self.measure),
         )
         done = [await self._try(lease, step) for step in steps]
@@ -180,6 +181,11 @@ class Upkeep:
         """Workers that ended before anything that is kept."""
         over = before or await self._ago(self.retention.finished_jobs)
         return await self._in_batches(lease, WORKERS, over, batch)
+
+    async def forget_approvals(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Those that were decided as long ago as jobs are kept; one is used within moments of being granted."""
+        over = before or await self._ago(self.retention.finished_jobs)
+        return await self._in_batches(lease, FORGET_APPROVALS, over, batch)
 
     async def forget_caps(self, lease: Lease, *, batch: int = BATCH) -> int:
         """Rows in the books of jobs that have ended; returns of how many jobs."""

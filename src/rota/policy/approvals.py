@@ -131,10 +131,6 @@ class Approvals:
         for row in await self.database.rows(DEPTH):
             WAITING.labels(row["kind"]).set(row["pending"])
 
-    async def forget(self, older_than_s: float, most: int) -> int:
-        """Remove what was decided so long ago."""
-        return await self.database.run(FORGET, older_than_s, most)
-
     async def _read(self, on: Database | Transaction, ids: Sequence[UUID]) -> Sequence[Approval]:
         return [_approval(row) for row in await on.rows(READ, list(ids))] if ids else []
 
