@@ -191,6 +191,8 @@ async def test_the_demo_keeps_its_promises(spawn, tmp_path):
         "quota_subscription",
         "2 GPUs",
         "oops is cancelled",
+        "wipe is denied and never ran: rule nothing-is-wiped",
+        "dora has approved it",
         "bert was killed",
         "cap is raised",
         "emptied",

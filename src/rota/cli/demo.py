@@ -18,7 +18,9 @@ from typing import Any, Final
 
 from rota.accounting.audit import Line
 from rota.accounting.audit import audit as audit_books
+from rota.cli import demo_policy
 from rota.cli.demo_farm import ACTOR, DemoFarm, Seen
+from rota.cli.demo_policy import PUBLISHED, WIPED
 from rota.cli.demo_view import Story
 from rota.cli.jobs_view import counts_of
 from rota.infra import audit
@@ -36,7 +38,10 @@ LOOK_S: Final = 0.2
 LONG_S: Final = 90.0
 FILM, SHORT = "film", "short"
 BURSTS: Final = {FILM: 1200, SHORT: 600}
-FRAMES: Final = {"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30, "notes": 1}
+FRAMES: Final = {
+    **{"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30, "notes": 1},
+    **{WIPED: 3, PUBLISHED: 2},
+}
 BROKEN: Final = 5
 RAISED: Final = 4
 PULSE: Final = timedelta(seconds=1)
@@ -49,7 +54,7 @@ async def run() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left behind
     with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder, Story() as story:
         story.chapter("A farm from nothing")
-        async with DemoFarm.opened(Path(folder)) as farm:
+        async with DemoFarm.opened(Path(folder), demo_policy.POLICY) as farm:
             demo = Demo(farm, story)
             await demo.prepare()
             await demo.tell()
@@ -104,6 +109,7 @@ class Demo:
         await self._submit()
         await self._a_full_share()
         await self._a_kept_output()
+        await demo_policy.tell(self.farm, self.story, self.until)
         await self._a_cancelled_job()
         await self._a_killed_worker()
         await self._a_raised_cap()
@@ -119,6 +125,8 @@ class Demo:
         await submit(_job(SHORT, "flaky", BROKEN, layer={"retries": RetrySpec(most=2)}))
         await submit(_job(FILM, "oops", 600.0, task="render", max_cores=2))
         await submit(_job(SHORT, "notes", 7))
+        await submit(_job(SHORT, WIPED, 0.1, task="render"))
+        await submit(_job(SHORT, PUBLISHED, 0.1, task="render", principal=ACTOR))
 
     async def _a_full_share(self) -> None:
         await self.until(lambda seen: seen.used(FILM, "farm") == BURSTS[FILM], "a full share")
@@ -198,6 +206,7 @@ class Demo:
         expected = {name: {FrameState.SUCCEEDED: n} for name, n in FRAMES.items()}
         expected["flaky"] = {FrameState.SUCCEEDED: FRAMES["flaky"] - 1, FrameState.FAILED: 1}
         expected["oops"] = {FrameState.CANCELLED: FRAMES["oops"]}
+        expected[WIPED] = {FrameState.DENIED: FRAMES[WIPED]}
         counted = {name: dict(_counts(seen, name)) for name in FRAMES}
         story.kept(counted == expected, f"{sum(FRAMES.values())} frames, and each ended in the way it should")
         row = await farm.database.row(ENDS, list(farm.submitted.values()))

@@ -70,14 +70,16 @@ class DemoFarm:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, folder: Path) -> AsyncIterator[DemoFarm]:
+    async def opened(cls, folder: Path, policy: str) -> AsyncIterator[DemoFarm]:
+        rules = folder / "policy.yaml"
+        rules.write_text(policy)
         async with AsyncExitStack() as closing:
             stack = LocalStack(StackOptions(folder))
             closing.push_async_callback(stack.stop)
             await stack.start()
             applied = await migrate(stack.url("postgres"))
             urls = runtime.Urls(**{name: stack.url(name) for name in runtime.SERVERS})
-            replica = await closing.enter_async_context(runtime.Replica.open(_settings(), urls))
+            replica = await closing.enter_async_context(runtime.Replica.open(_settings(rules), urls))
             replica.supervisor.add(stack.service)
             await closing.enter_async_context(replica.supervisor.running())
             farm = cls(stack, replica, folder)
@@ -153,10 +155,11 @@ class DemoFarm:
         return list(counting.used(Level.SUBSCRIPTION, await self.books.admin.subscriptions(show.name)))
 
 
-def _settings() -> Settings:
+def _settings(rules: Path) -> Settings:
     plain = Settings()
     return msgspec.structs.replace(
         plain,
         listen=msgspec.structs.replace(plain.listen, port=0),
+        policy=msgspec.structs.replace(plain.policy, file=str(rules)),
         output_policy=msgspec.structs.replace(plain.output_policy, enabled=True),
     )
