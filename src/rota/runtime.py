@@ -50,6 +50,7 @@ from rota.workflow.advancer import Advancer
 from rota.workflow.advancing import Advancing
 from rota.workflow.definitions import Definitions
 from rota.workflow.desk import Desk
+from rota.workflow.sagas import Sagas
 
 log = structlog.get_logger(__name__)
 
@@ -166,7 +167,8 @@ class Replica:
 
     def _workflows(self) -> Advancer:
         """Runs are advanced by whoever ends their jobs, at once."""
-        advancing = Advancing(self.engine.submitter, Definitions(self.database))
+        sagas = Sagas(self.database, self.queue.dead_letters, self.kernel)
+        advancing = Advancing(self.engine.submitter, Definitions(self.database), sagas)
         advancer = Advancer(self.database, advancing)
         advancer.stop_job = self.engine.ender.go_on
         self.engine.finisher.listeners.append(advancer.heard)

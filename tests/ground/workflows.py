@@ -12,17 +12,24 @@ import msgspec
 
 from rota.engine.submit import Submitter
 from rota.model.workflow import WorkflowSpec
+from rota.queue import Queue
 from rota.workflow.advancer import Advancer
 from rota.workflow.advancing import Advancing
 from rota.workflow.definitions import Definitions
 from rota.workflow.desk import Desk
 from rota.workflow.looking import Looking
+from rota.workflow.sagas import Sagas
 from tests.ground.jobs import EMPTY as EMPTY_JOBS
 from tests.ground.queues import sql
 
 TABLES = ("news", "timer", "value", "event", "run")
 EMPTY = "; ".join(
-    [*(f"DELETE FROM rota.workflow_{table}" for table in TABLES), "DELETE FROM rota.workflow", EMPTY_JOBS]
+    [
+        "DELETE FROM rota.saga",
+        *(f"DELETE FROM rota.workflow_{table}" for table in TABLES),
+        "DELETE FROM rota.workflow",
+        EMPTY_JOBS,
+    ]
 )
 
 LAYER = sql("SELECT pk_layer, frames FROM rota.layer WHERE pk_job = $1::uuid")
@@ -56,7 +63,8 @@ class Room:
     def __init__(self, database, clock=None):
         self.database = database
         self.submitter = Submitter(database)
-        self.advancer = Advancer(database, Advancing(self.submitter, Definitions(database)), clock)
+        self.sagas = Sagas(database, Queue(database).dead_letters)
+        self.advancer = Advancer(database, Advancing(self.submitter, Definitions(database), self.sagas), clock)
         self.desk = Desk(self.advancer, clock)
         self.looking = Looking(database)
         self.run: UUID | None = None
@@ -82,7 +90,7 @@ class Room:
     async def advance(self):
         """Until there is nothing to advance; how many runs were."""
         advanced = 0
-        while some := await self.advancer.once():
+        while some := await self.advancer.once() + await self.advancer.undo():
             advanced += some
         return advanced
 

@@ -213,9 +213,9 @@ class Jobs:
         running = await self.database.rows(RUNNING, job) if live else []
         return _job(row, {each["pk_layer"]: each["frames"] for each in running})
 
-    async def many(self, jobs: Sequence[JobId]) -> list[Job]:
+    async def many(self, jobs: Sequence[JobId], *, on: Transaction | None = None) -> list[Job]:
         """Those that are kept, by id; frames that are booked count as waiting here."""
-        rows = await self.database.rows(GET, list(jobs)) if jobs else []
+        rows = await (on or self.database).rows(GET, list(jobs)) if jobs else []
         return [_job(row, {}) for row in sorted(rows, key=lambda row: row["id"].bytes)]
 
     async def states(self, jobs: Sequence[JobId]) -> dict[JobId, JobState]:

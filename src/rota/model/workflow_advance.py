@@ -32,6 +32,7 @@ from rota.model.workflow_run import (
     RunEnded,
     RunNow,
     RunState,
+    SagaEnded,
     Start,
     StepNow,
     StepState,
@@ -125,6 +126,8 @@ class _Machine:
                 self._job_ended(news)
             case RunEnded():
                 self._run_ended(news)
+            case SagaEnded():
+                pass
             case Fired():
                 self._fired(news)
             case Cancel(reason):
@@ -175,13 +178,23 @@ class _Machine:
             return
         done = news.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
         if done and self.flow.steps[place].spec.compensate is not None:
-            self.moves.undos.append(Undo(place, news.job, news.value))
+            self._record(place, news)
         if news.state is JobState.SUCCEEDED:
             self._done(place, news.value)
         else:
             quarantined = news.state is JobState.OUTPUT_QUARANTINED
             trigger: Trigger | None = "fatal" if news.fatal else "quarantined" if quarantined else None
             self._end(place, _STATES[news.state], news.error or news.state.lower(), trigger=trigger)
+
+    def _record(self, place: int, news: JobEnded) -> None:
+        """What undoes a job is recorded as soon as it is done, with what it has returned."""
+        self.values[place], self._scope = news.value, None
+        context, error, step = None, "", self.flow.steps[place]
+        try:
+            context = step.undo(self._whole_scope()) if step.undo is not None else None
+        except Failed as failed:
+            error = str(failed)
+        self.moves.undos.append(Undo(place, news.job, context, error))
 
     def _run_ended(self, news: RunEnded) -> None:
         place = self._running(news.run)
@@ -190,7 +203,7 @@ class _Machine:
         if news.state is RunState.SUCCEEDED:
             self._done(place, news.output)
         else:
-            self._end(place, _OF_RUNS[news.state], news.error or news.state.lower())
+            self._end(place, _OF_RUNS[news.state], news.error or news.state.lower(), trigger=news.trigger)
 
     def _running(self, job: UUID) -> int | None:
         for place, step in enumerate(self.now.steps):

@@ -66,6 +66,8 @@ class FlowStep(msgspec.Struct):
     args: Evaluate | None = None
     input: Evaluate | None = None
     plan: Plan | None = None
+    undo: Evaluate | None = None
+    """What its compensation is called with."""
     constant: bytes | None = None
     """What it is called with, when nothing in that varies."""
     reads: frozenset[int] = frozenset()
@@ -252,6 +254,7 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
     except InvalidInput as wrong:
         raise InvalidInput(f"Step {spec.id}: {wrong.sentence}") from wrong
     step.plan = ready
+    _compensated(step, flow)
     if isinstance(spec.for_each, str):
         text = spec.for_each
         step.value = template(text, what) or expression(text, what)
@@ -261,6 +264,17 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
             raise InvalidInput(f"Step {spec.id} is to run for {len(spec.for_each)} items: use at most {ITEMS_MAX}.")
     elif step.args is None and step.input is None:
         step.constant = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
+
+
+def _compensated(step: FlowStep, flow: WorkflowSpec) -> None:
+    spec = step.spec
+    if spec.compensate is None:
+        return
+    try:
+        plan(replace(_submission(spec, flow, _layer_of(spec)), compensation=spec.compensate), may_be_critical=True)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"The compensation of step {spec.id}: {wrong.sentence}") from wrong
+    step.undo = template(spec.compensate.context, f"the compensation of step {spec.id}")
 
 
 def _layer_of(spec: StepSpec) -> LayerSpec:
@@ -463,10 +477,11 @@ def _read(steps: list[FlowStep], places: dict[str, int], order: list[int], spec:
     read: set[int] = set()
     for step in steps:
         reads = set()
+        knows_itself = step.spec.loop is not None or step.spec.compensate is not None
         for text in _texts(step.spec):
             for name in steps_in(text):
                 found = _find_read(name, places, step.id)
-                if found not in before[step.place] and not (found == step.place and step.spec.loop is not None):
+                if found not in before[step.place] and not (found == step.place and knows_itself):
                     raise InvalidInput(
                         f"An expression of step {step.id} names step {name}, which need not have ended by then:"
                         f" let {step.id} depend on it."
@@ -506,7 +521,7 @@ def _texts(spec: StepSpec) -> Iterable[str]:
         yield from (text for text in (spec.loop.while_, spec.loop.until) if text)
     if isinstance(spec.for_each, str) and "${" not in spec.for_each:
         yield spec.for_each
-    undone = msgspec.to_builtins(spec.compensate) if spec.compensate is not None else None
+    undone = spec.compensate.context if spec.compensate is not None else None
     for value in (spec.args, spec.input, spec.for_each, spec.delay_sec, spec.delay_until, spec.notify, undone):
         yield from texts_in(value)
 

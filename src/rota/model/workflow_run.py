@@ -107,6 +107,11 @@ class RunEnded(msgspec.Struct, frozen=True):
     state: RunState
     output: Any = None
     error: str = ""
+    trigger: Trigger | None = None
+
+
+class SagaEnded(msgspec.Struct, frozen=True):
+    """What the run had done is undone, or as much of it as could be."""
 
 
 class Fired(msgspec.Struct, frozen=True):
@@ -128,7 +133,7 @@ class Resume(msgspec.Struct, frozen=True):
     pass
 
 
-News = Began | JobEnded | RunEnded | Fired | Cancel | Pause | Resume
+News = Began | JobEnded | RunEnded | SagaEnded | Fired | Cancel | Pause | Resume
 
 
 class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +172,10 @@ class Undo(msgspec.Struct, frozen=True):
 
     place: int
     job: UUID
-    value: Any
+    context: Any = None
+    """What its compensation is called with, where its definition says so."""
+    error: str = ""
+    """Why that could not be made out."""
 
 
 class Moves(msgspec.Struct):

@@ -1,15 +1,16 @@
-"""Workflows: definitions, runs, timers.
+"""Workflows: definitions, runs, timers, sagas.
 
 | module | what it does |
 |---|---|
 | `definitions` | versions of definitions, and those that are in use, compiled |
+| `sagas` | what undoes jobs, recorded and carried out in reverse |
 | `turns` | a run that is being advanced: what was read of it, and what is to be written |
 | `advancing` | one transaction: news and timers, decisions, next jobs, state and history |
 | `advancer` | the service: when to look, and what to do when a batch fails |
-| `desk` | what people ask for: start, cancel, pause, resume, rerun |
+| `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
 | `looking` | runs as they are shown |
 
 All of it follows docs/adr/0021-workflows.md. `rota.model.workflow_advance` decides. PostgreSQL enforces T1 (a timer is
 deleted when it is due, by its own clock, in the transaction of what follows) and F1 (the lock of the run's row, and the
-fence that every write names).
+fence that every write names). W1 is kept by `sagas`.
 """

@@ -74,7 +74,7 @@ class Advancer:
         while True:
             self._reason.clear()
             try:
-                while await self.once():
+                while await self.once() + await self.undo():
                     pass
                 pause_s = await self._until_due_s()
             except (RotaError, OSError, *FAILURES) as error:
@@ -95,6 +95,19 @@ class Advancer:
             done = await self._batch(most, alone=True)
         await self.after(done)
         return len(done.turns)
+
+    async def undo(self) -> int:
+        """What sagas have to hear and to do next; how much that was."""
+        sagas = self.advancing.sagas
+        async with self.database.transaction() as tx:
+            heard = await sagas.hear(tx)
+        faults.reply("saga.hear")
+        async with self.database.transaction() as tx:
+            told = await sagas.go_on(tx)
+        faults.reply("saga.go_on")
+        if told.submitted:
+            self.advancing.submitter.on_submitted(told.plans, told.submitted)
+        return heard + told.count
 
     async def after(self, done: Done) -> None:
         """What follows a commit; whatever is not done here others find."""

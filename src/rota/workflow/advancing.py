@@ -30,8 +30,9 @@ from rota.model.lifecycle import JobState
 from rota.model.reasons import Reason
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow
-from rota.model.workflow_run import Began
+from rota.model.workflow_run import Began, Undo
 from rota.workflow.definitions import Definitions, Version
+from rota.workflow.sagas import Sagas, Undone, joined
 from rota.workflow.turns import Turn, columns, mapped_of, news_of
 
 TAKE = query(__package__, "take")
@@ -78,9 +79,10 @@ class Done(msgspec.Struct):
 
 
 class Advancing:
-    def __init__(self, submitter: Submitter, definitions: Definitions) -> None:
+    def __init__(self, submitter: Submitter, definitions: Definitions, sagas: Sagas) -> None:
         self.submitter = submitter
         self.definitions = definitions
+        self.sagas = sagas
 
     async def take(self, tx: Transaction, most: int = BATCH, *, alone: bool = False) -> Done:
         """Advance runs that have something to hear."""
@@ -108,7 +110,7 @@ class Advancing:
         self, tx: Transaction, given: Sequence[tuple[Version, RunId, dict[str, object], str | None]], actor: str
     ) -> list[Turn | None]:
         """New runs, not advanced yet; None for one whose key was used before."""
-        return await self._begin(tx, [(*each, None, 0) for each in given], actor)
+        return await self._begin(tx, [(*each, None) for each in given], actor)
 
     async def _read(self, tx: Transaction, rows: Sequence[Record]) -> list[Turn]:
         layers = [
@@ -130,6 +132,8 @@ class Advancing:
             turn = Turn.of(row)
             turn.news = news_of(row, mapped, outputs)
             turns.append(turn)
+        pairs = zip(turns, rows, strict=True)
+        await self.sagas.record(tx, [each for turn, row in pairs for each in _joined(turn, row)])
         return turns
 
     async def _wave(self, tx: Transaction, turns: list[Turn], done: Done, *, alone: bool) -> list[Turn]:
@@ -146,6 +150,7 @@ class Advancing:
                 log.exception("run_cannot_be_advanced", run=str(turn.run))
                 turn.give_up("A defect of Rota keeps this run from going on: its server's log has the trace.")
         children = await self._children(tx, turns, flows)
+        await self._undo(tx, turns, flows)
         await self._stop(tx, turns, done)
         if alone:
             for turn in turns:
@@ -156,6 +161,13 @@ class Advancing:
         done.turns += turns
         await self._notify(tx, turns, flows)
         return await self._start(tx, [birth for birth in children if birth.is_wanted], flows)
+
+    async def _undo(self, tx: Transaction, turns: Sequence[Turn], flows: Flows) -> None:
+        """Record what undoes the steps that have succeeded; runs that fail and want it undone go on until it is."""
+        await self.sagas.record(tx, [_undone(turn, flows, undo) for turn in turns for undo in turn.moves.undos])
+        for turn in [each for each in turns if each.wants_rollback(flows[each.workflow][1].spec.rollback_on)]:
+            if await self.sagas.roll_back(tx, [(turn.show, str(turn.run))], turn.now.error):
+                turn.compensates()
 
     async def _read_values(self, tx: Transaction, turns: Sequence[Turn]) -> None:
         by_run = {turn.run: turn for turn in turns if turn.fence > 0}
@@ -185,6 +197,7 @@ class Advancing:
                 turn.refused |= {start.place: refused.sentence for start in turn.moves.starts}
                 version, flow = flows[turn.workflow]
                 turn.decide(flow, version)
+                await self._undo(tx, [turn], flows)
             else:
                 return
 
@@ -234,13 +247,14 @@ class Advancing:
         for birth in births:
             run = new_run(birth.turn.now_ms)
             birth.turn.began(flows[birth.turn.workflow][1], birth.place, run)
-            given.append((birth.version, run, birth.input, None, birth.turn.run, birth.turn.depth + 1))
+            parent = birth.turn
+            given.append((birth.version, run, birth.input, None, Parent(parent.run, parent.root, parent.depth)))
         return [turn for turn in await self._begin(tx, given, "") if turn is not None]
 
     async def _begin(
         self,
         tx: Transaction,
-        given: Sequence[tuple[Version, RunId, dict[str, object], str | None, RunId | None, int]],
+        given: Sequence[tuple[Version, RunId, dict[str, object], str | None, Parent | None]],
         actor: str,
     ) -> list[Turn | None]:
         steps = [_pack(new(version.flow)) for version, *_ in given]
@@ -252,14 +266,16 @@ class Advancing:
             [version.id for version, *_ in given],
             steps,
             inputs,
-            [key for *_, key, _, _ in given],
-            [parent for *_, parent, _ in given],
-            [depth for *_, depth in given],
+            [key for *_, key, _ in given],
+            [parent.run if parent else None for *_, parent in given],
+            [parent.root if parent else run for _, run, *_, parent in given],
+            [parent.depth + 1 if parent else 0 for *_, parent in given],
             actor,
         )
         turns: list[Turn | None] = []
-        for row, (version, run, *_, depth), now, values in zip(rows, given, steps, inputs, strict=True):
-            turn = Turn(run, version.show, version.id, now, 0, values, row["now_ms"], depth)
+        for row, (version, run, *_, parent), now, values in zip(rows, given, steps, inputs, strict=True):
+            depth, root = (parent.depth + 1, parent.root) if parent else (0, run)
+            turn = Turn(run, version.show, version.id, now, 0, values, row["now_ms"], depth, root)
             turn.news = [Began()]
             turns.append(turn if row["made"] else None)
         return turns
@@ -284,6 +300,12 @@ class Advancing:
             ) from error
 
 
+class Parent(msgspec.Struct, frozen=True):
+    run: RunId
+    root: RunId
+    depth: int
+
+
 class Birth(msgspec.Struct, frozen=True):
     """A run that a step is to start."""
 
@@ -300,6 +322,38 @@ class Birth(msgspec.Struct, frozen=True):
 
 def new_run(now_ms: int) -> RunId:
     return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
+
+
+def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
+    """What a step has done, with what undoes it; it belongs to the saga of the run that all of it began with."""
+    step = flows[turn.workflow][1].steps[undo.place]
+    by = step.spec.compensate
+    assert by is not None
+    if by.context is not None:
+        context = undo.context if step.undo is not None else by.context
+        runs_task = bool(by.task) or not (by.argv or step.spec.argv)
+        by = msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
+    name = f"{step.id}" if turn.depth == 0 else f"{turn.run}/{step.id}"
+    return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=undo.error)
+
+
+def _joined(turn: Turn, row: Record) -> list[Undone]:
+    """Jobs that are no steps, and have named the run as theirs."""
+    steps = {step.job for step in turn.now.steps}
+    found = []
+    for at, (kind, job) in enumerate(zip(row["kinds"] or (), row["jobs"] or (), strict=True)):
+        if kind == "job" and job not in steps:
+            one = joined(
+                {
+                    "state": row["states"][at],
+                    "request": row["requests"][at],
+                    "pk_show": turn.show,
+                    "workflow_id": str(turn.root),
+                    "pk_job": job,
+                }
+            )
+            found += [one] if one is not None else []
+    return found
 
 
 def _note(turn: Turn, step: str, text: str) -> Message:

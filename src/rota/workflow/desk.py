@@ -1,4 +1,4 @@
-"""What people ask of runs: start, cancel, pause, resume, rerun. Each is one transaction, and in the audit trail.
+"""What people ask of runs: start, cancel, pause, resume, rerun, rollback. Each is one transaction and audited.
 
 A run that is started under a key is started once: asking again finds it, with another workflow or input it is refused.
 Starting without one may be repeated after a lost reply, and then starts another. The others may always be repeated.
@@ -30,6 +30,7 @@ LOCK = query(__package__, "lock")
 KEYED = query(__package__, "keyed")
 ENDED = query(__package__, "ended")
 COPY = query(__package__, "copy")
+RESUME = query(__package__, "saga_resume")
 
 MOST: Final = 500
 KEY_CHARS_MAX: Final = 200
@@ -142,6 +143,19 @@ class Desk:
         await self.advancer.after(done)
         self.advancer.wake()
         return True
+
+    async def roll_back(self, run: RunId, actor: str) -> int:
+        """Undo what a run that has ended did, or go on with what was not undone; how much that is."""
+        async with self.database.transaction() as tx:
+            row = await tx.row(ENDED, run)
+            if row is None:
+                raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+            entries = await tx.value(RESUME, row["pk_show"], str(run), f"Asked for by {actor}.")
+            if entries is None:
+                raise Refused(f"The run {run} has nothing to undo: none of its jobs has a compensation.")
+            await audit.append(tx, [AuditEntry(actor, "workflow.rollback", f"run:{run}")])
+        self.advancer.wake()
+        return int(entries)
 
     async def rerun(self, run: RunId, step: str, actor: str) -> Started:
         """A new run of the same version and input, from a step on: what comes before it is taken over as it ended."""

@@ -21,6 +21,7 @@ TIMELINE = query(__package__, "timeline")
 VALUES = query(__package__, "values")
 TIMERS = query(__package__, "timers")
 STATES = query(__package__, "states")
+SAGA = query(__package__, "saga_show")
 
 PAGE_MAX: Final = 1000
 
@@ -62,6 +63,25 @@ class Moment(msgspec.Struct, frozen=True):
     happened: Happened
 
 
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What undoes a job, and what has become of it."""
+
+    job: UUID
+    step: str
+    state: str
+    attempt: int
+    undo: UUID | None = None
+    error: str | None = None
+
+
+class Saga(msgspec.Struct, frozen=True):
+    """What a run, or jobs that name the same `workflow_id`, have to undo; the last recorded first."""
+
+    state: str
+    reason: str | None
+    entries: list[Entry]
+
+
 class Looking:
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -96,6 +116,25 @@ class Looking:
             show_id=ShowId(row["pk_show"]),
             steps=steps,
         )
+
+    async def saga(self, show: ShowId, name: str) -> Saga | None:
+        """None: nothing was recorded, or all that was is not wanted any more."""
+        rows = await self.database.rows(SAGA, show, name)
+        if not rows:
+            return None
+        entries = [
+            Entry(
+                job=row["pk_job"],
+                step=row["step"],
+                state=row["state"],
+                attempt=row["attempt"],
+                undo=row["pk_undo"],
+                error=row["error"],
+            )
+            for row in rows
+            if row["number"] is not None
+        ]
+        return Saga(rows[0]["saga"], rows[0]["reason"], entries)
 
     async def states(self, runs: Sequence[RunId]) -> dict[RunId, RunState]:
         rows = await self.database.rows(STATES, list(runs))

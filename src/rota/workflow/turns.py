@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -11,6 +11,7 @@ import msgspec
 from rota.infra.postgres import Record
 from rota.model.ids import RunId, ShowId
 from rota.model.lifecycle import JobState
+from rota.model.workflow import Trigger
 from rota.model.workflow_advance import advance
 from rota.model.workflow_check import Flow
 from rota.model.workflow_run import (
@@ -24,6 +25,7 @@ from rota.model.workflow_run import (
     RunEnded,
     RunNow,
     RunState,
+    SagaEnded,
 )
 
 FATAL: Final = frozenset({"fatal", "bad_input"})
@@ -47,7 +49,17 @@ class Turn:
     """One advance of one run."""
 
     def __init__(
-        self, run: UUID, show: UUID, workflow: int, steps: bytes, fence: int, given: bytes, now_ms: int, depth: int = 0
+        self,
+        run: UUID,
+        show: UUID,
+        workflow: int,
+        steps: bytes,
+        fence: int,
+        given: bytes,
+        now_ms: int,
+        depth: int = 0,
+        root: UUID | None = None,
+        was: RunState = RunState.RUNNING,
     ) -> None:
         self.run = RunId(run)
         self.show = ShowId(show)
@@ -55,6 +67,9 @@ class Turn:
         self.fence = fence
         self.now_ms = now_ms
         self.depth = depth
+        self.root = RunId(root or run)
+        self.was = was
+        """Its state when it was read."""
         self.input: dict[str, Any] = _unpack(given)
         self.values: dict[int, Any] = {}
         self.news: list[News] = []
@@ -75,6 +90,8 @@ class Turn:
             row["input"],
             row["now_ms"],
             row["depth"],
+            row["pk_root"],
+            RunState(row["state"]),
         )
 
     def decide(self, flow: Flow, version: int) -> None:
@@ -83,6 +100,21 @@ class Turn:
         facts = Facts(self.run, flow.spec.name, version, self.input)
         values = dict(self.values)
         self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)
+        if self.was is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.news):
+            self.compensates()
+
+    def wants_rollback(self, on: Collection[Trigger]) -> bool:
+        """Whether it ends in a way that has it undo what it did; what a run inside another did that one undoes."""
+        if not self.state.ended or self.depth > 0 or self.was is RunState.COMPENSATING:
+            return False
+        return self.now.trigger in on or (self.now.trigger == "fatal" and "failed" in on)
+
+    def compensates(self) -> None:
+        """It goes on until what it did is undone."""
+        told = Happened("compensating") if self.was is not RunState.COMPENSATING else None
+        self.moves.happened = [*self.moves.happened[:-1], *([told] if told is not None else [])]
+        self.moves.output = None
+        self.state = RunState.COMPENSATING
 
     def goes_on_from(self, now: RunNow) -> None:
         """Another state than that of a new run."""
@@ -112,7 +144,10 @@ def news_of(row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, b
                 output = outputs.get(row["jobs"][at])
                 state = RunState(row["states"][at])
                 value = None if output is None else _unpack(output)
-                heard.append(RunEnded(row["jobs"][at], state, value, row["reasons"][at] or ""))
+                trigger = row["requests"][at].decode() if row["requests"][at] is not None else None
+                heard.append(RunEnded(row["jobs"][at], state, value, row["reasons"][at] or "", trigger))
+            case "saga":
+                heard.append(SagaEnded())
             case "cancel":
                 heard.append(Cancel(row["reasons"][at] or "cancelled"))
     fired = zip(row["fired"] or (), row["attempts"] or (), strict=True)
@@ -172,6 +207,7 @@ def columns(turns: Sequence[Turn]) -> tuple[object, ...]:
         [run for run, _, _ in values],
         [place for _, place, _ in values],
         [value for _, _, value in values],
+        [turn.now.trigger for turn in turns],
     )
 
 

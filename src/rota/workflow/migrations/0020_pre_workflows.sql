@@ -27,6 +27,7 @@ CREATE TABLE rota.workflow_run (
   error       text,
   key         text CHECK (length(key) BETWEEN 1 AND 200),
   pk_parent   uuid,
+  pk_root     uuid NOT NULL,
   depth       smallint NOT NULL DEFAULT 0,
   actor       text NOT NULL DEFAULT '',
   ts_started  timestamptz NOT NULL DEFAULT now(),
@@ -40,7 +41,7 @@ CREATE UNIQUE INDEX workflow_run_key ON rota.workflow_run (pk_show, key) WHERE k
 
 COMMENT ON COLUMN rota.workflow_run.steps IS 'rota.model.workflow_run.RunNow, msgpack: where each step is.';
 COMMENT ON COLUMN rota.workflow_run.fence IS 'Rises with every advance; who writes names the one it has read.';
-COMMENT ON COLUMN rota.workflow_run.pk_parent IS 'The run that a step of has started this one.';
+COMMENT ON COLUMN rota.workflow_run.pk_parent IS 'The run whose step has started this one; pk_root is the first of them, and itself where there is none.';
 
 CREATE TABLE rota.workflow_event (
   pk_run uuid NOT NULL,
@@ -75,7 +76,7 @@ COMMENT ON TABLE rota.workflow_timer IS 'Deleted by whoever fires it, in the tra
 -- What runs have to hear. Written in the transaction of what happened, deleted in that which takes it up.
 CREATE TABLE rota.workflow_news (
   news_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  kind        text NOT NULL CHECK (kind IN ('job', 'run', 'cancel')),
+  kind        text NOT NULL CHECK (kind IN ('job', 'undo', 'run', 'saga', 'cancel')),
   workflow_id text NOT NULL,
   pk_show     uuid NOT NULL,
   pk_job      uuid,
@@ -87,6 +88,7 @@ CREATE TABLE rota.workflow_news (
   ts_at       timestamptz NOT NULL DEFAULT now()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
+COMMENT ON COLUMN rota.workflow_news.kind IS 'undo: a compensation has ended, of which the saga hears and nobody else.';
 COMMENT ON COLUMN rota.workflow_news.workflow_id IS 'The run, or whatever else a job names as its workflow_id.';
 COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, or of kind run the run, that has ended.';
 
@@ -95,8 +97,9 @@ CREATE FUNCTION rota.workflow_hear() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
-  VALUES ('job', NEW.workflow_id, NEW.pk_show, NEW.pk_job, NEW.state, NEW.reason, NEW.layers[1].pk_layer,
-          NEW.layers[1].frames, NEW.request, NEW.ts_finished);
+  VALUES (CASE WHEN EXISTS (SELECT FROM rota.saga_entry e WHERE e.pk_undo = NEW.pk_job) THEN 'undo' ELSE 'job' END,
+          NEW.workflow_id, NEW.pk_show, NEW.pk_job, NEW.state, NEW.reason, NEW.layers[1].pk_layer, NEW.layers[1].frames,
+          NEW.request, NEW.ts_finished);
   RETURN NULL;
 END $$;
 
@@ -104,10 +107,10 @@ CREATE TRIGGER workflow_hear AFTER INSERT ON rota.job_done
   FOR EACH ROW WHEN (NEW.workflow_id IS NOT NULL) EXECUTE FUNCTION rota.workflow_hear();
 
 CREATE TYPE rota.workflow_taken AS (
-  pk_run uuid, pk_show uuid, pk_workflow bigint, state text, steps bytea, fence bigint, input bytea, pk_parent uuid,
+  pk_run uuid, pk_show uuid, pk_workflow bigint, state text, steps bytea, fence bigint, input bytea, pk_root uuid,
   depth smallint, now_ms bigint,
   kinds text[], jobs uuid[], states text[], reasons text[], layers uuid[], frames integer[], vals bytea[], vals_at text[],
-  codes text[], errors text[], fired smallint[], attempts integer[]
+  codes text[], errors text[], requests bytea[], fired smallint[], attempts integer[]
 );
 
 -- Runs that have news or a timer that is due, with all of it, and locked. What belongs to a run that somebody else is at
@@ -120,7 +123,8 @@ DECLARE
   wanted uuid[];
   locked uuid[];
 BEGIN
-  news := ARRAY(SELECT n.news_id FROM rota.workflow_news n ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
+  news := ARRAY(SELECT n.news_id FROM rota.workflow_news n WHERE n.kind <> 'undo'
+                ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
   SELECT array_agg(t.pk_run) AS runs, array_agg(t.place) AS places, array_agg(t.attempt) AS attempts INTO due
   FROM (SELECT * FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp() ORDER BY t.ts_due LIMIT most
         FOR UPDATE SKIP LOCKED) AS t;
@@ -137,14 +141,17 @@ BEGIN
   RETURN QUERY
   WITH heard AS (
     DELETE FROM rota.workflow_news n
-    WHERE n.news_id = ANY (news) AND n.workflow_id = ANY (locked::text[]) RETURNING n.*
+    USING rota.workflow_run r
+    WHERE n.news_id = ANY (news) AND n.workflow_id = ANY (locked::text[]) AND r.pk_run = n.workflow_id::uuid
+      AND (n.kind <> 'job' OR r.state <> 'COMPENSATING')
+    RETURNING n.*
   ), told AS (
     SELECT h.workflow_id::uuid AS pk_run, array_agg(h.kind ORDER BY h.news_id) AS kinds,
            array_agg(h.pk_job ORDER BY h.news_id) AS jobs, array_agg(h.state ORDER BY h.news_id) AS states,
            array_agg(h.reason ORDER BY h.news_id) AS reasons, array_agg(h.pk_layer ORDER BY h.news_id) AS layers,
            array_agg(h.frames ORDER BY h.news_id) AS frames, array_agg(e.value ORDER BY h.news_id) AS vals,
            array_agg(e.value_at ORDER BY h.news_id) AS vals_at, array_agg(e.code ORDER BY h.news_id) AS codes,
-           array_agg(e.error ORDER BY h.news_id) AS errors
+           array_agg(e.error ORDER BY h.news_id) AS errors, array_agg(h.request ORDER BY h.news_id) AS requests
     FROM heard h LEFT JOIN LATERAL (
       -- The end of a job's only frame is written in the transaction of its own end, so its moment is the same one.
       SELECT e.value, e.value_at, e.code, e.error FROM rota.frame_end e
@@ -161,15 +168,15 @@ BEGIN
     SELECT f.pk_run, array_agg(f.place ORDER BY f.ts_due) AS fired, array_agg(f.attempt ORDER BY f.ts_due) AS attempts
     FROM fired f GROUP BY 1
   )
-  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, r.input, r.pk_parent, r.depth, rota.now_ms(),
+  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, r.input, r.pk_root, r.depth, rota.now_ms(),
          told.kinds, told.jobs, told.states, told.reasons, told.layers, told.frames, told.vals, told.vals_at, told.codes,
-         told.errors, timed.fired, timed.attempts
+         told.errors, told.requests, timed.fired, timed.attempts
   FROM rota.workflow_run r LEFT JOIN told USING (pk_run) LEFT JOIN timed USING (pk_run)
-  WHERE r.pk_run = ANY (locked);
+  WHERE r.pk_run = ANY (locked) AND (told.pk_run IS NOT NULL OR timed.pk_run IS NOT NULL);
 
-  -- News of runs that have ended, or that there are not.
+  -- News of runs that have ended, or that there are not; ends of jobs are left to sagas.
   DELETE FROM rota.workflow_news n
-  WHERE n.news_id = ANY (news) AND NOT EXISTS (
+  WHERE n.news_id = ANY (news) AND n.kind <> 'job' AND NOT EXISTS (
     SELECT FROM rota.workflow_run r WHERE r.pk_run::text = n.workflow_id AND r.ts_ended IS NULL);
   DELETE FROM rota.workflow_timer t USING unnest(due.runs) AS d (pk_run)
   WHERE t.pk_run = d.pk_run AND NOT EXISTS (
@@ -189,7 +196,7 @@ CREATE FUNCTION rota.workflow_write(
   told jsonb[],
   t_runs uuid[], t_places smallint[], t_attempts integer[], t_dues_ms bigint[],
   u_runs uuid[], u_places smallint[], u_attempts integer[],
-  v_runs uuid[], v_places smallint[], v_values bytea[]
+  v_runs uuid[], v_places smallint[], v_values bytea[], triggers text[]
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -224,9 +231,16 @@ BEGIN
     SELECT * FROM unnest(v_runs, v_places, v_values) ON CONFLICT (pk_run, place) DO UPDATE SET value = EXCLUDED.value;
   END IF;
 
-  -- Runs that somebody waits for: their parents hear of it.
-  INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason)
-  SELECT 'run', r.pk_parent::text, r.pk_show, r.pk_run, r.state, r.error
+  -- What a run has recorded to be undone is not wanted any more once it has succeeded.
+  IF EXISTS (SELECT FROM rota.saga) THEN
+    DELETE FROM rota.saga s USING unnest(runs, new_states) AS g (pk_run, state)
+    WHERE g.state = 'SUCCEEDED' AND s.workflow_id = g.pk_run::text AND s.state = 'open';
+  END IF;
+
+  -- Runs that somebody waits for: their parents hear of it, and in which way they ended.
+  INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, request)
+  SELECT 'run', r.pk_parent::text, r.pk_show, r.pk_run, r.state, r.error,
+         (SELECT convert_to(triggers[at], 'UTF8') FROM generate_subscripts(runs, 1) AS at WHERE runs[at] = r.pk_run)
   FROM unnest(runs, ended) AS g (pk_run, over) JOIN rota.workflow_run r ON r.pk_run = g.pk_run
   WHERE g.over AND r.pk_parent IS NOT NULL;
 END $$;

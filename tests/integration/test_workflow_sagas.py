@@ -1,0 +1,334 @@
+"""W1: what succeeded is undone in reverse, each waited for, once, or ends visibly; whoever dies or is damaged."""
+
+import msgspec
+import pytest
+
+from rota.engine.jobs import Jobs
+from rota.infra import faults
+from rota.model.errors import PostgresUnavailable, Refused
+from rota.model.job import Compensation, LayerSpec, Submission
+from rota.model.policy import Says, Word
+from rota.model.workflow import StepSpec
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import a_show
+from tests.ground.queues import sql
+from tests.ground.waiting import until
+from tests.ground.workflows import EMPTY, Room, end_job
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
+EVERY = sql("""
+SELECT str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true'
+UNION ALL SELECT str_name FROM rota.job_done WHERE labels ->> 'saga_compensation' = 'true' ORDER BY 1""")
+ENTRIES = sql("SELECT step, state, error FROM rota.saga_entry ORDER BY number")
+SAGA = sql("SELECT state FROM rota.saga WHERE workflow_id = $1::text")
+DAMAGE = sql("UPDATE rota.saga_entry SET template = 'nonsense'::bytea WHERE step = $1::text")
+LETTERS = sql("SELECT kind, reason FROM rota.dlq_entries ORDER BY 2")
+
+
+def undo(**more):
+    return Compensation(topic="undo", task="undo", **more)
+
+
+THREE = (
+    StepSpec(id="flight", task="book", compensate=undo(context={"ticket": "${steps.flight.output.ticket}"})),
+    StepSpec(id="hotel", task="book", depends_on=("flight",), compensate=undo()),
+    StepSpec(id="car", task="book", depends_on=("hotel",), compensate=undo()),
+    StepSpec(id="pay", task="pay", depends_on=("car",)),
+)
+
+
+@pytest.fixture
+async def room(database):
+    await a_show(database)
+    return Room(database)
+
+
+async def undoing(room):
+    """Compensations that run now."""
+    return {row["str_name"].removeprefix("undo flow."): row["pk_job"] for row in await room.database.rows(UNDOING)}
+
+
+async def every_undo(room):
+    return [row["str_name"].removeprefix("undo flow.") for row in await room.database.rows(EVERY)]
+
+
+async def entries(room):
+    return [(row["step"], row["state"]) for row in await room.database.rows(ENTRIES)]
+
+
+async def letters(room):
+    return [tuple(row.values()) for row in await room.database.rows(LETTERS)]
+
+
+async def booked(room, *steps, run=None, **more):
+    """A run whose last step is about to run."""
+    run = run or await room.start(*(steps or THREE), **more)
+    for step in ("flight", "hotel", "car"):
+        await room.end(step, value={"ticket": f"of {step}"}, run=run)
+        await room.advance()
+    return run
+
+
+async def fail(room, run=None):
+    await room.end("pay", "FAILED", code="fatal", error="no money", run=run)
+    await room.advance()
+
+
+async def undo_next(room, step, state="SUCCEEDED", **more):
+    running = await undoing(room)
+    assert list(running) == [step], "one at a time, the last first"
+    await end_job(room.database, running[step], state, **more)
+    await room.advance()
+
+
+async def test_what_succeeded_is_undone_in_reverse_and_each_is_waited_for(room):
+    run = await booked(room)
+    await fail(room)
+    assert (await room.states())[""] == "COMPENSATING"
+    for step in ("car", "hotel", "flight"):
+        await undo_next(room, step)
+    assert (await room.states())[""] == "FAILED"
+    assert await entries(room) == [("flight", "done"), ("hotel", "done"), ("car", "done")]
+    assert await room.database.value(SAGA, str(run)) == "rolled_back"
+    told = [what for step, what in await room.told() if not step]
+    assert told == ["began", "ending", "compensating", "failed"]
+
+
+async def test_a_compensation_is_critical_and_says_what_it_is(room):
+    run = await booked(room)
+    await fail(room)
+    await undo_next(room, "car")
+    await undo_next(room, "hotel")
+    flight = (await undoing(room))["flight"]
+    [job] = await Jobs(room.database).many([flight])
+    assert (job.priority, job.topic, job.workflow_id) == (9, "undo", str(run))
+    assert job.labels == {"saga_compensation": "true", "is_compensation": "true", "saga_workflow_id": str(run)}
+    assert job.details.env == {"saga_compensation": "true", "saga_workflow_id": str(run)}
+    assert job.details.idempotency_key.startswith("saga:")
+    assert job.details.parent_job_id == await room.job("flight")
+    given = msgspec.msgpack.decode(job.layers[0].input)
+    assert given == {"args": [], "kwargs": {"ticket": "of flight"}}
+    await undo_next(room, "flight")
+
+
+async def test_a_run_that_succeeds_forgets_what_undoes_it(room):
+    run = await booked(room)
+    await room.end("pay")
+    await room.advance()
+    assert (await room.states())[""] == "SUCCEEDED"
+    assert await room.database.value(SAGA, str(run)) is None
+    with pytest.raises(Refused, match="nothing to undo"):
+        await room.desk.roll_back(run, "ann")
+
+
+@pytest.mark.parametrize(
+    ("state", "on", "undone"),
+    [
+        ("FAILED", {"fatal"}, False),
+        ("FAILED", {"failed"}, True),
+        ("TIMEOUT", {"fatal"}, False),
+        ("TIMEOUT", {"timeout"}, True),
+        ("DENIED", {"denied"}, True),
+        ("OUTPUT_QUARANTINED", {"quarantined"}, True),
+    ],
+)
+async def test_a_workflow_chooses_which_ends_are_undone(room, state, on, undone):
+    await booked(room, *THREE, rollback_on=frozenset(on))
+    await room.end("pay", state)
+    await room.advance()
+    assert ((await room.states())[""] == "COMPENSATING") is undone
+    assert list(await undoing(room)) == (["car"] if undone else [])
+
+
+async def test_a_cancelled_run_is_undone_if_its_workflow_says_so(room):
+    run = await booked(room, *THREE, rollback_on=frozenset({"cancelled"}))
+    await room.desk.cancel(run, "ann")
+    await room.end("pay", "CANCELLED")
+    await room.advance()
+    assert list(await undoing(room)) == ["car"]
+
+
+async def test_an_output_that_is_kept_back_was_work_that_is_undone(room):
+    await room.start(StepSpec(id="a", task="book", compensate=undo(), on_error="mend"), StepSpec(id="mend", task="pay"))
+    await room.end("a", "OUTPUT_QUARANTINED")
+    await room.advance()
+    await room.end("mend", "FAILED", code="fatal")
+    await room.advance()
+    assert list(await undoing(room)) == ["a"]
+
+
+async def test_what_cannot_be_undone_is_visible_and_a_person_may_have_it_tried_again(room):
+    run = await booked(room)
+    await fail(room)
+    await undo_next(room, "car")
+    await undo_next(room, "hotel", "FAILED", code="exception", error="no answer")
+    await undo_next(room, "flight")
+    assert await entries(room) == [("flight", "done"), ("hotel", "failed"), ("car", "done")]
+    assert await room.database.value(SAGA, str(run)) == "incomplete"
+    assert await letters(room) == [("saga", "saga_compensation_failed")]
+    assert (await room.states())[""] == "FAILED"
+
+    assert await room.desk.roll_back(run, "ann") == 1
+    await room.advance()
+    await undo_next(room, "hotel")
+    assert await room.database.value(SAGA, str(run)) == "rolled_back"
+    assert await every_undo(room) == ["car", "flight", "hotel", "hotel"]
+    assert await room.desk.roll_back(run, "ann") == 0, "there is nothing left to undo"
+    await room.advance()
+    assert await undoing(room) == {}
+
+
+async def test_a_damaged_entry_is_a_dead_letter_and_the_rest_goes_on(room):
+    await booked(room)
+    await room.database.run(DAMAGE, "hotel")
+    await fail(room)
+    await undo_next(room, "car")
+    await undo_next(room, "flight")
+    assert await entries(room) == [("flight", "done"), ("hotel", "corrupt"), ("car", "done")]
+    assert await letters(room) == [("saga", "saga_unmarshal_failed")]
+    assert (await room.states())[""] == "FAILED"
+
+
+class Kernel:
+    """Denies what runs for the hotel, or does not answer."""
+
+    def __init__(self, *, away=False):
+        self.away = away
+
+    async def check(self, questions):
+        if self.away:
+            raise PostgresUnavailable("nobody there")
+        return [Word(says=Says.DENY if self.hotel in question.jobs else Says.ALLOW) for question in questions]
+
+
+async def test_a_compensation_that_is_denied_is_skipped_and_the_rest_goes_on(room):
+    await booked(room)
+    room.sagas.kernel = Kernel()
+    room.sagas.kernel.hotel = await room.job("hotel")
+    await fail(room)
+    await undo_next(room, "car")
+    await undo_next(room, "flight")
+    assert await entries(room) == [("flight", "done"), ("hotel", "skipped"), ("car", "done")]
+    assert await letters(room) == [("saga", "saga_compensation_denied")]
+
+
+async def test_a_policy_that_does_not_answer_stops_nobody_from_undoing(room):
+    await booked(room)
+    room.sagas.kernel = Kernel(away=True)
+    await fail(room)
+    for step in ("car", "hotel", "flight"):
+        await undo_next(room, step)
+
+
+async def test_two_runs_of_one_definition_undo_their_own_alone(room):
+    one = await booked(room)
+    two = await booked(room, run=await room.start())
+    await fail(room, run=one)
+    for step in ("car", "hotel", "flight"):
+        await undo_next(room, step)
+    assert (await room.states(one))[""] == "FAILED"
+    assert (await room.states(two))[""] == "RUNNING"
+    assert (await entries(room))[3:] == [("flight", "pending"), ("hotel", "pending"), ("car", "pending")]
+
+
+async def test_what_a_run_inside_a_run_did_is_undone_with_it(room):
+    await room.declare(StepSpec(id="book", task="book", compensate=undo()), name="inner")
+    run = await room.start(
+        StepSpec(id="sub", type="workflow", workflow="inner"), StepSpec(id="pay", task="pay", depends_on=("sub",))
+    )
+    await room.end("book", run=await room.job("sub"))
+    await room.advance()
+    await fail(room)
+    [(name, job)] = (await undoing(room)).items()
+    assert name == "undo inner.book"
+    await end_job(room.database, job)
+    await room.advance()
+    assert (await room.states(run))[""] == "FAILED"
+
+
+class Joining:
+    """Jobs outside of any workflow, which name a saga as theirs."""
+
+    def __init__(self, room):
+        self.room = room
+
+    async def run(self, name, state="SUCCEEDED", saga="trip", show="film", **more):
+        [submitted] = await self.room.submitter.submit(
+            [Submission(show=show, name=f"flow.{name}", workflow_id=saga, layers=(LayerSpec(task="book"),), **more)]
+        )
+        await end_job(self.room.database, submitted.job, state, code="fatal" if state == "FAILED" else None)
+        await self.room.advance()
+
+
+async def test_jobs_outside_of_a_workflow_may_join_a_saga(room):
+    jobs = Joining(room)
+    await jobs.run("one", compensation=undo())
+    await jobs.run("plain")
+    await jobs.run("two", compensation=undo(idempotency_key="mine", labels={"why": "because"}))
+    await jobs.run("elsewhere", saga="other", compensation=undo())
+    assert await undoing(room) == {}
+    await jobs.run("bad", "FAILED", compensation=undo())
+    [job] = await Jobs(room.database).many([(await undoing(room))["two"]])
+    assert (job.details.idempotency_key, job.labels["why"]) == ("mine", "because")
+    await undo_next(room, "two")
+    await undo_next(room, "one")
+    assert await room.database.value(SAGA, "trip") == "rolled_back"
+    assert await room.database.value(SAGA, "other") == "open"
+
+
+async def test_a_second_failure_undoes_nothing_twice_and_what_succeeds_too_late_is_undone_as_well(room):
+    jobs = Joining(room)
+    await jobs.run("one", compensation=undo())
+    await jobs.run("bad", "FAILED")
+    await jobs.run("worse", "FAILED")
+    await undo_next(room, "one")
+    await jobs.run("late", compensation=undo())
+    await undo_next(room, "late")
+    await jobs.run("worst", "FAILED")
+    assert await undoing(room) == {}
+    assert await every_undo(room) == ["late", "one"]
+
+
+async def test_a_saga_of_another_show_is_another_saga(room):
+    await a_show(room.database, "second", depts=())
+    jobs = Joining(room)
+    await jobs.run("one", compensation=undo())
+    await jobs.run("bad", "FAILED", show="second")
+    assert await undoing(room) == {}
+
+
+PLACES = [
+    (kind, name)
+    for kind, name in faults.places()
+    if name.startswith("saga.") or name in ("workflow.after_take", "workflow.before_commit", "workflow.advance")
+]
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES, ids=[name for _, name in PLACES])
+async def test_dying_or_losing_a_reply_undoes_each_once_and_in_order(spawn, database_url, room, kind, place):
+    await booked(room)
+    await room.end("pay", "FAILED", code="fatal")
+    arm = {"CRASH_AT" if kind == "at" else "LOST_REPLY_AT": place}
+
+    async def die():
+        client = await spawn("tests.integration.workflow_client", env={"URL": database_url, **arm})
+        assert await client.wait() in (faults.CRASHED, 0), await client.errors()
+
+    async def running():
+        # A session whose process was killed may hold its locks for a moment more.
+        await room.advance()
+        return await undoing(room)
+
+    await die()
+    for step in ("car", "hotel", "flight"):
+        jobs = await until(running, what=f"the compensation of {step}")
+        assert list(jobs) == [step]
+        await end_job(room.database, jobs[step])
+        if step == "car":
+            await die()
+    assert await running() == {}
+    assert await every_undo(room) == ["car", "flight", "hotel"]
+    assert (await room.states())[""] == "FAILED"
