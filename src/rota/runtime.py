@@ -295,6 +295,14 @@ def submitter_of(settings: Settings, database: Database) -> Submitter:
     return Submitter(database, gate=gate_of(settings))
 
 
+def workflows_of(settings: Settings, queue: Queue) -> Desk:
+    """For a face without a replica: what it starts servers advance."""
+    database = queue.database
+    sagas = Sagas(database, queue.dead_letters)
+    advancing = Advancing(submitter_of(settings, database), Definitions(database), sagas)
+    return Desk(Advancer(database, advancing))
+
+
 def reopener_of(settings: Settings, queue: Queue) -> Reopener:
     store = Store(queue.database, store_target(settings))
     return Reopener(queue.database, queue, submitter_of(settings, queue.database), store)

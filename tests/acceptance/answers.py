@@ -19,6 +19,7 @@ from rota.model.access import Role
 from rota.model.lifecycle import FrameState, JobState
 from rota.model.output import Check as OutputCheck
 from rota.model.output import OutputChanged, OutputLine
+from rota.model.workflow_run import Happened, RunState, StepState
 from rota.queue.counts import Counts
 from rota.queue.report import Session, TableSize
 
@@ -314,3 +315,47 @@ KeptOutputShown = maybe(
 )
 KeptOutputChange = answer("KeptOutputChange", (OutputChanged,))
 PolicyReloaded = answer("PolicyReloaded", snapshot=str, changed=bool | None)
+
+_STEP = answer("_StepPlan", id=str, type=str, after=list[str])
+WorkflowPlan = answer("WorkflowPlan", workflow=str, steps=list[_STEP])
+WorkflowDryRun = answer("WorkflowDryRun", (WorkflowPlan,), input=dict[str, Any])
+WorkflowDeclared = answer("WorkflowDeclared", workflow=str, version=int, changed=bool)
+WorkflowLine = answer("WorkflowLine", show=str, name=str, version=int, steps=int, runs=int, description=str)
+RunStarted = answer("RunStarted", run=UUID, version=int, already=bool)
+RunLine = answer(
+    "RunLine",
+    id=UUID,
+    show=str,
+    workflow=str,
+    version=int,
+    state=RunState,
+    error=str | None,
+    started_at=datetime,
+    ended_at=datetime | None,
+)
+_RUN_STEP = answer(
+    "_RunStep",
+    id=str,
+    type=str,
+    state=StepState,
+    attempt=int,
+    job=UUID | None,
+    reason=str,
+    due_at=datetime | None,
+    output=Any,
+)
+_ENTRY = answer("_Entry", job=UUID, step=str, state=str, attempt=int, undo=UUID | None, error=str | None)
+_SAGA = answer("_Saga", state=str, reason=str | None, entries=list[_ENTRY])
+RunShown = answer(
+    "RunShown",
+    (RunLine,),
+    input=dict[str, Any],
+    output=Any,
+    parent=UUID | None,
+    show_id=UUID,
+    steps=list[_RUN_STEP],
+    saga=_SAGA | None,
+)
+RunMoment = answer("RunMoment", (Happened,), at=datetime)
+RunRolledBack = answer("RunRolledBack", run=UUID, entries=int)
+RunChanged = answer("RunChanged", run=UUID, changed=bool)

@@ -24,6 +24,7 @@ from tests.ground.waiting import until
 ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
 """Those that have a process, or an API, and a test of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
+RUN_ENDED = sql("SELECT ts_ended IS NOT NULL FROM rota.workflow_run WHERE pk_run = $1::uuid")
 PEOPLE = sql("SELECT count(*) = 4 FROM rota.approval")
 
 # Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
@@ -135,6 +136,29 @@ POLICY = [
     ("policy reload", "policy reload", a.PolicyReloaded),
 ]
 
+WORKFLOWS = [
+    ("workflow validate {flow}", "workflow validate {flow}", a.WorkflowPlan),
+    ("workflow declare {flow}", "workflow declare {flow}", a.WorkflowDeclared),
+    ("workflow definitions", "workflow definitions", list[a.WorkflowLine]),
+    ("workflow run flow -i n=3 --wait", "workflow run {flow} -i n=4 --key k", a.RunStarted),
+    ("workflow run flow --dry-run", "workflow run flow -i n=4 --dry-run", a.WorkflowDryRun),
+    ("workflow list", "workflow list --workflow flow --state FAILED", list[a.RunLine]),
+    ("workflow show {run}", "workflow show {run}", a.RunShown),
+    ("workflow timeline {run}", "workflow timeline {run}", list[a.RunMoment]),
+    ("workflow rerun {run} --from b", "workflow rerun {run} --from b", a.RunStarted),
+    ("workflow rollback {run}", "workflow rollback {run}", a.RunRolledBack),
+    ("workflow pause {slow}", "workflow pause {slow}", a.RunChanged),
+    ("workflow resume {slow}", "workflow resume {slow}", a.RunChanged),
+    ("workflow cancel {slow}", "workflow cancel {run}", a.RunChanged),
+]
+FLOW = """
+name: flow
+inputs: {n: 2}
+steps:
+  - {id: a, task: square, args: ["${input.n}"], compensate: {topic: undo, task: noop, context: {}}}
+  - {id: b, task: noop, depends_on: [a]}
+"""
+
 GATED = [
     ("approvals list", "approvals list", list[a.Approval]),
     ("approvals show {one}", "approvals show {two}", a.ApprovalShown),
@@ -211,6 +235,22 @@ async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monke
     assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
 
 
+async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path):
+    flow, failing, slow = (tmp_path / f"{name}.yaml" for name in ("flow", "failing", "slow"))
+    flow.write_text(FLOW)
+    failing.write_text(
+        FLOW.replace("task: noop, depends_on", "task: boom, depends_on").replace("name: flow", "name: failing")
+    )
+    slow.write_text("name: slow\nsteps: [{id: a, type: delay, delay_sec: 3600}]\n")
+    made = {"flow": flow}
+    for name, file in (("run", failing), ("slow", slow)):
+        made[name] = json.loads(await typed.out(f"workflow run {file} --json"))["run"]
+    waited = await typed(f"workflow run {failing} --wait")
+    assert (waited.status, "no luck" in waited.out) == (1, True)
+    await until(lambda: farm.database.value(RUN_ENDED, made["run"]))
+    await played(typed, WORKFLOWS, made)
+
+
 async def test_what_is_gated_answers_in_text_and_in_json(
     typed, monkeypatch, database_url, redis_url, nats_url, bus_prefix
 ):
@@ -229,7 +269,7 @@ async def test_what_is_gated_answers_in_text_and_in_json(
 
 
 def test_every_command_is_tried():
-    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY, GATED) for line, _, _ in part]
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY, WORKFLOWS, GATED) for line, _, _ in part]
     missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
     assert not missing
 

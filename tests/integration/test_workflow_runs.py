@@ -15,6 +15,11 @@ from tests.ground.waiting import until
 NEWS = sql("SELECT (SELECT count(*) FROM rota.workflow_news) + (SELECT count(*) FROM rota.workflow_timer) AS left")
 
 
+OUTBOX = sql("""
+SELECT CASE WHEN EXISTS (SELECT FROM rota.outbox_parked) THEN 'parked'
+            WHEN NOT EXISTS (SELECT FROM rota.outbox) THEN 'left' END""")
+
+
 class Works:
     """A farm and what is asked of its workflows."""
 
@@ -170,6 +175,13 @@ async def test_two_delays_of_one_run_both_fire_and_neither_early(works):
     assert at["short", "succeeded"] - at["short", "began"] >= timedelta(milliseconds=199)
     assert at["moment", "succeeded"] >= moment
     assert at["past", "succeeded"] < at["short", "succeeded"]
+
+
+async def test_what_is_told_goes_out_on_the_bus(works):
+    run = await works.run(StepSpec(id="say", type="notify", notify="n is ${input.n}"), given={"n": 3})
+    assert run.state == "SUCCEEDED"
+    told = await until(lambda: works.farm.database.value(OUTBOX), what="the message to leave the outbox")
+    assert told == "left", "it was published, and not put aside"
 
 
 async def test_a_step_may_run_another_workflow(works):

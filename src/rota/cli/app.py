@@ -28,6 +28,7 @@ from rota.cli import (
     queue_app,
     usage,
     worker_app,
+    workflow_app,
 )
 from rota.cli.exits import Exit
 from rota.cli.form import Form
@@ -62,6 +63,7 @@ app.add_typer(dlq_app.dlq_app, name="dlq")
 app.add_typer(outputs_app.outputs_app, name="outputs")
 app.add_typer(keys_app.keys_app, name="keys")
 app.add_typer(agents_app.agents_app, name="agents")
+app.add_typer(workflow_app.workflow_app, name="workflow")
 app.add_typer(policy_app.policy_app, name="policy")
 app.add_typer(approvals_app.approvals_app, name="approvals")
 app.command(cls=jobs_app.TaskOrCommand)(jobs_app.submit)

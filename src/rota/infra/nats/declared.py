@@ -38,7 +38,10 @@ def streams(nats: Nats) -> tuple[StreamSpec, StreamSpec]:
     )
     system = StreamSpec(
         name="SYS",
-        subjects=("sys.job.submit", "sys.job.gate", "sys.job.result", "sys.job.dlq", "sys.audit.>"),
+        subjects=(
+            *("sys.job.submit", "sys.job.gate", "sys.job.result", "sys.job.dlq"),
+            *("sys.audit.>", "sys.workflow.notify"),
+        ),
         max_age_s=nats.max_age,
         dedup_window_s=min(120.0, nats.max_age),
         replicas=nats.replicas,

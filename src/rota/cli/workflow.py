@@ -1,0 +1,274 @@
+"""`rota workflow`: each command is one change with its audit entry, or one read. Servers advance what is started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rota import runtime
+from rota.cli import db
+from rota.cli.books import actor, print_page
+from rota.cli.books_view import Page, Table
+from rota.cli.exits import of_job
+from rota.cli.form import Form
+from rota.infra.postgres import check_current
+from rota.model.errors import InvalidInput
+from rota.model.ids import RunId, parse_id
+from rota.model.settings import Settings
+from rota.model.workflow_check import Flow, compiled
+from rota.model.workflow_run import RunState
+from rota.queue import Queue
+from rota.workflow import reading
+from rota.workflow.desk import Desk, Started
+from rota.workflow.looking import Looking, Run, RunLine, Saga, Step
+
+NO_RUNS = "There is no such run: `rota workflow run FILE` starts one."
+NO_DEFINITIONS = "There is no workflow: `rota workflow declare FILE` makes one known."
+LOOK_S: Final = 0.2
+ENDED: Final = "ended"
+
+
+class Office(msgspec.Struct, frozen=True):
+    """What the commands work with."""
+
+    desk: Desk
+    looking: Looking
+    actor: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    what: str
+    inputs: tuple[str, ...]
+    show: str
+    version: int
+    key: str
+    dry_run: bool = False
+    wait: bool = False
+
+
+def run(settings: Settings, work: Callable[[Office], Awaitable[Page]], *, form: Form) -> None:
+    async def done() -> Page:
+        async with db.opened(settings) as database:
+            await check_current(database)
+            desk = runtime.workflows_of(settings, Queue(database))
+            return await work(Office(desk, Looking(database), actor()))
+
+    page = asyncio.run(done())
+    print_page(page, form=form)
+    if isinstance(page.data, dict) and ENDED in page.data:
+        sys.exit(of_job(page.data[ENDED]))
+
+
+def validated(file: Path) -> Page:
+    flow = compiled(reading.read(file))
+    return Page(_plan(flow), [f"{file} is a workflow of {len(flow.steps)} steps.", _order(flow)])
+
+
+async def declared(office: Office, file: Path) -> Page:
+    made = await office.desk.declare(reading.read(file), office.actor)
+    name = made.flow.spec.name
+    told = f"The workflow {name} has version {made.version}." if made.made else f"Nothing changed: {name} is the same."
+    return Page({"workflow": name, "version": made.version, "changed": made.made}, [told])
+
+
+async def definitions(office: Office) -> Page:
+    found = await office.desk.definitions.latest()
+    if not found:
+        return Page([], [NO_DEFINITIONS])
+    rows = [(each.name, each.show, each.version, each.steps, each.runs, each.description) for each in found]
+    columns = ("workflow", "show", "version", "steps", "runs now", "what it is")
+    return Page([msgspec.to_builtins(each) for each in found], [Table(columns, rows)])
+
+
+async def started(office: Office, wanted: Wanted) -> Page:
+    show, name = wanted.show, wanted.what
+    given = dict(_given(each) for each in wanted.inputs)
+    file = Path(wanted.what)
+    spec = reading.read(file) if file.suffix in (".yaml", ".yml", ".json") else None
+    if spec is not None:
+        show, name = spec.show, spec.name
+        if not wanted.dry_run:
+            await office.desk.declare(spec, office.actor)
+    if wanted.dry_run:
+        flow = compiled(spec) if spec is not None else (await office.desk.definitions.find(show, name)).flow
+        return Page({**_plan(flow), "input": flow.inputs(given)}, ["Nothing was started.", _order(flow)])
+    told = await office.desk.start(show, name, given, actor=office.actor, version=wanted.version, key=wanted.key)
+    return await _awaited(office, told) if wanted.wait else _started(told)
+
+
+def _started(told: Started) -> Page:
+    words = f"Run {told.run} was there before." if told.already else f"Run {told.run} has begun."
+    return Page(_data(told), [words, f"`rota workflow show {told.run}` says how far it is."])
+
+
+async def _awaited(office: Office, told: Started) -> Page:
+    while True:
+        found = await office.looking.get(told.run)
+        if found.state.ended:
+            break
+        await asyncio.sleep(LOOK_S)
+    page = await _shown(office, found)
+    assert isinstance(page.data, dict)
+    return Page({**page.data, ENDED: found.state.value}, page.parts)
+
+
+async def listed(office: Office, show: str, name: str, state: str, most: int) -> Page:
+    found = await office.looking.page(
+        shows=[show] if show else None, workflow=name or None, state=_state(state), most=most
+    )
+    if not found:
+        return Page([], [NO_RUNS])
+    columns = ("run", "workflow", "show", "state", "started", "took", "error")
+    rows = [_row(each) for each in found]
+    return Page([msgspec.to_builtins(each) for each in found], [Table(columns, rows, wide=("error",))])
+
+
+async def shown(office: Office, text: str) -> Page:
+    return await _shown(office, await office.looking.get(_run(text)))
+
+
+async def _shown(office: Office, found: Run) -> Page:
+    saga = await office.looking.saga(found.show_id, str(found.id))
+    parts: list[str | Table] = [f"Run {found.id} of {found.workflow} (version {found.version}) is {found.state}."]
+    if found.error:
+        parts.append(found.error)
+    if waits := waits_for(found):
+        parts.append(f"It waits for {waits}.")
+    parts.append(Table(("step", "type", "state", "attempt", "why", "job"), [_step_row(step) for step in found.steps]))
+    if saga is not None:
+        parts += _saga_parts(saga)
+    return Page({**_data(found), "saga": _data(saga) if saga is not None else None}, parts)
+
+
+def waits_for(run: Run) -> str:
+    """What keeps a run from going on, in words."""
+    if run.state is RunState.PAUSED:
+        return f"a person: `rota workflow resume {run.id}`"
+    if run.state is RunState.COMPENSATING:
+        return "what it did to be undone"
+    running = [step for step in run.steps if step.state in ("RUNNING", "STOPPING")]
+    return ", ".join(_waits(step) for step in running if step.type != "parallel")
+
+
+def _waits(step: Step) -> str:
+    if step.due_at is not None and step.type == "delay":
+        return f"{_moment(step.due_at)} (step {step.id})"
+    what = "run" if step.type == "workflow" else "job"
+    return f"{what} {step.job} (step {step.id})"
+
+
+def _saga_parts(saga: Saga) -> list[str | Table]:
+    rows = [(entry.step, entry.state, entry.undo or "", entry.error or "") for entry in saga.entries]
+    told = {"open": "can be undone", "rolling_back": "is being undone", "rolled_back": "was undone"}
+    what = told.get(saga.state, "was undone in part")
+    return [f"What it did {what}, the last first:", Table(("step", "state", "by job", "why"), rows)]
+
+
+async def timeline(office: Office, text: str) -> Page:
+    found = await office.looking.timeline(_run(text))
+    rows = [
+        (_moment(each.at, ms=True), each.happened.step or "(run)", each.happened.what, each.happened.why)
+        for each in found
+    ]
+    data = [{"at": _data(each.at), **_data(each.happened)} for each in found]
+    return Page(data, [Table(("at", "step", "what", "why"), rows) if rows else NO_RUNS])
+
+
+async def cancelled(office: Office, text: str) -> Page:
+    changed = await office.desk.cancel(_run(text), office.actor)
+    told = f"Run {text} stops." if changed else f"Nothing changed: there is no run {text} that has not ended."
+    return Page({"run": text, "changed": changed}, [told])
+
+
+async def paused(office: Office, text: str) -> Page:
+    changed = await office.desk.pause(_run(text), office.actor)
+    told = f"Run {text} begins no further step." if changed else f"Nothing changed: run {text} has ended."
+    return Page({"run": text, "changed": changed}, [told])
+
+
+async def resumed(office: Office, text: str) -> Page:
+    changed = await office.desk.resume(_run(text), office.actor)
+    told = f"Run {text} goes on." if changed else f"Nothing changed: run {text} has ended."
+    return Page({"run": text, "changed": changed}, [told])
+
+
+async def rerun(office: Office, text: str, step: str) -> Page:
+    return _started(await office.desk.rerun(_run(text), step, office.actor))
+
+
+async def rolled_back(office: Office, text: str) -> Page:
+    entries = await office.desk.roll_back(_run(text), office.actor)
+    told = f"{entries} jobs of run {text} are being undone." if entries else "Nothing is left to undo."
+    return Page({"run": text, "entries": entries}, [told])
+
+
+def _given(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidInput(f"{text[:60]!r} is no input: write NAME=VALUE.")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        if value[:1] in ("{", "[", '"'):
+            raise InvalidInput(f"The value of input {name} begins like JSON and is none: correct it.") from None
+        return name, value
+
+
+def _plan(flow: Flow) -> dict[str, Any]:
+    return {
+        "workflow": flow.spec.name,
+        "steps": [{"id": step.id, "type": step.spec.type, "after": _before(flow, step.place)} for step in flow.steps],
+    }
+
+
+def _order(flow: Flow) -> Table:
+    rows = [(step.id, step.spec.type, ", ".join(_before(flow, step.place)), step.role) for step in flow.steps]
+    return Table(("step", "type", "after", "as"), rows)
+
+
+def _before(flow: Flow, place: int) -> list[str]:
+    step = flow.steps[place]
+    owner = [step.owner] if step.owner >= 0 else []
+    return [flow.steps[each].id for each in (*step.depends_on, *owner)]
+
+
+def _state(text: str) -> RunState | None:
+    if not text:
+        return None
+    try:
+        return RunState(text.upper())
+    except ValueError:
+        raise InvalidInput(f"{text[:40]!r} is no state of a run: use one of {', '.join(RunState)}.") from None
+
+
+def _run(text: str) -> RunId:
+    return parse_id(RunId, text)
+
+
+def _row(line: RunLine) -> tuple[object, ...]:
+    took = (line.ended_at or datetime.now(UTC)) - line.started_at
+    error = (line.error or "").splitlines()[0][:80] if line.error else ""
+    name = f"{line.workflow} v{line.version}"
+    return (line.id, name, line.show, line.state, _moment(line.started_at), f"{took.total_seconds():.1f} s", error)
+
+
+def _step_row(step: Step) -> tuple[object, ...]:
+    why = step.reason.splitlines()[0][:80] if step.reason else ""
+    if step.due_at is not None:
+        why = f"until {_moment(step.due_at)}"
+    return (step.id, step.type, step.state, step.attempt or "", why, step.job or "")
+
+
+def _moment(at: datetime, *, ms: bool = False) -> str:
+    told = at.astimezone(UTC)
+    return f"{told:%Y-%m-%d %H:%M:%S}.{told.microsecond // 1000:03}" if ms else f"{told:%Y-%m-%d %H:%M:%S}"
+
+
+def _data(value: object) -> Any:
+    return msgspec.to_builtins(value)
