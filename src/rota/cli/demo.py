@@ -39,8 +39,14 @@ LONG_S: Final = 90.0
 FILM, SHORT = "film", "short"
 BURSTS: Final = {FILM: 1200, SHORT: 600}
 FRAMES: Final = {
-    **{"render": 150, "train": 10, "comp": 36, "flaky": 8, "oops": 30, "notes": 1},
-    **{WIPED: 3, PUBLISHED: 2},
+    "render": 150,
+    "train": 10,
+    "comp": 36,
+    "flaky": 8,
+    "oops": 30,
+    "notes": 1,
+    WIPED: 3,
+    PUBLISHED: 2,
 }
 BROKEN: Final = 5
 RAISED: Final = 4
