@@ -1,5 +1,7 @@
 """What else schedulers of this kind must hold: limits, jitters, strange bodies, agents that change, cleaners."""
 
+import asyncio
+
 import pytest
 
 from rota.agents.admin import Admin
@@ -160,6 +162,27 @@ async def test_a_backlog_of_another_group_hides_nothing(database, redis, seen):
     async with Pod(database, redis, settings=settings, ours=every(50, seen.quick, group="ours")) as pod:
         await until(lambda: seen.count("ours") >= 3)
         assert pod.agents.health.state == "HEALTHY"
+
+
+async def test_a_backlog_of_agents_that_nobody_runs_hides_nothing_for_long(database, redis, seen):
+    """As when all workers of another app are down. The limit of the pool is far less than they are."""
+    await sets_of(redis).repopulate([(f"x{number:04}", now_ms() - 60_000 + number // 7) for number in range(3000)])
+    settings = {"agent__max_concurrent_agents": 10}
+    async with Pod(database, redis, settings=settings, ours=every(50, seen.quick)):
+        await until(lambda: seen.count("ours") >= 5)
+    assert await redis.zcard("waiting") == 3001, "they stay for whoever can run them"
+
+
+async def test_a_group_that_is_always_busy_leaves_places_to_the_others(database, redis, seen):
+    async def body(run):
+        seen._enter(run)
+        await asyncio.sleep(0.02)  # it keeps its place for the rest of the cycle
+        seen.inside[run.name] -= 1
+
+    busy = {f"a{number}": every(1, body, group="a") for number in range(10)}
+    settings = {"agent__max_concurrent_agents": 1}
+    async with Pod(database, redis, settings=settings, other=every(1, body, group="b"), **busy):
+        await until(lambda: seen.count("other") >= 5, within_s=20)
 
 
 async def test_agents_of_other_apps_at_the_head_are_passed_by_further_scans(database, redis, seen):

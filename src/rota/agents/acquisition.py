@@ -29,6 +29,7 @@ from rota.model.errors import ScriptFailed
 from rota.model.settings.agents import AgentScheduler, BatchOperations
 
 ATTEMPTS_MAX: Final = 100
+FURTHER_MAX: Final = 5
 ATTEMPTS = metrics.counter("rota_agents_acquire_attempts", "Cycles that looked for agents that are due.")
 ACQUIRED = metrics.counter("rota_agents_acquire_acquired", "Agents acquired by this process.")
 TOOK = metrics.histogram(
@@ -77,12 +78,19 @@ class Acquisition:
         self._wanted = wanted
         self._clock = clock
         self._start = start
+        self._turn = 0
+        self._passed: dict[str, tuple[int, int]] = {}
+        """Up to where a group holds nothing but agents of others: a score, and how many have it."""
 
     async def cycle(self, lease: Lease) -> Seen:
         """Look in every group, and begin what can begin. With no place free it only looks."""
         ATTEMPTS.inc()
         seen = Seen()
-        for group in self._registry.groups:
+        # By turns, since the first may take every place there is.
+        self._turn += 1
+        groups = self._registry.groups
+        first = self._turn % max(1, len(groups))
+        for group in [*groups[first:], *groups[:first]]:
             try:
                 await self._group(group, lease, seen)
             except ScriptFailed as failed:
@@ -94,11 +102,12 @@ class Acquisition:
         batch = batch_of(self._wanted.batch_operations, self._permits.free)
         attempts = attempts_of(self._wanted.batch_operations, self._permits.free, batch)
         tried: set[str] = set()
-        offset = 0
-        for attempt in range(attempts):
-            look = await self._sets(group).ready(batch, offset)
+        since_us, offset = self._passed.pop(group, (0, 0))
+        attempt = further = 0
+        while attempt < attempts:
+            look = await self._sets(group).ready(batch, offset, since_us)
             _note(seen, look.now_ms, look.next_ms, self._clock.now_ms())
-            if attempt == 0:
+            if attempt + further == 0:
                 seen.ready += look.count
             mine = self._mine(look.candidates, look.now_ms, seen)
             chosen = [each for each in mine if each.name not in tried]
@@ -109,6 +118,15 @@ class Acquisition:
             if len(look.candidates) < batch:
                 return
             if not self._permits.free:
+                break
+            if mine:
+                attempt += 1
+                continue
+            # Agents of others alone: ours are behind them. What a cycle does not come to, the next ones do.
+            since_us, offset, batch = *_last(look.candidates), BATCH_MAX
+            further += 1
+            if further > FURTHER_MAX:
+                self._passed[group] = since_us, offset
                 break
         seen.unseen = True
 
@@ -223,6 +241,12 @@ def attempts_of(wanted: BatchOperations, slots: int, batch: int) -> int:
     if wanted.chunk_attempt_multiplier > 0:
         needed = max(1, math.ceil(needed * wanted.chunk_attempt_multiplier))
     return min(ATTEMPTS_MAX, needed)
+
+
+def _last(candidates: Sequence[Candidate]) -> tuple[int, int]:
+    """The last score of a page, and how many of it have that."""
+    last_us = candidates[-1].due_us
+    return last_us, sum(each.due_us == last_us for each in candidates)
 
 
 def _note(seen: Seen, now_ms: int, next_ms: int, ours_ms: int) -> None:

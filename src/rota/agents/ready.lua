@@ -1,13 +1,15 @@
 -- script: ready
 -- use scores
 -- key waiting  zset  waiting|waiting:{group}
--- arg offset   int   so many of those that are due are passed over
+-- arg since    int   looks at those that are due from this moment on (us)
+-- arg offset   int   so many of them are passed over
 -- arg limit    int   200 at most
 -- reply ready now_us:int names:bytes* dues_us:int* count:int next_us:int   next_us 0: nobody waits for later
 
 local now = now_us()
 local until_now = score(due_until(now))
-local found = redis.call('ZRANGEBYSCORE', waiting, '-inf', until_now, 'WITHSCORES', 'LIMIT', offset, limit)
+local first = since > 0 and score(since) or '-inf'
+local found = redis.call('ZRANGEBYSCORE', waiting, first, until_now, 'WITHSCORES', 'LIMIT', offset, limit)
 local names, dues = {}, {}
 for at = 1, #found, 2 do
   names[#names + 1] = found[at]

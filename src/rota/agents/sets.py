@@ -132,9 +132,11 @@ class Sets:
         self.client = client
         self.keys = keys
 
-    async def ready(self, limit: int, offset: int = 0) -> Look:
+    async def ready(self, limit: int, offset: int = 0, since_us: int = 0) -> Look:
         with self._telling(READY):
-            found = await READY(self.client, waiting=self.keys.waiting, offset=offset, limit=min(limit, BATCH_MAX))
+            found = await READY(
+                self.client, waiting=self.keys.waiting, since=since_us, offset=offset, limit=min(limit, BATCH_MAX)
+            )
         pairs = zip(found.names, found.dues_us, strict=True)
         candidates = [Candidate(text(name), due_us) for name, due_us in pairs]
         # The next due time rounded down: whoever wakes by it is never late, and asks again if it was early.
