@@ -172,3 +172,21 @@ async def test_servers_that_do_not_answer_fail_and_what_hangs_on_them_is_skipped
         "ok",
     )
     assert grades["servers"] == "fail", "there is none"
+
+
+async def test_the_policy_is_looked_at_where_there_is_one(typed, monkeypatch, database, tmp_path):
+    async def found():
+        checks = json.loads((await typed("doctor --json")).out)["checks"]
+        return [(check["grade"], check["sentence"]) for check in checks if check["name"] == "policy"]
+
+    assert await found() == []
+    path = tmp_path / "policy.yaml"
+    monkeypatch.setenv("ROTA_POLICY_FILE", str(path))
+    path.write_text("rules: [{id: a, decision: allow}]")
+    [(grade, sentence)] = await found()
+    assert (grade, sentence.startswith(f"1 rule by {path}, snapshot ")) == ("ok", True)
+    path.write_text("rules: 3")
+    assert await found() == [("fail", f"{path}:1: rules must be a list.")]
+    monkeypatch.setenv("ROTA_SAFETY_KERNEL_ADDR", "127.0.0.1:1")
+    [(grade, sentence)] = await found()
+    assert (grade, "127.0.0.1:1 gives no answer" in sentence) == ("fail", True)

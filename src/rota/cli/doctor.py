@@ -21,6 +21,7 @@ from rota import runtime
 from rota.accounting import audit as auditing
 from rota.accounting.books import Books
 from rota.accounting.live import ledger, limits, publisher, recount, seeding
+from rota.cli import doctor_policy
 from rota.cli import doctor_told as told
 from rota.cli.books_view import Page, Table
 from rota.cli.doctor_told import STUCK_S, Check, Grade, fail, ok, skipped, warn
@@ -71,7 +72,8 @@ async def examine(settings: Settings) -> list[Check]:
         if client is not None:
             await client.aclose()
     of_nats = await _nats(settings, urls.get("nats"))
-    return [*found, *of_redis, *of_nats, *await asyncio.to_thread(_disks, settings)]
+    of_policy = await _within("policy", doctor_policy.checks(settings))
+    return [*found, *of_redis, *of_nats, *of_policy, *await asyncio.to_thread(_disks, settings)]
 
 
 async def _postgres(settings: Settings, url: str | None, client: redis.asyncio.Redis | None) -> list[Check]:
