@@ -30,6 +30,7 @@ RULE = "rules:\n  - id: it\n    decision: deny\n    "
         (RULE + "match:\n      topics: ['*a*a*a*a*']", 5, "4 * at most"),
         (RULE + "match:\n      topics: [" + "a" * 300 + "]", 5, "up to 200 marks"),
         (RULE + "match:\n      topics: [{a: b}]", 5, "a word must stand here"),
+        (RULE + "match:\n      topics: [" + "a, " * 1001 + "]", 5, "1000 entries at most"),
         (RULE + "match: {labels: [a]}", 4, "labels must be a mapping"),
         (RULE + "when: shw == 'a'", 4, "did you mean show?"),
         (RULE + "when: show ==", 4, "this is no CEL"),

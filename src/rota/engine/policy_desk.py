@@ -5,6 +5,7 @@ Reads only; no velocity limit counts what is asked here.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
@@ -21,7 +22,6 @@ from rota.model.policy import ApprovalTerms, Asked, Says, Word
 from rota.policy.asking import Seen, SeenLayer, asked_of, seen_of
 from rota.policy.evaluate import Finding, Policy
 from rota.policy.kernel import Explained, LocalKernel, PolicyKernel
-from rota.policy.load import parse, snapshot_of
 from rota.policy.snapshots import Snapshots
 
 SEEN = query(__package__, "policy_seen")
@@ -99,7 +99,7 @@ class PolicyDesk:
         """Raises InvalidInput for a text that is no policy."""
         if not 0 < hours <= HOURS_MAX or not 1 <= most <= JOBS_MAX:
             raise InvalidInput(f"Look back 0 to {HOURS_MAX:g} hours, at 1 to {JOBS_MAX} jobs.")
-        policy = Policy(parse(text, source), snapshot_of(text))
+        policy = await asyncio.to_thread(Policy.of, text, source)
         tally = _Tally(policy)
         async for page in self._since(hours, most):
             tally.add(page)
@@ -178,7 +178,7 @@ def asked_about(submission: Submission) -> Asked:
 
 def kernel_by(text: str, source: str = "policy") -> LocalKernel:
     """One that decides by this text and no file."""
-    return LocalKernel(Snapshots(Policy(parse(text, source), snapshot_of(text))))
+    return LocalKernel(Snapshots(Policy.of(text, source)))
 
 
 def _stored(row: Any) -> Stored:

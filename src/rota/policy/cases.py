@@ -25,7 +25,7 @@ from rota.model.job_plan import plan
 from rota.model.policy import Asked, Says
 from rota.policy.asking import asked_of, seen_of
 from rota.policy.evaluate import Policy
-from rota.policy.load import DECISIONS, parse, snapshot_of
+from rota.policy.load import DECISIONS
 from rota.policy.reading import Node, Reader, checked_size, tree
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True):
 
 def tried(policy: str, cases: str, source: str = "policy", cases_source: str = "cases") -> Tested:
     """Raises InvalidInput for a file that is wrong."""
-    rules = Policy(parse(policy, source), snapshot_of(policy))
+    rules = Policy.of(policy, source)
     ends = [_end(rules, case) for case in read(cases, cases_source)]
     passed = sum(end.passed for end in ends)
     return Tested(snapshot=rules.snapshot, passed=passed, failed=len(ends) - passed, cases=ends)

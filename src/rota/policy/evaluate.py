@@ -28,6 +28,7 @@ import msgspec
 
 from rota.model.policy import Asked, Says, Word
 from rota.policy.expressions import Facts, Unanswered
+from rota.policy.load import parse, snapshot_of
 from rota.policy.rules import ONE, Rule, Velocity, Written
 
 REMEMBERED: Final = 20_000
@@ -89,6 +90,11 @@ class Policy:
         self.size = len(self._rules)
         self.counts = any(rule.velocity for rule in self._rules)
         """Whether it has velocity limits."""
+
+    @classmethod
+    def of(cls, text: str, source: str = "policy") -> Policy:
+        """Raises InvalidInput. A large file takes seconds: whoever has others to serve does this in a thread."""
+        return cls(parse(text, source), snapshot_of(text))
 
     def rule_on(self, asked: Asked) -> Ruling:
         form = _FORM.encode(asked)

@@ -9,6 +9,7 @@ been counted are throttled, and all others get their word.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +25,6 @@ from rota.model.errors import Unavailable
 from rota.model.ids import JobId
 from rota.model.policy import Apart, Asked, Kernel, Question, Says, Word
 from rota.policy.evaluate import Finding, Limit, Policy, Ruling
-from rota.policy.load import parse, snapshot_of
 from rota.policy.snapshots import Snapshot, Snapshots
 from rota.policy.velocity import Wanted
 from rota.policy.watch import PolicyWatch
@@ -118,7 +118,7 @@ class LocalKernel:
         return Explained(policy.rule_on(asked).word, policy.explain(asked))
 
     async def simulate(self, text: str, asked: Sequence[Asked]) -> list[Word]:
-        policy = Policy(parse(text, "policy"), snapshot_of(text))
+        policy = await asyncio.to_thread(Policy.of, text)
         return [policy.rule_on(each).word for each in asked]
 
     async def listed(self) -> list[Snapshot]:

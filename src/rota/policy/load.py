@@ -29,6 +29,8 @@ from rota.policy.rules import ONE, SOME, Match, Rule, Rules, Velocity, Written
 
 VERSIONS: Final = ("1", "v1")
 RULES_MAX: Final = 5000
+NAMES_MAX: Final = 1000
+"""Of one list in a match."""
 KEYS: Final = ("show", "tenant", "topic", "capability", "actor_id", "principal", "pack_id", "folder", "dept")
 """What a velocity limit can count by, besides labels."""
 DECISIONS: Final = {
@@ -175,7 +177,7 @@ class _Loader(Reader):
         return Match(names, found.get("labels", {}), found.get("requires", ()))
 
     def _names(self, node: Node) -> Names:
-        entries = node.items if isinstance(node, Listing) else (node,)
+        entries = self.items(node, "a list of names", NAMES_MAX) if isinstance(node, Listing) else (node,)
         return Names([self._glob(each) for each in entries])
 
     def _glob(self, node: Node) -> str:

@@ -24,7 +24,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
 from rota.model.settings import Settings
 from rota.policy.evaluate import Policy
-from rota.policy.load import parse, snapshot_of
+from rota.policy.load import snapshot_of
 from rota.policy.reading import decoded, read_bytes
 from rota.policy.signature import Seal
 from rota.policy.snapshots import Snapshots
@@ -60,7 +60,7 @@ class PolicyFile:
         if snapshot_of(text) == known:
             return None
         self._seal.check(self.path, content)
-        return Policy(parse(text, str(self.path)), snapshot_of(text))
+        return Policy.of(text, str(self.path))
 
 
 class PolicyWatch:

@@ -4,6 +4,8 @@ anew. It concerns every show, so a key needs its role in every show.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from litestar import Controller, get, post
 from litestar.params import JSONBody
@@ -67,12 +69,12 @@ class PolicyRoutes(Controller):
     @post("/check", opt=OPERATE, status_code=200)
     async def check_policy(self, data: JSONBody[PolicyText]) -> Checked:
         """Whether it is a policy; if not, the answer names the line."""
-        return checked(data.policy)
+        return await asyncio.to_thread(checked, data.policy)
 
     @post("/test", opt=OPERATE, status_code=200)
     async def test_policy(self, data: JSONBody[PolicyCases]) -> Tested:
         """Whether it says of each case what is expected."""
-        return tried(data.policy, data.cases)
+        return await asyncio.to_thread(tried, data.policy, data.cases)
 
     @post("/simulate", opt=OPERATE, status_code=200)
     async def simulate_policy(self, desk: AtDesk, data: JSONBody[PolicyPast]) -> Simulated:
@@ -82,7 +84,7 @@ class PolicyRoutes(Controller):
     @post("/explain", opt=OPERATE, status_code=200)
     async def explain_policy(self, desk: AtDesk, data: JSONBody[PolicyQuestion]) -> Why:
         """Which rules are for a job, and which decides."""
-        kernel = kernel_by(data.policy) if data.policy is not None else _kernel(desk)
+        kernel = _kernel(desk) if data.policy is None else await asyncio.to_thread(kernel_by, data.policy)
         if (data.job is None) == (data.submission is None):
             raise InvalidInput("Ask about a job or about a submission.")
         if data.submission is not None:
