@@ -172,6 +172,8 @@ class Replica:
         advancer = Advancer(self.database, advancing)
         advancer.stop_job = self.engine.ender.go_on
         self.engine.finisher.listeners.append(advancer.heard)
+        if self.engine.scanner is not None:
+            self.engine.scanner.on_settled = advancer.wake
         self.workflows = Desk(advancer)
         return advancer
 

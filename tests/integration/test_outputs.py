@@ -9,8 +9,10 @@ from rota.engine.outputs_desk import Decider
 from rota.engine.outputs_desk import OutputDesk as Desk
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Unavailable
 from rota.model.output import Mode, OutputSays
+from rota.model.workflow import StepSpec, WorkflowSpec
 from rota.policy.output.judging import OutputPolicy
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule
+from rota.workflow.looking import Looking
 from tests.ground.farm import hanging
 from tests.ground.outputs import SECRET, Watched
 from tests.ground.queues import sql
@@ -239,6 +241,37 @@ async def test_what_comes_after_a_quarantined_job_does_not_run(farm):
     assert await farm.ended(second) == "CANCELLED"
     assert (await farm.done(second))["reason"] == "job_before_failed"
     assert await farm.ended(first) == "OUTPUT_QUARANTINED"
+
+
+async def of_workflow(farm, given):
+    """A run of two steps, the second of which is given what the first returned."""
+    steps = (
+        StepSpec(id="a", task="echo", args=("${input.text}",)),
+        StepSpec(id="b", task="echo", args=("got ${steps.a.output}",), depends_on=("a",)),
+    )
+    workflows = farm.replica.workflows
+    await workflows.declare(WorkflowSpec(name="flow", show="film", steps=steps, inputs={"text": ""}), "ann")
+    return (await workflows.start("film", "flow", {"text": given}, actor="ann")).run
+
+
+async def run_ended(farm, run):
+    found = await Looking(farm.database).get(run)
+    return found if found.state.ended else None
+
+
+@pytest.mark.parametrize(("given", "state"), [("hello", "SUCCEEDED"), (SECRET, "FAILED")])
+async def test_a_workflow_hands_nothing_on_that_is_being_scanned(farm, given, state):
+    farm.rules([NO_SECRETS])
+    going = stopped(farm)
+    run = await of_workflow(farm, given)
+    await until(lambda: farm.database.rows(SCANS), what="the scan of the first step")
+    farm.replica.workflows.advancer.wake()
+    assert await farm.replica.workflows.advancer.once() == 0
+    going.set()
+    ended = await until(lambda: run_ended(farm, run), what="the end of the run")
+    assert ended.state == state
+    outputs = [step.output for step in ended.steps if step.output is not None]
+    assert outputs == (["hello", "got hello"] if state == "SUCCEEDED" else [])
 
 
 class Away:

@@ -4,5 +4,5 @@ SELECT frame, attempt, artifacts FROM (
   WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
   ORDER BY frame, attempt DESC, ts_finished DESC
 ) AS last
-WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL AND (output IS NULL OR output = 'redacted')
+WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL AND rota.output_readable(output)
 ORDER BY frame LIMIT $3::int

@@ -4,6 +4,6 @@ SELECT frame, output FROM (
   WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
   ORDER BY frame, attempt DESC, ts_finished DESC
 ) AS last
-WHERE output IN ('held', 'quarantined')
+WHERE NOT rota.output_readable(output)
   AND ($4::text IS NULL OR EXISTS (SELECT FROM unnest(artifacts) AS word WHERE split_part(word, ' ', 1) = $4))
 ORDER BY frame LIMIT $3::int

@@ -6,5 +6,5 @@ WHERE g.pk_layer = $1::uuid AND g.frame = $2::integer AND ($4::text IS NULL OR g
   AND g.token = (SELECT max(l.token) FROM rota.frame_log l
                  WHERE l.pk_layer = $1 AND l.frame = $2 AND ($3::integer IS NULL OR l.attempt = $3))
   AND NOT EXISTS (SELECT FROM rota.frame_end e
-                  WHERE e.pk_layer = $1 AND e.frame = $2 AND e.token = g.token AND e.output IN ('held', 'quarantined'))
+                  WHERE e.pk_layer = $1 AND e.frame = $2 AND e.token = g.token AND NOT rota.output_readable(e.output))
 ORDER BY g.stream, g.at, length(g.data) DESC LIMIT $6::integer

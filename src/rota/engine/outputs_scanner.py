@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -129,6 +129,8 @@ class Scanner:
         self.finisher = finisher
         self.outputs = parts
         self.checker = checker or InProcess(parts.policy)
+        self.on_settled: Callable[[], None] = _ignore
+        """Called after the commit: whoever waits for outputs to be looked at may go on."""
         self._clock = clock or SystemClock()
 
     async def run(self, life: Lifecycle) -> None:
@@ -244,6 +246,7 @@ class Scanner:
                 faults.at("outputs.before_commit")
             faults.at("outputs.after_commit")
             self._tell(settled)
+            self.on_settled()
         return settled
 
     async def _settle(self, tx: Transaction, decided: Sequence[Verdict]) -> Settled:
@@ -389,3 +392,7 @@ def _places(verdicts: Sequence[Verdict]) -> tuple[list[object], ...]:
 
 def _json(check: Check) -> str:
     return msgspec.json.encode(check).decode()
+
+
+def _ignore() -> None:
+    return None

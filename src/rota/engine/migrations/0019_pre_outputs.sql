@@ -8,6 +8,10 @@ ALTER TABLE rota.frame_end ADD COLUMN checks jsonb;
 COMMENT ON COLUMN rota.frame_end.output IS 'held: nobody reads it before it was scanned; quarantined; redacted: it is not as the frame left it.';
 COMMENT ON COLUMN rota.frame_end.checks IS 'Every look at it, in order: rota.model.output.Check.';
 
+-- Whether everybody who may see the job may read it: what every reader of the end of a frame asks.
+CREATE FUNCTION rota.output_readable(output text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT output IS NULL OR output = 'redacted' $$;
+
 -- Whoever claims a row moves `ts_due` to the end of its lease and counts `tries`: a verdict counts under that number only.
 CREATE TABLE rota.scan (
   token     bigint PRIMARY KEY,
@@ -25,7 +29,7 @@ CREATE TABLE rota.scan (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE INDEX ON rota.scan (ts_due);
-CREATE INDEX ON rota.scan (pk_job) WHERE mode <> 'pass';
+CREATE INDEX ON rota.scan (pk_job);
 
 COMMENT ON COLUMN rota.scan.meta IS 'rota.model.output.OutputMeta, msgpack.';
 COMMENT ON COLUMN rota.scan.unsettled IS 'Claims in a row of which nothing was heard: whoever looks at it may die of it.';
@@ -85,13 +89,20 @@ BEGIN
     CONTINUE WHEN FOUND;
     UPDATE rota.job_done d SET layers = rota.layers_moved(d.layers, moved.layer, moved.n) WHERE d.pk_job = moved.job;
     RETURN QUERY
-      UPDATE rota.job_done d SET
-        state = n.state, reason = because,
-        history = d.history || jsonb_build_array(jsonb_build_array(n.state, rota.now_ms(), because))
-      FROM (SELECT CASE WHEN EXISTS (SELECT FROM rota.job_done j CROSS JOIN LATERAL unnest(j.layers) AS l
-                                     WHERE j.pk_job = moved.job AND l.quarantined > 0)
-                   THEN 'OUTPUT_QUARANTINED' ELSE 'SUCCEEDED' END AS state) AS n
-      WHERE d.pk_job = moved.job AND d.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED') AND d.state <> n.state
-      RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+      WITH changed AS (
+        UPDATE rota.job_done d SET
+          state = n.state, reason = because,
+          history = d.history || jsonb_build_array(jsonb_build_array(n.state, rota.now_ms(), because))
+        FROM (SELECT CASE WHEN EXISTS (SELECT FROM rota.job_done j CROSS JOIN LATERAL unnest(j.layers) AS l
+                                       WHERE j.pk_job = moved.job AND l.quarantined > 0)
+                     THEN 'OUTPUT_QUARANTINED' ELSE 'SUCCEEDED' END AS state) AS n
+        WHERE d.pk_job = moved.job AND d.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED') AND d.state <> n.state
+        RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id
+      ), news AS (
+        -- A run that has not heard of its end hears of this one.
+        UPDATE rota.workflow_news w SET state = c.state, reason = because
+        FROM changed c WHERE c.workflow_id IS NOT NULL AND w.pk_job = c.pk_job AND w.kind = 'job' RETURNING 1
+      )
+      SELECT c.* FROM changed c;
   END LOOP;
 END $$;

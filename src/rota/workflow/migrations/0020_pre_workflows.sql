@@ -123,7 +123,9 @@ DECLARE
   wanted uuid[];
   locked uuid[];
 BEGIN
-  news := ARRAY(SELECT n.news_id FROM rota.workflow_news n WHERE n.kind <> 'undo'
+  -- What is being scanned is not handed on: the next step would have read what is kept back a moment later (ADR 20).
+  news := ARRAY(SELECT n.news_id FROM rota.workflow_news n
+                WHERE n.kind <> 'undo' AND NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = n.pk_job)
                 ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
   SELECT array_agg(t.pk_run) AS runs, array_agg(t.place) AS places, array_agg(t.attempt) AS attempts INTO due
   FROM (SELECT * FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp() ORDER BY t.ts_due LIMIT most
@@ -154,7 +156,9 @@ BEGIN
            array_agg(e.error ORDER BY h.news_id) AS errors, array_agg(h.request ORDER BY h.news_id) AS requests
     FROM heard h LEFT JOIN LATERAL (
       -- The end of a job's only frame is written in the transaction of its own end, so its moment is the same one.
-      SELECT e.value, e.value_at, e.code, e.error FROM rota.frame_end e
+      SELECT CASE WHEN rota.output_readable(e.output) THEN e.value END AS value,
+             CASE WHEN rota.output_readable(e.output) THEN e.value_at END AS value_at, e.code, e.error
+      FROM rota.frame_end e
       WHERE h.frames = 1 AND e.pk_layer = h.pk_layer AND e.ts_finished = h.ts_at
       ORDER BY e.attempt DESC LIMIT 1
     ) AS e ON true
