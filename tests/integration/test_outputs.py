@@ -7,6 +7,7 @@ import pytest
 
 from rota.engine.outputs_desk import Decider
 from rota.engine.outputs_desk import OutputDesk as Desk
+from rota.engine.outputs_scanner import CLAIM
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Unavailable
 from rota.model.output import Mode, OutputSays
 from rota.model.workflow import StepSpec, WorkflowSpec
@@ -482,6 +483,40 @@ async def test_a_job_cancelled_while_its_output_is_scanned_stays_cancelled(farm)
     assert (await farm.done(job))["state"] == "CANCELLED"
     assert [output for *_, output in await values(farm, job)] == ["quarantined"]
     gate.set()
+
+
+async def test_a_verdict_takes_effect_on_a_frame_that_succeeded_and_on_no_other(farm):
+    farm.rules([NO_SECRETS], mode=Mode.HOLD)
+    going = stopped(farm)
+    job = await farm.submit("echo", SECRET)
+    await farm.ended(job)
+    await until(lambda: farm.database.rows(sql("SELECT FROM rota.scan WHERE tries = 1")), what="a claim")
+    await farm.database.run(sql("UPDATE rota.frame_end SET state = 'FAILED'"))
+    going.set()
+    await farm.scanned()
+    [row] = await farm.database.rows(FRAMES)
+    assert (row["state"], row["output"]) == ("FAILED", "held")
+    assert await farm.database.rows(LETTERS) == []
+    assert (await farm.done(job))["state"] == "SUCCEEDED"
+
+
+async def test_what_one_server_is_about_to_claim_another_passes_over(farm):
+    scanner = farm.replica.engine.scanner
+    step = scanner.step
+
+    async def nobody(_most=1):
+        return 0
+
+    scanner.step = nobody
+    await farm.ended(await farm.submit("echo", "hello", frames=2))
+    async with farm.database.transaction() as first, farm.database.transaction() as second:
+        assert len(await first.rows(CLAIM, 1, 60.0)) == 1
+        async with asyncio.timeout(5):
+            assert len(await second.rows(CLAIM, 5, 60.0)) == 1
+    await farm.database.run(DUE)
+    scanner.step = step
+    scanner.outputs.due.set()
+    await farm.scanned()
 
 
 async def test_two_servers_look_at_each_output_once(farm):
