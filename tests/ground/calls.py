@@ -62,7 +62,7 @@ def _filled(kind, words):
             return {
                 field.encode_name: words[field.name] if field.name in words else _filled(field.type, words)
                 for field in fields
-                if field.required or field.name in words
+                if field.required or (field.name in words and not isinstance(field.type, msgspec.inspect.DictType))
             }
         case msgspec.inspect.EnumType(cls=cls):
             return next(iter(cls)).value

@@ -11,6 +11,7 @@ from rota.model.access import GrantSpec, Role
 from rota.model.agent import AgentSpec
 from rota.model.approval import Asking
 from rota.model.schedule import Every
+from rota.model.workflow import StepSpec, WorkflowSpec
 from rota.queue import DeadLetter
 from rota.server import services
 from rota.server.http.app import build
@@ -23,6 +24,7 @@ from tests.ground.queues import sql
 
 DAY_MS = 86_400_000
 TOMORROW_MS = int(time.time() * 1000) + DAY_MS
+WORKFLOW = "flow"
 OWN, FOREIGN, NOBODY = "film", "zebra", "quark"
 EVERYBODYS = {
     **dict.fromkeys(("folder", "dept", "topic"), "default"),
@@ -68,6 +70,8 @@ async def things_of(api, show):
         "name": show,
         "q": f"show:{show}",
         "job": job,
+        "run": await a_run(api, show),
+        "workflow": WORKFLOW,
         "approval": job,
         "state": "pending",
         "key": key.key.id,
@@ -75,6 +79,14 @@ async def things_of(api, show):
         "queue": next(one["queue"] for one in queues if one["show"] == show),
         **EVERYBODYS,
     }
+
+
+async def a_run(api, show):
+    """One that waits until tomorrow."""
+    desk = api.farm.replica.workflows
+    step = StepSpec(id="wait", type="delay", delay_sec=DAY_MS / 1000)
+    await desk.declare(WorkflowSpec(name=WORKFLOW, show=show, steps=(step,)), "test")
+    return str((await desk.start(show, WORKFLOW, actor="test")).run)
 
 
 async def ask_for_approval(api, show, job):
@@ -92,6 +104,7 @@ def things_of_nobody(foreign):
     return (
         foreign
         | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "approval": job}
+        | {"run": str(uuid4())}
         | {"key": key, "queue": queue, "output": output}
     )
 
@@ -103,7 +116,7 @@ async def digest(database):
 
 def without(text, words):
     """An answer without the names that were asked for."""
-    for name in sorted({"show", "name", "job", "key", "queue", "output"}, key=lambda each: -len(words[each])):
+    for name in sorted({"show", "name", "job", "run", "key", "queue", "output"}, key=lambda each: -len(words[each])):
         text = text.replace(words[name], "*")
     return text
 
@@ -161,7 +174,7 @@ class Matrix:
         assert without(answer.text, self.foreign) == without(other.text, self.nobody), route
 
     def _tells_of_others(self, answer):
-        return any(self.foreign[name] in answer.text for name in ("show", "job", "key", "queue"))
+        return any(self.foreign[name] in answer.text for name in ("show", "job", "run", "key", "queue"))
 
     async def allow(self):
         """Those that take something away come last, what lies within something else before it; then what was there

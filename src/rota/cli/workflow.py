@@ -23,10 +23,11 @@ from rota.model.ids import RunId, parse_id
 from rota.model.settings import Settings
 from rota.model.workflow_check import Flow, compiled
 from rota.model.workflow_run import RunState
+from rota.model.workflow_views import Run, RunLine, Saga, Started, Step
 from rota.queue import Queue
 from rota.workflow import reading
-from rota.workflow.desk import Desk, Started
-from rota.workflow.looking import Looking, Run, RunLine, Saga, Step
+from rota.workflow.desk import Desk
+from rota.workflow.looking import Looking
 
 NO_RUNS = "There is no such run: `rota workflow run FILE` starts one."
 NO_DEFINITIONS = "There is no workflow: `rota workflow declare FILE` makes one known."

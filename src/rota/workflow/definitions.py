@@ -21,6 +21,7 @@ from rota.model.errors import NotFound, Refused
 from rota.model.ids import ShowId
 from rota.model.workflow import WorkflowSpec, decode, encode
 from rota.model.workflow_check import Flow, compiled
+from rota.model.workflow_views import WorkflowLine
 
 LATEST = query(__package__, "latest")
 DECLARE = query(__package__, "declare")
@@ -39,17 +40,6 @@ class Version(msgspec.Struct, frozen=True):
     version: int
     flow: Flow
     made: bool = False
-
-
-class Line(msgspec.Struct, frozen=True):
-    """A definition in a list."""
-
-    show: str
-    name: str
-    version: int
-    steps: int
-    runs: int
-    description: str = ""
 
 
 class Definitions:
@@ -100,7 +90,7 @@ class Definitions:
                 found[row["pk_workflow"]] = row["version"], flow
         return found
 
-    async def latest(self, shows: Sequence[str] | None = None) -> list[Line]:
+    async def latest(self, shows: Sequence[str] | None = None) -> list[WorkflowLine]:
         """The latest version of each."""
         rows = await self.database.rows(LIST, shows)
         return [_line(row["show"], row["version"], row["spec"], row["runs"]) for row in rows]
@@ -113,6 +103,6 @@ class Definitions:
         return self._known[number][1]
 
 
-def _line(show: str, version: int, data: bytes, runs: int) -> Line:
+def _line(show: str, version: int, data: bytes, runs: int) -> WorkflowLine:
     spec = decode(data)
-    return Line(show, spec.name, version, len(spec.steps), runs, spec.description)
+    return WorkflowLine(show, spec.name, version, len(spec.steps), runs, spec.description)

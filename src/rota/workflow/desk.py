@@ -21,6 +21,7 @@ from rota.model.workflow import WorkflowSpec
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow
 from rota.model.workflow_run import Began, Cancel, News, Pause, Resume, RunNow, StepState
+from rota.model.workflow_views import Started
 from rota.workflow.advancer import Advancer
 from rota.workflow.advancing import Done, new_run
 from rota.workflow.definitions import Definitions, Version
@@ -35,13 +36,6 @@ RESUME = query(__package__, "saga_resume")
 MOST: Final = 500
 KEY_CHARS_MAX: Final = 200
 _pack = msgspec.msgpack.Encoder().encode
-
-
-class Started(msgspec.Struct, frozen=True):
-    run: RunId
-    version: int
-    already: bool = False
-    """Whether it was there before, under the same key."""
 
 
 class Desk:

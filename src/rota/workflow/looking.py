@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
 import msgspec
 
@@ -13,7 +11,8 @@ from rota.infra.postgres import Database, query
 from rota.model.errors import NotFound
 from rota.model.ids import RunId, ShowId
 from rota.model.workflow import decode
-from rota.model.workflow_run import Happened, RunNow, RunState, StepState
+from rota.model.workflow_run import Happened, RunNow, RunState
+from rota.model.workflow_views import Entry, Moment, Run, RunLine, Saga, Step
 
 GET = query(__package__, "get")
 LIST = query(__package__, "list")
@@ -24,62 +23,6 @@ STATES = query(__package__, "states")
 SAGA = query(__package__, "saga_show")
 
 PAGE_MAX: Final = 1000
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    type: str
-    state: StepState
-    attempt: int
-    job: UUID | None = None
-    reason: str = ""
-    due_at: datetime | None = None
-    output: Any = None
-
-
-class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a list."""
-
-    id: RunId
-    show: str
-    workflow: str
-    version: int
-    state: RunState
-    error: str | None
-    started_at: datetime
-    ended_at: datetime | None
-
-
-class Run(RunLine, frozen=True, kw_only=True):
-    input: dict[str, Any]
-    output: Any
-    parent: RunId | None
-    show_id: ShowId
-    steps: list[Step]
-
-
-class Moment(msgspec.Struct, frozen=True):
-    at: datetime
-    happened: Happened
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What undoes a job, and what has become of it."""
-
-    job: UUID
-    step: str
-    state: str
-    attempt: int
-    undo: UUID | None = None
-    error: str | None = None
-
-
-class Saga(msgspec.Struct, frozen=True):
-    """What a run, or jobs that name the same `workflow_id`, have to undo; the last recorded first."""
-
-    state: str
-    reason: str | None
-    entries: list[Entry]
 
 
 class Looking:
@@ -144,14 +87,15 @@ class Looking:
         self,
         *,
         shows: Sequence[str] | None = None,
+        ids: Sequence[str] | None = None,
         workflow: str | None = None,
         state: RunState | None = None,
         before: RunId | None = None,
         most: int = 50,
     ) -> list[RunLine]:
-        """The newest first."""
-        limit = min(most, PAGE_MAX)
-        rows = await self.database.rows(LIST, shows, workflow, state, before, limit)
+        """The newest first; `shows` by name, or `ids` of those that may be looked into."""
+        limit = min(most, PAGE_MAX + 1)
+        rows = await self.database.rows(LIST, shows, workflow, state, before, limit, ids)
         return [RunLine(**_line(row)) for row in rows]
 
     async def timeline(self, run: RunId, after: int = -1) -> list[Moment]:

@@ -27,6 +27,7 @@ from rota.server.http.pools import PoolRoutes, TopicRoutes, WorkerRoutes
 from rota.server.http.queues import DeadLetterRoutes, QueueRoutes
 from rota.server.http.routes import ROLE, WHERE, let_in, needs
 from rota.server.http.wire import Ask, Reply
+from rota.server.http.workflows import RunRoutes, WorkflowRoutes
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 CONTROLLERS: Final = (
@@ -43,6 +44,8 @@ CONTROLLERS: Final = (
     QueueRoutes,
     DeadLetterRoutes,
     AgentRoutes,
+    WorkflowRoutes,
+    RunRoutes,
     PolicyRoutes,
     ApprovalRoutes,
     LedgerRoutes,

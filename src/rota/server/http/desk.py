@@ -32,6 +32,8 @@ from rota.queue import Queue
 from rota.runtime import Replica, reopener_of
 from rota.server.access import Keys
 from rota.server.http.streams import Streams
+from rota.workflow.desk import Desk as Workflows
+from rota.workflow.looking import Looking as Runs
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     streams: Streams
     agents: Redis
     """Where the sets of agents are."""
+    workflows: Workflows
+    runs: Runs
     kernel: Kernel | None
     """Who decides whether jobs may run; None: they all may."""
 
@@ -95,5 +99,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             histories=engine.histories,
             streams=streams,
             agents=replica.agents,
+            workflows=replica.workflows,
+            runs=Runs(database),
             kernel=replica.kernel,
         )
