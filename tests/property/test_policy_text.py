@@ -1,0 +1,151 @@
+"""Whatever stands in a file or an expression: it is a policy, or it is refused in one sentence with its line."""
+
+import re
+from contextlib import suppress
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.model.errors import InvalidInput
+from rota.model.policy import Asked, Says
+from rota.policy.evaluate import Policy
+from rota.policy.expressions import Condition, Facts, Unanswered
+from rota.policy.names import Names, checked_glob
+from rota.policy.reading import tree
+
+JOB = Asked(show="alpha", topic="job.a", labels={"env": "dev"}, tasks=("t",), risk_tags=("r", "s"))
+GOOD = """
+version: 1
+default_decision: allow
+rules:
+  - id: a
+    match: {topics: ["job.*"], labels: {env: [dev, "p*"]}}
+    when: frames > 3 && topic.matches('^job')
+    velocity: {max_requests: 3, window: 1min, key: tenant}
+    decision: throttle
+    delay: 5s
+  - id: b
+    decision: require_human
+    approval: {quorum: 2, expires: 1h, approvers: [ann, bob]}
+    constraints: {budgets: {max_retries: 1}, sandbox: {x: [1, two]}}
+"""
+PIECES = st.sampled_from(
+    [
+        *"{}[]:,-&*!|>'\"#%@`?\n \t",
+        "rules",
+        "id",
+        "when",
+        "match",
+        "decision",
+        "allow",
+        "1",
+        "~",
+        "a" * 300,
+        "§",
+        "é",
+        "\x00",
+    ]
+)
+WORDS = st.sampled_from(
+    [
+        *(
+            "show",
+            "frames",
+            "labels",
+            "tasks",
+            "labels.env",
+            "labels.nope",
+            "x",
+            "true",
+            "1",
+            "2.5",
+            "'a'",
+            '"b"',
+            "r'c'",
+        ),
+        *(
+            "(",
+            ")",
+            "[",
+            "]",
+            "{",
+            "}",
+            ".",
+            ",",
+            "?",
+            ":",
+            "!",
+            "-",
+            "+",
+            "*",
+            "/",
+            "%",
+            "==",
+            "<",
+            ">=",
+            "&&",
+            "||",
+            "in",
+        ),
+        *(
+            ".all(x, ",
+            ".exists(x,",
+            ".filter(",
+            ".map(",
+            ".size()",
+            "has(",
+            ".matches('a+')",
+            ".startsWith(",
+            " ",
+            "\n",
+        ),
+    ]
+)
+FILE_AND_LINE = re.compile(r"policy:\d+: .*[.?]")
+
+
+def made(make, text):
+    """What it makes of the text, or the sentence it is refused with."""
+    try:
+        return make(text), ""
+    except InvalidInput as refused:
+        return None, refused.sentence
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), PIECES), max_size=5))
+def test_a_file_with_slips_is_a_policy_or_refused_with_its_line(slips):
+    text = GOOD
+    for at, gone, put in slips:
+        text = text[:at] + put + text[at + gone :]
+    policy, refused = made(Policy.of, text)
+    if policy is None:
+        assert FILE_AND_LINE.fullmatch(refused), refused
+    else:
+        assert policy.rule_on(JOB).word.says in Says
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(PIECES.map(lambda piece: piece[0]), max_size=60))
+def test_any_text_is_read_or_refused(text):
+    with suppress(InvalidInput):
+        tree(text, "policy")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(WORDS, max_size=14).map("".join))
+def test_any_expression_is_refused_or_answers_or_gives_none(text):
+    condition, refused = made(Condition, text)
+    assert condition or "\n" not in refused
+    with suppress(Unanswered):
+        assert condition is None or condition.holds(Facts(JOB)) in (True, False)
+
+
+@given(st.text("ab*?", min_size=1, max_size=8), st.text("ab", max_size=8))
+def test_globs_mean_what_shells_mean_by_them(glob, name):
+    try:
+        checked_glob(glob)
+    except InvalidInput:
+        return
+    pattern = "".join({"*": ".*", "?": "."}.get(mark, mark) for mark in glob)
+    assert Names([glob]).has(name) is bool(re.fullmatch(pattern, name))
