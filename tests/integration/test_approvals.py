@@ -1,5 +1,6 @@
 """People approve what they saw: by enough of them, in time, not by who submitted it, and nothing else runs for it."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from rota.engine.ender import mark_cancelled
 from rota.engine.finish import COUNT, finish_jobs
 from rota.infra.audit.reading import newest
+from rota.model.approval import Asking
 from rota.model.errors import ApprovalNotActionable, ApprovalResolved, ApprovalStale, Forbidden, SelfApprovalDenied
 from rota.model.policy import ApprovalTerms, Says
 from rota.policy.approvals import FORGET
@@ -16,12 +18,14 @@ from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show
 from tests.ground.kernels import TABLE, word
 from tests.ground.queues import agreed, sql
+from tests.ground.waiting import until
 from tests.integration.approvals_ground import ANN, BOB, DUE, EVE, Desk, person
 
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
 TAMPERED = sql("UPDATE rota.layer SET input = '\\x2a'")
+BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 LOOK = sql("SELECT state, count(*) AS n FROM rota.approval GROUP BY 1")
 
 
@@ -274,3 +278,61 @@ async def test_old_approvals_are_forgotten_with_their_votes(desk, database):
     assert await database.run(FORGET, datetime.now(UTC) - timedelta(days=1), 100) == 1
     assert {row["state"]: row["n"] for row in await database.rows(LOOK)} == {"granted": 1}
     assert await database.value(sql("SELECT count(*) FROM rota.approval_vote")) == 1
+
+
+class Steps:
+    """As a workflow would join: what it locks is its own business."""
+
+    def __init__(self):
+        self.decided_as = []
+
+    async def locked(self, _tx, _subject):
+        return b"h" * 32
+
+    async def decided(self, _tx, approval, state, why):
+        self.decided_as.append((approval.subject, state, why))
+
+
+def voting_together(approvals, database):
+    """Nobody goes on from its vote before the other has voted, or waits for it."""
+    real, voted = approvals.vote, []
+
+    async def vote(*args, **more):
+        counted = await real(*args, **more)
+        voted.append(counted)
+
+        async def other():
+            return len(voted) == 2 or await database.value(BLOCKED)
+
+        await until(other, what="the other one")
+        return counted
+
+    approvals.vote = vote
+
+
+async def asked_for_step(desk, database, **more):
+    show = await database.value(sql("SELECT pk_show FROM rota.show"))
+    wanted = {"subject": "run-7/publish", "show": show, "hash": b"h" * 32, "title": "publish", **more}
+    async with database.transaction() as tx:
+        return await desk.approver.approvals.request(tx, [Asking(kind="step", **wanted)])
+
+
+async def test_a_step_of_a_workflow_waits_by_the_same_rows(desk, database):
+    steps = desk.approver.subjects["step"] = Steps()
+    [asked] = await asked_for_step(desk, database, terms=ApprovalTerms(quorum=2), principal="sam")
+    assert await asked_for_step(desk, database) == [], "it waits already"
+    voting_together(desk.approver.approvals, database)
+    said = await asyncio.gather(*(desk.approver.approve(asked, who) for who in (ANN, BOB)))
+    assert sorted(one.approval.state for one in said) == ["granted", "pending"], "each sees the votes before it"
+    assert [(subject, state) for subject, state, _ in steps.decided_as] == [("run-7/publish", "granted")]
+    assert (await desk.approver.find("run-7/publish")).state == "granted"
+    with pytest.raises(SelfApprovalDenied):
+        await desk.approver.approve(asked, person("sam"))
+
+
+async def test_the_hash_of_a_subject_is_that_of_its_first_approval(desk, database):
+    desk.approver.subjects["step"] = Steps()
+    [first] = await asked_for_step(desk, database)
+    await desk.approver.approve(first, ANN)
+    [second] = await asked_for_step(desk, database, hash=b"x" * 32)
+    assert second.hash == first.hash == b"h" * 32

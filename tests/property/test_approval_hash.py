@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rota.engine.gate import AskLater
 from rota.engine.gatekeeper_approvals import materials
 from rota.engine.submit import Submitter
-from rota.model.job import Budget, Compensation, LayerSpec, canonical
+from rota.model.job import Budget, Compensation, LayerSpec, Submission, canonical
 from rota.policy.approval_hash import job_hash
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show
@@ -108,6 +108,33 @@ async def test_a_trace_is_no_part_of_it_and_fields_of_a_later_version_are(submit
         packed = msgspec.msgpack.encode({**details, **more})
         await database.run(sql("UPDATE rota.job SET request = $1"), packed)
         assert ((await materials(database, [row["pk_job"]]))[row["pk_job"]].hash == before) is same
+
+
+STORED = [
+    *(f"UPDATE rota.job SET {name} = gen_random_uuid()" for name in ("pk_show", "pk_folder", "pk_dept")),
+    *(f"UPDATE rota.job SET {name} = 'changed'" for name in ("str_name", "topic", "workflow_id")),
+    "UPDATE rota.job SET priority = 8",
+    "UPDATE rota.job SET ts_run_at = now()",
+    """UPDATE rota.job SET labels = '{"a": "other"}'""",
+    "UPDATE rota.job SET request = NULL",
+    *(f"UPDATE rota.layer SET {name} = '\\x2a'" for name in ("work", "input")),
+    *(f"UPDATE rota.layer SET {name} = 'changed'" for name in ("str_name", "input_at")),
+    *(f"UPDATE rota.layer SET {name} = 7" for name in ("number", "first_frame", "frame_step")),
+    "UPDATE rota.layer SET frames = 77",
+    "UPDATE rota.layer SET ranges = '{1,2}'",
+    "UPDATE rota.layer SET items = ARRAY['\\x2b'::bytea]",
+    "UPDATE rota.placement_class SET digest = '\\x00'",
+    "UPDATE rota.layer SET queue = 'another'",
+]
+
+
+@pytest.mark.parametrize("change", STORED)
+async def test_whatever_of_it_is_changed_where_it_is_stored_is_noticed(submitter, database, change):
+    layer = LayerSpec(name="l0", task="t", items=[1])
+    [before] = await hashes(submitter, [Submission(show="film", layers=(layer,), labels={"a": "1"}, env={"A": "1"})])
+    await database.run(sql(change))
+    [row] = await database.rows(sql("SELECT pk_job FROM rota.job"))
+    assert (await materials(database, [row["pk_job"]]))[row["pk_job"]].hash != before
 
 
 def test_nothing_has_no_hash():
