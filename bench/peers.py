@@ -21,6 +21,7 @@ REQUIREMENTS: Final = {
     "procrastinate": ("procrastinate", "psycopg[binary,pool]", "uvloop"),
     "dramatiq": ("dramatiq[redis]",),
     "celery": ("celery[redis]",),
+    "dbos": ("dbos", "uvloop"),
     "apscheduler": ("apscheduler", "sniffio", "sqlalchemy[asyncio]", "psycopg[binary]", "uvloop"),
 }
 """What each peer is made of; the first is the peer itself. Versions are pinned in `peers.txt`."""

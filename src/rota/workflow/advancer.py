@@ -99,6 +99,8 @@ class Advancer:
     async def undo(self) -> int:
         """What sagas have to hear and to do next; how much that was."""
         sagas = self.advancing.sagas
+        if not await sagas.are_waiting():
+            return 0
         async with self.database.transaction() as tx:
             heard = await sagas.hear(tx)
         faults.reply("saga.hear")

@@ -46,6 +46,7 @@ OVER = query(__package__, "saga_over")
 UNDONE = query(__package__, "saga_undone")
 END = query(__package__, "saga_end")
 ACTIVE = query(__package__, "saga_active")
+WAITING = query(__package__, "saga_waiting")
 
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
@@ -121,6 +122,10 @@ class Sagas:
         TRIGGERED.inc(len(rows))
         return {row["workflow_id"] for row in rows}
 
+    async def are_waiting(self) -> bool:
+        """Whether any has something to hear or to do; asked often, and mostly there is none."""
+        return bool(await self.database.value(WAITING))
+
     async def hear(self, tx: Transaction) -> int:
         """Ends of compensations, and of jobs that have joined a saga by themselves; how many."""
         rows = await tx.rows(TAKE, BATCH)
@@ -128,7 +133,7 @@ class Sagas:
             return 0
         faults.at("saga.after_take")
         await self._hear_undone(tx, [row for row in rows if row["kind"] == "undo"])
-        await self._hear_joined(tx, [row for row in rows if row["kind"] == "job"])
+        await self._hear_joined(tx, [row for row in rows if row["kind"] == "free"])
         faults.at("saga.before_heard")
         return len(rows)
 

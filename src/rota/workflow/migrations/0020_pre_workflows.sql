@@ -76,7 +76,7 @@ COMMENT ON TABLE rota.workflow_timer IS 'Deleted by whoever fires it, in the tra
 -- What runs have to hear. Written in the transaction of what happened, deleted in that which takes it up.
 CREATE TABLE rota.workflow_news (
   news_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  kind        text NOT NULL CHECK (kind IN ('job', 'undo', 'run', 'saga', 'cancel')),
+  kind        text NOT NULL CHECK (kind IN ('job', 'undo', 'free', 'run', 'saga', 'cancel')),
   workflow_id text NOT NULL,
   pk_show     uuid NOT NULL,
   pk_job      uuid,
@@ -88,16 +88,26 @@ CREATE TABLE rota.workflow_news (
   ts_at       timestamptz NOT NULL DEFAULT now()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
-COMMENT ON COLUMN rota.workflow_news.kind IS 'undo: a compensation has ended, of which the saga hears and nobody else.';
+CREATE INDEX workflow_news_sagas ON rota.workflow_news (news_id) WHERE kind IN ('undo', 'free');
+
+COMMENT ON COLUMN rota.workflow_news.kind IS 'Of the end of a job. undo: of a compensation; free: of one that belongs to no run that goes on. Sagas hear of both.';
 COMMENT ON COLUMN rota.workflow_news.workflow_id IS 'The run, or whatever else a job names as its workflow_id.';
 COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, or of kind run the run, that has ended.';
 
 -- Every way in which a job ends leads to job_done, so none is missed; a job without a workflow_id costs one comparison.
+CREATE FUNCTION rota.is_live_run(id text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN rota.is_uuid(id) AND EXISTS (
+    SELECT FROM rota.workflow_run r WHERE r.pk_run = id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING');
+END $$;
+
 CREATE FUNCTION rota.workflow_hear() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
-  VALUES (CASE WHEN EXISTS (SELECT FROM rota.saga_entry e WHERE e.pk_undo = NEW.pk_job) THEN 'undo' ELSE 'job' END,
+  VALUES (CASE WHEN EXISTS (SELECT FROM rota.saga_entry e WHERE e.pk_undo = NEW.pk_job) THEN 'undo'
+               WHEN rota.is_live_run(NEW.workflow_id) THEN 'job' ELSE 'free' END,
           NEW.workflow_id, NEW.pk_show, NEW.pk_job, NEW.state, NEW.reason, NEW.layers[1].pk_layer, NEW.layers[1].frames,
           NEW.request, NEW.ts_finished);
   RETURN NULL;
@@ -125,7 +135,7 @@ DECLARE
 BEGIN
   -- What is being scanned is not handed on: the next step would have read what is kept back a moment later (ADR 20).
   news := ARRAY(SELECT n.news_id FROM rota.workflow_news n
-                WHERE n.kind <> 'undo' AND NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = n.pk_job)
+                WHERE n.kind NOT IN ('undo', 'free') AND NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = n.pk_job)
                 ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
   SELECT array_agg(t.pk_run) AS runs, array_agg(t.place) AS places, array_agg(t.attempt) AS attempts INTO due
   FROM (SELECT * FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp() ORDER BY t.ts_due LIMIT most
@@ -178,7 +188,9 @@ BEGIN
   FROM rota.workflow_run r LEFT JOIN told USING (pk_run) LEFT JOIN timed USING (pk_run)
   WHERE r.pk_run = ANY (locked) AND (told.pk_run IS NOT NULL OR timed.pk_run IS NOT NULL);
 
-  -- News of runs that have ended, or that there are not; ends of jobs are left to sagas.
+  -- Runs that have ended meanwhile hear of nothing any more; ends of jobs are left to sagas.
+  UPDATE rota.workflow_news n SET kind = 'free'
+  WHERE n.news_id = ANY (news) AND n.kind = 'job' AND NOT rota.is_live_run(n.workflow_id);
   DELETE FROM rota.workflow_news n
   WHERE n.news_id = ANY (news) AND n.kind <> 'job' AND NOT EXISTS (
     SELECT FROM rota.workflow_run r WHERE r.pk_run::text = n.workflow_id AND r.ts_ended IS NULL);

@@ -36,13 +36,6 @@ CREATE INDEX ON rota.saga_entry (pk_undo) WHERE pk_undo IS NOT NULL;
 COMMENT ON COLUMN rota.saga_entry.pk_job IS 'The job that it undoes. Once: however often its end is heard of.';
 COMMENT ON COLUMN rota.saga_entry.template IS 'rota.model.job.Submission, msgpack: what is submitted to undo it.';
 
-CREATE FUNCTION rota.is_live_run(id text) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN rota.is_uuid(id) AND EXISTS (
-    SELECT FROM rota.workflow_run r WHERE r.pk_run = id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING');
-END $$;
-
 -- Ends of jobs that belong to no run that goes on, deleted: compensations, and jobs that have joined a saga by themselves.
 CREATE FUNCTION rota.saga_take(most integer) RETURNS TABLE (
   kind text, workflow_id text, pk_show uuid, pk_job uuid, state text, request bytea, code text, error text
@@ -53,7 +46,7 @@ DECLARE
 BEGIN
   news := ARRAY(
     SELECT n.news_id FROM rota.workflow_news n
-    WHERE n.kind = 'undo' OR (n.kind = 'job' AND NOT rota.is_live_run(n.workflow_id))
+    WHERE n.kind IN ('undo', 'free')
     ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
   RETURN QUERY
   WITH heard AS (DELETE FROM rota.workflow_news n WHERE n.news_id = ANY (news) RETURNING n.*)
