@@ -20,6 +20,11 @@ def fine():
 
 
 @app.agent(every="1h")
+def garbage():
+    return open
+
+
+@app.agent(every="1h")
 def talks():
     for piece in ("one", " line", " in pieces\n", "and the rest"):
         os.write(1, piece.encode())

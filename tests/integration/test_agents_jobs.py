@@ -37,7 +37,7 @@ async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     app = loading.load(APP, Path.cwd())
     kept = {name: app.recurring[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
-    events = AgentEvents(nats_target(farm.settings, nats_url or farm.urls.nats))
+    events = AgentEvents(nats_target(farm.settings, nats_url or farm.urls.nats), farm.settings.nats)
     service = WorkerAgents(
         farm.settings,
         kept,

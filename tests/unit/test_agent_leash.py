@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from rota.agents import leash
 from rota.agents.leash import LoopGuard, leashed
 from rota.infra.clock import SystemClock
 from tests.ground.waiting import until
@@ -131,3 +132,9 @@ def _noting(ask, loop, event):
         return found
 
     return asked
+
+
+async def test_a_log_that_nobody_reads_does_not_keep_the_process(monkeypatch):
+    monkeypatch.setattr(leash, "_tell", threading.Event().wait)
+    _, ended = guarded(asyncio.get_running_loop(), 0.0)
+    assert ended.wait(10), "this blocks the loop"

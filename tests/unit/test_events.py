@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rota.engine.events import Teller
+from rota.infra.nats import Outcome, Receipt
 from rota.model.access import Actor
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NatsUnavailable
 from rota.model.events import (
     JOB_KINDS,
     RESET,
@@ -160,3 +162,28 @@ async def test_a_stream_that_was_torn_down_may_still_be_told_to_end():
             raise asyncio.CancelledError
     stream.end("left")
     assert stream.reason == "left"
+
+
+class Refusing:
+    """NATS that takes nothing, until it does."""
+
+    def __init__(self):
+        self.asked = 0
+        self.outcome = Outcome.REJECTED
+
+    async def publish_many(self, messages):
+        self.asked += 1
+        return [Receipt(self.outcome, reason="no stream") for _ in messages]
+
+
+async def test_events_that_are_refused_are_tried_after_a_pause_and_not_again_and_again():
+    bus = Refusing()
+    teller = Teller(None, bus)
+    teller.tell("agent.started", agent="a")
+    for asked in (1, 2, 3):
+        with pytest.raises(NatsUnavailable, match="no stream"):
+            await teller.publish()
+        assert bus.asked == asked, "one message for each try"
+    bus.outcome = Outcome.STORED
+    await teller.publish()
+    assert bus.asked == 4

@@ -27,6 +27,7 @@ AFTER_S: Final = 0.5
 ANSWER_S: Final = 1.0
 """And how long it may take; both together are less than whoever takes over waits."""
 LOOK_S: Final = 0.25
+TELL_S: Final = 0.2
 STUCK_STATUS: Final = 70
 
 
@@ -71,6 +72,10 @@ def _close(steps: Any) -> None:
         close()
 
 
+def _tell() -> None:
+    log.critical("agents_block_the_loop", remedy="a body makes calls that block: make it a plain function")
+
+
 class LoopGuard(threading.Thread):
     """`lease_until` and `busy` are asked from this thread; `abandon` ends the process."""
 
@@ -96,7 +101,10 @@ class LoopGuard(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(max(LOOK_S, self._left_s())):
             if self._left_s() <= 0 and self._busy() and not self._answers():
-                log.critical("agents_block_the_loop", remedy="a body makes calls that block: make it a plain function")
+                # In a thread of its own: that nobody reads our log may be what blocks the loop.
+                telling = threading.Thread(target=_tell, daemon=True)
+                telling.start()
+                telling.join(TELL_S)
                 self._abandon(STUCK_STATUS)
                 return
 

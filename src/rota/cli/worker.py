@@ -87,7 +87,7 @@ def _agents(settings: Settings, app: Rota, plan: Plan) -> list[Service]:
     if postgres is None or redis is None:
         output.aside(f"Agents of {plan.app} do not run here: set postgres.url and redis.url, which they need.")
         return []
-    events = AgentEvents(nats_target(settings))
+    events = AgentEvents(nats_target(settings), settings.nats)
     agents = WorkerAgents(
         settings,
         app.recurring,

@@ -195,6 +195,7 @@ class Teller:
         elif receipt.outcome is Outcome.REJECTED:
             log.error("events_rejected", reason=receipt.reason, events=sending.events)
             self._give_up(sending, "rejected")
+            raise NatsUnavailable(f"NATS takes no events ({receipt.reason}): the next ones are tried after a pause.")
         else:
             sending.sent_at = sending.sent_at or now_s
             raise NatsUnavailable(f"Events were not taken by NATS ({receipt.reason}): they are sent again.")

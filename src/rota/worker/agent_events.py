@@ -9,25 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rota.engine.events import Teller
-from rota.infra.nats import Bus, Message, NatsTarget, Receipt
+from rota.infra.nats import Bus, Message, NatsTarget, Receipt, StreamSpec
+from rota.infra.nats.declared import events
 from rota.infra.service import Lifecycle
 from rota.model.errors import NatsUnavailable, RotaError
+from rota.model.settings.servers import Nats
 
 
 class LateBus:
     """A connection that is made when there is something to publish, and again if that failed."""
 
-    def __init__(self, target: NatsTarget) -> None:
+    def __init__(self, target: NatsTarget, streams: Sequence[StreamSpec]) -> None:
         self._target = target
+        self._streams = streams
         self._bus: Bus | None = None
 
     async def publish_many(self, messages: Sequence[Message], /) -> Sequence[Receipt]:
-        if self._bus is None:
-            try:
-                self._bus = await Bus.connect(self._target)
-            except RotaError as error:
-                raise NatsUnavailable(error.sentence) from error
-        return await self._bus.publish_many(messages)
+        try:
+            bus = self._bus or await self._connected()
+        except RotaError as error:
+            raise NatsUnavailable(error.sentence) from error
+        return await bus.publish_many(messages)
+
+    async def _connected(self) -> Bus:
+        bus = await Bus.connect(self._target)
+        try:
+            await bus.ensure(self._streams)
+        except BaseException:
+            await bus.close()
+            raise
+        self._bus = bus
+        return bus
 
     async def close(self) -> None:
         if self._bus is not None:
@@ -37,8 +49,8 @@ class LateBus:
 class AgentEvents:
     """`Service("agent_events", AgentEvents(...).run)`, before the service of agents, so that it outlives it."""
 
-    def __init__(self, target: NatsTarget) -> None:
-        self._bus = LateBus(target)
+    def __init__(self, target: NatsTarget, wanted: Nats) -> None:
+        self._bus = LateBus(target, [events(wanted)])
         self.teller = Teller(None, self._bus)
 
     async def run(self, life: Lifecycle) -> None:
