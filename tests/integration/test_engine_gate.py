@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rota.accounting.books import Books
+from rota.engine import submit_admit
 from rota.engine.finish import Finisher
 from rota.engine.gate import AskLater
 from rota.engine.gatekeeper import Gatekeeper
@@ -33,6 +34,7 @@ DUE = sql("UPDATE rota.job SET ts_ask_at = clock_timestamp() WHERE ts_ask_at IS 
 WAITS = sql("SELECT extract(epoch FROM ts_ask_at - ts_updated)::float8 FROM rota.job")
 WORD = sql("""
 SELECT word FROM rota.job WHERE pk_job = $1 UNION ALL SELECT word FROM rota.job_done WHERE pk_job = $1""")
+BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 STATES = sql("""
 SELECT pk_job, state, reason FROM rota.job UNION ALL SELECT pk_job, state, reason FROM rota.job_done ORDER BY 1""")
 
@@ -151,6 +153,31 @@ async def test_of_two_replicas_that_ask_at_once_one_takes_effect(database, gatek
     assert sorted(map(str, denied)) == sorted(map(str, jobs[1::2]))
     assert await waiting(database) == 10
     assert await Queue(database).dead_letters.count(DeadLetterFilter()) == 10
+
+
+async def test_two_who_hear_different_words_about_the_same_jobs_never_wait_in_a_circle(
+    database, gatekeeper, monkeypatch
+):
+    """Each lets in first what the other lets wait."""
+    await gatekeeper.judge_all(await submitted(database, "allow", "throttle"))  # so that nobody waits for new words
+    jobs = await submitted(database, *(["a", "b"] * 10))
+    rules = [Table(a=TABLE["allow"], b=TABLE["throttle"]), Table(a=TABLE["throttle"], b=TABLE["allow"])]
+    keepers = [Gatekeeper(database, gatekeeper.finisher, kernel) for kernel in rules]
+    real, let_in = submit_admit.admit, []
+
+    async def admit(*args, **more):
+        """Nobody goes on before the other has let in as well, or waits."""
+        let_in.append(await real(*args, **more))
+
+        async def other():
+            return len(let_in) == 2 or await database.value(BLOCKED)
+
+        await until(other, what="the other one")
+        return let_in[-1]
+
+    monkeypatch.setattr(submit_admit, "admit", admit)
+    await asyncio.gather(*(keeper.judge(jobs) for keeper in keepers))
+    assert {state for state, _ in (await states(database)).values()} == {"SCHEDULED", "PENDING"}
 
 
 async def test_a_job_that_was_cancelled_meanwhile_is_not_denied(database, gatekeeper, kernel):

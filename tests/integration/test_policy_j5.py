@@ -25,8 +25,8 @@ WORDLESS = sql("""
 SELECT count(*) FROM (SELECT word, state FROM rota.job UNION ALL SELECT word, state FROM rota.job_done) AS j
 WHERE j.word IS NULL AND j.state IN ('SCHEDULED', 'DISPATCHED', 'RUNNING', 'SUCCEEDED', 'FAILED')""")
 DUE = sql("""
-UPDATE rota.job SET ts_ask_at = clock_timestamp() WHERE pk_job IN (
-  SELECT pk_job FROM rota.job WHERE ts_ask_at IS NOT NULL AND reason = 'policy_unavailable' FOR UPDATE SKIP LOCKED)""")
+UPDATE rota.job SET ts_ask_at = now() WHERE pk_job IN (
+  SELECT pk_job FROM rota.job WHERE reason = 'policy_unavailable' ORDER BY pk_job FOR UPDATE SKIP LOCKED)""")
 BY_LABEL = sql("""
 SELECT DISTINCT j.labels ->> 'as' AS kind, j.state FROM (
   SELECT labels, state FROM rota.job UNION ALL SELECT labels, state FROM rota.job_done) AS j""")

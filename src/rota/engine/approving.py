@@ -99,6 +99,8 @@ class Approver:
 
     async def _vote(self, given: Approval, voter: Voter, reason: str, *, agrees: bool) -> Said:
         _check_reason(reason)
+        if given.kind not in self.subjects:
+            raise ApprovalNotActionable(f"Nobody here carries out approvals of a {given.kind}: ask a server to.")
         async with self.database.transaction() as tx:
             stored = await self.subjects[given.kind].locked(tx, given.subject)
             approval = await self.approvals.lock(tx, given.id)

@@ -25,6 +25,7 @@ from rota.policy.words import keep
 ADMIT = query(__package__, "submit_admit")
 HOLD = query(__package__, "submit_hold")
 WAIT = query(__package__, "gate_wait")
+LOCK = query(__package__, "gate_lock")
 
 
 class Finish(Protocol):
@@ -50,6 +51,9 @@ async def settle(
     by_verdict: dict[Verdict, dict[JobId, Decision]] = defaultdict(dict)
     for job, decision in decisions.items():
         by_verdict[decision.verdict][job] = decision
+    if len(by_verdict) > 1:
+        # Each verdict locks its own: two who heard different words about the same jobs would wait in a circle.
+        await on.rows(LOCK, sorted(decisions))
     await keep(on, [decision.said for decision in decisions.values() if decision.said is not None])
     admitted = await admit(on, by_verdict[Verdict.ALLOW], until=until)
     held = await wait(on, by_verdict[Verdict.REQUIRE_APPROVAL])
