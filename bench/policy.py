@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from bench import policy_outputs, policy_pipeline
 from bench.report import Figure, Report
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
@@ -80,6 +81,7 @@ def run(quick: bool) -> Report:
     rounds = 3 if quick else 9
     for rules in SIZES:
         asyncio.run(_of(report, rules, rounds))
+    report.figures += [*policy_pipeline.run(quick).figures, *policy_outputs.figures(quick)]
     return report
 
 
