@@ -109,3 +109,10 @@ async def test_what_is_wrong_is_refused_with_a_sentence(api):
     problem(await client.post("/workflows/film/flow/runs", json={"input": {"m": 1}}), 400, "invalid_input")
     problem(await client.get("/runs", params={"state": "happy"}), 400, "invalid_input")
     problem(await client.get("/runs/nonsense"), 400, "invalid_input")
+
+
+async def test_a_version_that_cannot_be_is_not_there(api):
+    client = await api.client((Role.SUBMITTER, "film"))
+    await client.post("/workflows", json=FLOW)
+    for version in (-1, 2**31, -(10**18), 10**18):
+        problem(await client.post("/workflows/film/flow/runs", json={"version": version}), 404, "not_found")
