@@ -17,6 +17,7 @@ from rota.engine.submit_together import Together
 from rota.model.job import Budget, LayerSpec, Submission
 from rota.model.lifecycle import JobState
 from rota.model.policy import Apart, Says
+from rota.policy import guard
 from rota.policy.words import Words
 from rota.queue import Queue
 from tests.ground.databases import cleaned_by, one_database
@@ -214,3 +215,24 @@ async def test_what_is_asked_about_a_stored_job_is_what_is_asked_before_it_is_wr
     given = ("x", {"y": 2}, {"c": 1}, [1, 2, 3])
     assert ahead[3].asked.input_bytes == sum(len(msgspec.msgpack.encode(each)) for each in given)
     assert (ahead[2].asked.input_bytes, ahead[3].asked.requires) == (100_005, ("gpu", "net"))
+
+
+async def test_a_server_that_asks_nobody_lets_nothing_in_while_others_ask_a_policy(submitter, database, kernel):
+    finisher = Finisher(database, Queue(database), Books(database, None))
+    await guard.tell(database, asks=True)
+    try:
+        submitted = await Submitter(database).submit([task(topic=topic) for topic in ("allow", "deny")])
+        assert [one.state for one in submitted] == ["PENDING", "PENDING"]
+        jobs = [one.job for one in submitted]
+        await Gatekeeper(database, finisher).judge_all(jobs)
+        states = sql("SELECT topic, state, reason FROM rota.job ORDER BY topic")
+        assert [tuple(row.values()) for row in await database.rows(states)] == [
+            ("allow", "PENDING", "policy_unavailable"),
+            ("deny", "PENDING", "policy_unavailable"),
+        ]
+        assert await waiting(database) == 0
+        await Gatekeeper(database, finisher, kernel).judge_all(jobs)
+        assert [tuple(row.values()) for row in await database.rows(states)] == [("allow", "SCHEDULED", None)]
+        assert await said(database, jobs[0]) == TABLE["allow"]
+    finally:
+        await guard.tell(database, asks=False)

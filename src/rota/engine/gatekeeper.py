@@ -227,10 +227,10 @@ class Gatekeeper:
         return judged
 
     async def _ask_again(self, on: Transaction, decisions: Mapping[JobId, Decision], settled: Settled) -> None:
-        """What was allowed and is PENDING all the same: by a word that was too old."""
+        """What was allowed and is PENDING all the same: by a word that was too old, or by none where others ask."""
         admitted = set(settled.admitted)
         left = [job for job, one in decisions.items() if one.verdict is Verdict.ALLOW and job not in admitted]
-        if left and self.kernel is not None:
+        if left:
             await wait(on, dict.fromkeys(left, UNAVAILABLE))
 
     async def deny(self, on: Transaction, jobs: Mapping[JobId, Decision], state: JobState) -> list[JobEnd]:

@@ -328,7 +328,8 @@ COMMENT ON TABLE rota.job_after IS 'pk_job waits for pk_before, which was there 
 COMMENT ON COLUMN rota.job_after.if_failed IS 'What becomes of it when pk_before does not succeed; run: nothing.';
 
 -- Queue jobs that were waiting for it, each by its word (null: nobody was asked). Of two who admit the same job one does,
--- and the other is told nothing of it. Words that were given too long ago queue nothing.
+-- and the other is told nothing of it. Words that were given too long ago queue nothing, nor does nobody's word while
+-- servers ask a policy: whoever admits may be one that was set otherwise.
 CREATE FUNCTION rota.job_admit(ids uuid[], said bytea[], words_until timestamptz) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -343,7 +344,9 @@ BEGIN
   IF moment > words_until THEN
     RETURN;
   END IF;
-  ids := ARRAY(SELECT id FROM unnest(ids) AS id WHERE NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = id));
+  ids := ARRAY(SELECT id FROM unnest(ids) AS id
+               WHERE NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = id)
+                 AND (words[array_position(given, id)] IS NOT NULL OR NOT (SELECT g.asks FROM rota.policy_guard g)));
   WITH moved AS (
     UPDATE rota.job j SET state = 'SCHEDULED', reason = NULL, ts_updated = moment, asks = NULL, ts_ask_at = NULL,
       word = words[array_position(given, j.pk_job)],
