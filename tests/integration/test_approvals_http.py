@@ -147,3 +147,30 @@ async def test_a_denied_job_is_submitted_in_the_way_its_policy_suggests(api, ker
     assert ended["labels"] == {"y": "2", "sandbox": "yes", "remediation_of": job, "remediation_id": "safe"}
     assert ended["details"]["parent_job_id"] == job
     problem(await sam.post(f"/jobs/{made['job']}/remediate", json={}), 400, "invalid_input")
+
+
+async def test_whoever_starts_a_run_or_retries_dead_letters_does_not_approve_the_jobs_that_come_of_it(api, kernel):
+    ann, bob = await api.client(Role.OPERATOR), await api.client(Role.OPERATOR)
+    inner = {"name": "inner", "show": "film", "steps": [{"id": "a", "task": "noop", "topic": "approval"}]}
+    outer = {"name": "outer", "show": "film", "steps": [{"id": "b", "type": "workflow", "workflow": "inner"}]}
+    for flow in (inner, outer):
+        assert (await ann.post("/workflows", json=flow)).status_code == 201
+    assert (await ann.post("/workflows/film/outer/runs", json={})).status_code == 201
+    job = await asked_about(bob)
+    problem(await ann.post(f"/approvals/{job}/approve", json={}), 403, "self_approval_denied")
+    assert (await bob.post(f"/approvals/{job}/reject", json={})).json()["changed"]
+    again = (await bob.post("/dlq/retry", json={"job": job})).json()["jobs"]
+    assert len(again) == 1
+    job = await asked_about(bob)
+    problem(await bob.post(f"/approvals/{job}/approve", json={}), 403, "self_approval_denied")
+    assert (await ann.post(f"/approvals/{job}/approve", json={})).json()["approval"]["state"] == "granted"
+
+
+async def asked_about(client):
+    """The one job that waits for an approval."""
+
+    async def asked():
+        return (await client.get("/approvals")).json()["items"]
+
+    [one] = await until(asked, what="an approval to be asked for")
+    return one["subject"]

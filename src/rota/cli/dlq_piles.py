@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rota.cli.books import actor
 from rota.cli.local import with_store
 from rota.infra.postgres import Transaction
 from rota.model.errors import InvalidInput, NotFound
@@ -42,7 +43,7 @@ class LetterPile:
     async def remove(self, act: str, most: int, tx: Transaction) -> Removed:
         match act:
             case "retry":
-                retried = await self._reopener.retry_letters(self._which, most=most, on=tx)
+                retried = await self._reopener.retry_letters(self._which, most=most, by=actor(), on=tx)
                 return Removed(retried.gone, retried.jobs)
             case "purge":
                 return Removed(await self._letters.purge(self._which, most=most, on=tx))
@@ -81,7 +82,7 @@ class FailedPile:
     async def remove(self, act: str, most: int, tx: Transaction) -> Removed:
         match act:
             case "retry":
-                retried = await self._reopener.retry_failed(self._which, most=most, on=tx)
+                retried = await self._reopener.retry_failed(self._which, most=most, by=actor(), on=tx)
                 return Removed(retried.gone, retried.jobs)
             case "move":
                 return Removed(await self._failed.move_to_dead_letters(self._which, most=most, on=tx))

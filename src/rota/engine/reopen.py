@@ -94,9 +94,10 @@ class Reopener:
             return await self._submit(tx, rows, None, by, remedy)
 
     async def retry_letters(
-        self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+        self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, by: str = "", on: Transaction | None = None
     ) -> Retried:
-        """Frames and jobs among the dead letters; those that cannot be run again stay, unless they are named.
+        """Frames and jobs among the dead letters, submitted by `by`; those that cannot be run again stay, unless they
+        are named.
 
         Frames of queues that are not the engine's go back to them as they are.
         """
@@ -105,12 +106,12 @@ class Reopener:
             strangers = await _strangers(tx, letters)
             gone = await self._queue_again(tx, strangers)
             jobs, taken = await self._reopen(
-                tx, [one for one in letters if one.id not in strangers], strict=bool(which.ids)
+                tx, [one for one in letters if one.id not in strangers], by, strict=bool(which.ids)
             )
         return Retried(sorted([*gone, *taken]), jobs)
 
     async def retry_failed(
-        self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
+        self, which: FailedFilter, *, most: int = REMOVE_MAX, by: str = "", on: Transaction | None = None
     ) -> Retried:
         """The same for failed frames that are not among the dead letters; those that are named must all be there."""
         async with self._transaction(on) as tx:
@@ -123,7 +124,7 @@ class Reopener:
                 )
             rows = await tx.rows(LETTERS, [f"token:{token}" for token in tokens])
             ids = [row["id"] for row in rows]
-            retried = await self.retry_letters(DeadLetterFilter(ids=ids), on=tx) if ids else Retried([], [])
+            retried = await self.retry_letters(DeadLetterFilter(ids=ids), by=by, on=tx) if ids else Retried([], [])
         return Retried(tokens, retried.jobs)
 
     async def _letters_of(self, tx: Transaction, job: JobId) -> list[DeadLetter]:
@@ -142,7 +143,7 @@ class Reopener:
         return await self.queue.dead_letters.retry(DeadLetterFilter(ids=sorted(strangers)), on=tx)
 
     async def _reopen(
-        self, tx: Transaction, letters: Sequence[DeadLetter], *, strict: bool
+        self, tx: Transaction, letters: Sequence[DeadLetter], by: str, *, strict: bool
     ) -> tuple[list[Reopened], list[int]]:
         by_job: dict[UUID, list[DeadLetter]] = defaultdict(list)
         for letter in letters:
@@ -157,7 +158,7 @@ class Reopener:
         for job, given in by_job.items():
             try:
                 async with tx.savepoint():
-                    one, taken = await self._reopen_one(tx, job, layers.get(job, []), given)
+                    one, taken = await self._reopen_one(tx, job, layers.get(job, []), given, by)
             except InvalidInput as error:
                 refused = error
                 if strict:
@@ -170,7 +171,7 @@ class Reopener:
         return reopened, gone
 
     async def _reopen_one(
-        self, tx: Transaction, job: UUID, layers: Sequence[Record], letters: Sequence[DeadLetter]
+        self, tx: Transaction, job: UUID, layers: Sequence[Record], letters: Sequence[DeadLetter], by: str
     ) -> tuple[list[Reopened], list[int]]:
         if not layers:
             raise InvalidInput(
@@ -181,7 +182,7 @@ class Reopener:
         if not left:
             return [], []
         whole = any(letter.kind == "job" for letter in left)
-        return [await self._submit(tx, layers, None if whole else _wanted(left))], sorted(taken)
+        return [await self._submit(tx, layers, None if whole else _wanted(left), by)], sorted(taken)
 
     async def _purge(self, tx: Transaction, letters: Sequence[DeadLetter]) -> set[int]:
         gone: set[int] = set()

@@ -24,7 +24,7 @@ from rota.infra.postgres import Record, Transaction, query
 from rota.infra.telemetry import metrics
 from rota.model.errors import NotFound, RotaError, StaleFence, Unavailable
 from rota.model.ids import ENTROPY_BYTES, RunId, uuid7
-from rota.model.job import Submitted
+from rota.model.job import Submitted, decode_details, encode_details
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.reasons import Reason
@@ -109,8 +109,8 @@ class Advancing:
     async def begun(
         self, tx: Transaction, given: Sequence[tuple[Version, RunId, dict[str, object], str | None]], actor: str
     ) -> list[Turn | None]:
-        """New runs, not advanced yet; None for one whose key was used before."""
-        return await self._begin(tx, [(*each, None) for each in given], actor)
+        """New runs, not advanced yet; None for one whose key was used before. `actor` submits all that they do."""
+        return await self._begin(tx, [(*each, Parent(actor)) for each in given])
 
     async def _read(self, tx: Transaction, rows: Sequence[Record]) -> list[Turn]:
         layers = [
@@ -178,7 +178,7 @@ class Advancing:
         starts = [(turn, start) for turn in turns for start in turn.moves.starts]
         if not starts:
             return
-        plans = [start.plan for _, start in starts]
+        plans = [_submitted_by(start.plan, turn.actor) for turn, start in starts]
         submitted = await self.submitter.write(plans, on=tx)
         for (turn, start), one in zip(starts, submitted, strict=True):
             turn.began(flows[turn.workflow][1], start.place, one.job)
@@ -248,14 +248,15 @@ class Advancing:
             run = new_run(birth.turn.now_ms)
             birth.turn.began(flows[birth.turn.workflow][1], birth.place, run)
             parent = birth.turn
-            given.append((birth.version, run, birth.input, None, Parent(parent.run, parent.root, parent.depth)))
-        return [turn for turn in await self._begin(tx, given, "") if turn is not None]
+            given.append(
+                (birth.version, run, birth.input, None, Parent(parent.actor, parent.run, parent.root, parent.depth))
+            )
+        return [turn for turn in await self._begin(tx, given) if turn is not None]
 
     async def _begin(
         self,
         tx: Transaction,
-        given: Sequence[tuple[Version, RunId, dict[str, object], str | None, Parent | None]],
-        actor: str,
+        given: Sequence[tuple[Version, RunId, dict[str, object], str | None, Parent]],
     ) -> list[Turn | None]:
         steps = [_pack(new(version.flow)) for version, *_ in given]
         inputs = [_pack(values) for _, _, values, *_ in given]
@@ -267,15 +268,15 @@ class Advancing:
             steps,
             inputs,
             [key for *_, key, _ in given],
-            [parent.run if parent else None for *_, parent in given],
-            [parent.root if parent else run for _, run, *_, parent in given],
-            [parent.depth + 1 if parent else 0 for *_, parent in given],
-            actor,
+            [parent.run for *_, parent in given],
+            [parent.root or run for _, run, *_, parent in given],
+            [parent.depth + 1 for *_, parent in given],
+            [parent.actor for *_, parent in given],
         )
         turns: list[Turn | None] = []
         for row, (version, run, *_, parent), now, values in zip(rows, given, steps, inputs, strict=True):
-            depth, root = (parent.depth + 1, parent.root) if parent else (0, run)
-            turn = Turn(run, version.show, version.id, now, 0, values, row["now_ms"], depth, root)
+            depth, root = parent.depth + 1, parent.root or run
+            turn = Turn(run, version.show, version.id, now, 0, values, row["now_ms"], depth, root, actor=parent.actor)
             turn.news = [Began()]
             turns.append(turn if row["made"] else None)
         return turns
@@ -301,9 +302,12 @@ class Advancing:
 
 
 class Parent(msgspec.Struct, frozen=True):
-    run: RunId
-    root: RunId
-    depth: int
+    """What starts a run: somebody, by a run of theirs or without one."""
+
+    actor: str
+    run: RunId | None = None
+    root: RunId | None = None
+    depth: int = -1
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -322,6 +326,14 @@ class Birth(msgspec.Struct, frozen=True):
 
 def new_run(now_ms: int) -> RunId:
     return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
+
+
+def _submitted_by(plan: Plan, actor: str) -> Plan:
+    """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
+    if not actor:
+        return plan
+    details = msgspec.structs.replace(decode_details(plan.details), principal=actor)
+    return msgspec.structs.replace(plan, details=encode_details(details), like=None)
 
 
 def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:

@@ -54,7 +54,7 @@ class Desk:
     async def start(
         self, show: str, name: str, given: dict[str, Any] | None = None, *, actor: str, version: int = 0, key: str = ""
     ) -> Started:
-        """A run of a workflow, its first steps submitted."""
+        """A run of a workflow, its first steps submitted, by `actor`, who therefore approves none of its jobs."""
         [started] = await self.start_many(show, name, [given or {}], actor=actor, version=version, keys=[key])
         return started
 
@@ -151,8 +151,11 @@ class Desk:
         self.advancer.wake()
         return int(entries)
 
-    async def rerun(self, run: RunId, step: str, actor: str) -> Started:
-        """A new run of the same version and input, from a step on: what comes before it is taken over as it ended."""
+    async def rerun(self, run: RunId, step: str, actor: str, by: str = "") -> Started:
+        """A new run of the same version and input, from a step on: what comes before it is taken over as it ended.
+
+        Its jobs are submitted by `by`, if that is another name of `actor` than the one for the audit trail.
+        """
         async with self.database.transaction() as tx:
             row = await tx.row(ENDED, run)
             if row is None:
@@ -162,7 +165,7 @@ class Desk:
             now, kept = rerun_from(flow, msgspec.msgpack.decode(row["steps"], type=RunNow), step)
             again = new_run(self._clock.now_ms())
             given = msgspec.msgpack.decode(row["input"])
-            [turn] = await self.advancer.advancing.begun(tx, [(of, again, given, None)], actor)
+            [turn] = await self.advancer.advancing.begun(tx, [(of, again, given, None)], by or actor)
             assert turn is not None
             await tx.run(COPY, again, run, sorted(kept), _pack(now))
             turn.goes_on_from(now)

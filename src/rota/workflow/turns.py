@@ -60,6 +60,7 @@ class Turn:
         depth: int = 0,
         root: UUID | None = None,
         was: RunState = RunState.RUNNING,
+        actor: str = "",
     ) -> None:
         self.run = RunId(run)
         self.show = ShowId(show)
@@ -70,6 +71,8 @@ class Turn:
         self.root = RunId(root or run)
         self.was = was
         """Its state when it was read."""
+        self.actor = actor
+        """Who started it, or the run it is inside of: the principal of its jobs."""
         self.input: dict[str, Any] = _unpack(given)
         self.values: dict[int, Any] = {}
         self.news: list[News] = []
@@ -92,6 +95,7 @@ class Turn:
             row["depth"],
             row["pk_root"],
             RunState(row["state"]),
+            row["actor"],
         )
 
     def decide(self, flow: Flow, version: int) -> None:

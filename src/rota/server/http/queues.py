@@ -87,7 +87,7 @@ class DeadLetterRoutes(Controller):
         """Run frames and jobs among these again, as new jobs; ten thousand at once."""
         which = await _which(request.user, desk, data)
         async with desk.database.transaction() as tx:
-            retried = await desk.reopener.retry_letters(which, on=tx)
+            retried = await desk.reopener.retry_letters(which, by=request.user.name, on=tx)
             jobs = [str(one.job) for one in retried.jobs]
             await audit.append(tx, [_entry(request.user, "dlq.retry", retried.gone, jobs)])
         return Settled(retried.gone, retried.jobs)

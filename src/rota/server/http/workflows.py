@@ -61,7 +61,7 @@ class WorkflowRoutes(Controller):
         self, request: Ask, desk: AtDesk, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
     ) -> Started:
         """Start a run; its first steps are submitted."""
-        who = request.user.audited
+        who = request.user.name
         return await desk.workflows.start(show, workflow, data.input, actor=who, version=data.version, key=data.key)
 
 
@@ -131,7 +131,7 @@ class RunRoutes(Controller):
     async def rerun_run(self, request: Ask, desk: AtDesk, run: RunPath, data: JSONBody[From]) -> Started:
         """A new run from a step on, with what came before taken over from one that has ended."""
         found = await _seen(request.user, desk, run, Role.SUBMITTER)
-        return await desk.workflows.rerun(found.id, data.step, request.user.audited)
+        return await desk.workflows.rerun(found.id, data.step, request.user.audited, request.user.name)
 
     @post("/{run:str}/rollback", opt=needs(Role.OPERATOR, "somewhere"), status_code=200)
     async def roll_back_run(self, request: Ask, desk: AtDesk, run: RunPath) -> RolledBack:

@@ -118,7 +118,7 @@ CREATE TRIGGER workflow_hear AFTER INSERT ON rota.job_done
 
 CREATE TYPE rota.workflow_taken AS (
   pk_run uuid, pk_show uuid, pk_workflow bigint, state text, steps bytea, fence bigint, input bytea, pk_root uuid,
-  depth smallint, now_ms bigint,
+  depth smallint, actor text, now_ms bigint,
   kinds text[], jobs uuid[], states text[], reasons text[], layers uuid[], frames integer[], vals bytea[], vals_at text[],
   codes text[], errors text[], requests bytea[], fired smallint[], attempts integer[]
 );
@@ -182,8 +182,8 @@ BEGIN
     SELECT f.pk_run, array_agg(f.place ORDER BY f.ts_due) AS fired, array_agg(f.attempt ORDER BY f.ts_due) AS attempts
     FROM fired f GROUP BY 1
   )
-  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, r.input, r.pk_root, r.depth, rota.now_ms(),
-         told.kinds, told.jobs, told.states, told.reasons, told.layers, told.frames, told.vals, told.vals_at, told.codes,
+  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, r.input, r.pk_root, r.depth, r.actor,
+         rota.now_ms(), told.kinds, told.jobs, told.states, told.reasons, told.layers, told.frames, told.vals, told.vals_at, told.codes,
          told.errors, told.requests, timed.fired, timed.attempts
   FROM rota.workflow_run r LEFT JOIN told USING (pk_run) LEFT JOIN timed USING (pk_run)
   WHERE r.pk_run = ANY (locked) AND (told.pk_run IS NOT NULL OR timed.pk_run IS NOT NULL);
