@@ -8,9 +8,10 @@ import asyncio
 from rota.infra.telemetry import logs
 from rota.model.errors import ApprovalNotActionable, ApprovalResolved
 from tests.ground.queues import sql
-from tests.integration.approvals_ground import ANN, BOB, DUE, Desk, again, opened
+from tests.integration.approvals_ground import ANN, BOB, Desk, again, opened
 
 PENDING = sql("SELECT pk_job FROM rota.job WHERE state = 'PENDING' ORDER BY 1")
+DUE = sql("UPDATE rota.approval SET ts_expires = clock_timestamp() - interval '1 s' WHERE subject = $1::text")
 HELD = sql("SELECT pk_job, topic FROM rota.job WHERE state = 'APPROVAL_REQUIRED' ORDER BY 1")
 
 
@@ -36,7 +37,7 @@ async def decided(desk, job, topic):
                 await desk.approve(job, ANN)
                 await desk.reject(job, BOB)
             case _:
-                await desk.database.run(DUE)
+                await desk.database.run(DUE, str(job))
     except (ApprovalResolved, ApprovalNotActionable):
         pass  # done before the reply was lost
 

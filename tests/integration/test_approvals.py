@@ -259,6 +259,17 @@ async def test_it_is_found_by_its_own_id_and_by_its_job(desk):
     assert await desk.approver.find(str(found.id)) == found
 
 
+async def test_nobody_approves_what_has_expired_even_before_a_leader_has_seen_that(desk, database):
+    [job] = await desk.submit("soon")
+    await database.run(DUE)
+    for call in (desk.approve, desk.reject):
+        with pytest.raises(ApprovalResolved, match="has expired"):
+            await call(job)
+    assert ((await desk.of(job)).votes, (await desk.state(job))[0]) == ((), "APPROVAL_REQUIRED")
+    assert await desk.approver.expire() == 1
+    assert await desk.state(job) == ("DENIED", "approval_expired")
+
+
 async def test_what_expires_while_it_is_cancelled_is_closed(desk, database):
     [job] = await desk.submit("approval")
     await mark_cancelled(database, job, "ann")

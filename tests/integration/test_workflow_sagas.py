@@ -332,3 +332,17 @@ async def test_dying_or_losing_a_reply_undoes_each_once_and_in_order(spawn, data
     assert await running() == {}
     assert await every_undo(room) == ["car", "flight", "hotel"]
     assert (await room.states())[""] == "FAILED"
+
+
+async def test_whoever_starts_a_run_submits_what_undoes_it_whoever_its_compensation_names(room):
+    await room.start(
+        StepSpec(id="a", task="book", compensate=undo(principal="bob")),
+        StepSpec(id="b", task="pay", depends_on=("a",)),
+        rollback_on=("failed",),
+    )
+    await room.end("a")
+    await room.advance()
+    await room.end("b", "FAILED", error="no")
+    await room.advance()
+    [job] = (await undoing(room)).values()
+    assert (await Jobs(room.database).get(job)).details.principal == "ann"

@@ -84,6 +84,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     decided_at: datetime | None = None
     votes: tuple[Vote, ...] = ()
+    is_overdue: bool = False
+    """Its time has passed by the clock of PostgreSQL, and nobody has said so yet."""
 
     @property
     def agreed(self) -> int:
@@ -172,6 +174,12 @@ def guard_open(approval: Approval) -> None:
             f"This approval is {approval.state} since {approval.decided_at:%Y-%m-%d %H:%M:%S}: nothing is left to say.",
             approval=str(approval.id),
             state=approval.state.value,
+        )
+    if approval.is_overdue:
+        raise ApprovalResolved(
+            f"This approval has expired at {approval.expires_at:%Y-%m-%d %H:%M:%S}: nothing is left to say.",
+            approval=str(approval.id),
+            state=ApprovalState.EXPIRED.value,
         )
 
 

@@ -59,7 +59,7 @@ def undoing(origin: Origin, by: Compensation, saga: str) -> Submission:
         actor_id=by.actor_id or details.actor_id,
         actor_type=by.actor_type or details.actor_type,
         tenant=by.tenant or details.tenant,
-        principal=by.principal or details.principal,
+        principal=details.principal or by.principal,
         adapter_id=by.adapter_id or details.adapter_id,
         pack_id=by.pack_id or details.pack_id,
         memory_id=by.memory_id or details.memory_id,

@@ -158,10 +158,10 @@ def _continue_trace(request: Ask) -> None:
 
 def _owned(submission: Submission, actor: Actor) -> Submission:
     """In the name of whoever sent it: nobody submits as somebody else."""
-    if submission.principal and submission.principal != actor.name:
-        raise Forbidden(
-            f"The key {actor.name} cannot submit as principal {submission.principal[:64]!r}: leave principal out."
-        )
+    undone_by = submission.compensation.principal if submission.compensation is not None else ""
+    for principal in (submission.principal, undone_by):
+        if principal and principal != actor.name:
+            raise Forbidden(f"The key {actor.name} cannot submit as principal {principal[:64]!r}: leave principal out.")
     return msgspec.structs.replace(submission, principal=actor.name)
 
 
