@@ -9,6 +9,8 @@ from rota.model.errors import PostgresUnavailable, Refused
 from rota.model.job import Compensation, LayerSpec, Submission
 from rota.model.policy import Says, Word
 from rota.model.workflow import StepSpec
+from rota.queue import Queue
+from rota.workflow.sagas import Sagas
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
@@ -22,6 +24,7 @@ UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_comp
 EVERY = sql("""
 SELECT str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true'
 UNION ALL SELECT str_name FROM rota.job_done WHERE labels ->> 'saga_compensation' = 'true' ORDER BY 1""")
+STATES = sql("SELECT state FROM rota.job WHERE labels ->> 'saga_compensation' = 'true'")
 ENTRIES = sql("SELECT step, state, error FROM rota.saga_entry ORDER BY number")
 SAGA = sql("SELECT state FROM rota.saga WHERE workflow_id = $1::text")
 DAMAGE = sql("UPDATE rota.saga_entry SET template = 'nonsense'::bytea WHERE step = $1::text")
@@ -346,3 +349,18 @@ async def test_whoever_starts_a_run_submits_what_undoes_it_whoever_its_compensat
     await room.advance()
     [job] = (await undoing(room)).values()
     assert (await Jobs(room.database).get(job)).details.principal == "ann"
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("what now"), PostgresUnavailable("away"), None])
+async def test_a_kernel_that_fails_holds_up_no_saga_and_what_undoes_waits_at_the_gate(room, fails):
+    class Failing:
+        async def check(self, questions):
+            if fails is not None:
+                raise fails
+            return []
+
+    room.advancer.advancing.sagas = Sagas(room.database, Queue(room.database).dead_letters, Failing())
+    await booked(room)
+    await fail(room)
+    states = [row["state"] for row in await room.database.rows(STATES)]
+    assert states == ["PENDING"], "nothing runs without a word, whatever the guard says"

@@ -21,7 +21,8 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from rota.engine.gate import AllowAll
+from rota.engine.gate_asking import ask
+from rota.engine.gatekeeper import ASK_S, gate_before
 from rota.engine.jobs import Job, Jobs
 from rota.engine.submit import Submitter
 from rota.infra import faults
@@ -93,8 +94,8 @@ class Sagas:
         self.database = database
         self.letters = letters
         self.kernel = kernel
-        """Asked before each compensation; one that does not answer stops nobody from undoing."""
-        self._submitter = Submitter(database, gate=AllowAll())
+        """Asked before each compensation, so that what it denies is skipped; the gate lets in what it allows."""
+        self._submitter = Submitter(database, gate=gate_before(kernel))
         self._jobs = Jobs(database)
 
     async def record(self, tx: Transaction, undone: Sequence[Undone]) -> None:
@@ -190,15 +191,18 @@ class Sagas:
     async def _allowed(
         self, tx: Transaction, due: Sequence[tuple[Record, Submission]], told: GoneOn
     ) -> list[tuple[Record, Submission]]:
-        """The soft check: who is denied is skipped, who gets no answer goes on."""
+        """The soft check: who is denied is skipped, who gets no answer goes on, to the gate."""
         if self.kernel is None or not due:
             return list(due)
         plans = [saga.planned(submission) for _, submission in due]
         grouped = about([JobId(row["pk_job"]) for row, _ in due], [seen_of(plan) for plan in plans])
         try:
-            words = await self.kernel.check(grouped.questions)
+            words = await ask(self.kernel, grouped.questions, ASK_S)
         except Unavailable as away:
             log.warning("compensations_unchecked", sagas=len(due), because=away.sentence)
+            return list(due)
+        except Exception:  # a kernel that fails keeps no saga from going on: the gate asks once more
+            log.exception("compensations_unchecked", sagas=len(due))
             return list(due)
         allowed: list[tuple[Record, Submission]] = []
         for (row, submission), place in zip(due, grouped.places, strict=True):
