@@ -373,6 +373,13 @@ async def test_a_secret_in_the_text_of_an_error_is_never_written_down(farm):
     assert SECRET not in failed["error"]
 
 
+async def test_a_nul_within_a_secret_does_not_hide_it_in_an_error(farm):
+    job = await farm.submit("say", f"the key {SECRET[:9]}\0{SECRET[9:]} is wrong")
+    assert await farm.ended(job) == "FAILED"
+    [row] = await farm.database.rows(FRAMES)
+    assert SECRET not in row["error"]
+
+
 async def test_a_release_lets_out_what_was_quarantined_without_running_it_again(farm):
     job = await farm.submit("echo", {"note": SECRET})
     await farm.state(job, "OUTPUT_QUARANTINED")
@@ -401,6 +408,27 @@ async def test_a_person_redacts_what_was_quarantined(farm):
     assert (await farm.done(job))["state"] == "SUCCEEDED"
     assert msgspec.msgpack.decode((await values(farm, job))[0][0]) == {"note": "see [REDACTED]", "n": 1}
     assert msgspec.msgpack.decode(await desk(farm).content(line.id, ANN)) == {"note": f"see {SECRET}", "n": 1}
+
+
+async def test_a_release_that_comes_right_after_a_redaction_lets_out_all_that_the_frame_left(farm):
+    job = await farm.submit("echo", {"note": SECRET})
+    await farm.state(job, "OUTPUT_QUARANTINED")
+    [line] = await kept(farm)
+    late = desk(farm)
+    read = late._row
+
+    async def read_before_the_redaction(output):
+        row = await read(output)
+        assert (await desk(farm).redact(output, ANN, "Only the key.")).changed
+        return row
+
+    late._row = read_before_the_redaction
+    assert (await late.release(line.id, ANN, "A test key.")).changed
+    [(_, at, _, output)] = await values(farm, job)
+    assert (at is not None, output) == (True, None)
+    assert msgspec.msgpack.decode(await farm.replica.engine.store.get(at)) == {"note": SECRET}
+    [layer] = (await farm.done(job))["layers"]
+    assert (layer["succeeded"], layer["quarantined"]) == (1, 0)
 
 
 async def test_who_submitted_a_job_does_not_decide_about_its_output(farm):

@@ -185,7 +185,8 @@ class Outputs:
 
     def _error(self, policy: OutputPolicy, meta: OutputMeta, text: str, until_s: float) -> str:
         try:
-            return policy.error(meta, text, until_s)[1]
+            # As it will be written: a NUL within a secret is no disguise.
+            return policy.error(meta, text.replace("\0", ""), until_s)[1]
         except Exception as wrong:  # noqa: BLE001 - its text may hold what must not be read
             log.warning("error_text_not_checked", topic=meta.topic, because=type(wrong).__name__)
             return MARKER if policy.mode(meta.topic).holds else text

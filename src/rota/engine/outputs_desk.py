@@ -107,7 +107,9 @@ class OutputDesk:
             now = await tx.row(LOCK, *_place(row))
             if now is None or now["output"] is None:
                 return _changed(row, "released", changed=False)
-            words = _words(row) if now["output"] == Kept.REDACTED else None
+            # What was redacted since the row was read is known by pointers that only the row of now has.
+            fresh = await tx.row(GET, output) if now["output"] == Kept.REDACTED else None
+            words = _words(fresh) if fresh is not None else None
             files = [word(at, name.removeprefix("artifact:")) for name, at in (words or {}).items() if name != "value"]
             check = _check(who, "RELEASED", reason)
             at = words.get("value") if words is not None else None
