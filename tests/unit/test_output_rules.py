@@ -173,6 +173,39 @@ def test_more_findings_than_can_be_told_go_as_a_whole():
     assert len(said.word.findings) <= 50
 
 
+def test_what_a_long_text_in_a_mapping_begins_with_is_looked_at():
+    long = {"log": f"{KNOWN['aws_access_key']} {'x ' * (1024 * 1024)}"}
+    assert judged(rules(rule("QUARANTINE", scanners=("secret",))), long).word.says is OutputSays.QUARANTINE
+
+
+def test_keys_that_are_lists_are_looked_into_and_others_stay():
+    policy = rules(rule("REDACT", scanners=("secret", "pii")))
+    said = judged(policy, {("a", KNOWN["aws_access_key"]): 1, ("b", 2): 2, 4111111111111111.0: 3})
+    assert msgspec.msgpack.decode(said.redacted.value) == {"[REDACTED] 0": 1, ("b", 2): 2, "[REDACTED] 2": 3}
+
+
+def test_a_whole_number_that_is_written_as_a_float_may_be_a_card():
+    said = judged(rules(rule("REDACT", scanners=("pii",))), [4111111111111111.0, 1e9, float("inf"), 0.5])
+    assert msgspec.msgpack.decode(said.redacted.value) == ["[REDACTED]", 1e9, float("inf"), 0.5]
+
+
+@pytest.mark.parametrize("begins", ["api_key=", "ghp_", "xoxb-", "sk-", "rota_abcdefghij_", "github_pat_"])
+def test_nothing_is_left_of_a_secret_however_long_it_is(begins):
+    left = judged(rules(rule("REDACT", scanners=("secret",))), begins + RANDOM.replace("-", "") * 60).redacted
+    assert RANDOM not in msgspec.msgpack.decode(left.value)
+
+
+@pytest.mark.parametrize("before", ["5 ", "2026-11-16 ", "2026 ", "4111 "])
+def test_a_number_right_before_a_card_does_not_hide_it(before):
+    said = judged(rules(rule("REDACT", scanners=("pii",))), f"{before}4111 1111 1111 1111")
+    assert msgspec.msgpack.decode(said.redacted.value) == f"{before}[REDACTED]"
+
+
+def test_a_key_that_a_rule_of_ones_own_finds_is_not_told_as_a_place():
+    said = judged(rules(rule("QUARANTINE", content_patterns=(r"PRJ-\d{4}",))), {"PRJ-1234": {"note": "of PRJ-1234"}})
+    assert "PRJ-1234" not in repr(said.word.findings)
+
+
 def test_who_is_out_of_time_says_so():
     with pytest.raises(TimeoutError):
         rules(rule("REDACT", scanners=("pii",))).second(META, Content(msgspec.msgpack.encode("x")), within(-1))
@@ -233,6 +266,8 @@ def test_the_first_look_asks_for_a_second_only_where_a_rule_needs_it():
     assert not rules(rule("ALLOW", "a", topics=("job.*",)), content).first(META).scan
     assert rules(content, rule("QUARANTINE", "s", output_size_gt=5)).first(META).word.says is OutputSays.QUARANTINE
     assert rules(rule("REDACT", "r", topics=("job.*",))).first(META).must
+    assert rules(content, rule("REDACT", "r", topics=("job.*",))).first(META).must
+    assert not rules(rule("ALLOW", "k", keywords=("ok",)), rule("REDACT", "r", topics=("job.*",))).first(META).must
 
 
 def test_topics_choose_what_silence_means():
@@ -247,6 +282,18 @@ def test_an_error_is_told_without_its_secrets():
     assert policy.error(meta, "no luck", within(1))[1] == "no luck"
     kept = rules(rule("QUARANTINE", has_error=True, scanners=("secret",)))
     assert kept.error(meta, f"no {KNOWN['aws_access_key']}", within(1))[1] == "[REDACTED]"
+
+
+def test_what_is_left_of_an_error_is_judged_by_all_rules_again():
+    meta = msgspec.structs.replace(META, has_error=True)
+    text = f"bluebird {KNOWN['aws_access_key']} {KNOWN['email']}"
+    redacts = rule("REDACT", "errors", has_error=True, scanners=("secret",))
+    mail = rules(redacts, rule("REDACT", "mail", scanners=("pii",)))
+    assert mail.error(meta, text, within(1))[1] == "bluebird [REDACTED] [REDACTED]"
+    word = rules(redacts, rule("QUARANTINE", "word", keywords=("bluebird",)))
+    assert word.error(meta, text, within(1))[1] == "[REDACTED]"
+    many = f"{KNOWN['aws_access_key']} " * (HITS_MAX + 5)
+    assert KNOWN["aws_access_key"] not in rules(redacts).error(meta, many, within(5))[1]
 
 
 @pytest.mark.parametrize(

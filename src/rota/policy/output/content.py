@@ -71,9 +71,8 @@ class Body:
         for piece in self.pieces:
             if size + len(piece.data) > most:
                 self.truncated = True
-                if not size:
-                    self._begins.append(0)
-                    parts.append(piece.data[:most])
+                self._begins.append(size)
+                parts.append(piece.data[: max(0, most - size)])
                 break
             self._begins.append(size)
             parts += (piece.data, b"=" if piece.is_key else b"\0")
@@ -147,8 +146,8 @@ def _walk(value: Any, path: Path, visit: Callable[[Piece], bytes | None]) -> Any
     """Show every piece to `visit`, in one order, and put together what it says instead of them (None: as it was)."""
     if isinstance(value, dict):
         return _walk_mapping(value, path, visit)
-    if isinstance(value, list):
-        return [_walk(each, (path, at), visit) for at, each in enumerate(value)]
+    if isinstance(value, list | tuple):
+        return type(value)([_walk(each, (path, at), visit) for at, each in enumerate(value)])
     if isinstance(value, str):
         said = visit(Piece(path, value.encode()))
         return value if said is None else said.decode(errors="replace")
@@ -157,9 +156,16 @@ def _walk(value: Any, path: Path, visit: Callable[[Piece], bytes | None]) -> Any
         return value if said is None else said
     if isinstance(value, msgspec.msgpack.Ext):
         return value if visit(Piece(path, bytes(value.data), is_text=False)) is None else MARKER
-    if isinstance(value, int) and abs(value) >= LONG_NUMBER:
-        return value if visit(Piece(path, str(value).encode())) is None else MARKER
+    if _is_long(value):
+        return value if visit(Piece(path, str(int(value)).encode())) is None else MARKER
     return value
+
+
+def _is_long(value: Any) -> bool:
+    """Other languages write whole numbers as floats, too."""
+    return (
+        isinstance(value, int | float) and abs(value) >= LONG_NUMBER and (isinstance(value, int) or value.is_integer())
+    )
 
 
 def _walk_mapping(value: dict[Any, Any], path: Path, visit: Callable[[Piece], bytes | None]) -> dict[Any, Any]:
@@ -169,8 +175,11 @@ def _walk_mapping(value: dict[Any, Any], path: Path, visit: Callable[[Piece], by
         if isinstance(key, str | bytes):
             said = visit(Piece((path, place), key.encode() if isinstance(key, str) else key, is_key=True))
             name = key if said is None else f"{MARKER} {place}"
-        elif isinstance(key, int) and abs(key) >= LONG_NUMBER:
-            name = key if visit(Piece((path, place), str(key).encode(), is_key=True)) is None else f"{MARKER} {place}"
+        elif _is_long(key):
+            said = visit(Piece((path, place), str(int(key)).encode(), is_key=True))
+            name = key if said is None else f"{MARKER} {place}"
+        elif isinstance(key, tuple):
+            name = key if _walk(key, (path, place), visit) == key else f"{MARKER} {place}"
         found[name] = _walk(held, (path, key if isinstance(key, str) else place), visit)
     return found
 

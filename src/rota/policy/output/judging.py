@@ -47,7 +47,7 @@ class First(NamedTuple):
     scan: bool
     """Whether somebody must look inside."""
     must: bool = False
-    """A rule redacts it for what it is: nobody reads it before that is done."""
+    """A rule redacts it for what it is, and none before may let it pass: nobody reads it before that is done."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -140,16 +140,17 @@ class OutputPolicy:
 
     def first(self, meta: OutputMeta) -> First:
         """By what it is."""
-        scan = False
+        scan = may_pass = False
         for rule in self._applying(meta):
             if not rule.fits(meta):
                 continue
             if rule.needs_content:
                 scan = True
+                may_pass |= rule.rule.decision is OutputSays.ALLOW
             elif rule.rule.decision.keeps_back:
                 return First(rule.word(self.snapshot), scan=False)
             elif rule.rule.decision is OutputSays.REDACT:
-                return First(self._allowed, scan=True, must=not scan)
+                return First(self._allowed, scan=True, must=not may_pass)
             else:
                 break
         return First(self._allowed, scan)
@@ -174,22 +175,28 @@ class OutputPolicy:
 
     def error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputWord, str]:
         """Of the text of an error, and what may be written down of it."""
+        word, now = self._allowed, text
+        for _ in range(ROUNDS_MAX):
+            said, left = self._judge_error(meta, now, until_s)
+            if said.says is OutputSays.ALLOW:
+                return word, now
+            word, now = said, left
+            if now == MARKER:
+                break
+        else:
+            now = MARKER
+        return word, now
+
+    def _judge_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputWord, str]:
+        body = Blob("error", text.encode(errors="replace"), is_text=True)
         for rule in self._applying(meta):
-            if not rule.fits(meta):
+            hits = rule.look([body], until_s) if rule.fits(meta) else None
+            if hits is None:
                 continue
-            if rule.needs_content:
-                body = Blob("error", text.encode(errors="replace"), is_text=True)
-                hits = rule.look([body], until_s)
-                if hits is None:
-                    continue
-                findings = [finding for each in hits for finding in each.findings()]
-                spans = [span for each in hits for span in each.spans()]
-                kept = body.redacted(spans).decode(errors="replace")
-            else:
-                findings, kept = [], MARKER
-            says = rule.rule.decision
-            word = rule.word(self.snapshot, findings)
-            return word, text if says is OutputSays.ALLOW else kept if says is OutputSays.REDACT else MARKER
+            word = rule.word(self.snapshot, [finding for each in hits for finding in each.findings()])
+            if word.says is not OutputSays.REDACT or any(each.too_many for each in hits):
+                return word, MARKER
+            return word, body.redacted([span for each in hits for span in each.spans()]).decode(errors="replace")
         return self._allowed, text
 
     def _judge(

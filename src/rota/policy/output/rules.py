@@ -17,7 +17,7 @@ told with `facts["path"]`, the way to it in the file, so that whoever read the f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final, Literal, Protocol
 
@@ -206,9 +206,7 @@ class Match(Protocol):
 class Regex(Protocol):
     """Of RE2, over bytes."""
 
-    def search(self, text: bytes, /) -> Match | None: ...
-
-    def finditer(self, text: bytes, /) -> Iterator[Match]: ...
+    def search(self, text: bytes, pos: int = 0, /) -> Match | None: ...
 
 
 def compiled(pattern: str, *, word: bool = False) -> Regex:

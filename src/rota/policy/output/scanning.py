@@ -7,7 +7,7 @@ of it together may take. Who is out of time knows nothing of the output, and wha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from rota.model.output import Finding
@@ -19,6 +19,8 @@ HITS_MAX: Final = 1000
 FINDINGS_TOLD: Final = 50
 """In a record; there is no use in more."""
 KEY_MAX: Final = 40
+REFUSED_MAX: Final = 64
+"""Bytes: a shorter candidate that is none may hide one that begins within it, as a number right before a card does."""
 
 
 class Hit(NamedTuple):
@@ -41,9 +43,14 @@ class Hits(NamedTuple):
         return [span for hit in self.hits for span in self.body.spans(hit.begin, hit.end)]
 
     def findings(self) -> list[Finding]:
-        return [self._finding(hit) for hit in self.hits[:FINDINGS_TOLD]]
+        known = {hit.pattern.regex for hit in self.hits}
 
-    def _finding(self, hit: Hit) -> Finding:
+        def is_told(name: str) -> bool:
+            return is_clean(name) and not any(regex.search(name.encode()) for regex in known)
+
+        return [self._finding(hit, is_told) for hit in self.hits[:FINDINGS_TOLD]]
+
+    def _finding(self, hit: Hit, is_told: Callable[[str], bool]) -> Finding:
         pattern = hit.pattern
         spans = self.body.spans(hit.begin, hit.end)
         at, begin, end = spans[0] if spans else (0, 0, 0)
@@ -53,7 +60,7 @@ class Hits(NamedTuple):
             type=pattern.type,
             scanner=pattern.scanner,
             name=pattern.name,
-            where=self.body.name + told_path(piece.path, is_clean),
+            where=self.body.name + told_path(piece.path, is_told),
             offset=offset,
             length=length,
             severity=pattern.severity,
@@ -73,11 +80,15 @@ def find(body: Body, patterns: Sequence[Pattern], until_s: float) -> Hits:
 
 def _found(text: bytes, pattern: Pattern, until_s: float) -> Iterator[Hit]:
     _check_time(until_s)
-    for match in pattern.regex.finditer(text):
+    at = 0
+    while (match := pattern.regex.search(text, at)) is not None:
         _check_time(until_s)
+        first, at = match.span()
         begin, end = match.span(pattern.group)
         if begin < end and (pattern.confirm is None or pattern.confirm(text[begin:end])):
             yield Hit(pattern, begin, end)
+        elif at - first <= REFUSED_MAX:
+            at = first + 1
 
 
 def _check_time(until_s: float) -> None:
