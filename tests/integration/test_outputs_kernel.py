@@ -80,7 +80,7 @@ async def test_a_word_nobody_knows_keeps_the_output_back(told, says):
         assert (await asked(port)).word.says is says
 
 
-@pytest.mark.parametrize("told", ["", "no json", "[]", '{"says": 5}'])
+@pytest.mark.parametrize("told", ["", "no json", "[]", '{"says": 5}', '{"says": "DENY", "rule": "\\u0000"}'])
 async def test_what_cannot_be_read_is_no_word(told):
     async with Liar(lambda _data: encode(wire.CheckOutputReply(told))).serving() as port:
         with pytest.raises(Unavailable):

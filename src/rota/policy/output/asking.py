@@ -33,6 +33,7 @@ EVALUATED = metrics.histogram(
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
 )
 SERVED_S: Final = 30.0
+NO_SENSE: Final = "The kernel says of an output what makes no sense: is it of this version?"
 
 Source = Callable[[], OutputPolicy | None]
 """The rules of now; None: outputs are not looked at."""
@@ -115,8 +116,15 @@ class ByKernel:
         try:
             said = _SAID.decode(told)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise Unavailable("The kernel says of an output what makes no sense: is it of this version?") from error
+            raise Unavailable(NO_SENSE) from error
+        if any("\0" in text for text in _texts(said)):
+            raise Unavailable(NO_SENSE)  # it cannot be written down, nor what was said of others with it
         return _heard(said, content)
+
+
+def _texts(said: Said) -> list[str]:
+    found = [text for each in said.findings for text in (each.type, each.scanner, each.name, each.where)]
+    return [said.rule, said.reason, said.snapshot, *found]
 
 
 def _heard(said: Said, content: Content) -> Second:
