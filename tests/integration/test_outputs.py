@@ -373,6 +373,13 @@ async def test_a_secret_in_the_text_of_an_error_is_never_written_down(farm):
     assert SECRET not in failed["error"]
 
 
+async def test_an_error_that_there_was_no_time_to_look_at_is_not_written_down(farm, monkeypatch):
+    monkeypatch.setattr("rota.engine.outputs.ERRORS_S", -1.0)
+    assert await farm.ended(await farm.submit("say", f"the key {SECRET} is wrong")) == "FAILED"
+    [row] = await farm.database.rows(FRAMES)
+    assert row["error"] == "[REDACTED]"
+
+
 async def test_a_nul_within_a_secret_does_not_hide_it_in_an_error(farm):
     job = await farm.submit("say", f"the key {SECRET[:9]}\0{SECRET[9:]} is wrong")
     assert await farm.ended(job) == "FAILED"

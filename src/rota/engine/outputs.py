@@ -12,7 +12,8 @@ written with the end of the frame:
 | (it fails) | SUCCEEDED | is readable and counted as skipped; is held where the topic says so; or is quarantined |
 
 What a failed frame says of itself is looked at here as a whole, since it goes to several places at once: what a rule
-finds in it is never written down. Frames that returned nothing do not come by here.
+finds in it is never written down, nor is what there was no time to look at. Frames that
+returned nothing do not come by here.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ KEEP = query(__package__, "outputs_keep")
 
 log = structlog.get_logger(__name__)
 MUST_S: Final = 5.0
-ERRORS_S: Final = 0.1
-"""Longest look at what failed frames of one report say."""
+ERRORS_S: Final = 1.0
+"""Longest look at what failed frames of one report say: a thousand long texts take a third of it."""
 POLICY_ACTOR: Final = "policy:output"
 VALUE_TYPE: Final = "application/msgpack"
 
@@ -187,6 +188,9 @@ class Outputs:
         try:
             # As it will be written: a NUL within a secret is no disguise.
             return policy.error(meta, text.replace("\0", ""), until_s)[1]
+        except TimeoutError:
+            log.warning("error_text_not_checked", topic=meta.topic, because="out of time")
+            return MARKER
         except Exception as wrong:  # noqa: BLE001 - its text may hold what must not be read
             log.warning("error_text_not_checked", topic=meta.topic, because=type(wrong).__name__)
             return MARKER if policy.mode(meta.topic).holds else text
