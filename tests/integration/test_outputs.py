@@ -307,6 +307,21 @@ async def test_silence_means_what_the_mode_of_the_topic_says(farm, mode, output,
     assert said["says"] == ("SKIPPED" if mode is Mode.PASS else "QUARANTINE")
 
 
+async def test_scans_that_are_left_when_outputs_are_looked_at_no_more_stop_nobody(farm):
+    scanner = farm.replica.engine.scanner
+    step = scanner.step
+
+    async def nobody(_most=1):
+        return 0
+
+    scanner.step = nobody
+    run = await of_workflow(farm, "hello")
+    await until(lambda: farm.database.rows(SCANS), what="a scan")
+    farm.policy = None
+    scanner.step = step
+    assert (await until(lambda: run_ended(farm, run), what="the run ended")).state == "SUCCEEDED"
+
+
 async def test_a_held_output_stays_held_through_any_silence(farm):
     farm.rules([NO_SECRETS], mode=Mode.HOLD)
     away = farm.replica.engine.scanner.checker = Away(TimeoutError())

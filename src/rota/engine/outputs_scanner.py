@@ -147,7 +147,7 @@ class Scanner:
         while True:
             self.outputs.due.clear()
             try:
-                if self.outputs.policy() is not None and await self.step():
+                if await self.step():
                     continue
             except PostgresUnavailable as away:
                 log.info("scans_wait", reason=away.sentence)
@@ -180,6 +180,8 @@ class Scanner:
         if claimed.unsettled > DEATHS_MAX:
             log.error("scan_given_up", job=str(claimed.job), output=claimed.token, claims=claimed.unsettled)
             return self._silence(claimed, timed_out=False, dead=True)
+        if self.outputs.policy() is None:
+            return self._silence(claimed, timed_out=True)  # switched off since: others wait for the scan to be gone
         try:
             async with asyncio.timeout(claimed.budget_s):
                 content = await self._content(claimed)
