@@ -167,7 +167,9 @@ async def test_at_the_same_time_in_any_order_one_end_and_no_torn_rows(desk, data
 
 PLACES = [
     *(("CRASH_AT", f"gatekeeper.{name}") for name in ("after_decision", "before_commit", "before_commit:2")),
-    *(("CRASH_AT", f"approvals.{name}") for name in ("after_vote", "before_commit", "before_commit:2")),
+    ("CRASH_AT", "approvals.after_vote"),
+    ("CRASH_AT", "approvals.before_commit"),
+    ("CRASH_AT", "approvals.before_commit:2"),
     ("CRASH_AT", "approvals.before_expiry_commit"),
     ("LOST_REPLY_AT", "approvals.commit"),
     ("LOST_REPLY_AT", "approvals.commit:3"),
