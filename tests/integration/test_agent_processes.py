@@ -129,26 +129,14 @@ async def test_without_a_renewal_the_process_is_ended_whatever_its_body_does(
     assert not is_alive(pid)
 
 
-async def test_renewals_keep_a_body_alive(processes, began, lease, monkeypatch):
+@pytest.mark.parametrize("body", ["slow", "greedy"])
+async def test_renewals_keep_a_body_alive_also_one_that_never_lets_others_run(
+    processes, began, lease, monkeypatch, body
+):
     monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
     await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
     lease["until"] = time.monotonic() + 0.2
-    task = asyncio.create_task(processes.body(run_of("slow")))
-    pid = await started(began)
-    lease["until"] = time.monotonic() + 60
-    began_at = time.monotonic()
-    await until(lambda: time.monotonic() - began_at > 1.6)
-    assert is_alive(pid)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_renewals_keep_a_body_alive_that_never_lets_others_run(processes, began, lease, monkeypatch):
-    monkeypatch.setattr(agent_processes, "TELL_S", 0.05)
-    await processes.body(run_of("fine"))  # its process is there, so the time below is all the body's
-    lease["until"] = time.monotonic() + 0.2
-    task = asyncio.create_task(processes.body(run_of("greedy")))
+    task = asyncio.create_task(processes.body(run_of(body)))
     pid = await started(began)
     lease["until"] = time.monotonic() + 60
     began_at = time.monotonic()

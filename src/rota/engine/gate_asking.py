@@ -1,4 +1,5 @@
-"""Asking the kernel, whoever asks: a word for each question, or an error that says whether anybody was there.
+"""Asking the kernel, whoever asks: a word for each question, or an error that says whether anybody was there; and what
+it is told of a job that is stored.
 
 `Unavailable` is silence: nobody answered in time, or the call was cut off. Anything else is a kernel that fails, or
 that answers what nobody asked (`PolicyGarbled`); that is no silence, and never opens a gate.
@@ -9,8 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
+from rota.infra.postgres import Record
 from rota.model.errors import PolicyGarbled, Unavailable
 from rota.model.policy import Kernel, Question, Word
+from rota.policy.asking import Seen, SeenLayer
 
 
 async def ask(kernel: Kernel, questions: list[Question], within_s: float) -> Sequence[Word]:
@@ -27,3 +32,20 @@ async def ask(kernel: Kernel, questions: list[Question], within_s: float) -> Seq
     if len(words) != len(questions) or not all(isinstance(word, Word) for word in words):
         raise PolicyGarbled(f"The policy answered {len(questions)} questions with {len(words)} words: mend the kernel.")
     return words
+
+
+def seen_in(row: Record) -> Seen:
+    """A stored job as rules see it; `row` has a list for each of the columns of its layers."""
+    requires = msgspec.json.decode(row["requires"], type=list[tuple[str, ...]])
+    layers = zip(row["works"], requires, row["frames"], row["input_bytes"], strict=True)
+    return Seen(
+        row["show"],
+        row["folder"],
+        row["dept"],
+        row["topic"],
+        row["priority"],
+        row["labels"],
+        row["request"],
+        row["workflow_id"],
+        tuple(SeenLayer(*layer) for layer in layers),
+    )

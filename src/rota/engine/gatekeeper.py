@@ -36,7 +36,7 @@ from rota.engine import gatekeeper_audit
 from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
 from rota.engine.gate import ALLOWED, GATE, WORD_S, AskLater, Decision, Gate, Verdict, decision_on
 from rota.engine.gate import AllowAll as OpenGate
-from rota.engine.gate_asking import ask
+from rota.engine.gate_asking import ask, seen_in
 from rota.engine.gatekeeper_approvals import Gated
 from rota.engine.submit_admit import Settled, settle, wait
 from rota.infra import faults
@@ -50,7 +50,7 @@ from rota.model.ids import JobId
 from rota.model.lifecycle import JobState
 from rota.model.policy import Kernel, Says, Word
 from rota.model.reasons import Reason
-from rota.policy.asking import Seen, SeenLayer, about
+from rota.policy.asking import Seen, about
 from rota.policy.words import said
 from rota.queue.dead_letters import DeadLetter
 
@@ -254,20 +254,7 @@ def gate_before(kernel: Kernel | None) -> Gate:
 
 
 def _pending(row: Record) -> Pending:
-    requires = msgspec.json.decode(row["requires"], type=list[tuple[str, ...]])
-    layers = zip(row["works"], requires, row["frames"], row["input_bytes"], strict=True)
-    seen = Seen(
-        row["show"],
-        row["folder"],
-        row["dept"],
-        row["topic"],
-        row["priority"],
-        row["labels"],
-        row["request"],
-        row["workflow_id"],
-        tuple(SeenLayer(*layer) for layer in layers),
-    )
-    return Pending(JobId(row["id"]), row["reason"], seen)
+    return Pending(JobId(row["id"]), row["reason"], seen_in(row))
 
 
 def _letter(end: JobEnd, decision: Decision) -> DeadLetter:

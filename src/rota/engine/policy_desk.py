@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from rota.engine.gate_asking import seen_in
 from rota.engine.jobs import Spoken, spoken
-from rota.infra.postgres import Database, query
+from rota.infra.postgres import Database, Record, query
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import JobId
 from rota.model.job import Submission
 from rota.model.job_plan import plan
 from rota.model.policy import ApprovalTerms, Asked, Says, Word
-from rota.policy.asking import Seen, SeenLayer, asked_of, seen_of
+from rota.policy.asking import asked_of, seen_of
 from rota.policy.evaluate import Finding, Policy
 from rota.policy.kernel import Explained, LocalKernel, PolicyKernel
 from rota.policy.snapshots import Snapshots
@@ -181,19 +182,6 @@ def kernel_by(text: str, source: str = "policy") -> LocalKernel:
     return LocalKernel(Snapshots(Policy.of(text, source)))
 
 
-def _stored(row: Any) -> Stored:
-    requires = msgspec.json.decode(row["requires"], type=list[tuple[str, ...]])
-    layers = zip(row["works"], requires, row["frames"], row["input_bytes"], strict=True)
-    seen = Seen(
-        row["show"],
-        row["folder"],
-        row["dept"],
-        row["topic"],
-        row["priority"],
-        row["labels"],
-        row["request"],
-        row["workflow_id"],
-        tuple(SeenLayer(*layer) for layer in layers),
-    )
+def _stored(row: Record) -> Stored:
     told = row["told"]
-    return Stored(JobId(row["id"]), asked_of(seen), _WORD(told) if told is not None else None)
+    return Stored(JobId(row["id"]), asked_of(seen_in(row)), _WORD(told) if told is not None else None)
