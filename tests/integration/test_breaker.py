@@ -66,7 +66,7 @@ async def replica(redis_url):
     clients = []
 
     def make(name, rules, *, clock=None, url=redis_url, **more):
-        clients.append(connect(RedisTarget(url=url, op_timeout_s=1)))
+        clients.append(connect(RedisTarget(url=url, op_timeout_s=max(1, more.get("patience_s", 0)))))
         return Breaker.shared(name, rules, clock or SystemClock(), clients[-1], Keys(), **more)
 
     yield make
@@ -236,7 +236,7 @@ async def test_a_success_of_one_replica_ends_the_row_of_all(replica):
 
 
 async def test_the_cap_on_probes_is_exact_over_all_replicas(replica):
-    replicas = [replica("safety", QUICK) for _ in range(3)]
+    replicas = [replica("safety", QUICK, patience_s=10) for _ in range(3)]
     await fail(replicas[0], 3)
     await until(lambda: _cooled_down(replicas[0]))
     asked = await asyncio.gather(*(one.allow() for one in replicas * 20), return_exceptions=True)
