@@ -171,6 +171,8 @@ class Replica:
         advancing = Advancing(self.engine.submitter, Definitions(self.database), sagas)
         advancer = Advancer(self.database, advancing)
         advancer.stop_job = self.engine.ender.go_on
+        advancer.on_asked = self.engine.gatekeeper.gated.on_requested
+        self.engine.approver.subjects["step"] = advancing.approving
         self.engine.finisher.listeners.append(advancer.heard)
         if self.engine.scanner is not None:
             self.engine.scanner.on_settled = advancer.wake

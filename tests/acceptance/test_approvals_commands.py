@@ -6,14 +6,18 @@ import pytest
 
 from rota.cli.books import actor
 from rota.model.policy import Remediation, Says
+from rota.model.workflow import StepSpec
+from rota.model.workflow_approval import ApprovalSpec
 from tests.ground.commands import Terminal
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import EMPTY, a_show
 from tests.ground.kernels import word
+from tests.ground.workflows import EMPTY as EMPTY_WORKFLOWS
+from tests.ground.workflows import Room
 from tests.integration.approvals_ground import Desk
 
 shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+database_url = cleaned_by(f"{EMPTY_WORKFLOWS}; {EMPTY}")
 
 
 @pytest.fixture
@@ -65,6 +69,25 @@ async def test_whoever_submitted_it_here_does_not_approve_it_here(typed, desk):
     ended = await typed(f"approvals approve {job}")
     assert ended.status != 0
     assert "whoever submits does not approve" in ended.err
+
+
+async def test_a_step_is_shown_exactly_and_approved(typed, desk, database):
+    room = Room(database)
+    step = StepSpec(id="ok", type="approval", approval=ApprovalSpec(text="Ship ${input.cut}?"), input={"to": "web"})
+    run = await room.start(step, given={"cut": 7, "password": "s3cret-value"})
+    assert "step Ship 7?" in (await typed("approvals list")).out
+    shown = (await typed(f"approvals show {run}:ok")).out
+    assert f"Ship 7?\n  step ok of run {run} (flow, version 1)" in shown
+    assert '"to":"web"' in shown
+    assert "s3cret-value" not in shown
+    assert "asked for by its workflow" in shown
+    assert "started by ann" in shown
+    assert f"`rota approvals show {run}:ok`" in (await typed(f"workflow show {run}")).out
+    assert (await typed(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok goes on.\n"
+    await room.advance()
+    assert (await room.states())["ok"] == "SUCCEEDED"
+    await room.start(given={"cut": 8})
+    assert (await typed(f"approvals reject {room.run}:ok")).out == f"Rejected: step {room.run}:ok is denied.\n"
 
 
 async def test_what_is_typed_wrong_is_one_sentence(typed, desk):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rota import Rota
 from rota.model.access import Role
 from rota.server import services
 from tests.ground.api import Api, problem
@@ -80,6 +81,38 @@ async def test_a_run_is_paused_resumed_and_cancelled(api):
     assert (await client.post(f"/runs/{run}/cancel")).json()["changed"] is True
     assert (await ended(client, run))["state"] == "CANCELLED"
     assert (await client.post(f"/runs/{run}/cancel")).json()["changed"] is False
+
+
+SHIP = {
+    "name": "ship",
+    "show": "film",
+    "steps": [
+        {"id": "ok", "type": "approval", "approval": {"text": "Ship ${input.cut}?"}, "input": {"cut": "${input.cut}"}},
+        {"id": "go", "task": "square", "args": [3], "depends_on": ["ok"]},
+    ],
+}
+
+
+async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
+    sam, ann = await api.client(Role.SUBMITTER), await api.client(Role.OPERATOR)
+    stranger = await api.client((Role.OPERATOR, "other"))
+    await sam.post("/workflows", json=SHIP)
+    run = (await sam.post("/workflows/film/ship/runs", json={"input": {"cut": 7}})).json()["run"]
+    assert (await sam.get(f"/runs/{run}")).json()["state"] == "WAITING"
+    [listed] = (await ann.get("/approvals", params={"kind": "step"})).json()["items"]
+    assert (listed["subject"], listed["title"], listed["principal"]) == (f"{run}:ok", "Ship 7?", "k1")
+    shown = (await ann.get(f"/approvals/{run}:ok")).json()
+    assert (shown["job"], shown["approval"]) == (None, listed)
+    told = {"run": run, "workflow": "ship", "version": 1, "step": "ok", "started_by": "k1"}
+    assert shown["step"] == {**told, "text": "Ship 7?", "input": {"cut": 7}, "run_input": {"cut": 7}}
+
+    problem(await sam.post(f"/approvals/{run}:ok/approve", json={}), 403, "self_approval_denied")
+    problem(await stranger.post(f"/approvals/{run}:ok/approve", json={}), 404, "not_found")
+    async with Rota(api.farm.replica.listen_url, key=await api.key(Role.OPERATOR)) as app:
+        assert (await app.approvals.step(listed["id"])).text == "Ship 7?"
+        assert (await app.approvals.approve(f"{run}:ok", "fine")).approval.state == "granted"
+    found = await ended(sam, run)
+    assert (found["state"], found["steps"][0]["output"]["votes"][0]["comment"]) == ("SUCCEEDED", "fine")
 
 
 async def test_a_key_sees_and_changes_runs_of_its_own_shows_alone(api):

@@ -7,14 +7,17 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rota.model.approval import ApprovalState
 from rota.model.job import Compensation
 from rota.model.lifecycle import JobState
 from rota.model.workflow import LoopSpec, ParallelSpec, StepSpec, SwitchSpec, WorkflowSpec
 from rota.model.workflow_advance import advance, new
+from rota.model.workflow_approval import ApprovalSpec
 from rota.model.workflow_check import compiled
 from rota.model.workflow_run import (
     Began,
     Cancel,
+    Decided,
     Facts,
     Fired,
     JobEnded,
@@ -26,6 +29,7 @@ from rota.model.workflow_run import (
 )
 
 UNDO = Compensation(topic="undo", task="undo")
+ASK = ApprovalSpec(text="Go on?")
 
 
 @st.composite
@@ -37,7 +41,7 @@ def workflows(draw):
     for at in range(count):
         before = [f"s{each}" for each in range(at)]
         depends_on = tuple(draw(st.lists(st.sampled_from(before), max_size=3, unique=True))) if before else ()
-        kind = draw(st.sampled_from(["job", "job", "job", "delay", "workflow", "notify", "loop", "when"]))
+        kind = draw(st.sampled_from(["job", "job", "job", "delay", "workflow", "notify", "loop", "when", "approval"]))
         given = {
             "job": {"task": "work", "compensate": UNDO},
             "loop": {"task": "work", "loop": LoopSpec(most=3), "compensate": UNDO},
@@ -45,6 +49,7 @@ def workflows(draw):
             "delay": {"type": "delay", "delay_sec": draw(st.sampled_from([1, 60]))},
             "workflow": {"type": "workflow", "workflow": "other"},
             "notify": {"type": "notify", "notify": "hello"},
+            "approval": {"type": "approval", "approval": ASK, "deadline_s": draw(st.sampled_from([0, 60]))},
         }[kind]
         steps.append(StepSpec(id=f"s{at}", depends_on=depends_on, **given))
     later = draw(st.integers(0, 2))
@@ -79,6 +84,10 @@ class World:
         self.facts = Facts(UUID(int=1), "any", 1, {})
         self.values = {}
         self.pending = []
+        self.asked = {}
+        """Approvals that people may decide about, by their steps."""
+        self.late = []
+        """Those that were withdrawn, or decided before."""
         self.timers = {}
         self.ids = iter(range(1, 10**6))
         self.began, self.ended = [], []
@@ -96,6 +105,12 @@ class World:
             step.job = UUID(int=next(self.ids))
             self.pending.append((start.place, step.job, hasattr(start, "plan")))
             self.began.append(start.place)
+        for place in moves.withdrawn:
+            self.late.append(self.asked.pop(place))
+        for ask in moves.asks:
+            assert ask.place not in self.asked, "a step asks once"
+            self.asked[ask.place] = self.now.steps[ask.place].job = UUID(int=next(self.ids))
+            self.began.append(ask.place)
         for timer in moves.timers:
             assert (timer.place, timer.attempt) not in self.timers
             self.timers[timer.place, timer.attempt] = timer.due_ms
@@ -107,6 +122,9 @@ class World:
             if step.state.ended and not old.ended:
                 self.ended.append(place)
         self.check_order()
+        waiting = {place for place, step in enumerate(self.now.steps) if step.state is StepState.RUNNING}
+        of_people = {step.place for step in self.flow.steps if step.spec.type == "approval"}
+        assert set(self.asked) == waiting & of_people, "people are asked about what waits for them, and nothing else"
         for step in self.flow.steps:
             if step.members and self.now.steps[step.place].state.ended:
                 left = {self.now.steps[member].state for member in step.members}
@@ -119,8 +137,12 @@ class World:
 
     def go_on(self):
         """One thing that is under way ends, in some way."""
-        choices = [*self.pending, *self.timers]
+        if self.late and self.chance.random() < 0.3:
+            return self.hear(Decided(self.chance.choice(self.late), ApprovalState.GRANTED))
+        choices = [*self.pending, *self.timers, *self.asked]
         chosen = self.chance.choice(choices)
+        if isinstance(chosen, int):
+            return self.decide(chosen)
         if len(chosen) == 2:
             self.at_ms = max(self.at_ms, self.timers.pop(chosen))
             return self.hear(Fired(*chosen))
@@ -134,6 +156,13 @@ class World:
             self.done.append(job)
         return self.hear(JobEnded(job, state))
 
+    def decide(self, place):
+        """People agree, refuse, or let time pass."""
+        approval = self.asked.pop(place)
+        self.late.append(approval)
+        ends = [ApprovalState.GRANTED] * 4 + [ApprovalState.REJECTED, ApprovalState.EXPIRED]
+        return self.hear(Decided(approval, self.chance.choice(ends), {"by": ["bob"]}))
+
 
 @settings(max_examples=300, deadline=None)
 @given(workflows(), st.integers(0, 2**32))
@@ -142,7 +171,7 @@ def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_und
     world = World(compiled(spec), chance)
     world.hear(Began())
     for _ in range(500):
-        if not world.pending and not world.timers:
+        if not (world.pending or world.timers or world.asked):
             break
         if chance.random() < 0.02:
             world.hear(Pause())

@@ -26,7 +26,10 @@ from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import JobId, parse_id
 from rota.model.settings import Settings
 from rota.model.units import span
+from rota.model.workflow_approval import StepAsked
 from rota.queue import Queue
+from rota.workflow.approving import StepApprovals
+from rota.workflow.definitions import Definitions
 
 NOTHING: Final = "Nothing waits for an approval."
 SHOWN_CHARS: Final = 2000
@@ -38,6 +41,8 @@ class Desk:
         finisher = Finisher(database, Queue(database), Books(database, None))
         self.approver = Approver(database, Gatekeeper(database, finisher))
         self.jobs = Jobs(database)
+        self.steps = StepApprovals(Definitions(database))
+        self.approver.subjects["step"] = self.steps
         self.voter = Voter(actor(), actor(), is_operator=True)
 
 
@@ -62,8 +67,12 @@ async def listed(desk: Desk, state: str, limit: int) -> Page:
 async def shown(desk: Desk, which: str) -> Page:
     found = await desk.approver.find(which)
     lines: list[str | Table] = [*_lines(found)]
-    data: dict[str, object] = {"approval": msgspec.to_builtins(view(found)), "job": None}
-    if found.kind == "job":
+    data: dict[str, object] = {"approval": msgspec.to_builtins(view(found)), "job": None, "step": None}
+    if found.kind == "step":
+        step = await desk.steps.asked(found)
+        lines += ["", *_step(step)] if step is not None else ["The run is not kept any more."]
+        data["step"] = msgspec.to_builtins(step)
+    else:
         try:
             job = await desk.jobs.get(parse_id(JobId, found.subject))
         except NotFound:
@@ -94,6 +103,8 @@ def _outcome(approval: Approval) -> str:
     what = f"{approval.kind} {approval.subject}"
     match approval.state:
         case ApprovalState.GRANTED:
+            if approval.kind == "step":
+                return f"Approved: {what} goes on."
             return f"Approved: {what} goes on once the policy has been asked again."
         case ApprovalState.REJECTED:
             return f"Rejected: {what} is denied."
@@ -138,11 +149,12 @@ def _left(approval: Approval) -> str:
 def _lines(approval: Approval) -> list[str]:
     by = f"rule {approval.rule}" if approval.rule else "the policy"
     by += f" of snapshot {approval.snapshot[:12]}" if approval.snapshot else ""
+    by, did = ("its workflow", "started") if approval.kind == "step" else (by, "submitted")
     who = ", ".join(approval.approvers) or f"every operator of {approval.show}"
     lines = [
         f"Approval {approval.id} of {approval.kind} {approval.subject}: {approval.state}",
         f"  asked for by {by}{f': {approval.reason}' if approval.reason else ''}",
-        f"  submitted by {approval.principal or approval.actor or 'nobody who is known'}, {_ago(approval)} ago",
+        f"  {did} by {approval.principal or approval.actor or 'nobody who is known'}, {_ago(approval)} ago",
         f"  {approval.agreed} of {approval.quorum} have agreed; may: {who}",
     ]
     if left := _left(approval):
@@ -151,6 +163,18 @@ def _lines(approval: Approval) -> list[str]:
     for vote in approval.votes:
         said = "agrees" if vote.agrees else "refuses"
         lines.append(f"  {vote.voter} {said}{f': {vote.reason}' if vote.reason else ''}")
+    return lines
+
+
+def _step(step: StepAsked) -> list[str]:
+    lines = [
+        "What is approved:",
+        f"  {step.text}",
+        f"  step {step.step} of run {step.run} ({step.workflow}, version {step.version})",
+    ]
+    if step.input:
+        lines.append(f"    with {_cut(as_text(redact(step.input)))}")
+    lines.append(f"  the run was given {_cut(as_text(redact(step.run_input)))}")
     return lines
 
 

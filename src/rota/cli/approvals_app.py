@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 approvals_app = group("What waits for people to agree, exactly what that is, and what they say.")
 Which = Annotated[
-    str, typer.Argument(metavar="ID", help="The id of the approval, or of the job that waits.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID", help="The id of the approval, or of the job that waits; RUN:STEP of a step.", show_default=False
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-m", metavar="TEXT", help="Why, for those who read about it later.")]
 
@@ -39,7 +42,7 @@ def approvals_list(
 
 @approvals_app.command("show")
 def approvals_show(context: typer.Context, which: Which, form: Output = Form.TEXT) -> None:
-    """Exactly what is to be approved: the submission, the rule that asks, who may agree, and the time left."""
+    """Exactly what is to be approved: the job or step, what asks for it, who may agree, and the time left."""
     from rota.cli import approvals
 
     _print(context, form, lambda desk: approvals.shown(desk, which))
@@ -47,7 +50,7 @@ def approvals_show(context: typer.Context, which: Which, form: Output = Form.TEX
 
 @approvals_app.command("approve")
 def approvals_approve(context: typer.Context, which: Which, reason: Reason = "", form: Output = Form.TEXT) -> None:
-    """Agree. Once enough have, the job goes on; who submitted it cannot."""
+    """Agree. Once enough have, the job or step goes on; who submitted or started it cannot."""
     from rota.cli import approvals
 
     _print(context, form, lambda desk: approvals.approved(desk, which, reason))
@@ -55,7 +58,7 @@ def approvals_approve(context: typer.Context, which: Which, reason: Reason = "",
 
 @approvals_app.command("reject")
 def approvals_reject(context: typer.Context, which: Which, reason: Reason = "", form: Output = Form.TEXT) -> None:
-    """Refuse: the job is denied."""
+    """Refuse: the job or step is denied."""
     from rota.cli import approvals
 
     _print(context, form, lambda desk: approvals.rejected(desk, which, reason))

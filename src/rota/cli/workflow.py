@@ -154,12 +154,14 @@ def waits_for(run: Run) -> str:
     if run.state is RunState.COMPENSATING:
         return "what it did to be undone"
     running = [step for step in run.steps if step.state in ("RUNNING", "STOPPING")]
-    return ", ".join(_waits(step) for step in running if step.type != "parallel")
+    return ", ".join(_waits(run.id, step) for step in running if step.type != "parallel")
 
 
-def _waits(step: Step) -> str:
+def _waits(run: RunId, step: Step) -> str:
     if step.due_at is not None and step.type == "delay":
         return f"{_moment(step.due_at)} (step {step.id})"
+    if step.type == "approval":
+        return f"people to agree: `rota approvals show {run}:{step.id}`"
     what = "run" if step.type == "workflow" else "job"
     return f"{what} {step.job} (step {step.id})"
 

@@ -59,6 +59,8 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     terms: ApprovalTerms = ApprovalTerms()
     principal: str = ""
     actor: str = ""
+    id: UUID | None = None
+    """Where whoever asks has named it already."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):

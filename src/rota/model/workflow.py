@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rota.model.job import Compensation, RetrySpec
+from rota.model.workflow_approval import ApprovalSpec
 
-StepType = Literal["job", "delay", "condition", "switch", "parallel", "workflow", "notify"]
+StepType = Literal["job", "delay", "condition", "switch", "parallel", "workflow", "notify", "approval"]
 Trigger = Literal["failed", "fatal", "timeout", "cancelled", "denied", "quarantined"]
 """How a step may end that makes a run undo what it has done."""
 LOOP_MOST: Final = 100
@@ -63,7 +64,8 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     argv: tuple[str, ...] = ()
     args: tuple[Any, ...] = ()
     input: dict[str, Any] = {}
-    """Of a task: its keyword arguments. Of a command: what it reads. Of a workflow: its input."""
+    """Of a task: its keyword arguments. Of a command: what it reads. Of a workflow: its input.
+    Of an approval: what people are shown besides its text."""
     topic: str = ""
     """The name of the task when left out."""
     priority: int | str = 0
@@ -95,6 +97,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workflow: str = ""
     notify: str = ""
     """A text with expressions; told as an event, and as a message on the bus."""
+    approval: ApprovalSpec | None = None
 
 
 class WorkflowSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -14,13 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, assert_never
 from uuid import UUID
 
+from rota.model.approval import ApprovalState
 from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
+from rota.model.workflow_approval import asked
 from rota.model.workflow_check import Flow, FlowStep, due_ms, truth
 from rota.model.workflow_run import (
+    Ask,
     Began,
     Cancel,
     Child,
+    Decided,
     Facts,
     Fired,
     Happened,
@@ -46,6 +50,8 @@ _NOTHING: Final[Mapping[int, str]] = {}
 OF_RUN: Final = -1
 """The place of a timer that is of the run as a whole."""
 Outcome = Literal["ok", "bad", "passed", "wait"]
+_WAITS: Final = ("delay", "approval")
+"""Steps during which nothing is done."""
 _STATES: Final = {
     JobState.FAILED: StepState.FAILED,
     JobState.TIMEOUT: StepState.TIMEOUT,
@@ -97,6 +103,13 @@ def advance(
     return machine.state(), machine.moves
 
 
+def asked_again(
+    flow: Flow, now: RunNow, facts: Facts, values: dict[int, Any], place: int
+) -> tuple[str, dict[str, Any]]:
+    """The same, of a step that waits: nothing that it names has changed since it began."""
+    return _Machine(flow, now, facts, values, 0, _NOTHING).asks(flow.steps[place])
+
+
 class _Machine:
     def __init__(
         self,
@@ -126,6 +139,8 @@ class _Machine:
                 self._job_ended(news)
             case RunEnded():
                 self._run_ended(news)
+            case Decided():
+                self._decided(news)
             case SagaEnded():
                 pass
             case Fired():
@@ -154,8 +169,12 @@ class _Machine:
         running = [
             self.flow.steps[at].spec.type for at, step in enumerate(self.now.steps) if step.state is StepState.RUNNING
         ]
-        waits = bool(running) and all(kind in ("delay", "parallel") for kind in running) and "delay" in running
+        works = any(kind not in (*_WAITS, "parallel") for kind in running)
+        waits = not works and any(kind in _WAITS for kind in running)
         return RunState.WAITING if waits else RunState.RUNNING
+
+    def asks(self, step: FlowStep) -> tuple[str, dict[str, Any]]:
+        return asked(step, self._scope_for(step))
 
     def end_run(self, state: RunState, trigger: Trigger, error: str) -> None:
         """From here on nothing begins; what runs is told to stop."""
@@ -205,6 +224,15 @@ class _Machine:
         else:
             self._end(place, _OF_RUNS[news.state], news.error or news.state.lower(), trigger=news.trigger)
 
+    def _decided(self, news: Decided) -> None:
+        place = self._running(news.approval)
+        if place is None:
+            return
+        if news.state is ApprovalState.GRANTED:
+            self._done(place, news.value)
+        else:
+            self._end(place, StepState.DENIED, news.error or f"Its approval is {news.state}.")
+
     def _running(self, job: UUID) -> int | None:
         for place, step in enumerate(self.now.steps):
             if step.job == job and step.state in (StepState.RUNNING, StepState.STOPPING):
@@ -231,6 +259,8 @@ class _Machine:
         if spec.spec.type == "workflow":
             assert step.job is not None
             self.moves.stop_runs.append(step.job)
+        if spec.spec.type == "approval":
+            self.moves.withdrawn.append(place)
         self._stop(spec.members)
         self._end(place, StepState.TIMEOUT, "It took longer than its deadline_s.")
 
@@ -373,6 +403,10 @@ class _Machine:
                 self._run(step)
                 self.moves.notes.append((place, str(text)))
                 self._done(place, None)
+            case "approval":
+                ask = Ask(place, self.asks(step)[0])
+                self._run(step)
+                self.moves.asks.append(ask)
         return None
 
     def _submit(self, step: FlowStep) -> None:
@@ -386,9 +420,9 @@ class _Machine:
         now = self.now.steps[step.place]
         now.state, now.job = StepState.RUNNING, None
         now.attempt += 1
-        if step.spec.type not in ("job", "workflow"):
+        if step.spec.type not in ("job", "workflow", "approval"):
             self._tell("began", step.place)
-        if step.spec.deadline_s and step.spec.type in ("parallel", "workflow"):
+        if step.spec.deadline_s and step.spec.type in ("parallel", "workflow", "approval"):
             self._time(step.place, self.now_ms + round(step.spec.deadline_s * 1000))
 
     def _delay(self, step: FlowStep) -> None:
@@ -475,12 +509,13 @@ class _Machine:
             step, spec = self.now.steps[place], self.flow.steps[place].spec
             if step.state is StepState.WAITING:
                 self._end(place, StepState.CANCELLED, _STOPPED)
-            elif step.state is StepState.RUNNING and step.job is not None:
+            elif step.state is StepState.RUNNING and step.job is not None and spec.type != "approval":
                 step.state = StepState.STOPPING
                 self._tell("stopping", place)
                 (self.moves.stops if spec.type == "job" else self.moves.stop_runs).append(step.job)
             elif step.state is StepState.RUNNING:
                 self._forget(place)
+                self.moves.withdrawn += [place] if step.job is not None else []
                 self._end(place, StepState.CANCELLED, _STOPPED)
                 self._stop(self.flow.steps[place].members)
 
@@ -488,6 +523,7 @@ class _Machine:
         """What was to be started in this very advance is not."""
         self.moves.starts = [start for start in self.moves.starts if start.place != place]
         self.moves.children = [child for child in self.moves.children if child.place != place]
+        self.moves.asks = [ask for ask in self.moves.asks if ask.place != place]
 
     def _end_timer(self, place: int) -> None:
         step = self.now.steps[place]

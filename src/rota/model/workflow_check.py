@@ -20,6 +20,7 @@ from rota.model.errors import InvalidInput
 from rota.model.job import Budget, LayerSpec, Submission
 from rota.model.job_plan import INPUT_BYTES_MAX, Plan, plan
 from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec
+from rota.model.workflow_approval import check_terms
 from rota.model.workflow_words import Evaluate, Failed, Scope, checked_value, expression, steps_in, template, texts_in
 
 STEPS_MAX: Final = 1000
@@ -37,6 +38,7 @@ _FIELDS: Final = {
     "parallel": {"parallel", "deadline_s"},
     "workflow": {"workflow", "input", "loop", "deadline_s"},
     "notify": {"notify"},
+    "approval": {"approval", "input", "deadline_s"},
 }
 _OF_ALL: Final = {"id", "type", "depends_on", "when", "on_error"}
 
@@ -60,7 +62,7 @@ class FlowStep(msgspec.Struct):
     """Steps to look at when something about this one has changed."""
     when: Evaluate | None = None
     value: Evaluate | None = None
-    """Of a condition, a switch, a delay, a notification, or the items of a for_each."""
+    """Of a condition, a switch, a delay, a notification, an approval, or the items of a for_each."""
     again: Evaluate | None = None
     """Whether a loop goes round once more."""
     args: Evaluate | None = None
@@ -81,7 +83,7 @@ class FlowStep(msgspec.Struct):
         """What the step is called with."""
         spec = self.spec
         values = self.input(scope) if self.input is not None else spec.input
-        if spec.type == "workflow" or spec.argv:
+        if spec.type in ("workflow", "approval") or spec.argv:
             return checked_value(values, f"input of step {spec.id}")
         args = self.args(scope) if self.args is not None else list(spec.args)
         return checked_value({"args": args, "kwargs": values}, f"input of step {spec.id}")
@@ -223,6 +225,9 @@ def _other(step: FlowStep, places: dict[str, int]) -> None:
             if not spec.notify:
                 raise InvalidInput(f"Step {spec.id} has nothing to tell: give it a text in notify.")
             step.value = template(spec.notify, what)
+        case "approval":
+            step.value = template(check_terms(spec.id, spec.approval).text, what)
+            step.input = template(spec.input, what)
 
 
 def _check_fields(spec: StepSpec) -> None:
@@ -522,7 +527,8 @@ def _texts(spec: StepSpec) -> Iterable[str]:
     if isinstance(spec.for_each, str) and "${" not in spec.for_each:
         yield spec.for_each
     undone = spec.compensate.context if spec.compensate is not None else None
-    for value in (spec.args, spec.input, spec.for_each, spec.delay_sec, spec.delay_until, spec.notify, undone):
+    asked = spec.approval.text if spec.approval is not None else None
+    for value in (spec.args, spec.input, spec.for_each, spec.delay_sec, spec.delay_until, spec.notify, asked, undone):
         yield from texts_in(value)
 
 

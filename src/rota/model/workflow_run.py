@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from rota.model.approval import ApprovalState
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
@@ -43,7 +44,7 @@ _LIVE = frozenset({StepState.WAITING, StepState.RUNNING, StepState.STOPPING})
 class RunState(StrEnum):
     RUNNING = "RUNNING"
     WAITING = "WAITING"
-    """For time to pass, and nothing else."""
+    """For time to pass or for people to agree, and nothing else."""
     PAUSED = "PAUSED"
     COMPENSATING = "COMPENSATING"
     SUCCEEDED = "SUCCEEDED"
@@ -62,7 +63,7 @@ class StepNow(msgspec.Struct, array_like=True):
     attempt: int = 0
     """How often it began: more than once in a loop."""
     job: UUID | None = None
-    """What it runs, or ran last: a job, or another run."""
+    """What it runs, or ran last: a job, or another run; or the approval that it asks for."""
     reason: str = ""
     timed: bool = False
     """Whether it has a timer."""
@@ -110,6 +111,15 @@ class RunEnded(msgspec.Struct, frozen=True):
     trigger: Trigger | None = None
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What people said of a step, or that they did not in time."""
+
+    approval: UUID
+    state: ApprovalState
+    value: Any = None
+    error: str = ""
+
+
 class SagaEnded(msgspec.Struct, frozen=True):
     """What the run had done is undone, or as much of it as could be."""
 
@@ -133,7 +143,7 @@ class Resume(msgspec.Struct, frozen=True):
     pass
 
 
-News = Began | JobEnded | RunEnded | SagaEnded | Fired | Cancel | Pause | Resume
+News = Began | JobEnded | RunEnded | Decided | SagaEnded | Fired | Cancel | Pause | Resume
 
 
 class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,6 +177,13 @@ class Child(msgspec.Struct, frozen=True):
     input: dict[str, Any]
 
 
+class Ask(msgspec.Struct, frozen=True):
+    """An approval to ask for; `job` of the step becomes its id."""
+
+    place: int
+    text: str
+
+
 class Undo(msgspec.Struct, frozen=True):
     """A compensation to record."""
 
@@ -186,6 +203,9 @@ class Moves(msgspec.Struct):
     stops: list[UUID] = []
     """Jobs that are told to end."""
     stop_runs: list[UUID] = []
+    asks: list[Ask] = []
+    withdrawn: list[int] = []
+    """Steps whose approval is not wanted any more."""
     timers: list[Timer] = []
     untimed: list[tuple[int, int]] = []
     values: list[tuple[int, Any]] = []

@@ -110,7 +110,7 @@ def _text(value: str, what: str) -> Evaluate | None:
     if len(pieces) == 1:
         return expression(pieces[0][1], what)
     made = [(expression(text, what) if is_expression else None, text) for is_expression, text in pieces]
-    return lambda scope: "".join(_shown(run(scope)) if run is not None else text for run, text in made)
+    return lambda scope: "".join(shown(run(scope)) if run is not None else text for run, text in made)
 
 
 def _pieces(value: str, what: str) -> Iterator[tuple[bool, str]]:
@@ -234,7 +234,8 @@ def _check_lists(value: Any, text: str) -> None:
                     _check_lists(each, text)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value, written out."""
     if isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode()

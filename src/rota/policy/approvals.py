@@ -62,7 +62,7 @@ class Approvals:
             return []
         rows = await on.rows(
             REQUEST,
-            [uuid4() for _ in wanted],
+            [each.id or uuid4() for each in wanted],
             [each.kind for each in wanted],
             [each.subject for each in wanted],
             [each.show for each in wanted],

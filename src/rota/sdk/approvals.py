@@ -1,4 +1,4 @@
-"""What waits for people to agree: `app.approvals`. Each is named by its own id, or by that of its job."""
+"""What waits for people to agree: `app.approvals`. Each is named by its own id, that of its job, or RUN:STEP."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from uuid import UUID
 import msgspec
 
 from rota.model.approval import ApprovalState, ApprovalView, Decided, Reasoned
+from rota.model.workflow_approval import StepAsked
 from rota.sdk.rooms import M, Room, at, call
 
 
 class _Shown(msgspec.Struct, frozen=True):
     approval: ApprovalView
+    step: StepAsked | None = None
 
 
 class Approvals(Room[M]):
@@ -26,6 +28,11 @@ class Approvals(Room[M]):
     @call
     async def get(self, which: UUID | str) -> ApprovalView:
         return (await self._ask("GET", at("approvals", str(which)), _Shown)).approval
+
+    @call
+    async def step(self, which: UUID | str) -> StepAsked | None:
+        """Exactly what people agree to, of a step of a run; None when it is not about one."""
+        return (await self._ask("GET", at("approvals", str(which)), _Shown)).step
 
     @call
     async def approve(self, which: UUID | str, reason: str = "") -> Decided:

@@ -6,6 +6,7 @@
 | `sagas` | what undoes jobs, recorded and carried out in reverse |
 | `turns` | a run that is being advanced: what was read of it, and what is to be written |
 | `advancing` | one transaction: news and timers, decisions, next jobs, state and history |
+| `approving` | steps that wait for people: asked for, locked, decided, withdrawn |
 | `advancer` | the service: when to look, and what to do when a batch fails |
 | `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
 | `looking` | runs as they are shown |

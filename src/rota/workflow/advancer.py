@@ -21,6 +21,7 @@ from rota.infra.postgres import Database, query
 from rota.infra.postgres.failures import FAILURES
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
+from rota.model.approval import Approval
 from rota.model.errors import RotaError, StaleFence, Unavailable
 from rota.model.ids import JobId
 from rota.workflow.advancing import BATCH, Advancing, Done
@@ -43,6 +44,9 @@ class Advancer:
         self.advancing = advancing
         self.on_done: Callable[[Done], None] = _ignore
         """Called after the commit."""
+        self.on_asked: Callable[[Sequence[Approval]], None] = _untold
+        """Called with approvals that steps have asked for."""
+        advancing.approving.wake = self.wake
         self.stop_job: Callable[[JobId], Awaitable[object]] = _leave
         """Ends a job that was marked as ending; the leader does it a moment later in any case."""
         self._clock = clock or SystemClock()
@@ -115,6 +119,8 @@ class Advancer:
         """What follows a commit; whatever is not done here others find."""
         done.tell()
         self.on_done(done)
+        if done.asked:
+            self.on_asked(done.asked)
         if done.submitted:
             self.advancing.submitter.on_submitted(done.plans, done.submitted)
         for job in done.stops:
@@ -139,6 +145,10 @@ def _tell(error: Exception) -> None:
 
 
 def _ignore(_done: Done) -> None:
+    return None
+
+
+def _untold(_asked: Sequence[Approval]) -> None:
     return None
 
 

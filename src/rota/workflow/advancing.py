@@ -22,6 +22,7 @@ from rota.infra import faults, outbox
 from rota.infra.nats import Message
 from rota.infra.postgres import Record, Transaction, query
 from rota.infra.telemetry import metrics
+from rota.model.approval import Approval
 from rota.model.errors import NotFound, RotaError, StaleFence, Unavailable
 from rota.model.ids import ENTROPY_BYTES, RunId, uuid7
 from rota.model.job import Submitted, decode_details, encode_details
@@ -31,6 +32,7 @@ from rota.model.reasons import Reason
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow
 from rota.model.workflow_run import Began, Undo
+from rota.workflow.approving import StepApprovals
 from rota.workflow.definitions import Definitions, Version
 from rota.workflow.sagas import Sagas, Undone, joined
 from rota.workflow.turns import Turn, columns, mapped_of, news_of
@@ -69,6 +71,7 @@ class Done(msgspec.Struct):
     submitted: list[Submitted] = []
     stops: list[UUID] = []
     timers: int = 0
+    asked: list[Approval] = []
 
     def tell(self) -> None:
         for turn in self.turns:
@@ -83,6 +86,7 @@ class Advancing:
         self.submitter = submitter
         self.definitions = definitions
         self.sagas = sagas
+        self.approving = StepApprovals(definitions)
 
     async def take(self, tx: Transaction, most: int = BATCH, *, alone: bool = False) -> Done:
         """Advance runs that have something to hear."""
@@ -103,6 +107,7 @@ class Advancing:
             wave = await self._wave(tx, wave, done, alone=alone)
         done.timers = sum(len(turn.moves.timers) for turn in done.turns)
         await self._write(tx, done.turns)
+        done.asked = await self.approving.carry_out(tx, done.turns)
         faults.at("workflow.before_commit")
         return done
 
@@ -158,6 +163,8 @@ class Advancing:
             await self._stop(tx, turns, done)
         else:
             await self._submit(tx, turns, flows, done)
+        for turn in turns:
+            turn.asks(flows[turn.workflow][1])
         done.turns += turns
         await self._notify(tx, turns, flows)
         return await self._start(tx, [birth for birth in children if birth.is_wanted], flows)

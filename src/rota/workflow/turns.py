@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
 from rota.infra.postgres import Record
+from rota.model.approval import ApprovalState
 from rota.model.ids import RunId, ShowId
 from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
@@ -16,6 +17,7 @@ from rota.model.workflow_advance import advance
 from rota.model.workflow_check import Flow
 from rota.model.workflow_run import (
     Cancel,
+    Decided,
     Facts,
     Fired,
     Happened,
@@ -130,6 +132,11 @@ class Turn:
         step.job = job
         self.moves.happened.append(Happened("began", flow.steps[place].id, step.attempt, job))
 
+    def asks(self, flow: Flow) -> None:
+        """What people are asked about has an id, by which it is heard of."""
+        for ask in self.moves.asks:
+            self.began(flow, ask.place, uuid4())
+
     def give_up(self, error: str) -> None:
         """A run that cannot be advanced ends visibly."""
         self.now = _NOW.decode(self._steps)
@@ -150,6 +157,12 @@ def news_of(row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, b
                 value = None if output is None else _unpack(output)
                 trigger = row["requests"][at].decode() if row["requests"][at] is not None else None
                 heard.append(RunEnded(row["jobs"][at], state, value, row["reasons"][at] or "", trigger))
+            case "approval":
+                data = row["requests"][at]
+                value = None if data is None else _unpack(data)
+                heard.append(
+                    Decided(row["jobs"][at], ApprovalState(row["states"][at]), value, row["reasons"][at] or "")
+                )
             case "saga":
                 heard.append(SagaEnded())
             case "cancel":

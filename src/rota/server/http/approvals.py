@@ -17,13 +17,16 @@ from rota.engine.jobs import Job
 from rota.model.access import Actor, Role
 from rota.model.approval import Approval, ApprovalState, ApprovalView, Decided, Kind, Reasoned, Voter, view
 from rota.model.ids import JobId, parse_id
+from rota.model.workflow_approval import StepAsked
 from rota.server.http.desk import Desk
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.wire import Ask
 
 VIEW = needs(Role.VIEWER, "somewhere")
-Which = Annotated[str, PathParameter(description="The id of an approval, or of the job that waits for it.")]
+Which = Annotated[
+    str, PathParameter(description="The id of an approval, or of the job that waits for it; of a step, RUN:STEP.")
+]
 State = Annotated[
     ApprovalState, QueryParameter(name="state", description="Those that are so; pending ones when left out.")
 ]
@@ -33,6 +36,8 @@ class ApprovalShown(msgspec.Struct, frozen=True, kw_only=True):
     approval: ApprovalView
     job: Job | None
     """What was submitted, as it is stored; None when it is not about a job, or that is not kept any more."""
+    step: StepAsked | None = None
+    """The same of a step of a run."""
 
 
 class ApprovalRoutes(Controller):
@@ -65,11 +70,12 @@ class ApprovalRoutes(Controller):
         """Exactly what is to be approved, by which rule, who may, and until when."""
         found = await _seen(request.user, desk, approval)
         jobs = await desk.jobs.many([parse_id(JobId, found.subject)]) if found.kind == "job" else []
-        return ApprovalShown(approval=view(found), job=jobs[0] if jobs else None)
+        step = await desk.workflows.advancer.advancing.approving.asked(found)
+        return ApprovalShown(approval=view(found), job=jobs[0] if jobs else None, step=step)
 
     @post("/{approval:str}/approve", opt=VIEW, status_code=200)
     async def approve(self, request: Ask, desk: AtDesk, approval: Which, data: JSONBody[Reasoned]) -> Decided:
-        """Agree. Once enough have, it goes on: the policy is asked once more, and it runs if that asks for no more."""
+        """Agree. Once enough have, a step goes on; a job does if the policy, asked once more, asks for no more."""
         found = await _seen(request.user, desk, approval)
         said = await desk.approver.approve(found, _voter(request.user, found), data.reason)
         return Decided(approval=view(said.approval), changed=said.changed)
