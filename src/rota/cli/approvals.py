@@ -61,7 +61,7 @@ async def listed(desk: Desk, state: str, limit: int) -> Page:
     if not found:
         return Page(data, [NOTHING if state == "pending" else "There is no such approval."])
     columns = ("id", "show", "what", "rule", "state", "agreed", "waits", "left", "submitted by")
-    return Page(data, [Table(columns, [_row(each) for each in found], wide=("id",))])
+    return Page(data, [Table(columns, [_row(each) for each in found])])
 
 
 async def shown(desk: Desk, which: str) -> Page:
