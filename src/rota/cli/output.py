@@ -38,7 +38,7 @@ def console(out: TextIO | None = None) -> Console:
             raise BrokenPipeError
 
     width = None if (out or sys.stdout).isatty() else WIDTH_OF_PIPES
-    return Patient(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
+    return Patient(file=out, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def as_data(answer: object, form: Form) -> None:
