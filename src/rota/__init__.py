@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         JobTimedOut,
         NotEnded,
         RotaError,
+        RunNotSucceeded,
     )
     from rota.model.job import LayerSpec, Submission
     from rota.model.work import Retries
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
     from rota.sdk.endings import Cancelled, Fatal, Retry
     from rota.sdk.finding import database_url
     from rota.sdk.job import Job
-    from rota.sdk.sync import SyncJob, SyncTask
+    from rota.sdk.runs import Run, SyncRun
+    from rota.sdk.steps import Step, Steps
+    from rota.sdk.sync import SyncJob, SyncTask, SyncWorkflow
     from rota.sdk.task import Call, Task
+    from rota.sdk.workflow import Workflow
 
 __all__ = [
     "Call",
@@ -56,10 +60,17 @@ __all__ = [
     "Retry",
     "Rota",
     "RotaError",
+    "Run",
+    "RunNotSucceeded",
+    "Step",
+    "Steps",
     "Submission",
     "SyncJob",
+    "SyncRun",
     "SyncTask",
+    "SyncWorkflow",
     "Task",
+    "Workflow",
     "context",
     "database_url",
 ]

@@ -177,7 +177,7 @@ async def test_what_json_has_no_word_for_goes_both_ways_also_by_bulk(farm, app):
 
 async def test_more_than_one_page_and_more_who_wait_than_connections(farm, app, monkeypatch):
     monkeypatch.setattr(http, "PAGE", 7)
-    monkeypatch.setattr(http, "WAITING_MAX", 4)
+    monkeypatch.setattr(wire, "WAITING_MAX", 4)
     monkeypatch.setattr(wire, "CONNECTIONS_MAX", 8)
     jobs = await square.submit_many([square.call(number) for number in range(60)])
     assert await asyncio.gather(*(job.result(timeout=30) for job in jobs)) == [number**2 for number in range(60)]

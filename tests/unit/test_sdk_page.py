@@ -11,11 +11,25 @@ import rota
 from rota import testing
 from rota.sdk.admin import Administers
 from rota.sdk.options import Options
+from rota.sdk.runs import RunOf
 from rota.sdk.task import Task
+from rota.sdk.workflow import WorkflowOptions
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/sdk.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-OF_THE_MACHINERY = {"submission", "submissions", "jobs", "mapping", "mapped", "framed", "name", "send"}
+OF_THE_MACHINERY = {
+    "submission",
+    "submissions",
+    "jobs",
+    "mapping",
+    "mapped",
+    "framed",
+    "name",
+    "send",
+    "owned",
+    "change",
+    "specs",
+}
 """Public for the sync facade, and of no use to user code."""
 
 
@@ -36,8 +50,9 @@ def public(kind):
 @pytest.mark.parametrize(
     "name",
     sorted(
-        {*rota.__all__, *testing.__all__, *Options.__annotations__}
-        | (public(Task) - OF_THE_MACHINERY)
+        {*rota.__all__, *testing.__all__, *Options.__annotations__, *WorkflowOptions.__annotations__}
+        | ((public(Task) | public(rota.Workflow) | public(rota.Steps) | public(rota.Step)) - OF_THE_MACHINERY)
+        | public(RunOf)
         | (public(rota.Job) | public(testing.Rehearsal) | public(testing.MovableClock))
         - {"find", "add", "cancel", "transport", "now_ms", "monotonic", "sleep"}
     ),

@@ -16,10 +16,10 @@ ERROR = re.compile(r"^[^:]+:(\d+): error: (.*)  \[([\w-]+)\]$")
 HEAD = """
 from datetime import UTC, datetime
 from collections.abc import Sequence
-from typing import Any, assert_type
+from typing import Any, TypedDict, assert_type
 from rota.engine.jobs import JobLine
 from rota.model.farm import Capped, Share, ShowTold
-from rota import Call, Job, JobFailed, LayerSpec, Rota, Submission, SyncJob
+from rota import Call, Job, JobFailed, LayerSpec, Rota, Run, Step, Steps, Submission, SyncJob, SyncRun
 
 app = Rota("http://localhost", key="...", show="film")
 
@@ -33,6 +33,33 @@ def square(value: int) -> float:
 
 @app.task
 async def nothing() -> None: ...
+
+class Ticket(TypedDict):
+    number: str
+    price: int
+
+@app.task
+async def book(city: str) -> Ticket:
+    return {"number": city, "price": 1}
+
+@app.task
+def cancel(ticket: Ticket, why: str = "") -> None: ...
+
+@app.workflow
+def trip(steps: Steps, city: str, nights: int = 2) -> Ticket:
+    flight = steps.job("flight", book.call(city), compensate=cancel.call, when=nights > 2)
+    assert_type(flight, Step[Ticket])
+    steps.job("back", book.call(f"from {city}"), compensate=lambda ticket: cancel.call(ticket, ticket["number"]))
+    assert_type(steps.each("each", square.call, [1, 2], max_parallel=2).output, list[float])
+    assert_type(steps.loop("loop", square.call(nights), until=lambda found: found > 2).output, float)
+    with steps.parallel("both", need="any", after=flight):
+        steps.job("one", square.call(flight.output["price"] + nights))
+    return flight.output
+
+@app.workflow(name="outer", rollback_on=["failed"])
+def outer(steps: Steps, where: str) -> dict[str, str]:
+    inner = steps.workflow("inner", trip.call(where, nights=3))
+    return {"number": inner.output["number"]}
 """
 RIGHT = """
 async def right() -> None:
@@ -59,7 +86,19 @@ async def right() -> None:
     except JobFailed as failure:
         print(failure.reason, failure.frame, failure.traceback)
 
+async def right_runs() -> None:
+    run = await trip.options(key="k").start("Oslo", nights=3)
+    assert_type(run, Run[Ticket])
+    assert_type(await run.result(timeout=3), Ticket)
+    assert_type(await run.rerun("flight"), Run[Ticket])
+    assert_type(await (await outer.start("Oslo")).result(), dict[str, str])
+    assert_type(await app.workflows.start("trip", {"city": "Oslo"}), Run[Any])
+    assert_type(run.sync, SyncRun[Ticket])
+
 def right_without_a_loop() -> None:
+    assert_type(trip.sync.start("Oslo"), SyncRun[Ticket])
+    assert_type(trip.sync.start("Oslo").rerun("flight").result(), Ticket)
+    assert_type(app.sync.workflows.start("trip"), SyncRun[Any])
     assert_type(render.sync.submit("a", frame=2), SyncJob[bytes])
     assert_type(square.sync.options(key="k").submit(2).result(), float)
     assert_type(square.sync.map([1, 2]).result(), list[float])
@@ -92,7 +131,24 @@ async def wrong() -> None:
     await app.folders.change("film", "fx", max_coers=2)  # wrong: call-arg
     show: str = await app.shows.create("film")  # wrong: assignment
 
+@app.workflow
+def wrong_steps(steps: Steps, city: str) -> int:
+    flight = steps.job("flight", book.call(city), compensate=square.call)  # wrong: arg-type
+    steps.job("a", square.call(flight.output["number"]))  # wrong: arg-type
+    steps.each("b", square.call, ["text"])  # wrong: arg-type
+    steps.job("c", book.call(city), wen=True)  # wrong: call-arg
+    steps.workflow("d", trip.call(5))  # wrong: arg-type
+    return flight.output  # wrong: return-value
+
+async def wrong_runs() -> None:
+    await trip.start(5)  # wrong: arg-type
+    await trip.start("a", colour=1)  # wrong: call-arg
+    number: str = await (await trip.start("a")).result()  # wrong: assignment
+    app.workflow(rolback_on=["failed"])  # wrong: call-overload
+    app.workflow(rollback_on=["faild"])  # wrong: list-item
+
 def wrong_without_a_loop() -> None:
+    trip.sync.start(5)  # wrong: arg-type
     render.sync.submit(5)  # wrong: arg-type
     square.sync.map(["text"])  # wrong: list-item
     name: str = square.sync.submit(2).result()  # wrong: assignment

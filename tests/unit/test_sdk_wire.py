@@ -18,6 +18,7 @@ from rota.model.errors import (
     JobNotSucceeded,
     NotFound,
     RotaError,
+    RunNotSucceeded,
     Unauthenticated,
     Unavailable,
 )
@@ -113,7 +114,7 @@ def kinds(kind=RotaError):
     return [kind, *(found for each in below for found in kinds(each))]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if not issubclass(kind, JobNotSucceeded)])
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if not issubclass(kind, (JobNotSucceeded, RunNotSucceeded))])
 def test_a_refusal_is_the_exception_of_its_code(kind):
     error = raised(409, "", problem(409, kind.code, "Not now.", facts={"needs": 3}).partition(b"\r\n\r\n")[2])
     assert (type(error), error.sentence, error.facts["needs"]) == (kind, "Not now.", 3)

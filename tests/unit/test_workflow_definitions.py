@@ -34,6 +34,23 @@ REFUSED = {
         "in a circle",
     ),
     "a circle through a handler": ([job("a", on_error="h"), job("b", "a"), job("h", "b")], "in a circle"),
+    "a member that waits for its parallel": (
+        [StepSpec(id="p", type="parallel", parallel=ParallelSpec(steps=("m",))), job("m", "p")],
+        "Step m waits for what ends after it",
+    ),
+    "a member that waits for what comes after a parallel around its own": (
+        [
+            StepSpec(id="p", type="parallel", parallel=ParallelSpec(steps=("q",))),
+            StepSpec(id="q", type="parallel", parallel=ParallelSpec(steps=("m",))),
+            job("m", "after"),
+            job("after", "p"),
+        ],
+        "m, after wait for each other in a circle",
+    ),
+    "a handler that waits for what it handles": (
+        [job("a", on_error="h"), job("h", "a")],
+        "Step h waits for what ends after it",
+    ),
     "neither task nor argv": ([StepSpec(id="a")], "either a task or an argv"),
     "a field of another type": ([job("a", delay_sec=3)], "no use for delay_sec"),
     "a delay of nothing": ([StepSpec(id="a", type="delay")], "either delay_sec or delay_until"),
@@ -116,3 +133,10 @@ def test_an_expression_over_a_long_list_is_refused_and_a_large_one_ends_soon():
         expression(" && ".join(["[1].all(x, true)"] * 9), "it")
     with pytest.raises(InvalidInput, match=r"cannot be read|characters"):
         expression("(" * 4000, "it")
+
+
+def test_what_goes_without_saying_makes_no_other_definition():
+    spec = WorkflowSpec(name="flow", steps=(job("a", retry=3),))
+    said = job("a", retry=3, timeout_s=float("0"), kill_after_s=float("5"), cores=1.0, labels={}, topic="")
+    assert encode(WorkflowSpec(name="flow", steps=(said,), timeout_s=float("0"), priority=5)) == encode(spec)
+    assert encode(WorkflowSpec(name="flow", steps=(job("a", retry=4),))) != encode(spec)

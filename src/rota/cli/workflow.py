@@ -22,6 +22,7 @@ from rota.model.errors import InvalidInput
 from rota.model.ids import RunId, parse_id
 from rota.model.settings import Settings
 from rota.model.workflow_check import Flow, compiled
+from rota.model.workflow_dry import before, dry_run
 from rota.model.workflow_run import RunState
 from rota.model.workflow_views import Run, RunLine, Saga, Started, Step
 from rota.queue import Queue
@@ -98,7 +99,7 @@ async def started(office: Office, wanted: Wanted) -> Page:
             await office.desk.declare(spec, office.actor)
     if wanted.dry_run:
         flow = compiled(spec) if spec is not None else (await office.desk.definitions.find(show, name)).flow
-        return Page({**_plan(flow), "input": flow.inputs(given)}, ["Nothing was started.", _order(flow)])
+        return Page(_data(dry_run(flow, given)), ["Nothing was started.", _order(flow)])
     told = await office.desk.start(show, name, given, actor=office.actor, version=wanted.version, key=wanted.key)
     return await _awaited(office, told) if wanted.wait else _started(told)
 
@@ -226,19 +227,13 @@ def _given(text: str) -> tuple[str, Any]:
 def _plan(flow: Flow) -> dict[str, Any]:
     return {
         "workflow": flow.spec.name,
-        "steps": [{"id": step.id, "type": step.spec.type, "after": _before(flow, step.place)} for step in flow.steps],
+        "steps": [{"id": step.id, "type": step.spec.type, "after": before(flow, step.place)} for step in flow.steps],
     }
 
 
 def _order(flow: Flow) -> Table:
-    rows = [(step.id, step.spec.type, ", ".join(_before(flow, step.place)), step.role) for step in flow.steps]
+    rows = [(step.id, step.spec.type, ", ".join(before(flow, step.place)), step.role) for step in flow.steps]
     return Table(("step", "type", "after", "as"), rows)
-
-
-def _before(flow: Flow, place: int) -> list[str]:
-    step = flow.steps[place]
-    owner = [step.owner] if step.owner >= 0 else []
-    return [flow.steps[each].id for each in (*step.depends_on, *owner)]
 
 
 def _state(text: str) -> RunState | None:

@@ -1,4 +1,4 @@
-"""Waiting for jobs to end, for many who wait at once: one question to PostgreSQL for all of them, now and then.
+"""Waiting for jobs or runs to end, for many who wait at once: one question to PostgreSQL for all of them, now and then.
 
 Jobs that end by way of this process are known at once; those of other replicas at the next look. Nothing is kept for
 whom nobody waits. While PostgreSQL is away those who wait go on waiting, each for as long as it said.
@@ -7,9 +7,10 @@ whom nobody waits. While PostgreSQL is away those who wait go on waiting, each f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
+from uuid import UUID
 
 from rota.engine.finish import JobEnd
 from rota.engine.jobs import Jobs
@@ -22,18 +23,20 @@ from rota.model.ids import JobId
 LOOK_S: Final = 0.1
 MOST: Final = 1000
 """Jobs that are asked about at once."""
+Over = Callable[[Sequence[UUID]], Awaitable[Collection[UUID]]]
+"""Tells which of these have ended, or are not kept."""
 
 
 class Watch:
-    def __init__(self, database: Database, clock: Clock | None = None) -> None:
-        self._jobs = Jobs(database)
+    def __init__(self, over: Over, clock: Clock | None = None) -> None:
+        self._find = over
         self._clock = clock or SystemClock()
-        self._waiting: dict[JobId, set[asyncio.Event]] = {}
+        self._waiting: dict[UUID, set[asyncio.Event]] = {}
         self._some = asyncio.Event()
         self._over = False
 
-    async def ended(self, job: JobId, within_s: float) -> None:
-        """Returns when the job has ended or is not kept, when the time is over, or when the server is ending."""
+    async def ended(self, job: UUID, within_s: float) -> None:
+        """Returns when it has ended or is not kept, when the time is over, or when the server is ending."""
         told = asyncio.Event()
         self._waiting.setdefault(job, set()).add(told)
         self._some.set()
@@ -75,17 +78,25 @@ class Watch:
         asked = list(self._waiting)
         for first in range(0, len(asked), MOST):
             some = asked[first : first + MOST]
-            states = await self._jobs.states(some)
-            for job in some:
-                if job not in states or states[job].terminal:
-                    self._tell(job)
+            for job in await self._find(some):
+                self._tell(job)
 
-    def _tell(self, job: JobId) -> None:
+    def _tell(self, job: UUID) -> None:
         for told in self._waiting.get(job, ()):
             told.set()
 
-    def _forget(self, job: JobId, told: asyncio.Event) -> None:
+    def _forget(self, job: UUID, told: asyncio.Event) -> None:
         left = self._waiting[job]
         left.discard(told)
         if not left:
             del self._waiting[job]
+
+
+def jobs_over(database: Database) -> Over:
+    jobs = Jobs(database)
+
+    async def over(asked: Sequence[UUID]) -> list[UUID]:
+        states = await jobs.states([JobId(job) for job in asked])
+        return [job for job in asked if (state := states.get(JobId(job))) is None or state.terminal]
+
+    return over

@@ -29,6 +29,7 @@
     │   ├── JobCancelled       somebody cancelled it
     │   ├── JobDenied          the policy did not let it run
     │   └── JobQuarantined     it succeeded, and the policy keeps back what it returned
+    ├── RunNotSucceeded        what a run of a workflow returned was asked for, and it did not succeed
     └── Refused                the call was understood and is not allowed now
         ├── LeaseHeld          somebody else has it; try again later
         ├── LeaseLost          the lease ran out or went to somebody else while work was under way
@@ -37,7 +38,7 @@
         ├── OutputHeld         what a frame returned is not readable before it was scanned
         ├── OutputQuarantined  what a frame returned is kept back by the output policy
         ├── IllegalTransition  a job in this state cannot become that
-        ├── NotEnded           a job has not ended within the time that was waited for it
+        ├── NotEnded           a job or run has not ended within the time that was waited for it
         ├── IdempotencyConflict  the key was used for another submission
         ├── RateLimited        too much at once; `facts["retry_after_s"]` says when it may work
         ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
@@ -205,6 +206,22 @@ class JobDenied(JobNotSucceeded):
 
 class JobQuarantined(JobNotSucceeded):
     code = "job_quarantined"
+
+
+class RunNotSucceeded(RotaError):
+    """`state` is how it ended, `step` the first one that ended like this, if any did."""
+
+    code = "run_not_succeeded"
+
+    def __init__(
+        self, sentence: str, *, run: UUID | None = None, state: str = "", step: str = "", error: str = ""
+    ) -> None:
+        super().__init__(sentence, run=str(run), state=state, step=step)
+        self.run = run
+        self.state = state
+        self.step = step
+        self.error = error
+        """Why, in a sentence."""
 
 
 class Refused(RotaError):

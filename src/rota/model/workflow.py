@@ -79,6 +79,8 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry: int | RetrySpec = 0
     timeout_s: float = 0.0
     """Of one attempt."""
+    kill_after_s: float = 5.0
+    """How long an attempt that was told to stop may take for it."""
     deadline_s: float = 0.0
     """Of the step as a whole, waiting included."""
     compensate: Compensation | None = None
@@ -110,7 +112,7 @@ class WorkflowSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     description: str = ""
     inputs: dict[str, Any] = {}
     """Names that a run may be given, with their defaults; one whose default is `{required: true}` must be given."""
-    output: dict[str, Any] = {}
+    output: dict[str, Any] | list[Any] | str = {}
     """What a run returns, with expressions."""
     timeout_s: float = 0.0
     """Of a run as a whole; 0: none."""
@@ -124,8 +126,22 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 def encode(spec: WorkflowSpec) -> bytes:
-    """The same bytes for the same definition."""
-    return _ENCODER.encode(spec)
+    """The same bytes for the same definition, whether or not it says what goes without saying."""
+    return _ENCODER.encode(_bare(spec))
+
+
+def _bare(value: Any) -> Any:
+    """Without what is given and equals its default: msgspec leaves out the very default alone."""
+    if isinstance(value, tuple):
+        return tuple(map(_bare, value))
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.fields(value)
+    given = {field.name: getattr(value, field.name) for field in fields}
+    needed = {field.name: given[field.name] for field in fields if field.required}
+    usual = type(value)(**needed)
+    told = {name: each for name, each in given.items() if name in needed or each != getattr(usual, name)}
+    return type(value)(**{name: _bare(each) for name, each in told.items()})
 
 
 def decode(data: bytes) -> WorkflowSpec:

@@ -539,7 +539,8 @@ class _Machine:
                 output = (
                     self.flow.output(self._whole_scope()) if self.flow.output is not None else self.flow.spec.output
                 )
-                self.moves.output = checked_value(output, "output of the run") or None
+                checked_value(output, "output of the run")
+                self.moves.output = None if output == {} else output
             except Failed as failed:
                 state, self.now.error = RunState.FAILED, str(failed)
         if self.flow.spec.timeout_s:

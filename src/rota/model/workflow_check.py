@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 _INPUT = re.compile(r"\binput\s*\.\s*([A-Za-z_]\w*)", re.ASCII)
 _FIELDS: Final = {
     "job": {"task", "argv", "args", "input", "topic", "priority", "cores", "gpus", "memory", "requires", "labels"}
-    | {"env", "retry", "timeout_s", "deadline_s", "compensate", "for_each", "max_parallel", "loop"},
+    | {"env", "retry", "timeout_s", "kill_after_s", "deadline_s", "compensate", "for_each", "max_parallel", "loop"},
     "delay": {"delay_sec", "delay_until"},
     "condition": {"condition"},
     "switch": {"switch"},
@@ -291,6 +291,7 @@ def _layer_of(spec: StepSpec) -> LayerSpec:
         gpus=spec.gpus,
         memory=spec.memory,
         timeout_s=spec.timeout_s,
+        kill_after_s=spec.kill_after_s,
         retries=spec.retry,
     )
 
@@ -433,20 +434,28 @@ def _own(steps: list[FlowStep]) -> None:
 def _before(step: FlowStep, steps: Sequence[FlowStep]) -> list[int]:
     """Steps that must have come somewhere before this one may begin, or, of a parallel, may end."""
     owner = [step.owner] if step.owner >= 0 else []
-    handled = [steps[dep].handler for dep in step.depends_on if steps[dep].handler >= 0]
-    joined = [member for dep in step.depends_on for member in steps[dep].members]
-    return [*step.depends_on, *owner, *(h for h in handled if h != step.place), *joined]
+    return [*step.depends_on, *owner, *(end for dep in step.depends_on for end in _ends_with(steps[dep], steps))]
+
+
+def _ends_with(step: FlowStep, steps: Sequence[FlowStep]) -> Iterable[int]:
+    """Steps without which one has come to no end: who handles its error, and all that a parallel waits for."""
+    if step.handler >= 0:
+        yield step.handler
+    for member in step.members:
+        yield member
+        yield from _ends_with(steps[member], steps)
 
 
 def _ordered(steps: list[FlowStep]) -> list[int]:
     """Places in an order that respects what comes before; a circle is refused."""
-    left = {step.place: set(_before(step, steps)) - {step.place} for step in steps}
-    own = next((step for step in steps if step.place in step.depends_on), None)
+    left = {step.place: set(_before(step, steps)) for step in steps}
     order: list[int] = []
     while left:
         free = [place for place, before in left.items() if not before]
-        if not free or own is not None:
+        if not free:
             names = ", ".join(steps[place].id for place in list(left)[:10])
+            if len(left) == 1:
+                raise InvalidInput(f"Step {names} waits for what ends after it: it would never begin.")
             raise InvalidInput(f"The steps {names} wait for each other in a circle: none of them would ever begin.")
         for place in free:
             del left[place]

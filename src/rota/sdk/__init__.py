@@ -9,6 +9,7 @@ from rota.model.errors import (
     JobTimedOut,
     NotEnded,
     RotaError,
+    RunNotSucceeded,
 )
 from rota.model.job import LayerSpec, Submission
 from rota.model.work import Retries
@@ -17,8 +18,11 @@ from rota.sdk.context import Context, context
 from rota.sdk.endings import Cancelled, Fatal, Retry
 from rota.sdk.finding import database_url
 from rota.sdk.job import Job
-from rota.sdk.sync import SyncJob, SyncTask
+from rota.sdk.runs import Run, SyncRun
+from rota.sdk.steps import Step, Steps
+from rota.sdk.sync import SyncJob, SyncTask, SyncWorkflow
 from rota.sdk.task import Call, Task
+from rota.sdk.workflow import Workflow
 
 __all__ = [
     "Call",
@@ -38,10 +42,17 @@ __all__ = [
     "Retry",
     "Rota",
     "RotaError",
+    "Run",
+    "RunNotSucceeded",
+    "Step",
+    "Steps",
     "Submission",
     "SyncJob",
+    "SyncRun",
     "SyncTask",
+    "SyncWorkflow",
     "Task",
+    "Workflow",
     "context",
     "database_url",
 ]

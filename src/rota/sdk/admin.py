@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rota.sdk.outputs import Outputs
     from rota.sdk.pools import Pools, Queues, Topics, Workers
     from rota.sdk.recurring import Agents
+    from rota.sdk.runs import Workflows
 
 
 class Administers(Generic[M]):
@@ -79,6 +80,12 @@ class Administers(Generic[M]):
         from rota.sdk.recurring import Agents
 
         return Agents(self._asks(), self._mode)
+
+    @property
+    def workflows(self) -> Workflows[M]:
+        from rota.sdk.runs import Workflows
+
+        return Workflows(self._asks(), self._mode)
 
     @property
     def approvals(self) -> Approvals[M]:

@@ -10,14 +10,14 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 import msgspec
 
 from rota.model.errors import InvalidInput
 from rota.model.failures import Hook
-from rota.model.ids import JobId, parse_id
+from rota.model.ids import JobId, RunId, parse_id
 from rota.model.job import Submission
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.model.work import Retries, Work
@@ -31,7 +31,10 @@ from rota.sdk.transport import Transport, chosen
 
 if TYPE_CHECKING:
     from rota.model.events import Event
+    from rota.sdk.runs import Run
+    from rota.sdk.steps import Steps
     from rota.sdk.sync import SyncRota
+    from rota.sdk.workflow import Workflow, WorkflowOptions
 
 F = TypeVar("F", bound="Callable[..., Any] | Call[Any]")
 H = TypeVar("H", bound=Hook)
@@ -52,6 +55,12 @@ class Declare(Protocol):
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
+class DeclareWorkflow(Protocol):
+    """What `app.workflow(...)` returns: it makes a workflow of the function it is given."""
+
+    def __call__(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
+
+
 class Rota(Administers[Awaits]):
     """The tasks of one application, and where they are submitted to.
 
@@ -64,6 +73,8 @@ class Rota(Administers[Awaits]):
         self.tasks: dict[str, Task[..., Any]] = {}
         self.recurring: dict[str, Agent] = {}
         """Agents that are declared here; `agents` are those of the whole installation."""
+        self.flows: dict[str, Workflow[..., Any]] = {}
+        """Workflows that are declared here; `workflows` are those of the whole installation."""
         self.failure_hook: Hook | None = None
         self.show = show
         super().__init__(Awaits)
@@ -118,6 +129,29 @@ class Rota(Administers[Awaits]):
 
         return declare
 
+    @overload
+    def workflow(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
+
+    @overload
+    def workflow(self, /, **wanted: Unpack[WorkflowOptions]) -> DeclareWorkflow: ...
+
+    def workflow(self, body: Callable[..., Any] | None = None, /, **wanted: Unpack[WorkflowOptions]) -> Any:
+        """Declare a workflow: a function that is given `Steps` and the inputs of a run, and writes the steps down.
+
+        It is called once, here; `docs/howto/workflows.md` tells what steps there are.
+        """
+
+        def declare(body: Callable[..., Any]) -> Workflow[..., Any]:
+            from rota.sdk.workflow import Workflow
+
+            made: Workflow[..., Any] = Workflow(self, body, wanted)
+            if made.name in self.flows:
+                raise InvalidInput(f"There are two workflows {made.name!r}: give one of them another name=.")
+            self.flows[made.name] = made
+            return made
+
+        return declare if body is None else declare(body)
+
     def classify_failure(self, hook: H) -> H:
         """Declare what kind of failure an exception of an agent is, before Rota judges by itself.
 
@@ -131,6 +165,12 @@ class Rota(Administers[Awaits]):
     def job(self, job: UUID | str) -> Job[Any]:
         """Any job by its id; its result is one value, or a list when it has several frames."""
         return Job(self, parse_id(JobId, str(job)), untyped)
+
+    def run(self, run: UUID | str) -> Run[Any]:
+        """Any run of a workflow by its id."""
+        from rota.sdk.runs import RunOf
+
+        return RunOf(self, Awaits, parse_id(RunId, str(run)), msgspec.msgpack.decode)
 
     async def submit(self, submission: Submission) -> Job[Any]:
         """Anything that can be submitted: commands, several layers, tasks that are declared elsewhere."""

@@ -1,14 +1,13 @@
 """Rota by its HTTP API.
 
 A submission whose reply is lost is sent again under the same key, so it never becomes two jobs. Waiting is a question
-that the server keeps open until the job has ended, or for `WAIT_S`; when many wait at once each for less, so that all
-have their turn. What is followed goes on where it was after the connection was lost.
+that the server keeps open until the job has ended, or for a while. What is followed goes on where it was after the
+connection was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 from uuid import uuid4
@@ -24,11 +23,8 @@ from rota.model.job import Submission, Submitted
 from rota.model.lifecycle import FrameState, JobState
 from rota.sdk.events import followed
 from rota.sdk.transport import Result, Source
-from rota.sdk.wire import CONNECTIONS_MAX, PATIENCE_S, Silent, Wire
+from rota.sdk.wire import Silent, Wire
 
-WAIT_S: Final = 30.0
-WAITING_MAX: Final = CONNECTIONS_MAX // 2
-EARLY_S: Final = 0.25
 PAGE: Final = 1000
 LOGS_COME_S: Final = 0.6
 """What a frame wrote may be there so much later than its end."""
@@ -76,7 +72,6 @@ class Outcomes(msgspec.Struct):
 class Http:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._waiting = 0
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
         keyed = [each if each.idempotency_key else _keyed(each) for each in submissions]
@@ -94,24 +89,7 @@ class Http:
         return await self.wire.call("GET", f"/jobs/{job}", Job, again=True)
 
     async def ended(self, job: JobId, within_s: float) -> Job:
-        self._waiting += 1
-        began_s = time.monotonic()
-        try:
-            wait_s = round(min(within_s, WAIT_S, WAIT_S * WAITING_MAX / self._waiting), 3)
-            found = await self.wire.call(
-                "GET",
-                f"/jobs/{job}",
-                Job,
-                again=True,
-                query={"wait": wait_s},
-                wait_s=wait_s,
-                patience_s=min(PATIENCE_S, within_s),
-            )
-        finally:
-            self._waiting -= 1
-        if not found.state.terminal and time.monotonic() - began_s < wait_s / 2:
-            await asyncio.sleep(min(EARLY_S, wait_s))  # a server that is ending keeps nobody waiting
-        return found
+        return await self.wire.waited(f"/jobs/{job}", Job, within_s, lambda found: found.state.terminal)
 
     async def results(self, job: JobId) -> AsyncIterator[Result]:
         after: str | None = None

@@ -73,7 +73,7 @@ def checked(wanted: Options) -> Options:
 
 def submission(work: Work, topic: str, app: Rota, wanted: Options, now_ms: int, **frames: Any) -> Submission:
     """One layer of this work; `frames` are its input and its range, or its items."""
-    layer = LayerSpec(task=work.task, **_needs(work, wanted), **frames)
+    layer = LayerSpec(task=work.task, **needs(work, wanted), **frames)
     given: dict[str, Any] = {
         "show": wanted.get("show", app.show),
         "actor_id": app.actor,
@@ -94,7 +94,8 @@ def submission(work: Work, topic: str, app: Rota, wanted: Options, now_ms: int, 
     return Submission(**{name: value for name, value in given.items() if value is not UNSET})
 
 
-def _needs(work: Work, wanted: Options) -> dict[str, Any]:
+def needs(work: Work, wanted: Options) -> dict[str, Any]:
+    """Of each frame."""
     tries = wanted.get("retries", work.retries)
     tries = Retries(most=tries) if isinstance(tries, int) else tries
     memory = wanted.get("memory", work.memory_mb)

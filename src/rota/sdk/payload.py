@@ -18,6 +18,8 @@ from typing import Any, Final, get_origin, get_type_hints
 
 import msgspec
 
+from rota.sdk.later import Later
+
 Kept = (bytes, bytearray, memoryview, datetime)
 """Types for which msgpack has words of its own."""
 _EXACT: Final = frozenset({bool, bytes, float, int, str})
@@ -26,15 +28,18 @@ _ANYTHING: Final = (Any, object, inspect.Parameter.empty)
 
 def encoded(value: object) -> bytes:
     """Raises TypeError, ValueError or OverflowError for what cannot travel."""
-    return msgspec.msgpack.encode(value, enc_hook=_plain)
+    return msgspec.msgpack.encode(value, enc_hook=travels)
 
 
 def plain(value: object) -> Any:
     """The same in lists, maps and what msgpack has words for."""
-    return msgspec.to_builtins(value, builtin_types=Kept, enc_hook=_plain)
+    return msgspec.to_builtins(value, builtin_types=Kept, enc_hook=travels)
 
 
-def _plain(value: Any) -> object:
+def travels(value: Any) -> object:
+    """What msgspec makes of a value that it does not know; TypeError for what cannot travel."""
+    if isinstance(value, Later):
+        return str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "model_dump") and hasattr(type(value), "model_validate"):
@@ -161,6 +166,12 @@ class Signature:
     def result(self, data: bytes) -> Any:
         """What the task returned; `msgspec.DecodeError` when it is not what it is said to return."""
         return self._result.decode(data)
+
+    def names(self, count: int) -> list[str] | None:
+        """Of the first parameters, as many; None when they cannot all be given by name."""
+        parameters = list(self._signature.parameters.values())[:count] if self._signature is not None else []
+        named = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        return named if len(named) == count else None
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by the names of their parameters, those alone that are given; TypeError when they do not fit."""

@@ -17,6 +17,7 @@ from rota.model.errors import (
     NotFound,
     Refused,
     RotaError,
+    RunNotSucceeded,
     Unauthenticated,
     Unavailable,
 )
@@ -84,5 +85,5 @@ def _tree(kind: type[RotaError]) -> Iterator[type[RotaError]]:
 _BY_CODE: Final = {
     kind.code: kind
     for kind in _tree(RotaError)
-    if not issubclass(kind, JobNotSucceeded) and kind.__module__ == "rota.model.errors"
+    if not issubclass(kind, (JobNotSucceeded, RunNotSucceeded)) and kind.__module__ == "rota.model.errors"
 }

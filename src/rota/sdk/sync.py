@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rota.model.events import Event
     from rota.model.job import Submitted
     from rota.sdk.app import Rota
+    from rota.sdk.runs import SyncRun
+    from rota.sdk.workflow import Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,6 +152,25 @@ class SyncJob(Generic[R]):
         return run(self._job.explain())
 
 
+class SyncWorkflow(Generic[P, R]):
+    """A workflow whose calls wait."""
+
+    def __init__(self, workflow: Workflow[P, R]) -> None:
+        self._workflow = workflow
+
+    def __repr__(self) -> str:
+        return f"<sync workflow {self._workflow.name}>"
+
+    def options(self, *, key: str) -> SyncWorkflow[P, R]:
+        return SyncWorkflow(self._workflow.options(key=key))
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> SyncRun[R]:
+        return run(self._workflow.start(*args, **kwargs)).sync
+
+    def run(self, run: UUID | str) -> SyncRun[R]:
+        return self._workflow.run(run).sync
+
+
 class SyncRota(Administers[Waits]):
     """An app whose calls wait."""
 
@@ -162,6 +183,9 @@ class SyncRota(Administers[Waits]):
 
     def job(self, job: UUID | str) -> SyncJob[Any]:
         return SyncJob(self._app.job(job))
+
+    def run(self, run: UUID | str) -> SyncRun[Any]:
+        return self._app.run(run).sync
 
     def events(
         self, *, show: str = "", job: UUID | None = None, kinds: Sequence[str] = (), after: str = ""

@@ -45,6 +45,9 @@ TURN_S: Final = 60.0
 """For a connection of the pool."""
 PATIENCE_S: Final = 60.0
 CONNECTIONS_MAX: Final = 256
+WAIT_S: Final = 30.0
+WAITING_MAX: Final = CONNECTIONS_MAX // 2
+EARLY_S: Final = 0.25
 IDLE_MAX: Final = 32
 IDLE_S: Final = 3.0
 """Less than servers keep an idle connection, so that a call hardly ever meets one that is being closed."""
@@ -79,6 +82,7 @@ class Wire:
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._endpoint: Endpoint | None = None
         self._client: httpx.AsyncClient | None = None
+        self._waiting = 0
         self._held: list[AsyncGenerator[None, None]] = []
         """The pool, and those of places where Rota was before, which others may be using."""
 
@@ -112,6 +116,23 @@ class Wire:
             await self._clock.sleep(pause)
             self._look_up()
         raise AssertionError  # counting has no end
+
+    async def waited(self, path: str, kind: type[T], within_s: float, over: Callable[[T], bool]) -> T:
+        """What is there once it is over, or after so long. When many wait at once, each question is kept open for less
+        than `WAIT_S`, so that all have their turn."""
+        self._waiting += 1
+        began_s = self._clock.monotonic()
+        try:
+            wait_s = round(min(within_s, WAIT_S, WAIT_S * WAITING_MAX / self._waiting), 3)
+            patience_s = min(PATIENCE_S, within_s)
+            found = await self.call(
+                "GET", path, kind, again=True, query={"wait": wait_s}, wait_s=wait_s, patience_s=patience_s
+            )
+        finally:
+            self._waiting -= 1
+        if not over(found) and self._clock.monotonic() - began_s < wait_s / 2:
+            await self._clock.sleep(min(EARLY_S, wait_s))  # a server that is ending keeps nobody waiting
+        return found
 
     @asynccontextmanager
     async def stream(

@@ -23,24 +23,27 @@ def services(replica: Replica) -> list[Service]:
 
 
 def http_services(replica: Replica) -> list[Service]:
-    from rota.engine.watching import Watch
+    from rota.engine.watching import Watch, jobs_over
     from rota.server.access import KeyCheck
     from rota.server.http.desk import Desk
     from rota.server.http.door import Door
     from rota.server.http.pressure import Pressure
     from rota.server.http.streams import Streams
+    from rota.workflow.looking import Looking
 
-    watch, check, api = Watch(replica.database), KeyCheck(replica.database), replica.settings.api
+    check, api = KeyCheck(replica.database), replica.settings.api
+    watch, runs_watch = Watch(jobs_over(replica.database)), Watch(Looking(replica.database).over)
     streams = Streams(check)
     replica.engine.finisher.listeners.append(watch.heard)
     pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    desk = Desk.of(replica, watch, streams)
+    desk = Desk.of(replica, watch, runs_watch, streams)
     door = Door(partial(_built, desk), check, pressure, replica.listener, desk.keys)
     replica.listener.mount(door)
     # The last is the first to drain: whoever follows events goes on elsewhere at once.
     return [
         *check.services(),
         Service("watch", watch.run),
+        Service("watch runs", runs_watch.run),
         Service("submitting", desk.together.run),
         Service("api", door.run),
         Service("streams", streams.run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 
@@ -79,9 +80,11 @@ class Looking:
         ]
         return Saga(rows[0]["saga"], rows[0]["reason"], entries)
 
-    async def states(self, runs: Sequence[RunId]) -> dict[RunId, RunState]:
+    async def over(self, runs: Sequence[UUID]) -> list[UUID]:
+        """Those that have ended, or are not kept."""
         rows = await self.database.rows(STATES, list(runs))
-        return {RunId(row["pk_run"]): RunState(row["state"]) for row in rows}
+        states = {row["pk_run"]: RunState(row["state"]) for row in rows}
+        return [run for run in runs if run not in states or states[run].ended]
 
     async def page(
         self,

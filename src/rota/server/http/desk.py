@@ -47,6 +47,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     logs: Logs
     store: Store
     watch: Watch
+    runs_watch: Watch
     ender: Ender
     approver: Approver
     reopener: Reopener
@@ -70,7 +71,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """Who decides whether jobs may run; None: they all may."""
 
     @classmethod
-    def of(cls, replica: Replica, watch: Watch, streams: Streams) -> Desk:
+    def of(cls, replica: Replica, watch: Watch, runs_watch: Watch, streams: Streams) -> Desk:
         engine, database = replica.engine, replica.database
         jobs = Jobs(database)
         return cls(
@@ -84,6 +85,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             logs=Logs(database),
             store=engine.store,
             watch=watch,
+            runs_watch=runs_watch,
             ender=engine.ender,
             approver=engine.approver,
             reopener=reopener_of(replica.settings, replica.queue),

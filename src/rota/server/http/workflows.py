@@ -11,6 +11,7 @@ from rota.model.access import Actor, Role, guard, role_to_submit
 from rota.model.errors import Forbidden, InvalidInput, NotFound
 from rota.model.ids import RunId, parse_id
 from rota.model.workflow import WorkflowSpec
+from rota.model.workflow_dry import DryRun, dry_run
 from rota.model.workflow_run import RunState
 from rota.model.workflow_views import (
     Declared,
@@ -26,6 +27,7 @@ from rota.model.workflow_views import (
     WorkflowLine,
 )
 from rota.server.http.desk import Desk
+from rota.server.http.jobs import Wait
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.wire import Ask
@@ -64,6 +66,12 @@ class WorkflowRoutes(Controller):
         who = request.user.name
         return await desk.workflows.start(show, workflow, data.input, actor=who, version=data.version, key=data.key)
 
+    @post("/{show:str}/{workflow:str}/dry-run", opt=needs(Role.VIEWER, "show"), status_code=200)
+    async def try_run(self, desk: AtDesk, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]) -> DryRun:
+        """Check the input of a run, and tell in which order its steps may begin; nothing is started."""
+        of = await desk.workflows.definitions.find(show, workflow, data.version)
+        return dry_run(of.flow, data.input)
+
 
 class RunRoutes(Controller):
     path = "/runs"
@@ -94,9 +102,14 @@ class RunRoutes(Controller):
         return page(found, limit, lambda run: run.id)
 
     @get("/{run:str}", opt=VIEW)
-    async def get_run(self, request: Ask, desk: AtDesk, run: RunPath) -> Run:
-        """A run with its steps: what each does or waits for, and what it returned."""
-        return await _seen(request.user, desk, run)
+    async def get_run(self, request: Ask, desk: AtDesk, run: RunPath, wait: Wait = 0.0) -> Run:
+        """A run with its steps: what each does or waits for, and what it returned; or wait for its end."""
+        found = await _seen(request.user, desk, run)
+        if wait and not found.state.ended:
+            request.auth.go_aside()
+            await request.unless_gone(desk.runs_watch.ended(found.id, wait))
+            found = await desk.runs.get(found.id)
+        return found
 
     @get("/{run:str}/timeline", opt=VIEW)
     async def read_timeline(self, request: Ask, desk: AtDesk, run: RunPath) -> Page[Moment]:

@@ -1,0 +1,175 @@
+"""Values that a run will have, while its workflow is written down: what is done to them becomes an expression. No I/O.
+
+To a type checker such a value is what it will be, so steps that do not fit together are found before anything runs. In
+truth it is where the value comes from: `flight.output.ticket` is `${steps.flight.output.ticket}`, `nights > 2` is
+`${input.nights > 2}`, and in a text it is written as that. What cannot be put off, such as `if`, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_RESERVED: Final = frozenset(
+    {"as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"}
+    | {"namespace", "null", "package", "return", "true", "var", "void", "while"}
+)
+"""Words that CEL does not take for names."""
+
+
+class Later:
+    """Not made by user code: parameters of workflows and outputs of steps are of this kind while they are declared."""
+
+    __slots__ = ("_expression", "_whole")
+
+    def __init__(self, expression: str, *, whole: bool = True) -> None:
+        self._expression = expression
+        self._whole = whole
+        """Whether it stands by itself in a longer one."""
+
+    def __str__(self) -> str:
+        return f"${{{self._expression}}}"
+
+    def __repr__(self) -> str:
+        return f"<later {self._expression}>"
+
+    def __format__(self, wanted: str) -> str:
+        if wanted:
+            raise InvalidInput(f"{self._name()} is not known yet and cannot be written as {wanted!r}: do it in a task.")
+        return str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Later(f"{_operand(self)}{_part(name)}")
+
+    def __getitem__(self, key: object) -> Any:
+        if isinstance(key, bool) or not isinstance(key, (str, int, Later)) or (isinstance(key, int) and key < 0):
+            raise InvalidInput(f"{self._name()} is not known yet: take a key, or a place counted from 0, out of it.")
+        return Later(f"{_operand(self)}{_part(key) if isinstance(key, str) else f'[{written(key)}]'}")
+
+    def __eq__(self, other: object) -> Any:
+        return _joined(self, "==", other)
+
+    def __ne__(self, other: object) -> Any:
+        return _joined(self, "!=", other)
+
+    def __lt__(self, other: object) -> Any:
+        return _joined(self, "<", other)
+
+    def __le__(self, other: object) -> Any:
+        return _joined(self, "<=", other)
+
+    def __gt__(self, other: object) -> Any:
+        return _joined(self, ">", other)
+
+    def __ge__(self, other: object) -> Any:
+        return _joined(self, ">=", other)
+
+    def __add__(self, other: object) -> Any:
+        return _joined(self, "+", other)
+
+    def __radd__(self, other: object) -> Any:
+        return _joined(other, "+", self)
+
+    def __sub__(self, other: object) -> Any:
+        return _joined(self, "-", other)
+
+    def __rsub__(self, other: object) -> Any:
+        return _joined(other, "-", self)
+
+    def __mul__(self, other: object) -> Any:
+        return _joined(self, "*", other)
+
+    def __rmul__(self, other: object) -> Any:
+        return _joined(other, "*", self)
+
+    def __and__(self, other: object) -> Any:
+        return _joined(self, "&&", other)
+
+    def __rand__(self, other: object) -> Any:
+        return _joined(other, "&&", self)
+
+    def __or__(self, other: object) -> Any:
+        return _joined(self, "||", other)
+
+    def __ror__(self, other: object) -> Any:
+        return _joined(other, "||", self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidInput(
+            f"{self._name()} is not known yet, so nothing can be decided by it here: use when=, a switch or a"
+            " condition, with & and | for and and or."
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be gone through: use each(), or a task.")
+
+    def __contains__(self, _item: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be looked into: write an expression as text.")
+
+    def __len__(self) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet: write its length as the text 'size({self._expression})'.")
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be called: do it in a task.")
+
+    def _name(self) -> str:
+        return f"The value of {self._expression[:100]}"
+
+
+def is_later(value: object) -> bool:
+    return isinstance(value, Later)
+
+
+def path(*parts: str) -> Later:
+    """Of a name and what is in it."""
+    first, *rest = parts
+    return Later(first + "".join(map(_part, rest)))
+
+
+def written(value: object) -> str:
+    """In an expression."""
+    if isinstance(value, Later):
+        return value._expression  # noqa: SLF001 - of our own
+    try:
+        return msgspec.json.encode(plain(value)).decode()
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"A {type(value).__name__} cannot be part of an expression: {error}.") from error
+
+
+def asked(condition: object, what: str) -> str:
+    """What is given as an expression: a text that is one, or a value of a run."""
+    if isinstance(condition, bool):
+        raise InvalidInput(
+            f"{what} is {condition} whatever a run is given: compare its inputs and outputs, or write an expression."
+        )
+    return condition if isinstance(condition, str) else written(condition)
+
+
+def plain(value: object) -> Any:
+    """`value` in what JSON has words for, with `${…}` for values of a run."""
+    from rota.sdk.payload import travels
+
+    return msgspec.to_builtins(value, enc_hook=travels, str_keys=True)
+
+
+def _joined(left: object, sign: str, right: object) -> Later:
+    return Later(f"{_operand(left)} {sign} {_operand(right)}", whole=False)
+
+
+def _operand(value: object) -> str:
+    if isinstance(value, Later) and not value._whole:  # noqa: SLF001
+        return f"({value._expression})"  # noqa: SLF001
+    return written(value)
+
+
+def _part(name: str) -> str:
+    return f".{name}" if _WORD.fullmatch(name) and name not in _RESERVED else f"[{written(name)}]"

@@ -1,0 +1,425 @@
+"""The steps of a workflow, as the function below `@app.workflow` writes them down.
+
+    flight = steps.job("flight", book_flight.call(city), compensate=cancel_flight.call)
+    with steps.parallel("both"):
+        steps.job("hotel", book_hotel.call(city, nights))
+        steps.job("car", book_car.call(flight.output.lands_at))
+
+A step depends on those whose values it names, and on those that it is said to come `after`; all others may run at the
+same time. What stands below `with` begins when the step above says so. The result is the same `StepSpec` that YAML
+makes, and it is checked by the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
+
+from rota.model.errors import InvalidInput
+from rota.model.job import Budget, Compensation, RetrySpec
+from rota.model.work import Work
+from rota.model.workflow import LOOP_MOST, LoopSpec, ParallelSpec, StepSpec, StepType, SwitchSpec
+from rota.model.workflow_words import steps_in, texts_in
+from rota.sdk.later import Later, asked, is_later, path, plain
+from rota.sdk.options import Options, Span, checked, needs, seconds
+from rota.sdk.task import Call, Task
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rota.sdk.workflow import WorkflowCall
+
+R = TypeVar("R")
+A = TypeVar("A")
+Undo = Call[Any] | Callable[[R], Call[Any]]
+"""A call that undoes a step; or what makes one of the step's output, such as `cancel.call`."""
+_OF_JOBS: Final = frozenset(
+    {"topic", "priority", "labels", "requires", "env", "deadline", "cores", "gpus", "memory", "retries", "timeout"}
+)
+_OF_UNDOING: Final = frozenset({"topic", "labels", "requires", "env", "deadline"})
+
+
+class Placed(TypedDict, total=False):
+    """When a step begins, besides what its values say."""
+
+    after: Step[Any] | Sequence[Step[Any]]
+    when: bool | str
+    """False, once that is known: it is skipped, and what depends on it goes on."""
+
+
+class Step(Generic[R]):
+    """A step; what it will return, how it ended and why are for those that come after it."""
+
+    def __init__(self, steps: Steps, name: str) -> None:
+        self._steps = steps
+        self.id = name
+
+    def __repr__(self) -> str:
+        return f"<step {self.id}>"
+
+    @property
+    def output(self) -> R:
+        return cast("R", path("steps", self.id, "output"))
+
+    @property
+    def state(self) -> str:
+        return cast("str", path("steps", self.id, "state"))
+
+    @property
+    def error(self) -> str:
+        return cast("str", path("steps", self.id, "error"))
+
+    @contextmanager
+    def on_error(self) -> Iterator[None]:
+        """The one step below runs when this one fails; if it succeeds, the run goes on as if nothing had happened."""
+        with self._steps.owned(self.id) as handlers:
+            yield
+        if len(handlers) != 1:
+            raise InvalidInput(
+                f"Step {self.id} has {len(handlers)} steps below on_error(): write one, a workflow if it takes more."
+            )
+        self._steps.change(self.id, on_error=handlers[0])
+
+
+class Switch(Step[Any]):
+    """Chooses by a value: `with switch.case("train"):`, and `with switch.default():` for all others."""
+
+    def __init__(self, steps: Steps, name: str, on: str) -> None:
+        super().__init__(steps, name)
+        self._on = on
+        self._cases: dict[str, tuple[str, ...]] = {}
+        self._default: tuple[str, ...] | None = None
+        self._write()
+
+    @contextmanager
+    def case(self, *values: str | int | bool) -> Iterator[None]:
+        """Steps below run when the value is one of these."""
+        with self._steps.owned(self.id) as chosen:
+            yield
+        for value in values:
+            word = str(value).lower() if isinstance(value, bool) else str(value)
+            if word in self._cases:
+                raise InvalidInput(
+                    f"Step {self.id} has two cases {word!r}: write what belongs to it below one of them."
+                )
+            self._cases[word] = tuple(chosen)
+        self._write()
+
+    @contextmanager
+    def default(self) -> Iterator[None]:
+        """Steps below run when no case has the value; without a default that fails the step."""
+        with self._steps.owned(self.id) as chosen:
+            yield
+        self._default = tuple(chosen)
+        self._write()
+
+    def _write(self) -> None:
+        self._steps.change(self.id, switch=SwitchSpec(on=self._on, cases=self._cases, default=self._default))
+
+
+class Parallel(Step[None]):
+    """Has the steps below `with` begin together."""
+
+    def __init__(self, steps: Steps, name: str, need: Literal["all", "any"] | int) -> None:
+        super().__init__(steps, name)
+        self._need = need
+        self._block = steps.owned(name)
+
+    def __enter__(self) -> Self:
+        self._members = self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._block.__exit__(kind, error, trace)
+        self._steps.change(self.id, parallel=ParallelSpec(steps=tuple(self._members), need=self._need))
+
+
+class Round:
+    """Of a `loop`: how many rounds it has done, and what the last of them returned."""
+
+    @property
+    def index(self) -> int:
+        return cast("int", path("round", "index"))
+
+    @property
+    def output(self) -> Any:
+        return path("round", "output")
+
+
+class Steps:
+    """What the function of a workflow is given first. Every step has a name of its own, which its history tells."""
+
+    round: Final = Round()
+
+    def __init__(self) -> None:
+        self._fields: dict[str, dict[str, Any]] = {}
+        self._after: dict[str, list[str]] = {}
+        self._read: dict[str, set[str]] = {}
+        self._owner: dict[str, str] = {}
+        self._blocks: list[tuple[str, list[str]]] = []
+        self.runs: dict[str, WorkflowCall[Any]] = {}
+        """Other workflows that steps run."""
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return cast("str", path("run", "id"))
+
+    def job(
+        self, name: str, call: Call[R], /, *, compensate: Undo[R] | None = None, **placed: Unpack[Placed]
+    ) -> Step[R]:
+        """Runs a task once. How it runs, its retries and timeout, is up to the task and its `options`."""
+        fields = _called(name, call)
+        return self._undone(name, fields, compensate, placed)
+
+    def command(
+        self,
+        name: str,
+        argv: Sequence[str],
+        /,
+        *,
+        reads: Mapping[str, object] | None = None,
+        options: Options | None = None,
+        **placed: Unpack[Placed],
+    ) -> Step[Any]:
+        """Runs a command, and gives it `reads` as its input."""
+        topic = (options or {}).get("topic", "")
+        fields = _wanted(name, Work(argv=tuple(argv)), topic, options or {})
+        return self._add(name, "job", {**fields, "argv": tuple(argv), "input": plain(dict(reads or {}))}, placed)
+
+    def each(
+        self,
+        name: str,
+        call: Callable[[A], Call[R]],
+        items: Iterable[A] | str,
+        /,
+        *,
+        max_parallel: int = 0,
+        compensate: Undo[list[R]] | None = None,
+        **placed: Unpack[Placed],
+    ) -> Step[list[R]]:
+        """Runs a task for each item, `max_parallel` of them at a time, as in `each("shrink", shrink.call, pictures)`.
+
+        `items` are known now, or by the run, or the text of an expression.
+        """
+        fields = _called(name, call(cast("A", Later("item"))))
+        found = items if isinstance(items, str) or is_later(items) else list(items)
+        fields |= {"for_each": plain(found), "max_parallel": max_parallel}
+        return self._undone(name, fields, compensate, placed)
+
+    def loop(
+        self,
+        name: str,
+        call: Call[R],
+        /,
+        *,
+        until: Callable[[R], bool] | str = "",
+        while_: bool | str = "",
+        most: int = LOOP_MOST,
+        compensate: Undo[R] | None = None,
+        **placed: Unpack[Placed],
+    ) -> Step[R]:
+        """Runs a task again and again, until what it returned is as wanted: `until=lambda found: found.done`.
+
+        `while_` is asked before each round, and may name `steps.round`. With neither it runs `most` times.
+        """
+        over = until(cast("R", path("round", "output"))) if callable(until) else until
+        spec = LoopSpec(while_=_asked(while_, name, "while_"), until=_asked(over, name, "until"), most=most)
+        return self._undone(name, {**_called(name, call), "loop": spec}, compensate, placed)
+
+    def workflow(self, name: str, call: WorkflowCall[R], /, *, deadline: Span = 0, **placed: Unpack[Placed]) -> Step[R]:
+        """Runs another workflow: `steps.workflow("trip", trip.call("Oslo"))`."""
+        self.runs[call.workflow.name] = call
+        fields = {"workflow": call.workflow.name, "input": plain(call.input)}
+        return self._add(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+
+    def delay(
+        self, name: str, span: Span = 0, /, *, until: datetime | str = "", **placed: Unpack[Placed]
+    ) -> Step[None]:
+        """Waits for so long, or until a moment."""
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise InvalidInput(f"Step {name} waits until {until}, in no time zone: use datetime(..., tzinfo=UTC).")
+        waits = span if is_later(span) else _seconds(span, name, "delay")
+        return self._add(name, "delay", {"delay_sec": plain(waits), "delay_until": plain(until)}, placed)
+
+    def condition(self, name: str, condition: bool | str, /, **placed: Unpack[Placed]) -> Step[bool]:
+        """Its output is true or false."""
+        return self._add(name, "condition", {"condition": _asked(condition, name, "condition")}, placed)
+
+    def switch(self, name: str, on: object, /, **placed: Unpack[Placed]) -> Switch:
+        """Has steps run by a value, or by the value of an expression."""
+        text = asked(on, f"What step {name} chooses by")
+        self._add(name, "switch", {"switch": SwitchSpec(on=text, cases={})}, placed)
+        return Switch(self, name, text)
+
+    def parallel(
+        self,
+        name: str,
+        /,
+        *,
+        need: Literal["all", "any"] | int = "all",
+        deadline: Span = 0,
+        **placed: Unpack[Placed],
+    ) -> Parallel:
+        """Has steps begin together, and ends when `need` of them have succeeded; the rest is stopped."""
+        self._add(name, "parallel", {"deadline_s": _seconds(deadline, name, "deadline")}, placed)
+        return Parallel(self, name, need)
+
+    def notify(self, name: str, text: str, /, **placed: Unpack[Placed]) -> Step[None]:
+        """Tells a text, such as f"Booked {flight.output}", as a message on the bus."""
+        return self._add(name, "notify", {"notify": plain(text)}, placed)
+
+    @contextmanager
+    def owned(self, owner: str) -> Iterator[list[str]]:
+        """Steps that are written within belong to this one."""
+        block: list[str] = []
+        self._blocks.append((owner, block))
+        try:
+            yield block
+        finally:
+            self._blocks.pop()
+
+    def change(self, name: str, **fields: Any) -> None:
+        self._fields[name].update(fields)
+
+    def specs(self) -> tuple[StepSpec, ...]:
+        """In the order in which they were written."""
+        return tuple(
+            StepSpec(id=name, depends_on=self._depends_on(name), **fields) for name, fields in self._fields.items()
+        )
+
+    def _depends_on(self, name: str) -> tuple[str, ...]:
+        owners = {name}
+        above = name
+        while above in self._owner:
+            above = self._owner[above]
+            owners.add(above)
+        read = [each for each in self._fields if each in self._read[name] and each not in owners]
+        return tuple(dict.fromkeys([*self._after[name], *read]))
+
+    def _undone(self, name: str, fields: dict[str, Any], by: Undo[Any] | None, placed: Placed) -> Step[Any]:
+        if by is not None:
+            call = by if isinstance(by, Call) else by(path("steps", name, "output"))
+            fields["compensate"] = _compensation(name, call)
+        return self._add(name, "job", fields, placed)
+
+    def _add(self, name: str, kind: StepType, fields: dict[str, Any], placed: Placed) -> Step[Any]:
+        if name in self._fields:
+            raise InvalidInput(f"There are two steps {name}: give each a name of its own.")
+        after = placed.get("after", ())
+        before = [after] if isinstance(after, Step) else list(after)
+        if "when" in placed:
+            fields = {"when": _asked(placed["when"], name, "when"), **fields}
+        self._fields[name] = {"type": kind, **fields}
+        self._after[name] = [step.id for step in before]
+        self._read[name] = {each for text in _expressions(fields) for each in steps_in(text)}
+        if self._blocks:
+            owner, block = self._blocks[-1]
+            self._owner[name] = owner
+            block.append(name)
+        return Step(self, name)
+
+
+def _asked(condition: object, name: str, what: str) -> str:
+    return asked(condition, f"The {what.rstrip('_')} of step {name}")
+
+
+def _seconds(span: Span, name: str, what: str) -> float:
+    try:
+        return seconds(span, what)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"Step {name}: {wrong.sentence}") from wrong
+
+
+def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
+    """All that is evaluated for a step."""
+    loop, undone, items = fields.get("loop"), fields.get("compensate"), fields.get("for_each")
+    yield from (str(fields[name]) for name in ("when", "condition") if name in fields)
+    if "switch" in fields:
+        yield fields["switch"].on
+    if loop is not None:
+        yield from (loop.while_, loop.until)
+    if isinstance(items, str) and "${" not in items:
+        yield items
+    yield from texts_in(items)
+    yield from texts_in(undone.context if undone is not None else None)
+    for name in ("args", "input", "delay_sec", "delay_until", "notify"):
+        yield from texts_in(fields.get(name))
+
+
+def _called(name: str, call: Call[Any]) -> dict[str, Any]:
+    task = call.task
+    given = plain(call.input)
+    fields = _wanted(name, task.work, task.topic if task.topic != task.name else "", task.wanted)
+    return {"task": task.name, "args": tuple(given["args"]), "input": given["kwargs"], **fields}
+
+
+def _wanted(name: str, work: Work, topic: str, wanted: Options) -> dict[str, Any]:
+    """What a task declares and is submitted with, as a step has it."""
+    _check_options(name, wanted, _OF_JOBS, "A step")
+    given = needs(work, wanted)
+    fields: dict[str, Any] = {
+        "topic": wanted.get("topic", topic),
+        "cores": _whole(given["cores"]),
+        "gpus": given["gpus"],
+        "memory": given["memory"],
+        "timeout_s": given["timeout_s"],
+        "kill_after_s": given["kill_after_s"],
+        "retry": _retry(given["retries"]),
+        "priority": wanted.get("priority", 0),
+        "requires": tuple(wanted.get("requires", ())),
+        "labels": dict(wanted.get("labels", {})),
+        "env": dict(wanted.get("env", {})),
+    }
+    if "deadline" in wanted:
+        fields["deadline_s"] = _deadline_s(name, wanted)
+    return fields
+
+
+def _compensation(name: str, call: Call[Any]) -> Compensation:
+    task, wanted = call.task, call.task.wanted
+    _check_options(name, wanted, _OF_UNDOING, "What undoes a step")
+    given = plain(call.input)
+    context = _by_name(name, task, given["args"], given["kwargs"])
+    budget = Budget(deadline_ms=round(_deadline_s(name, wanted) * 1000)) if "deadline" in wanted else None
+    return Compensation(
+        topic=wanted.get("topic", task.topic),
+        task=task.name,
+        context=context,
+        labels=dict(wanted.get("labels", {})),
+        env=dict(wanted.get("env", {})),
+        requires=tuple(wanted.get("requires", ())),
+        budget=budget,
+    )
+
+
+def _by_name(step: str, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = task.signature.names(len(args))
+    if names is None:
+        raise InvalidInput(f"Step {step}: what undoes it, {task.name}, must take its arguments by name.")
+    return {**dict(zip(names, args, strict=True)), **kwargs}
+
+
+def _check_options(name: str, wanted: Options, known: frozenset[str], what: str) -> None:
+    for option in checked(wanted):
+        if option not in known:
+            raise InvalidInput(f"Step {name}: {what} has no option {option!r}: there are {', '.join(sorted(known))}.")
+
+
+def _deadline_s(name: str, wanted: Options) -> float:
+    deadline = wanted["deadline"]
+    if isinstance(deadline, datetime):
+        raise InvalidInput(f"Step {name}: a deadline of a step is so long after it has begun, and no moment.")
+    return _seconds(deadline, name, "deadline")
+
+
+def _whole(cores: float | str) -> float | str:
+    return int(cores) if isinstance(cores, float) and cores.is_integer() else cores
+
+
+def _retry(retry: int | RetrySpec) -> int | RetrySpec:
+    return retry.most if isinstance(retry, RetrySpec) and retry == RetrySpec(most=retry.most) else retry

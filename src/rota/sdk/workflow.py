@@ -1,0 +1,183 @@
+"""A workflow of an app: the function that writes its steps down, what comes of it, and how runs of it begin.
+
+    @app.workflow(rollback_on=["failed"])
+    def trip(steps: Steps, city: str, nights: int = 2) -> dict[str, str]:
+        flight = steps.job("flight", book_flight.call(city), compensate=cancel_flight.call)
+        room = steps.job("room", book_room.call(city, nights), after=flight)
+        return {"ticket": flight.output, "room": room.output}
+
+    run = await trip.start("Oslo", nights=3)
+
+The function runs once, when it is declared; its parameters are the inputs of a run, and what it returns is the run's
+output. A process makes the definition known before the first run it starts, and its runs are of that version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from copy import copy
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from rota.model.errors import InvalidInput
+from rota.model.ids import RunId, parse_id
+from rota.model.workflow import REQUIRED, Trigger, WorkflowSpec
+from rota.sdk.later import path, plain
+from rota.sdk.options import Span, seconds
+from rota.sdk.payload import Signature
+from rota.sdk.rooms import Awaits
+from rota.sdk.runs import Run, RunOf, started
+from rota.sdk.steps import Steps
+
+if TYPE_CHECKING:
+    from rota.model.workflow_dry import DryRun
+    from rota.sdk.app import Rota
+    from rota.sdk.sync import SyncWorkflow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Body = Callable[Concatenate[Steps, P], R]
+
+
+class WorkflowOptions(TypedDict, total=False):
+    name: str
+    """That of the function when left out."""
+    show: str
+    """Whose quota its jobs use; else the show of the app."""
+    folder: str
+    dept: str
+    priority: int | str
+    description: str
+    """The first line of what the function says about itself when left out."""
+    timeout: Span
+    """Of a run as a whole."""
+    rollback_on: Iterable[Trigger]
+    """How a step must end for the run to undo what it has done; ["fatal"] when left out."""
+
+
+class WorkflowCall(Generic[R]):
+    """A workflow with its inputs, for a step of another."""
+
+    __slots__ = ("input", "workflow")
+
+    def __init__(self, workflow: Workflow[..., R], given: dict[str, Any]) -> None:
+        self.workflow = workflow
+        self.input = given
+
+
+class Workflow(Generic[P, R]):
+    """What `@app.workflow` makes of a function."""
+
+    def __init__(self, app: Rota, body: Body[P, R], wanted: WorkflowOptions) -> None:
+        update_wrapper(cast("Callable[..., Any]", self), body)
+        self.app = app
+        self.signature = Signature(body)
+        self._parameters = _parameters(body)
+        self._key = ""
+        self._versions: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self.spec, self._uses = _written(app, body, self._parameters, wanted)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def sync(self) -> SyncWorkflow[P, R]:
+        """The same, for code without an event loop."""
+        from rota.sdk.sync import SyncWorkflow
+
+        return SyncWorkflow(self)
+
+    def options(self, *, key: str) -> Self:
+        """The same workflow, whose runs of one key are one run."""
+        changed = copy(self)
+        changed._key = key  # noqa: SLF001 - of our own
+        return changed
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowCall[R]:
+        """A call of it for `steps.workflow`."""
+        return WorkflowCall(self, self._input(args, kwargs))
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """A run with these inputs; its first steps are submitted."""
+        given = self._input(args, kwargs)
+        version = await self.declare()
+        told = await started(self.app, self.spec.show, self.name, given, version=version, key=self._key)
+        return RunOf(self.app, Awaits, told.run, self.signature.result, already=told.already)
+
+    async def declare(self) -> int:
+        """Make it known, with those that it runs, and its version; once for each connection of this process."""
+        from rota.sdk.runs import declared
+
+        place = self.app.transport
+        if place not in self._versions:
+            for each in self._uses:
+                await each.declare()
+            self._versions[place] = (await declared(self.app, self.spec)).version
+        return self._versions[place]
+
+    def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> DryRun:
+        """What a run would be given, and in which order its steps may begin. Nothing is started."""
+        from rota.model.workflow_check import compiled
+        from rota.model.workflow_dry import dry_run
+
+        return dry_run(compiled(self.spec), self._input(args, kwargs))
+
+    def run(self, run: UUID | str) -> Run[R]:
+        """A run of this workflow that was started before, perhaps elsewhere, by its id."""
+        return RunOf(self.app, Awaits, parse_id(RunId, str(run)), self.signature.result)
+
+    def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        signature = inspect.Signature(self._parameters)
+        try:
+            return cast("dict[str, Any]", plain(signature.bind(*args, **kwargs).arguments))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            told = str(error)[:300].rstrip(".")
+            raise InvalidInput(f"The workflow {self.name} cannot be started like this: {told}.") from error
+
+
+def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The inputs; the first parameter is given the steps."""
+    name = getattr(body, "__name__", "")
+    parameters = list(inspect.signature(body).parameters.values())
+    if not parameters or inspect.iscoroutinefunction(body):
+        raise InvalidInput(f"The workflow {name} is to be a plain function that is given its steps: def {name}(steps).")
+    for each in parameters[1:]:
+        if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise InvalidInput(f"The workflow {name} takes any {each.name}: give each of its inputs a name.")
+    return parameters[1:]
+
+
+def _written(
+    app: Rota, body: Callable[..., Any], parameters: list[inspect.Parameter], wanted: WorkflowOptions
+) -> tuple[WorkflowSpec, list[Workflow[..., Any]]]:
+    from rota.model.workflow_check import compiled
+
+    steps = Steps()
+    by_name = {each.name: path("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
+    returned = body(steps, *(path("input", each.name) for each in parameters if each.name not in by_name), **by_name)
+    name: str = wanted.get("name", "") or getattr(body, "__name__", "")
+    output = plain(returned)
+    if output is not None and not isinstance(output, (dict, list, str)):
+        raise InvalidInput(f"The workflow {name} returns {returned!r} whatever happens: return what steps return.")
+    spec = WorkflowSpec(
+        name=name,
+        steps=steps.specs(),
+        inputs={each.name: REQUIRED if each.default is each.empty else plain(each.default) for each in parameters},
+        output={} if output is None else output,
+        show=wanted.get("show", app.show),
+        folder=wanted.get("folder", "default"),
+        dept=wanted.get("dept", "default"),
+        priority=wanted.get("priority", 5),
+        description=wanted.get("description", (inspect.getdoc(body) or "").partition("\n")[0]),
+        timeout_s=seconds(wanted.get("timeout", 0), f"timeout of workflow {name}"),
+        rollback_on=frozenset(wanted.get("rollback_on", ("fatal",))),
+    )
+    compiled(spec)
+    return spec, [call.workflow for call in steps.runs.values()]
