@@ -114,6 +114,9 @@ steps:
   - {id: more, task: square, retry: 3, args: [1], loop: {while: round.index < 2}}
   - {id: inner, type: workflow, workflow: small, input: {n: "${steps.again.output}"}, depends_on: [again]}
   - {id: pack, argv: [tar, cf, a.tar, a], input: {run: "${run.id}"}, cores: 0.5, depends_on: [inner, large]}
+  - {id: ok, type: approval, approval: {text: "Ship ${steps.inner.output}?", quorum: 2, expires_s: 86400},
+     input: {n: "${steps.again.output}"}, depends_on: [again, inner]}
+  - {id: by, type: notify, notify: "by ${steps.ok.output.by[0]}", depends_on: [ok]}
 output: "${steps.inner.output}"
 """
 
@@ -153,6 +156,8 @@ def test_every_kind_of_step_can_be_written(app, tasks):
             options={"cores": 0.5},
             after=[inner, large],
         )
+        ok = steps.approval("ok", f"Ship {inner.output}?", shows={"n": again.output}, quorum=2, expires="1d")
+        steps.notify("by", f"by {ok.output.by[0]}")
         return inner.output
 
     assert encode(every.spec) == encode(parse(EVERY))

@@ -21,6 +21,7 @@ from rota.model.errors import InvalidInput
 from rota.model.job import Budget, Compensation, RetrySpec
 from rota.model.work import Work
 from rota.model.workflow import LOOP_MOST, LoopSpec, ParallelSpec, StepSpec, StepType, SwitchSpec
+from rota.model.workflow_approval import ApprovalSpec, Granted
 from rota.model.workflow_words import steps_in, texts_in
 from rota.sdk.later import Later, asked, is_later, path, plain
 from rota.sdk.options import Options, Span, checked, needs, seconds
@@ -269,6 +270,25 @@ class Steps:
         self._add(name, "parallel", {"deadline_s": _seconds(deadline, name, "deadline")}, placed)
         return Parallel(self, name, need)
 
+    def approval(
+        self,
+        name: str,
+        text: str,
+        /,
+        *,
+        shows: Mapping[str, object] | None = None,
+        quorum: int = 1,
+        approvers: Sequence[str] = (),
+        expires: Span = 0,
+        deadline: Span = 0,
+        **placed: Unpack[Placed],
+    ) -> Step[Granted]:
+        """Waits until people agree to a text, and to what it `shows`; its output says who did."""
+        expires_s = _seconds(expires, name, "time to expire after")
+        terms = ApprovalSpec(text=plain(text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s)
+        fields = {"approval": terms, "input": plain(dict(shows or {}))}
+        return self._add(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+
     def notify(self, name: str, text: str, /, **placed: Unpack[Placed]) -> Step[None]:
         """Tells a text, such as f"Booked {flight.output}", as a message on the bus."""
         return self._add(name, "notify", {"notify": plain(text)}, placed)
@@ -347,6 +367,7 @@ def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
         yield items
     yield from texts_in(items)
     yield from texts_in(undone.context if undone is not None else None)
+    yield from texts_in(fields["approval"].text if "approval" in fields else None)
     for name in ("args", "input", "delay_sec", "delay_until", "notify"):
         yield from texts_in(fields.get(name))
 
