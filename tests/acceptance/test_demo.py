@@ -193,6 +193,8 @@ async def test_the_demo_keeps_its_promises(spawn, tmp_path):
         "oops is cancelled",
         "wipe is denied and never ran: rule nothing-is-wiped",
         "dora has approved it",
+        "trip, a workflow, books a flight and a hotel, and there is no car left in Oslo: its run fails",
+        "both are given back, the last first: the hotel, then the flight",
         "bert was killed",
         "cap is raised",
         "emptied",

@@ -146,7 +146,7 @@ async def test_an_example_prints_what_its_page_says(farm, typed, spawn, name):
 
 
 def test_every_example_is_on_the_page():
-    assert NAMES == ["agents", "pipeline", "quickstart", "render", "shop", "sweep", "web"]
+    assert NAMES == ["agents", "pipeline", "quickstart", "render", "shop", "sweep", "trip", "web"]
     assert all(f"({name}/" in PAGE for name in NAMES)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from rota.accounting.audit import Line
 from rota.accounting.audit import audit as audit_books
-from rota.cli import demo_policy
+from rota.cli import demo_policy, demo_trip
 from rota.cli.demo_farm import ACTOR, DemoFarm, Seen
 from rota.cli.demo_policy import PUBLISHED, WIPED
 from rota.cli.demo_view import Story
@@ -116,6 +116,7 @@ class Demo:
         await self._a_full_share()
         await self._a_kept_output()
         await demo_policy.tell(self.farm, self.story, self.until)
+        await demo_trip.tell(self.farm, self.story, self.look)
         await self._a_cancelled_job()
         await self._a_killed_worker()
         await self._a_raised_cap()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rota.sdk import Fatal, Retry, Rota, context
+from rota.sdk import Fatal, Retry, Rota, Steps, context
 
 app = Rota()
 
@@ -44,3 +44,26 @@ async def flaky(broken: int) -> int:
     if now.attempt == 1:
         raise Retry("the file server hung up", after=1.0)
     return now.attempt
+
+
+@app.task
+async def book(what: str, city: str) -> str:
+    await asyncio.sleep(0.1)
+    if what == "car":
+        raise Fatal(f"there is no car left in {city}")
+    return f"{what} in {city}"
+
+
+@app.task
+async def give_back(booking: str) -> str:
+    await asyncio.sleep(0.1)
+    return f"gave back the {booking}"
+
+
+@app.workflow(show="short", priority=8)
+def trip(steps: Steps, city: str) -> dict[str, str]:
+    """Three things that are worth nothing without each other."""
+    flight = steps.job("flight", book.call("flight", city), compensate=give_back.call)
+    hotel = steps.job("hotel", book.call("hotel", city), compensate=give_back.call, after=flight)
+    car = steps.job("car", book.call("car", city), compensate=give_back.call, after=hotel)
+    return {"flight": flight.output, "hotel": hotel.output, "car": car.output}
