@@ -51,6 +51,7 @@ from rota.workflow.advancing import Advancing
 from rota.workflow.definitions import Definitions
 from rota.workflow.desk import Desk
 from rota.workflow.sagas import Sagas
+from rota.workflow.telling import RunTeller
 
 log = structlog.get_logger(__name__)
 
@@ -172,6 +173,8 @@ class Replica:
         advancer = Advancer(self.database, advancing)
         advancer.stop_job = self.engine.ender.go_on
         advancer.on_asked = self.engine.gatekeeper.gated.on_requested
+        telling = RunTeller(self.engine.teller)
+        advancer.on_happened, advancer.on_undone = telling.advanced, telling.undone
         self.engine.approver.subjects["step"] = advancing.approving
         self.engine.finisher.listeners.append(advancer.heard)
         if self.engine.scanner is not None:

@@ -26,6 +26,14 @@ PATH: Final = "/events"
 BAD: Final = frozenset(
     {"job.failed", "job.timeout", "job.denied", "worker.lost", "dlq.added"}
     | {"agent.failed", "agent.timeout", "agent.lost", "agent.quarantined"}
+    | {
+        "run.ended.failed",
+        "run.ended.timeout",
+        "run.ended.denied",
+        "saga.failed",
+        "saga.corrupt",
+        "saga.ended.incomplete",
+    }
 )
 
 
@@ -55,7 +63,8 @@ def _printed(told: str, form: Form) -> bool:
 def line_of(event: Event) -> str:
     facts = " ".join(f"{name}={value}" for name, value in event.facts.items())
     at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
-    words = (at, f"{event.kind:<15}", event.show or "-", str(event.job) if event.job else "", facts)
+    ids = (f"run={event.run}" if event.run else "", str(event.job) if event.job else "")
+    words = (at, f"{event.kind:<15}", event.show or "-", *ids, facts)
     return "  ".join(word for word in words if word)
 
 

@@ -14,6 +14,9 @@ def events(
     context: typer.Context,
     show: Annotated[str, typer.Option(metavar="SHOW", help="Only of this show.", show_default=False)] = "",
     job: Annotated[str, typer.Option(metavar="JOB", help="Only of the job with this id.", show_default=False)] = "",
+    workflow_run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Only of the run with this id.", show_default=False)
+    ] = "",
     kind: Annotated[
         list[str] | None,
         typer.Option(metavar="KIND", help="Such as job.failed, or job for all of its kind; repeat it."),
@@ -23,9 +26,9 @@ def events(
     ] = "",
     form: Output = Form.TEXT,
 ) -> None:
-    """Follow what happens to jobs, workers, dead letters and limits, until Ctrl-C. JSON is one object per line."""
+    """Follow what happens to jobs, runs, workers, letters and limits, until Ctrl-C. JSON is one object per line."""
     from rota.cli import events as following
 
     settings = load(context, quietly=True).settings
-    asked = {"show": show, "job": job, "kind": ",".join(kind or ())}
+    asked = {"show": show, "job": job, "run": workflow_run, "kind": ",".join(kind or ())}
     run(following.follow(settings, {name: value for name, value in asked.items() if value}, after, form))

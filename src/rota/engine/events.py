@@ -60,6 +60,11 @@ class Untold(NamedTuple):
     show: UUID | str | None
     jobs: Sequence[UUID]
     facts: Mapping[str, Fact]
+    runs: Sequence[UUID] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.jobs or self.runs) or 1
 
 
 class Sending:
@@ -101,14 +106,22 @@ class Teller:
         """Events that are not published yet."""
         return self._events
 
-    def tell(self, kind: str, *, show: UUID | str | None = None, jobs: Sequence[UUID] = (), **facts: Fact) -> None:
-        """Something happened, to each of the jobs if there are any. Never waits, and never fails."""
-        size = len(jobs) or 1
-        if self._events + size > WAITING_MAX:
-            self._drop(size, "full")
+    def tell(
+        self,
+        kind: str,
+        *,
+        show: UUID | str | None = None,
+        jobs: Sequence[UUID] = (),
+        runs: Sequence[UUID] = (),
+        **facts: Fact,
+    ) -> None:
+        """Something happened, to each of the jobs or runs if there are any. Never waits, and never fails."""
+        untold = Untold(kind, self._clock.now_ms(), show, jobs, facts, runs)
+        if self._events + untold.size > WAITING_MAX:
+            self._drop(untold.size, "full")
             return
-        self._events += size
-        self._waiting.append(Untold(kind, self._clock.now_ms(), show, jobs, facts))
+        self._events += untold.size
+        self._waiting.append(untold)
         self._some.set()
 
     def jobs(self, came: Iterable[tuple[str, ShowId | str, str, UUID]]) -> None:
@@ -121,7 +134,7 @@ class Teller:
                 self.tell(f"job.{state.lower()}", show=show, jobs=jobs[at : at + MESSAGE_MAX], topic=topic)
 
     def retried(self, job: JobId, show: ShowId | str, new: JobId) -> None:
-        self.tell(RETRIED, show=show, jobs=[job], **{"as": str(new)})
+        self.tell(RETRIED, show=show, jobs=[job], runs=(), **{"as": str(new)})
 
     def letter(self, what: str, reason: str, show: ShowId | str | None = None, jobs: Sequence[UUID] = ()) -> None:
         self.tell(LETTER, show=show, jobs=jobs, what=what, reason=reason)
@@ -169,11 +182,11 @@ class Teller:
         if dropped:
             groups.append(Group(RESET, self._clock.now_ms(), facts={"because": "dropped", "events": dropped}))
         while self._waiting and len(groups) < GROUPS_MAX:
-            if events and events + len(self._waiting[0].jobs) > MESSAGE_MAX:
+            if events and events + self._waiting[0].size > MESSAGE_MAX:
                 break
             untold = self._waiting.popleft()
             groups.append(self._group(untold))
-            events += len(untold.jobs) or 1
+            events += untold.size
         self._events -= events
         self._dropped -= dropped
         message = Message(subject=EVENTS_TOLD, data=encode(Batch(groups)), msg_id=f"{self._name}:{next(self._numbers)}")
@@ -181,7 +194,9 @@ class Teller:
 
     def _group(self, untold: Untold) -> Group:
         show, name = self._shows.known(untold.show) if self._shows is not None else (None, None)
-        return Group(untold.kind, untold.at_ms, show, name, joined(untold.jobs), dict(untold.facts))
+        return Group(
+            untold.kind, untold.at_ms, show, name, joined(untold.jobs), dict(untold.facts), joined(untold.runs)
+        )
 
     async def _send(self, sending: Sending) -> None:
         now_s = self._clock.monotonic()

@@ -1,5 +1,5 @@
-"""Changes that people made to shows, quotas, pools and topics, and what they approved, told as events: read from the
-audit trail by one leader.
+"""Changes that people made to shows, quotas, pools, topics and runs, and what they approved, told as events: read from
+the audit trail by one leader.
 
 The trail is numbered without a hole in the order of commits, so nothing is passed over, whoever made the change. Up to
 where it was told is known from the stream itself: the last message of this kind says so. Where there is none (the
@@ -96,7 +96,8 @@ class AuditTeller:
                 show, name = self._shows.known(_show(row))
                 facts = {"what": row["target"], "audit": row["seq"]}
                 jobs = joined([UUID(row["job"])]) if row["job"] else b""
-                groups.append(Group(f"{family}.{act}", row["at_ms"], show, name, jobs, facts))
+                runs = joined([UUID(row["run"])]) if row["run"] else b""
+                groups.append(Group(f"{family}.{act}", row["at_ms"], show, name, jobs, facts, runs))
         return groups
 
 

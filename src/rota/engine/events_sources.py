@@ -77,7 +77,7 @@ class Sources:
         for approval in approvals:
             jobs = [UUID(approval.subject)] if approval.kind == "job" else []
             facts = {"approval": str(approval.id), "of": approval.kind, "rule": approval.rule}
-            self.teller.tell("approval.requested", show=approval.show_id, jobs=jobs, **facts)
+            self.teller.tell("approval.requested", show=approval.show_id, jobs=jobs, runs=(), **facts)
 
     def approval(self, approval: Approval) -> None:
         """Decided, which is told by the audit trail; the letter of a job that is denied by it is not."""

@@ -15,12 +15,18 @@ message.
 | `agent.started` | a run that is no short one is under way | `agent`, `run`, `replica` |
 | `agent.<outcome>` | a run has ended so, or its replica is gone | `agent`, `run`, `took_ms`, `failure` |
 | `agent.quarantined` | a run that was stopped goes on | `agent`, `run`, `replica` |
+| `run.began`, `.ending`, `.paused`, `.resumed`, `.compensating` | a run of a workflow did, or is | `workflow` |
+| `run.ended.<state>` | it ended so | `workflow` |
+| `run.step.<what>` | a step of it began, or came into that state | `workflow`, `step`; a job or approval as `job` |
+| `run.notify` | a step tells something | `workflow`, `step`, `text` |
+| `saga.undoing`, `.undone`, `.failed`, `.skipped`, `.corrupt` | a job is undone, or cannot be | `saga`, `step` |
+| `saga.ended.<state>` | nothing is left to undo | `saga` |
 | `approval.requested` | people are asked to agree | `approval`, `of`: a job or a step, `rule` |
 | `approval.vote`, `.granted`, `.rejected`, `.expired` | one or enough agreed, or not | `what`; `audit` |
 | `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
 | `reset` | some events are missing: look anew | `because` |
 
-The record is PostgreSQL. Nothing here holds a payload, an error's text or a secret.
+The record is PostgreSQL. Nothing here holds a payload, an error's text or a secret; a `text` is there to be told.
 """
 
 from __future__ import annotations
@@ -36,8 +42,9 @@ import msgspec
 
 from rota.model.agent import Outcome
 from rota.model.errors import InvalidInput
-from rota.model.ids import JobId, ShowId
+from rota.model.ids import JobId, RunId, ShowId
 from rota.model.lifecycle import JobState
+from rota.model.workflow_run import RunState, StepState
 
 ID_BYTES: Final = 16
 RESET: Final = "reset"
@@ -47,6 +54,16 @@ JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
 AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
+RUN_KINDS: Final = (
+    *(f"run.{what}" for what in ("began", "ending", "paused", "resumed", "compensating", "notify")),
+    *("run.ended", *(f"run.ended.{state.lower()}" for state in RunState if state.ended)),
+    *("run.step", *(f"run.step.{what}" for what in ("began", "round", "stopping"))),
+    *(f"run.step.{state.lower()}" for state in StepState if state.ended),
+)
+SAGA_KINDS: Final = (
+    *(f"saga.{what}" for what in ("undoing", "undone", "failed", "skipped", "corrupt")),
+    *("saga.ended", "saga.ended.rolled_back", "saga.ended.incomplete"),
+)
 CHANGED: Final = (
     "show",
     "folder",
@@ -59,9 +76,10 @@ CHANGED: Final = (
     "agent",
     "output",
     "approval",
+    "workflow",
 )
 """Families of what people change; what exactly is told by the audit trail."""
-FAMILIES: Final = ("job", "worker", "server", "dlq", *CHANGED)
+FAMILIES: Final = ("job", "worker", "server", "dlq", "run", "saga", *CHANGED)
 
 Fact = str | int | float | bool | None
 
@@ -71,7 +89,7 @@ KINDS_MAX: Final = 32
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """Events of one kind and moment, one for each of `jobs`; without any, one that concerns no job."""
+    """Events of one kind and moment, one for each of `jobs` or of `runs`; without any, one that concerns neither."""
 
     kind: str
     at_ms: int
@@ -81,22 +99,27 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     jobs: bytes = b""
     """Their ids, one after the other."""
     facts: dict[str, Fact] = {}
+    runs: bytes = b""
+    """Ids of runs of workflows; where there are jobs as well, as many of each."""
 
     @property
     def count(self) -> int:
-        return len(self.jobs) // ID_BYTES or 1
+        return len(self.jobs or self.runs) // ID_BYTES or 1
 
     def job(self, place: int) -> JobId | None:
-        ids = self.jobs[place * ID_BYTES : (place + 1) * ID_BYTES]
-        return JobId(UUID(bytes=ids)) if ids else None
+        found = _id_at(self.jobs, place)
+        return JobId(found) if found is not None else None
+
+    def run(self, place: int) -> RunId | None:
+        found = _id_at(self.runs, place)
+        return RunId(found) if found is not None else None
 
     def places_of(self, job: UUID) -> list[int]:
         """Where a job is among its jobs."""
-        wanted, found, at = job.bytes, [], -1
-        while (at := self.jobs.find(wanted, at + 1)) >= 0:
-            if at % ID_BYTES == 0:
-                found.append(at // ID_BYTES)
-        return found
+        return _places(self.jobs, job)
+
+    def places_of_run(self, run: UUID) -> list[int]:
+        return _places(self.runs, run)
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -139,6 +162,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     show: str | None
     job: JobId | None
+    run: RunId | None = None
+    """Of a workflow."""
     facts: dict[str, Fact] = {}
 
 
@@ -167,6 +192,7 @@ class Portion(msgspec.Struct, frozen=True, eq=False):
             kind=group.kind,
             show=group.show_name or (str(group.show) if group.show else None),
             job=group.job(place),
+            run=group.run(place),
             facts=group.facts,
         )
 
@@ -183,6 +209,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Those it may see; None: all, and what concerns none."""
     show: str | None = None
     job: JobId | None = None
+    run: RunId | None = None
     kinds: tuple[str, ...] = ()
     """Kinds, or families of them such as `job`; without any, all."""
 
@@ -194,12 +221,29 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.show is not None and group.show_name != self.show:
             return None
-        if self.kinds and group.kind not in self.kinds and group.kind.partition(".")[0] not in self.kinds:
+        if self.kinds and not any(group.kind == kind or group.kind.startswith(f"{kind}.") for kind in self.kinds):
             return None
-        if self.job is None:
+        if self.job is None and self.run is None:
             return portion
-        only = tuple(place for place in group.places_of(self.job) if place >= portion.first)
-        return msgspec.structs.replace(portion, only=only) if only else None
+        found = set(range(portion.first, group.count))
+        if self.job is not None:
+            found &= set(group.places_of(self.job))
+        if self.run is not None:
+            found &= set(group.places_of_run(self.run))
+        return msgspec.structs.replace(portion, only=tuple(sorted(found))) if found else None
+
+
+def _id_at(ids: bytes, place: int) -> UUID | None:
+    found = ids[place * ID_BYTES : (place + 1) * ID_BYTES]
+    return UUID(bytes=found) if found else None
+
+
+def _places(ids: bytes, one: UUID) -> list[int]:
+    wanted, found, at = one.bytes, [], -1
+    while (at := ids.find(wanted, at + 1)) >= 0:
+        if at % ID_BYTES == 0:
+            found.append(at // ID_BYTES)
+    return found
 
 
 def joined(jobs: Iterable[UUID]) -> bytes:
@@ -228,7 +272,7 @@ def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
 
 def _check_kind(kind: str) -> None:
     family = kind.partition(".")[0]
-    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, LETTER, *FAMILIES]
+    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, *RUN_KINDS, *SAGA_KINDS, LETTER, *FAMILIES]
     if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)

@@ -9,6 +9,7 @@
 | `approving` | steps that wait for people: asked for, locked, decided, withdrawn |
 | `advancer` | the service: when to look, and what to do when a batch fails |
 | `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
+| `telling` | what happened, as events |
 | `looking` | runs as they are shown |
 
 All of it follows docs/adr/0021-workflows.md. `rota.model.workflow_advance` decides. PostgreSQL enforces T1 (a timer is

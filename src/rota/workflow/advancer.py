@@ -25,6 +25,7 @@ from rota.model.approval import Approval
 from rota.model.errors import RotaError, StaleFence, Unavailable
 from rota.model.ids import JobId
 from rota.workflow.advancing import BATCH, Advancing, Done
+from rota.workflow.sagas import GoneOn
 
 NEXT_DUE = query(__package__, "next_due")
 
@@ -44,6 +45,9 @@ class Advancer:
         self.advancing = advancing
         self.on_done: Callable[[Done], None] = _ignore
         """Called after the commit."""
+        self.on_happened: Callable[[Done], None] = _ignore
+        self.on_undone: Callable[[GoneOn], None] = _unsaid
+        """Called with what came of a pass over sagas, after its commit."""
         self.on_asked: Callable[[Sequence[Approval]], None] = _untold
         """Called with approvals that steps have asked for."""
         advancing.approving.wake = self.wake
@@ -105,12 +109,15 @@ class Advancer:
         sagas = self.advancing.sagas
         if not await sagas.are_waiting():
             return 0
+        told = GoneOn()
         async with self.database.transaction() as tx:
-            heard = await sagas.hear(tx)
+            heard = await sagas.hear(tx, told)
         faults.reply("saga.hear")
+        self.on_undone(told)
         async with self.database.transaction() as tx:
             told = await sagas.go_on(tx)
         faults.reply("saga.go_on")
+        self.on_undone(told)
         if told.submitted:
             self.advancing.submitter.on_submitted(told.plans, told.submitted)
         return heard + told.count
@@ -119,6 +126,7 @@ class Advancer:
         """What follows a commit; whatever is not done here others find."""
         done.tell()
         self.on_done(done)
+        self.on_happened(done)
         if done.asked:
             self.on_asked(done.asked)
         if done.submitted:
@@ -145,6 +153,10 @@ def _tell(error: Exception) -> None:
 
 
 def _ignore(_done: Done) -> None:
+    return None
+
+
+def _unsaid(_told: GoneOn) -> None:
     return None
 
 

@@ -67,7 +67,8 @@ class Definitions:
             row = await tx.row(DECLARE, show["pk_show"], spec.name, sha256(data).digest(), data)
             assert row is not None
             if row["made"]:
-                await audit.append(tx, [AuditEntry(actor, "workflow.declare", f"workflow:{spec.show}/{spec.name}")])
+                what, detail = f"workflow:{spec.show}/{spec.name}", {"show": str(show["pk_show"])}
+                await audit.append(tx, [AuditEntry(actor, "workflow.declare", what, detail)])
         faults.reply("workflow.declare")
         return Version(row["pk_workflow"], ShowId(show["pk_show"]), row["version"], flow, row["made"])
 

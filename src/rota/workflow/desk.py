@@ -133,7 +133,7 @@ class Desk:
             turn = Turn.of(row)
             turn.news = [news]
             done = await self.advancer.advancing.advance(tx, [turn], alone=True)
-            await audit.append(tx, [AuditEntry(actor, action, f"run:{run}")])
+            await audit.append(tx, [AuditEntry(actor, action, f"run:{run}", {"show": str(turn.show)})])
         await self.advancer.after(done)
         self.advancer.wake()
         return True
@@ -147,7 +147,8 @@ class Desk:
             entries = await tx.value(RESUME, row["pk_show"], str(run), f"Asked for by {actor}.")
             if entries is None:
                 raise Refused(f"The run {run} has nothing to undo: none of its jobs has a compensation.")
-            await audit.append(tx, [AuditEntry(actor, "workflow.rollback", f"run:{run}")])
+            detail = {"show": str(row["pk_show"])}
+            await audit.append(tx, [AuditEntry(actor, "workflow.rollback", f"run:{run}", detail)])
         self.advancer.wake()
         return int(entries)
 
@@ -171,7 +172,8 @@ class Desk:
             turn.goes_on_from(now)
             turn.news = [Began()]
             done = await self.advancer.advancing.advance(tx, [turn], alone=True)
-            await audit.append(tx, [AuditEntry(actor, "workflow.rerun", f"run:{run}", {"as": str(again)})])
+            detail = {"show": str(turn.show), "as": str(again)}
+            await audit.append(tx, [AuditEntry(actor, "workflow.rerun", f"run:{run}", detail)])
         await self.advancer.after(done)
         return Started(again, version)
 

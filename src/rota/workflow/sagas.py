@@ -46,6 +46,7 @@ BEGUN = query(__package__, "saga_begun")
 OVER = query(__package__, "saga_over")
 UNDONE = query(__package__, "saga_undone")
 END = query(__package__, "saga_end")
+ENDED = query(__package__, "saga_ended")
 ACTIVE = query(__package__, "saga_active")
 WAITING = query(__package__, "saga_waiting")
 
@@ -80,6 +81,17 @@ class Undone(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class SagaTold(msgspec.Struct, frozen=True):
+    """What happened to an entry of a saga, or to all of it."""
+
+    what: str
+    show: ShowId
+    saga: str
+    step: str = ""
+    job: UUID | None = None
+    """The one that is undone."""
+
+
 class GoneOn(msgspec.Struct):
     """What came of a pass, for whoever tells others once it is committed."""
 
@@ -87,6 +99,7 @@ class GoneOn(msgspec.Struct):
     plans: list[Plan] = []
     submitted: list[Submitted] = []
     letters: int = 0
+    happened: list[SagaTold] = []
 
 
 class Sagas:
@@ -127,22 +140,23 @@ class Sagas:
         """Whether any has something to hear or to do; asked often, and mostly there is none."""
         return bool(await self.database.value(WAITING))
 
-    async def hear(self, tx: Transaction) -> int:
+    async def hear(self, tx: Transaction, told: GoneOn) -> int:
         """Ends of compensations, and of jobs that have joined a saga by themselves; how many."""
         rows = await tx.rows(TAKE, BATCH)
         if not rows:
             return 0
         faults.at("saga.after_take")
-        await self._hear_undone(tx, [row for row in rows if row["kind"] == "undo"])
+        await self._hear_undone(tx, [row for row in rows if row["kind"] == "undo"], told)
         await self._hear_joined(tx, [row for row in rows if row["kind"] == "free"])
         faults.at("saga.before_heard")
         return len(rows)
 
-    async def _hear_undone(self, tx: Transaction, rows: Sequence[Record]) -> None:
+    async def _hear_undone(self, tx: Transaction, rows: Sequence[Record], told: GoneOn) -> None:
         if not rows:
             return
         states = [_entry_state(JobState(row["state"])) for row in rows]
         ended = await tx.rows(UNDONE, [row["pk_job"] for row in rows], states, [row["error"] for row in rows])
+        told.happened += [_told("undone" if row["state"] == "done" else row["state"], row) for row in ended]
         failed = [row for row in ended if row["state"] != "done"]
         await self._give_up(tx, [_letter(row, FAILED if row["state"] == "failed" else SKIPPED) for row in failed])
 
@@ -164,8 +178,11 @@ class Sagas:
         over = [row for row in rows if row["number"] is None]
         if over:
             await tx.rows(END, [row["pk_saga"] for row in over])
+            states = {row["pk_saga"]: row["state"] for row in await tx.rows(ENDED, [row["pk_saga"] for row in over])}
             for row in over:
                 TOOK.observe(row["took_s"] or 0.0)
+                what = f"ended.{states[row['pk_saga']]}"
+                told.happened.append(SagaTold(what, ShowId(row["pk_show"]), row["workflow_id"]))
         due = await self._readable(tx, [row for row in rows if row["number"] is not None], told)
         allowed = await self._allowed(tx, due, told)
         for row, submission in allowed:
@@ -181,8 +198,7 @@ class Sagas:
                 submission = saga.read(row["template"])
             except InvalidInput as wrong:
                 DAMAGED.inc()
-                await self._end_unrun(tx, row, "corrupt", wrong.sentence, UNREADABLE)
-                told.letters += 1
+                await self._end_unrun(tx, row, "corrupt", wrong.sentence, UNREADABLE, told)
             else:
                 again = row["attempt"] > 1
                 read.append((row, saga.again(submission, row["attempt"]) if again else submission))
@@ -209,8 +225,7 @@ class Sagas:
             word = words[place].of(JobId(row["pk_job"]))
             if word.says is Says.DENY:
                 log.error("compensation_denied", saga=row["workflow_id"], job=str(row["pk_job"]), rule=word.rule)
-                await self._end_unrun(tx, row, "skipped", word.reason or "The policy denies it.", SKIPPED)
-                told.letters += 1
+                await self._end_unrun(tx, row, "skipped", word.reason or "The policy denies it.", SKIPPED, told)
             else:
                 allowed.append((row, submission))
         return allowed
@@ -224,15 +239,17 @@ class Sagas:
         except Unavailable:
             raise
         except RotaError as refused:
-            await self._end_unrun(tx, row, "failed", refused.sentence, FAILED)
-            told.letters += 1
+            await self._end_unrun(tx, row, "failed", refused.sentence, FAILED, told)
             return
         await tx.run(BEGUN, [row["pk_saga"]], [row["number"]], [submitted.job])
         DISPATCHED.inc()
+        told.happened.append(_told("undoing", row))
         told.plans.append(plan)
         told.submitted.append(submitted)
 
-    async def _end_unrun(self, tx: Transaction, row: Record, state: str, error: str, reason: str) -> None:
+    async def _end_unrun(self, tx: Transaction, row: Record, state: str, error: str, reason: str, told: GoneOn) -> None:
+        told.letters += 1
+        told.happened.append(_told(state, row))
         await tx.run(OVER, [row["pk_saga"]], [row["number"]], [state], [error])
         NOT_UNDONE.labels(reason).inc()
         letter = DeadLetter(
@@ -289,6 +306,10 @@ def _entry_state(state: JobState) -> str:
     if state is JobState.SUCCEEDED:
         return "done"
     return "skipped" if state is JobState.DENIED else "failed"
+
+
+def _told(what: str, row: Record) -> SagaTold:
+    return SagaTold(what, ShowId(row["pk_show"]), row["workflow_id"], row["step"], row["pk_job"])
 
 
 def _letter(row: Record, reason: str) -> DeadLetter:

@@ -81,6 +81,8 @@ class Turn:
         self.refused: dict[int, str] = {}
         self.state = RunState.RUNNING
         self.moves = Moves()
+        self.flow: Flow | None = None
+        """Its definition, once something was decided about it."""
         self._steps = steps
         self.now: RunNow = _NOW.decode(steps)
 
@@ -102,7 +104,7 @@ class Turn:
 
     def decide(self, flow: Flow, version: int) -> None:
         """From the state that was read, whatever was decided before."""
-        self.now = _NOW.decode(self._steps)
+        self.now, self.flow = _NOW.decode(self._steps), flow
         facts = Facts(self.run, flow.spec.name, version, self.input)
         values = dict(self.values)
         self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)

@@ -22,7 +22,7 @@ from rota.model import sse
 from rota.model.access import Role, guard
 from rota.model.errors import InvalidInput
 from rota.model.events import Event, Place, Portion, Wanted, checked_kinds
-from rota.model.ids import JobId, parse_id
+from rota.model.ids import JobId, RunId, parse_id
 from rota.server.http.desk import Desk
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import JobPath, seen
@@ -38,6 +38,7 @@ LastEventId = Annotated[
     str, HeaderParameter(name="Last-Event-ID", description="The same, as browsers send it.", max_length=80)
 ]
 Show = Annotated[str | None, QueryParameter(description="Only of this show.", max_length=64)]
+OfRun = Annotated[str | None, QueryParameter(description="Only of the run of a workflow with this id.")]
 OfJob = Annotated[str | None, QueryParameter(description="Only of the job with this id.")]
 Kinds = Annotated[
     str, QueryParameter(description="Only these, separated by commas: `job.failed`, or a family such as `worker`.")
@@ -54,6 +55,7 @@ class EventRoutes(Controller):
         desk: AtDesk,
         show: Show = None,
         job: OfJob = None,
+        run: OfRun = None,
         kind: Kinds = "",
         after: After = "",
         last: LastEventId = "",
@@ -65,6 +67,7 @@ class EventRoutes(Controller):
             shows=request.user.limited_to(Role.VIEWER),
             show=show,
             job=parse_id(JobId, job) if job else None,
+            run=parse_id(RunId, run) if run else None,
             kinds=checked_kinds([kind]),
         )
         place = Place.parse(last or after) if last or after else None
@@ -137,9 +140,9 @@ def _written(event: Event) -> bytes:
 
 
 def text_of(portion: Portion) -> bytes:
-    """All of its events, which differ in their ids and jobs alone: what they share is written once."""
-    ids = portion.group.jobs.hex()
-    if not ids or portion.place.index is None:
+    """All of its events, which differ in their ids, jobs and runs alone: what they share is written once."""
+    ids, runs = portion.group.jobs.hex(), portion.group.runs.hex()
+    if not (ids or runs) or portion.place.index is None:
         return b"".join([_written(event) for event in portion.events()])
     some = portion.event(0)
     kind, before = some.kind, some.id.rpartition("-")[0]
@@ -147,10 +150,14 @@ def text_of(portion: Portion) -> bytes:
     shared, end = f'"at":{at},"kind":{told},"show":{show},"job":', f',"facts":{facts}}}\n\n'
     lines = []
     for place in portion.places:
-        event_id, job = f"{before}-{portion.place.index + place}", ids[32 * place : 32 * place + 32]
-        dashed = f'"{job[:8]}-{job[8:12]}-{job[12:16]}-{job[16:20]}-{job[20:]}"'
-        lines.append(f'id: {event_id}\nevent: {kind}\ndata: {{"id":"{event_id}",{shared}{dashed}{end}')
+        event_id, job, run = f"{before}-{portion.place.index + place}", _dashed(ids, place), _dashed(runs, place)
+        lines.append(f'id: {event_id}\nevent: {kind}\ndata: {{"id":"{event_id}",{shared}{job},"run":{run}{end}')
     return "".join(lines).encode()
+
+
+def _dashed(ids: str, place: int) -> str:
+    one = ids[32 * place : 32 * place + 32]
+    return f'"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}"' if one else "null"
 
 
 # All who follow read the same portions, about the same time.
