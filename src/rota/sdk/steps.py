@@ -290,7 +290,7 @@ class Steps:
         return self._add(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
 
     def notify(self, name: str, text: str, /, **placed: Unpack[Placed]) -> Step[None]:
-        """Tells a text, such as f"Booked {flight.output}", as a message on the bus."""
+        """Tells a text, such as f"Booked {flight.output}", as an event and a message on the bus."""
         return self._add(name, "notify", {"notify": plain(text)}, placed)
 
     @contextmanager

@@ -1,0 +1,78 @@
+"""The guides to workflows and sagas: their code runs, their YAML says the same, their commands print what they say."""
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from rota.cli.app import app
+from rota.model.access import Role
+from rota.model.workflow import encode
+from rota.sdk import loading
+from rota.server import services
+from rota.workflow.reading import parse
+from tests.acceptance.test_examples import plain
+from tests.ground.api import Api
+from tests.ground.commands import Terminal
+from tests.ground.farm import Farm
+from tests.ground.waiting import until
+
+HOWTO = Path(__file__).parents[2] / "docs/howto"
+WORKFLOWS, SAGAS = ((HOWTO / name).read_text() for name in ("workflows.md", "sagas.md"))
+BLOCKS = re.findall(r"```python\n(.*?)```", WORKFLOWS + SAGAS, re.DOTALL)
+MODULE = "\n\n".join(block for block in BLOCKS if "await " not in block)
+CALLS = [block for block in BLOCKS if "await " in block]
+[TRIP] = re.findall(r"```yaml\n(.*?)```", WORKFLOWS, re.DOTALL)
+TYPED = re.findall(r"^\$ rota (.*)\n((?:(?!\$ |```).*\n)*)", WORKFLOWS, re.MULTILINE)
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypatch):
+    (tmp_path / "guide.py").write_text(MODULE)
+    (tmp_path / "trip.yaml").write_text(TRIP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "guide", raising=False)
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
+        await farm.show("default")
+        await farm.worker(of="guide.py")
+        monkeypatch.setenv("ROTA_API_URL", farm.replica.listen_url)
+        monkeypatch.setenv("ROTA_API_KEY", await Api(farm).key(Role.SUBMITTER))
+        monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
+        yield farm
+
+
+@pytest.fixture
+async def guide(farm):
+    made = loading.load("guide.py", Path.cwd())
+    yield vars(sys.modules["guide"])
+    await made.close()
+
+
+async def test_their_code_runs_against_real_servers(guide):
+    for block in CALLS:
+        code = compile(block, "howto", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if inspect.iscoroutine(ended := eval(code, guide)):
+            await ended
+    await until(lambda: guide["open_orders"] == [], what="the hat to be called off")
+    assert len(CALLS) == 4
+
+
+async def test_their_yaml_says_the_same_and_their_commands_print_what_they_say(guide, monkeypatch, capsys):
+    assert encode(parse(TRIP)) == encode(guide["trip"].spec)
+    typed = Terminal(monkeypatch, capsys)
+    for line, printed in TYPED:
+        assert plain(await typed.out(line)) == plain(printed), line
+    assert len(TYPED) == 2
+
+
+def test_every_command_of_workflows_is_told():
+    group = typer.main.get_command(app).commands["workflow"]
+    told = {
+        word for words in re.findall(r"^rota workflow ([\w|]+)", WORKFLOWS, re.MULTILINE) for word in words.split("|")
+    }
+    assert told == set(group.commands) - {"declare", "definitions"}
