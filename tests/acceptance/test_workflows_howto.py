@@ -59,7 +59,7 @@ async def test_their_code_runs_against_real_servers(guide):
         if inspect.iscoroutine(ended := eval(code, guide)):
             await ended
     await until(lambda: guide["open_orders"] == [], what="the hat to be called off")
-    assert len(CALLS) == 4
+    assert len(CALLS) == 5
 
 
 async def test_their_yaml_says_the_same_and_their_commands_print_what_they_say(guide, monkeypatch, capsys):

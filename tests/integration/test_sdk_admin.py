@@ -186,5 +186,5 @@ async def test_those_who_wait_have_the_same_calls(farm, app):
 
 
 async def test_a_rehearsal_has_no_shows(app):
-    with inline(), pytest.raises(InvalidInput, match="plays jobs alone"):
+    with inline(), pytest.raises(InvalidInput, match="plays jobs and workflows alone"):
         await app.shows.list()

@@ -11,7 +11,6 @@ from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.workflow import StepSpec, WorkflowSpec
 from rota.server import services
-from rota.testing import inline
 from tests.ground import farm as ground
 from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
@@ -187,8 +186,3 @@ async def test_those_who_wait_have_the_same_calls(app, agency):
         app.sync.close()
 
     await asyncio.to_thread(waits)
-
-
-async def test_a_rehearsal_says_that_it_plays_jobs_alone(app, agency):
-    with inline(), pytest.raises(InvalidInput, match="A rehearsal plays jobs alone"):
-        await agency.trip.start("Oslo")

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from msgspec import UNSET
 
-from rota.model.errors import InvalidInput
 from rota.sdk.background import run
 from rota.sdk.pages import Page
 
@@ -41,10 +40,8 @@ MOST: Final = sys.maxsize
 
 
 def wire_of(app: Rota) -> Wire:
-    """The connections of an app, which a rehearsal has none of."""
-    wire: Wire | None = getattr(app.transport, "wire", None)
-    if wire is None:
-        raise InvalidInput("A rehearsal plays jobs alone: leave shows, events and the like out of the test.")
+    """The connections of an app, or what a rehearsal plays of them."""
+    wire: Wire = app.transport.wire
     return wire
 
 

@@ -7,7 +7,7 @@ explanations are those of `rota.engine`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -54,6 +54,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transport(Protocol):
     """Belongs to the loop it was first used on."""
+
+    wire: Any
+    """By which all is asked that is not about jobs; a rehearsal answers for workflows alone."""
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
         """All of them or none, in their order."""

@@ -7,7 +7,8 @@
 
 `inline` runs what is submitted at once, `manual` when it is told to (`drain`). Values go the way they go to a worker
 and back, submissions are checked as a server checks them, and retries, keys, times and deadlines count by a clock that
-only the test moves. What is not played: quotas, placement, timeouts of frames, and transactions of `task.on`.
+only the test moves. Workflows are played with their delays and with what undoes them; steps that wait for people have
+`Rehearsal.approve`. What is not played: quotas, placement, timeouts of frames, the policy, transactions of `task.on`.
 """
 
 from rota.testing.clock import MovableClock

@@ -26,10 +26,13 @@ from rota.sdk.background import run
 from rota.sdk.clients import Tasks, replaced
 from rota.sdk.job import Job
 from rota.sdk.payload import encoded
+from rota.sdk.runs import Run
 from rota.sdk.task import Task
 from rota.sdk.transport import Result, Source, Transport
 from rota.testing.clock import MovableClock
 from rota.testing.played import PlayedFrame, PlayedJob, play, settle
+from rota.testing.runs import PlayedRuns
+from rota.testing.wire import PlayedWire
 
 R = TypeVar("R")
 DRAIN_MAX: Final = 100_000
@@ -49,6 +52,7 @@ class Rehearsal:
         self._jobs: dict[JobId, PlayedJob] = {}
         self._tasks: dict[JobId, Tasks] = {}
         self._keys: dict[tuple[str, str], tuple[bytes | None, JobId]] = {}
+        self.runs = PlayedRuns(self)
 
     def transport(self, tasks: Tasks) -> Transport:
         return Played(self, tasks)
@@ -82,6 +86,7 @@ class Rehearsal:
         """Run what is due, and what that submits; returns how many attempts that were."""
         for attempts in range(DRAIN_MAX):
             self._expire()
+            self._advance()
             due = self._due()
             if due is None:
                 return attempts
@@ -92,10 +97,33 @@ class Rehearsal:
         """The same, for tests without an event loop."""
         return run(self.drain())
 
+    async def approve(self, run: Run[Any], step: str, *, by: str = "somebody", reason: str = "") -> None:
+        """Agree to a step that waits for people."""
+        self.runs.decide(run.id, step, by=by, agrees=True, reason=reason)
+        await self.submitted_more()
+
+    async def reject(self, run: Run[Any], step: str, *, by: str = "somebody", reason: str = "") -> None:
+        """Refuse it: the step is denied."""
+        self.runs.decide(run.id, step, by=by, agrees=False, reason=reason)
+        await self.submitted_more()
+
     def find(self, job: JobId) -> PlayedJob:
         if job not in self._jobs:
             raise NotFound(f"There is no job {job} in this test.", job=str(job))
         return self._jobs[job]
+
+    def known(self, job: JobId) -> PlayedJob | None:
+        return self._jobs.get(job)
+
+    def play(self, tasks: Tasks, plan: Plan) -> JobId:
+        """A job of a step."""
+        with self._lock:
+            return self._add(tasks, plan).job
+
+    async def submitted_more(self) -> None:
+        """There may be something to run."""
+        if self._at_once:
+            await self.drain()
 
     async def add(self, tasks: Tasks, submissions: Sequence[Submission]) -> list[Submitted]:
         plans = planned(submissions)
@@ -104,8 +132,7 @@ class Rehearsal:
             for before in {before for plan in plans for before in plan.after}:
                 self.find(JobId(before))
             added = [self._add(tasks, plan) for plan in plans]
-        if self._at_once:
-            await self.drain()
+        await self.submitted_more()
         return [Submitted(one.job, self._jobs[one.job].state, one.already) for one in added]
 
     def _check_keys(self, plans: Sequence[Plan]) -> None:
@@ -127,6 +154,14 @@ class Rehearsal:
         self._jobs[job] = PlayedJob(job, plan, now_ms)
         self._tasks[job] = tasks
         return Submitted(job, self._jobs[job].state)
+
+    def _advance(self) -> None:
+        """Of runs as far as they get without anything being run."""
+        with self._lock:
+            for _ in range(DRAIN_MAX):
+                if not self.runs.look():
+                    return
+        raise AssertionError(f"{DRAIN_MAX} steps and still no job to run: do workflows start each other for ever?")
 
     def _due(self) -> PlayedFrame | None:
         """The next frame to run: the most urgent job first, then the oldest; it is taken when it is returned."""
@@ -185,8 +220,7 @@ class Rehearsal:
         found = self.find(job)
         with self._lock:
             [added] = [self._add(self._tasks[job], found.again(every_frame=every_frame))]
-        if self._at_once:
-            await self.drain()
+        await self.submitted_more()
         return added.job
 
     def _of(self, task: Task[..., Any]) -> list[PlayedJob]:
@@ -209,6 +243,7 @@ class Played:
     def __init__(self, rehearsal: Rehearsal, tasks: Tasks) -> None:
         self._rehearsal = rehearsal
         self._tasks = tasks
+        self.wire = PlayedWire(rehearsal, tasks)
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
         return await self._rehearsal.add(self._tasks, submissions)

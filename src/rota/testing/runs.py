@@ -1,0 +1,392 @@
+"""Runs of workflows in a rehearsal: what comes next is decided by the functions that servers ask, jobs are played here.
+
+Not played are commands, jobs that join a saga by themselves, and the policy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from rota.model import saga
+from rota.model.approval import ApprovalState
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
+from rota.model.ids import ENTROPY_BYTES, JobId, RunId, ShowId, uuid7
+from rota.model.lifecycle import FrameState, JobState
+from rota.model.workflow import WorkflowSpec, decode, encode
+from rota.model.workflow_advance import advance, new
+from rota.model.workflow_approval import Agreed, Granted
+from rota.model.workflow_check import Flow, compiled
+from rota.model.workflow_run import (
+    Began,
+    Cancel,
+    Decided,
+    Facts,
+    Fired,
+    Happened,
+    JobEnded,
+    Moves,
+    News,
+    RunEnded,
+    RunState,
+    StepState,
+    Undo,
+)
+from rota.model.workflow_views import Declared, Entry, Moment, Run, Saga, Started, Step
+from rota.testing.played import PlayedJob, moment_of
+
+if TYPE_CHECKING:
+    from rota.sdk.clients import Tasks
+    from rota.testing.rehearsal import Rehearsal
+
+DEPTH_MAX: Final = 8
+SHOW: Final = ShowId(UUID(int=0))
+FATAL: Final = frozenset({"fatal", "bad_input"})
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class PlayedUndo(msgspec.Struct):
+    """What undoes a step that has succeeded."""
+
+    job: UUID
+    step: str
+    submission: Any
+    state: str = "pending"
+    attempt: int = 1
+    undo: JobId | None = None
+    error: str | None = None
+
+    def told(self) -> Entry:
+        return msgspec.convert(self, Entry, from_attributes=True)
+
+
+class PlayedRun:
+    def __init__(
+        self, tasks: Tasks, flow: Flow, version: int, given: dict[str, Any], now_ms: int, parent: PlayedRun | None
+    ) -> None:
+        self.id = RunId(uuid7(now_ms, os.urandom(ENTROPY_BYTES)))
+        self.tasks = tasks
+        self.flow = flow
+        self.version = version
+        self.facts = Facts(self.id, flow.spec.name, version, given)
+        self.parent = parent
+        self.root: PlayedRun = self if parent is None else parent.root
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.now = new(flow)
+        self.values: dict[int, Any] = {}
+        self.state = RunState.RUNNING
+        self.ends_as: RunState | None = None
+        """How it ends once all that it did is undone."""
+        self.output: Any = None
+        self.timers: dict[tuple[int, int], int] = {}
+        self.undos: list[PlayedUndo] = []
+        self.history: list[Moment] = []
+        self.started_ms = now_ms
+        self.ended_ms: int | None = None
+
+    def tell(self, happened: Happened, now_ms: int) -> None:
+        self.history.append(Moment(moment_of(now_ms), happened))
+
+    def began(self, place: int, job: UUID, now_ms: int) -> None:
+        """What a step runs now has an id."""
+        step = self.now.steps[place]
+        step.job = job
+        self.tell(Happened("began", self.flow.steps[place].id, step.attempt, job), now_ms)
+
+    def end(self, state: RunState, now_ms: int) -> None:
+        self.state, self.ended_ms = state, now_ms
+
+    def told(self) -> Run:
+        """As a server tells of it."""
+        spec = self.flow.spec
+        return Run(
+            id=self.id,
+            show=spec.show,
+            workflow=spec.name,
+            version=self.version,
+            state=self.state,
+            error=self.now.error or None,
+            started_at=moment_of(self.started_ms),
+            ended_at=None if self.ended_ms is None else moment_of(self.ended_ms),
+            input=self.facts.input,
+            output=self.output,
+            parent=None if self.parent is None else self.parent.id,
+            show_id=SHOW,
+            steps=[self._step(place) for place in range(len(self.now.steps))],
+        )
+
+    def _step(self, place: int) -> Step:
+        spec, now = self.flow.steps[place].spec, self.now.steps[place]
+        due = next((due for (of, _), due in self.timers.items() if of == place), None)
+        return Step(
+            id=spec.id,
+            type=spec.type,
+            state=now.state,
+            attempt=now.attempt,
+            job=now.job,
+            reason=now.reason,
+            due_at=None if due is None else moment_of(due),
+            output=self.values.get(place),
+        )
+
+    def saga(self) -> Saga:
+        left = [each.state for each in self.undos if each.state != "done"]
+        ended = "incomplete" if left else "rolled_back"
+        state = "rolling_back" if self.state is RunState.COMPENSATING else ended if self.ends_as is not None else "open"
+        return Saga(state, self.now.error or None, [each.told() for each in reversed(self.undos)])
+
+
+class PlayedRuns:
+    """All runs of one rehearsal."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._rehearsal = rehearsal
+        self._versions: dict[tuple[str, str], list[tuple[bytes, Flow]]] = {}
+        self._runs: dict[UUID, PlayedRun] = {}
+        self._keys: dict[tuple[str, str], PlayedRun] = {}
+
+    @property
+    def _now_ms(self) -> int:
+        return self._rehearsal.clock.now_ms()
+
+    def declare(self, spec: WorkflowSpec) -> Declared:
+        known = self._versions.setdefault((spec.show, spec.name), [])
+        data = encode(spec)
+        changed = not known or known[-1][0] != data
+        if changed:
+            known.append((data, compiled(decode(data))))
+        return Declared(spec.name, len(known), changed)
+
+    def definition(self, show: str, name: str, version: int = 0) -> tuple[int, Flow]:
+        known = self._versions.get((show, name), [])
+        if not 0 < (version or len(known)) <= len(known):
+            raise NotFound(f"There is no workflow {name!r} in show {show!r} of this test: declare it first.")
+        return version or len(known), known[(version or len(known)) - 1][1]
+
+    def start(self, tasks: Tasks, show: str, name: str, given: dict[str, Any], version: int, key: str) -> Started:
+        number, flow = self.definition(show, name, version)
+        before = self._keys.get((show, key)) if key else None
+        if before is not None:
+            if (before.flow.spec.name, before.facts.input) != (name, flow.inputs(given)):
+                raise IdempotencyConflict(f"The key {key!r} was used for another run, {before.id}.", run=str(before.id))
+            return Started(before.id, before.version, already=True)
+        run = self._begin(tasks, flow, number, flow.inputs(given), None)
+        if key:
+            self._keys[show, key] = run
+        return Started(run.id, number)
+
+    def latest(self) -> list[tuple[tuple[str, str], int, Flow]]:
+        """Every definition: by show and name, its version, and what it is."""
+        return [(key, len(known), known[-1][1]) for key, known in sorted(self._versions.items())]
+
+    def find(self, run: UUID) -> PlayedRun:
+        if run not in self._runs:
+            raise NotFound(f"There is no run {run} in this test.", run=str(run))
+        return self._runs[run]
+
+    def all(self) -> list[PlayedRun]:
+        """The newest first."""
+        return list(reversed(self._runs.values()))
+
+    def hear(self, run: UUID, news: News) -> bool:
+        """What somebody asks of a run; whether it had not ended."""
+        found = self.find(run)
+        if not found.state.ended and found.state is not RunState.COMPENSATING:
+            self._advance(found, [news])
+            return True
+        return not found.state.ended
+
+    def rerun(self, run: UUID, step: str) -> Started:
+        from rota.workflow.desk import rerun_from
+
+        old = self.find(run)
+        if not old.state.ended:
+            raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+        now, kept = rerun_from(old.flow, deepcopy(old.now), step)
+        again = PlayedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
+        again.now, again.values = now, {place: value for place, value in old.values.items() if place in kept}
+        self._runs[again.id] = again
+        self._advance(again, [Began()])
+        return Started(again.id, again.version)
+
+    def roll_back(self, run: UUID) -> int:
+        found = self.find(run)
+        if not found.state.ended:
+            raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+        if not found.undos:
+            raise Refused(f"The run {run} has nothing to undo: none of its jobs has a compensation.")
+        left = [each for each in found.undos if each.state != "done"]
+        for each in left:
+            each.attempt += each.state != "pending"
+            each.state = "pending"
+        if left:
+            found.ends_as, found.state = found.state, RunState.COMPENSATING
+        return len(left)
+
+    def decide(self, run: UUID, step: str, *, by: str, agrees: bool, reason: str) -> None:
+        """What people say of a step that waits for them."""
+        found = self.find(run)
+        place = found.flow.place(step)
+        now = found.now.steps[place]
+        if now.state is not StepState.RUNNING or now.job is None or found.flow.steps[place].spec.type != "approval":
+            raise InvalidInput(f"Step {step} of run {run} does not wait for an approval: it is {now.state}.")
+        at = moment_of(self._now_ms)
+        if agrees:
+            value = _unpack(msgspec.msgpack.encode(Granted([by], at, [Agreed(by, at, reason)])))
+            self._advance(found, [Decided(now.job, ApprovalState.GRANTED, value)])
+        else:
+            told = f"Rejected by {by}{f': {reason}' if reason else ''}."
+            self._advance(found, [Decided(now.job, ApprovalState.REJECTED, error=told)])
+
+    def look(self) -> bool:
+        """Take up what has happened to runs; whether anything had."""
+        changed = False
+        for run in list(self._runs.values()):
+            if news := self._news(run):
+                self._advance(run, news)
+                changed = True
+            if run.state is RunState.COMPENSATING:
+                changed |= self._undo_on(run)
+        return changed
+
+    def _begin(
+        self, tasks: Tasks, flow: Flow, version: int, given: dict[str, Any], parent: PlayedRun | None
+    ) -> PlayedRun:
+        run = PlayedRun(tasks, flow, version, given, self._now_ms, parent)
+        self._runs[run.id] = run
+        self._advance(run, [Began()])
+        return run
+
+    def _news(self, run: PlayedRun) -> list[News]:
+        if run.state.ended:
+            return []
+        heard: list[News] = []
+        for place, step in enumerate(run.now.steps):
+            if step.job is None or step.state not in (StepState.RUNNING, StepState.STOPPING):
+                continue
+            job, child = self._rehearsal.known(JobId(step.job)), self._runs.get(step.job)
+            if job is not None and job.state.terminal:
+                heard.append(_job_ended(job, is_each=run.flow.steps[place].spec.for_each is not None))
+            elif child is not None and child.state.ended:
+                heard.append(RunEnded(child.id, child.state, child.output, child.now.error, child.now.trigger))
+        for key in [key for key, due in run.timers.items() if due <= self._now_ms]:
+            del run.timers[key]
+            heard.append(Fired(*key))
+        return heard
+
+    def _advance(self, run: PlayedRun, news: Sequence[News]) -> None:
+        before = deepcopy((run.now, run.values))
+        refused: dict[int, str] = {}
+        while True:  # every round refuses a step more
+            state, moves = advance(run.flow, run.now, run.facts, run.values, news, self._now_ms, refused)
+            if not (wrong := self._unknown(run, moves)):
+                break
+            refused |= wrong
+            run.now, run.values = deepcopy(before)
+        run.state = state
+        self._move(run, moves)
+        if state.ended:
+            self._end(run, state, moves)
+
+    def _unknown(self, run: PlayedRun, moves: Moves) -> dict[int, str]:
+        """Workflows that cannot be started by steps, and why."""
+        wrong: dict[int, str] = {}
+        for child in moves.children:
+            try:
+                if run.depth >= DEPTH_MAX:
+                    raise NotFound(f"Runs inside runs are {DEPTH_MAX} deep: does {child.workflow} start itself?")
+                self.definition(run.flow.spec.show, child.workflow)[1].inputs(child.input)
+            except InvalidInput as refused:
+                wrong[child.place] = refused.sentence
+        return wrong
+
+    def _move(self, run: PlayedRun, moves: Moves) -> None:
+        now_ms = self._now_ms
+        for happened in moves.happened:
+            run.tell(happened, now_ms)
+        run.timers |= {(timer.place, timer.attempt): timer.due_ms for timer in moves.timers}
+        for key in moves.untimed:
+            run.timers.pop(key, None)
+        for undo in moves.undos:
+            run.root.undos.append(self._recorded(run, undo))
+        for start in moves.starts:
+            run.began(start.place, self._rehearsal.play(run.tasks, start.plan), now_ms)
+        for ask in moves.asks:
+            run.began(ask.place, uuid4(), now_ms)
+        for child in moves.children:
+            version, flow = self.definition(run.flow.spec.show, child.workflow)
+            begun = self._begin(run.tasks, flow, version, flow.inputs(child.input), run)
+            run.began(child.place, begun.id, now_ms)
+        for job in moves.stops:
+            self._rehearsal.cancel(JobId(job))
+        for inner in moves.stop_runs:
+            self.hear(inner, Cancel())
+
+    def _end(self, run: PlayedRun, state: RunState, moves: Moves) -> None:
+        run.output = moves.output
+        wanted, trigger = run.flow.spec.rollback_on, run.now.trigger
+        undoes = trigger in wanted or (trigger == "fatal" and "failed" in wanted)
+        if run.depth == 0 and undoes and run.undos:
+            run.ends_as, run.state = state, RunState.COMPENSATING
+        else:
+            run.end(state, self._now_ms)
+
+    def _recorded(self, run: PlayedRun, undo: Undo) -> PlayedUndo:
+        step, job = run.flow.steps[undo.place], self._rehearsal.find(JobId(undo.job)).told()
+        by, layer = step.spec.compensate, job.layers[0]
+        assert by is not None, "only what can be undone is recorded"
+        if by.context is not None:
+            context = undo.context if step.undo is not None else by.context
+            by = msgspec.structs.replace(by, context={"args": [], "kwargs": context})
+        origin = saga.Origin(
+            job=job.id,
+            show=job.show,
+            folder=job.folder,
+            dept=job.dept,
+            name=job.name,
+            labels=job.labels,
+            details=job.details,
+            work=layer.work,
+            input=None if layer.input is None else _unpack(layer.input),
+        )
+        name = step.id if run.depth == 0 else f"{run.id}/{step.id}"
+        return PlayedUndo(undo.job, name, saga.undoing(origin, by, str(run.root.id)))
+
+    def _undo_on(self, run: PlayedRun) -> bool:
+        """The next thing to undo, once the one before has ended; whether anything changed."""
+        running = next((each for each in run.undos if each.state == "running"), None)
+        if running is not None:
+            assert running.undo is not None
+            job = self._rehearsal.find(running.undo)
+            if not job.state.terminal:
+                return False
+            good = job.state is JobState.SUCCEEDED
+            running.state, running.error = ("done", None) if good else ("failed", _error(job))
+        following = next((each for each in reversed(run.undos) if each.state == "pending"), None)
+        if following is None:
+            assert run.ends_as is not None, "it was ended before anything was undone"
+            run.end(run.ends_as, self._now_ms)
+            return True
+        again = following.attempt > 1
+        submission = saga.again(following.submission, following.attempt) if again else following.submission
+        following.state, following.undo = "running", self._rehearsal.play(run.tasks, saga.planned(submission))
+        return True
+
+
+def _job_ended(job: PlayedJob, *, is_each: bool) -> JobEnded:
+    values: list[Any] = [None] * job.plan.layers[0].frames.count
+    for each in job.results:
+        if each.state is FrameState.SUCCEEDED and each.value is not None:
+            values[each.place] = _unpack(each.value)
+    fatal = any(each.code in FATAL for each in job.results)
+    return JobEnded(job.id, job.state, values if is_each else values[0], _error(job), fatal)
+
+
+def _error(job: PlayedJob) -> str:
+    failed = (each for each in job.results if each.state is not FrameState.SUCCEEDED)
+    return next((each.error or each.code for each in failed), job.reason or "")
