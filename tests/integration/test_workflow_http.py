@@ -1,5 +1,7 @@
 """Workflows by HTTP: declared, started, looked at and changed by keys of every kind."""
 
+import asyncio
+
 import pytest
 
 from rota import Rota
@@ -113,6 +115,31 @@ async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
         assert (await app.approvals.approve(f"{run}:ok", "fine")).approval.state == "granted"
     found = await ended(sam, run)
     assert (found["state"], found["steps"][0]["output"]["votes"][0]["comment"]) == ("SUCCEEDED", "fine")
+
+
+async def test_one_question_waits_for_the_end_of_a_run(api):
+    gate = hanging("x")
+    client = await api.client(Role.SUBMITTER)
+    flow = {"name": "slow", "show": "film", "steps": [{"id": "a", "task": "hang", "args": ["x"]}]}
+    await client.post("/workflows", json=flow)
+    run = (await client.post("/workflows/film/slow/runs", json={})).json()["run"]
+    assert (await client.get(f"/runs/{run}", params={"wait": 0.1})).json()["state"] == "RUNNING"
+    asking = asyncio.create_task(client.get(f"/runs/{run}", params={"wait": 30}))
+    await api.farm.running("x")
+    gate.set()
+    assert (await asking).json()["state"] == "SUCCEEDED"
+
+
+async def test_a_dry_run_starts_nothing(api):
+    client = await api.client((Role.SUBMITTER, "film"))
+    await client.post("/workflows", json=FLOW)
+    viewer, stranger = await api.client((Role.VIEWER, "film")), await api.client((Role.VIEWER, "other"))
+    told = (await viewer.post("/workflows/film/flow/dry-run", json={"input": {"n": 7}})).json()
+    steps = [{"id": "a", "type": "job", "after": []}, {"id": "b", "type": "job", "after": ["a"]}]
+    assert told == {"workflow": "flow", "input": {"n": 7}, "steps": steps}
+    problem(await viewer.post("/workflows/film/flow/dry-run", json={"input": {"m": 7}}), 400, "invalid_input")
+    problem(await stranger.post("/workflows/film/flow/dry-run", json={}), 403, "forbidden")
+    assert (await client.get("/runs")).json()["items"] == []
 
 
 async def test_a_key_sees_and_changes_runs_of_its_own_shows_alone(api):

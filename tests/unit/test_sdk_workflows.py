@@ -274,6 +274,22 @@ def no_zone(steps, n, tasks):
     steps.delay("a", until=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
+def no_call(steps, n, tasks):
+    steps.job("a", tasks["square"])
+
+
+def no_call_to_undo(steps, n, tasks):
+    steps.job("a", tasks["square"].call(1), compensate=lambda _done: None)
+
+
+def no_value(steps, n, tasks):
+    steps.command("a", ["true"], reads={"what": object()})
+
+
+def no_part(steps, n, tasks):
+    steps.notify("a", "a", when=n == object())
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
@@ -295,6 +311,10 @@ def no_zone(steps, n, tasks):
         (bad_text, "The expression 'input.n >' of step a cannot be read"),
         (unknown_step, "names step 'z', and there is no such step"),
         (no_time, "Step a: "),
+        (no_call, "Step a is given a FunctionTask: give it a call of a task, as in task.call(1)"),
+        (no_call_to_undo, "Step a is given a NoneType"),
+        (no_value, "What step a is given cannot be passed on: a object cannot travel"),
+        (no_part, "A part of an expression cannot be passed on"),
         (no_zone, "Step a waits until 2026-01-01 00:00:00, in no time zone"),
     ],
 )
@@ -333,6 +353,14 @@ def test_a_workflow_is_a_plain_function_with_named_inputs(app, tasks):
     assert once.dry_run(1, b=2).input == {"a": 1, "b": 2, "c": 3}
     with pytest.raises(InvalidInput, match="cannot be started like this: missing a required argument: 'b'"):
         once.call(1)
+    with pytest.raises(InvalidInput, match="What workflow once is given cannot be passed on: a object cannot travel"):
+        once.call(1, b=object())
+
+    with pytest.raises(InvalidInput, match="The default of c of workflow flow cannot be passed on"):
+
+        @app.workflow
+        def flow(steps: Steps, c: object = app) -> None: ...
+
     with pytest.raises(InvalidInput, match="two workflows 'once'"):
         app.workflow(name="once")(lambda steps: steps.notify("a", "a") and None)
 

@@ -178,14 +178,21 @@ class Rota(Administers[Awaits]):
         return Job(self, submitted.job, untyped, already=submitted.already)
 
     async def events(
-        self, *, show: str = "", job: UUID | None = None, kinds: Sequence[str] = (), after: str = ""
+        self,
+        *,
+        show: str = "",
+        job: UUID | None = None,
+        run: UUID | None = None,
+        kinds: Sequence[str] = (),
+        after: str = "",
     ) -> AsyncIterator[Event]:
-        """What happens from here on, or behind the event `after`: of a show or job, of kinds such as "job.failed" or
-        "worker", or all that the key may see. One of the kind `reset` says that some are missing: look anew."""
+        """What happens from here on, or behind the event `after`: of a show, a job or a run, of kinds such as
+        "job.failed" or "worker", or all that the key may see. One of the kind `reset` says that some are missing: look
+        anew."""
         from rota.model.events import Event
         from rota.sdk.events import followed
 
-        query = {"show": show or None, "job": job, "kind": ",".join(kinds) or None}
+        query = {"show": show or None, "job": job, "run": run, "kind": ",".join(kinds) or None}
         async for told in followed(wire_of(self), "/events", query, after=after):
             yield msgspec.json.decode(told.data, type=Event)
 

@@ -139,10 +139,7 @@ def written(value: object) -> str:
     """In an expression."""
     if isinstance(value, Later):
         return value._expression  # noqa: SLF001 - of our own
-    try:
-        return msgspec.json.encode(plain(value)).decode()
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"A {type(value).__name__} cannot be part of an expression: {error}.") from error
+    return msgspec.json.encode(plain(value, "A part of an expression")).decode()
 
 
 def asked(condition: object, what: str) -> str:
@@ -154,11 +151,14 @@ def asked(condition: object, what: str) -> str:
     return condition if isinstance(condition, str) else written(condition)
 
 
-def plain(value: object) -> Any:
-    """`value` in what JSON has words for, with `${…}` for values of a run."""
+def plain(value: object, what: str) -> Any:
+    """`value` in what JSON has words for, with `${…}` for values of a run; InvalidInput for what cannot travel."""
     from rota.sdk.payload import travels
 
-    return msgspec.to_builtins(value, enc_hook=travels, str_keys=True)
+    try:
+        return msgspec.to_builtins(value, enc_hook=travels, str_keys=True)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"{what} cannot be passed on: {str(error)[:300].rstrip('.')}.") from error
 
 
 def _joined(left: object, sign: str, right: object) -> Later:

@@ -190,7 +190,7 @@ class Steps:
         """Runs a command, and gives it `reads` as its input."""
         topic = (options or {}).get("topic", "")
         fields = _wanted(name, Work(argv=tuple(argv)), topic, options or {})
-        return self._add(name, "job", {**fields, "argv": tuple(argv), "input": plain(dict(reads or {}))}, placed)
+        return self._add(name, "job", {**fields, "argv": tuple(argv), "input": _given(name, dict(reads or {}))}, placed)
 
     def each(
         self,
@@ -209,7 +209,7 @@ class Steps:
         """
         fields = _called(name, call(cast("A", Later("item"))))
         found = items if isinstance(items, str) or is_later(items) else list(items)
-        fields |= {"for_each": plain(found), "max_parallel": max_parallel}
+        fields |= {"for_each": _given(name, found), "max_parallel": max_parallel}
         return self._undone(name, fields, compensate, placed)
 
     def loop(
@@ -235,7 +235,7 @@ class Steps:
     def workflow(self, name: str, call: WorkflowCall[R], /, *, deadline: Span = 0, **placed: Unpack[Placed]) -> Step[R]:
         """Runs another workflow: `steps.workflow("trip", trip.call("Oslo"))`."""
         self.runs[call.workflow.name] = call
-        fields = {"workflow": call.workflow.name, "input": plain(call.input)}
+        fields = {"workflow": call.workflow.name, "input": _given(name, call.input)}
         return self._add(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
 
     def delay(
@@ -245,7 +245,7 @@ class Steps:
         if isinstance(until, datetime) and until.tzinfo is None:
             raise InvalidInput(f"Step {name} waits until {until}, in no time zone: use datetime(..., tzinfo=UTC).")
         waits = span if is_later(span) else _seconds(span, name, "delay")
-        return self._add(name, "delay", {"delay_sec": plain(waits), "delay_until": plain(until)}, placed)
+        return self._add(name, "delay", {"delay_sec": _given(name, waits), "delay_until": _given(name, until)}, placed)
 
     def condition(self, name: str, condition: bool | str, /, **placed: Unpack[Placed]) -> Step[bool]:
         """Its output is true or false."""
@@ -285,13 +285,13 @@ class Steps:
     ) -> Step[Granted]:
         """Waits until people agree to a text, and to what it `shows`; its output says who did."""
         expires_s = _seconds(expires, name, "time to expire after")
-        terms = ApprovalSpec(text=plain(text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s)
-        fields = {"approval": terms, "input": plain(dict(shows or {}))}
+        terms = ApprovalSpec(text=_given(name, text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s)
+        fields = {"approval": terms, "input": _given(name, dict(shows or {}))}
         return self._add(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
 
     def notify(self, name: str, text: str, /, **placed: Unpack[Placed]) -> Step[None]:
         """Tells a text, such as f"Booked {flight.output}", as an event and a message on the bus."""
-        return self._add(name, "notify", {"notify": plain(text)}, placed)
+        return self._add(name, "notify", {"notify": _given(name, text)}, placed)
 
     @contextmanager
     def owned(self, owner: str) -> Iterator[list[str]]:
@@ -323,7 +323,7 @@ class Steps:
 
     def _undone(self, name: str, fields: dict[str, Any], by: Undo[Any] | None, placed: Placed) -> Step[Any]:
         if by is not None:
-            call = by if isinstance(by, Call) else by(path("steps", name, "output"))
+            call = by(path("steps", name, "output")) if not isinstance(by, Call) and callable(by) else by
             fields["compensate"] = _compensation(name, call)
         return self._add(name, "job", fields, placed)
 
@@ -346,6 +346,17 @@ class Steps:
 
 def _asked(condition: object, name: str, what: str) -> str:
     return asked(condition, f"The {what.rstrip('_')} of step {name}")
+
+
+def _given(name: str, value: object) -> Any:
+    return plain(value, f"What step {name} is given")
+
+
+def _check_call(name: str, call: object) -> None:
+    if not isinstance(call, Call):
+        raise InvalidInput(
+            f"Step {name} is given a {type(call).__name__}: give it a call of a task, as in task.call(1)."
+        )
 
 
 def _seconds(span: Span, name: str, what: str) -> float:
@@ -373,8 +384,9 @@ def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _called(name: str, call: Call[Any]) -> dict[str, Any]:
+    _check_call(name, call)
     task = call.task
-    given = plain(call.input)
+    given = _given(name, call.input)
     fields = _wanted(name, task.work, task.topic if task.topic != task.name else "", task.wanted)
     return {"task": task.name, "args": tuple(given["args"]), "input": given["kwargs"], **fields}
 
@@ -402,9 +414,10 @@ def _wanted(name: str, work: Work, topic: str, wanted: Options) -> dict[str, Any
 
 
 def _compensation(name: str, call: Call[Any]) -> Compensation:
+    _check_call(name, call)
     task, wanted = call.task, call.task.wanted
     _check_options(name, wanted, _OF_UNDOING, "What undoes a step")
-    given = plain(call.input)
+    given = _given(name, call.input)
     context = _by_name(name, task, given["args"], given["kwargs"])
     budget = Budget(deadline_ms=round(_deadline_s(name, wanted) * 1000)) if "deadline" in wanted else None
     return Compensation(

@@ -188,9 +188,15 @@ class SyncRota(Administers[Waits]):
         return self._app.run(run).sync
 
     def events(
-        self, *, show: str = "", job: UUID | None = None, kinds: Sequence[str] = (), after: str = ""
+        self,
+        *,
+        show: str = "",
+        job: UUID | None = None,
+        run: UUID | None = None,
+        kinds: Sequence[str] = (),
+        after: str = "",
     ) -> Iterator[Event]:
-        return _each(self._app.events(show=show, job=job, kinds=kinds, after=after))
+        return _each(self._app.events(show=show, job=job, run=run, kinds=kinds, after=after))
 
     def submit(self, submission: Submission) -> SyncJob[Any]:
         return SyncJob(run(self._app.submit(submission)))

@@ -136,10 +136,10 @@ class Workflow(Generic[P, R]):
     def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         signature = inspect.Signature(self._parameters)
         try:
-            return cast("dict[str, Any]", plain(signature.bind(*args, **kwargs).arguments))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            told = str(error)[:300].rstrip(".")
-            raise InvalidInput(f"The workflow {self.name} cannot be started like this: {told}.") from error
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidInput(f"The workflow {self.name} cannot be started like this: {error}.") from error
+        return cast("dict[str, Any]", plain(bound, f"What workflow {self.name} is given"))
 
 
 def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -154,6 +154,12 @@ def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters[1:]
 
 
+def _default(parameter: inspect.Parameter, workflow: str) -> Any:
+    if parameter.default is parameter.empty:
+        return REQUIRED
+    return plain(parameter.default, f"The default of {parameter.name} of workflow {workflow}")
+
+
 def _written(
     app: Rota, body: Callable[..., Any], parameters: list[inspect.Parameter], wanted: WorkflowOptions
 ) -> tuple[WorkflowSpec, list[Workflow[..., Any]]]:
@@ -163,13 +169,13 @@ def _written(
     by_name = {each.name: path("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
     returned = body(steps, *(path("input", each.name) for each in parameters if each.name not in by_name), **by_name)
     name: str = wanted.get("name", "") or getattr(body, "__name__", "")
-    output = plain(returned)
+    output = plain(returned, f"What workflow {name} returns")
     if output is not None and not isinstance(output, (dict, list, str)):
         raise InvalidInput(f"The workflow {name} returns {returned!r} whatever happens: return what steps return.")
     spec = WorkflowSpec(
         name=name,
         steps=steps.specs(),
-        inputs={each.name: REQUIRED if each.default is each.empty else plain(each.default) for each in parameters},
+        inputs={each.name: _default(each, name) for each in parameters},
         output={} if output is None else output,
         show=wanted.get("show", app.show),
         folder=wanted.get("folder", "default"),
