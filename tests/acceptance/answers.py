@@ -302,7 +302,7 @@ Approval = answer(
     decided_at=datetime | None,
     votes=list[dict[str, Any]],
 )
-ApprovalShown = answer("ApprovalShown", approval=Approval, job=dict[str, Any] | None)
+ApprovalShown = answer("ApprovalShown", approval=Approval, job=dict[str, Any] | None, step=dict[str, Any] | None)
 ApprovalSaid = answer("ApprovalSaid", approval=Approval, changed=bool)
 Remediated = answer("Remediated", job=UUID, remediation_of=UUID, frames=int)
 Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime)
