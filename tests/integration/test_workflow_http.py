@@ -108,6 +108,10 @@ async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
     told = {"run": run, "workflow": "ship", "version": 1, "step": "ok", "started_by": "k1"}
     assert shown["step"] == {**told, "text": "Ship 7?", "input": {"cut": 7}, "run_input": {"cut": 7}}
 
+    explained = (await sam.get(f"/runs/{run}/explain")).json()
+    assert [cause["code"] for cause in explained["reasons"]] == ["approval_required"]
+    assert "1 of the operators of film must approve it; 0 did." in explained["sentence"]
+
     problem(await sam.post(f"/approvals/{run}:ok/approve", json={}), 403, "self_approval_denied")
     problem(await stranger.post(f"/approvals/{run}:ok/approve", json={}), 404, "not_found")
     async with Rota(api.farm.replica.listen_url, key=await api.key(Role.OPERATOR)) as app:
@@ -149,7 +153,7 @@ async def test_a_key_sees_and_changes_runs_of_its_own_shows_alone(api):
     stranger = await api.client((Role.OPERATOR, "other"))
     assert (await stranger.get("/workflows")).json()["items"] == []
     assert (await stranger.get("/runs")).json()["items"] == []
-    for path in (f"/runs/{run}", f"/runs/{run}/timeline", f"/runs/{run}/saga"):
+    for path in (f"/runs/{run}", *(f"/runs/{run}/{what}" for what in ("timeline", "saga", "explain"))):
         problem(await stranger.get(path), 404, "not_found")
     problem(await stranger.post(f"/runs/{run}/cancel"), 404, "not_found")
     problem(await stranger.post("/workflows", json=FLOW), 403, "forbidden")

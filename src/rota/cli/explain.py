@@ -1,4 +1,4 @@
-"""`rota explain`: why a job is not running, as `rota.engine.explain` tells it from PostgreSQL alone. Words only."""
+"""`rota explain`: why a job is not running, or what a run waits for, as told from PostgreSQL alone. Words only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,46 @@ import msgspec
 from rota.cli.books_view import Page
 from rota.cli.dlq_view import several
 from rota.cli.jobs_view import needs
-from rota.cli.naming import find
+from rota.cli.naming import find, find_run
 from rota.engine.explain import Explainer
 from rota.engine.explain_told import Cause, Explained, Holder, LayerTold
 from rota.engine.jobs import Job, Jobs
+from rota.infra.postgres import Database
+from rota.model.ids import RunId
 from rota.model.units import Centicores, format_cores, span
+from rota.workflow.explain_told import RunExplained
+from rota.workflow.explaining import RunExplainer
 
 RUNNING_SHOWN: Final = 5
 
 
 async def explained(jobs: Jobs, prefix: str, layer: str | None = None) -> Page:
+    run = await find_run(jobs.database, prefix) if layer is None else None
+    if run is not None:
+        return await explained_run(jobs.database, run)
     which = await find(jobs, prefix)
     told = await Explainer(jobs.database).explain(which, layer=layer)
     lines = [*_ended(told)] if told.state.terminal else [*_live(told, await jobs.get(which))]
     return Page(msgspec.to_builtins(told), lines)
+
+
+async def explained_run(database: Database, run: RunId) -> Page:
+    told = await RunExplainer(Explainer(database)).explain(run)
+    return Page(msgspec.to_builtins(told), [*_run(told)])
+
+
+def _run(told: RunExplained) -> Iterator[str]:
+    yield f"{told.workflow} {told.run}: {told.state}"
+    if not told.reasons:
+        yield f"  {told.sentence}"
+    for reason in told.reasons:
+        inside = f"(run {reason.run}) " if reason.run != told.run else ""
+        yield f"  {reason.code}: {inside}{reason.sentence}"
+        yield f"    {reason.remedy}"
+    for job in told.jobs:
+        if not job.state.terminal and job.reasons:
+            yield f"  Job {job.job} ({job.name}) is {job.state}:"
+            yield from (f"  {line}" for line in told_live(job, named=len(job.layers) > 1))
 
 
 def _ended(told: Explained) -> Iterator[str]:

@@ -136,7 +136,7 @@ def explain(
     layer: Annotated[str | None, _option("LAYER", "Only this layer of it, by name or id.")] = None,
     form: Output = Form.TEXT,
 ) -> None:
-    """Why a job is not running, and what would help."""
+    """Why a job is not running, or what a run of a workflow waits for, and what would help."""
     from rota.cli import explain as explaining
 
     _print(context, form, lambda found: explaining.explained(found, which, layer))

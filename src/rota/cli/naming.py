@@ -10,9 +10,10 @@ from uuid import UUID
 from rota.engine.jobs import Jobs
 from rota.infra.postgres import Database, Query, query
 from rota.model.errors import InvalidInput, NotFound
-from rota.model.ids import JobId, LayerId
+from rota.model.ids import JobId, LayerId, RunId
 
 FIND = query(__package__, "jobs_find")
+FIND_RUNS = query(__package__, "runs_find")
 FIND_LAYERS = query(__package__, "layers_find")
 NAMED = query(__package__, "jobs_named")
 NAMED_LIVE = query(__package__, "jobs_named_live")
@@ -33,6 +34,14 @@ async def find(jobs: Jobs, text: str) -> JobId:
         hint = f"did you mean {near[0]}?" if near else "see `rota jobs`."
         raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: {hint}")
     return JobId(found)
+
+
+async def find_run(database: Database, text: str) -> RunId | None:
+    """The run of a workflow whose id begins like this; None: there is none, or a job whose id does."""
+    if await _by_prefix(database, FIND, "jobs", text) is not None:
+        return None
+    found = await _by_prefix(database, FIND_RUNS, "runs", text)
+    return None if found is None else RunId(found)
 
 
 async def find_for_good(jobs: Jobs, text: str) -> JobId:

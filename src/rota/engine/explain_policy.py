@@ -32,12 +32,8 @@ def unapproved(job: Job, approval: Approval | None, now: datetime) -> Cause:
     remedy = Reason.APPROVAL_REQUIRED.remedy(job=str(job.id))
     if approval is None:
         return cause(Reason.APPROVAL_REQUIRED, remedy=remedy, next_try="when somebody approves it")
-    who = f"of {', '.join(approval.approvers[:5])}" if approval.approvers else f"of the operators of {approval.show}"
-    left = ""
-    if approval.expires_at is not None:
-        left = f" within {span(max(0.0, (approval.expires_at - now).total_seconds()))}, else it is denied"
     why = f" (rule {approval.rule}{f': {approval.reason}' if approval.reason else ''})" if approval.rule else ""
-    sentence = f"{approval.quorum} {who} must approve it{left}; {approval.agreed} did{why}."
+    sentence = f"{who_must(approval, now)}{why}."
     return cause(
         Reason.APPROVAL_REQUIRED,
         sentence,
@@ -46,6 +42,15 @@ def unapproved(job: Job, approval: Approval | None, now: datetime) -> Cause:
         next_at=approval.expires_at,
         next_try="when enough people have approved it",
     )
+
+
+def who_must(approval: Approval, now: datetime) -> str:
+    """How many of whom, by when, and how many have."""
+    who = ", ".join(approval.approvers[:5]) if approval.approvers else f"the operators of {approval.show}"
+    left = ""
+    if approval.expires_at is not None:
+        left = f" within {span(max(0.0, (approval.expires_at - now).total_seconds()))}, else it is denied"
+    return f"{approval.quorum} of {who} must approve it{left}; {approval.agreed} did"
 
 
 def why_denied(job: Job) -> str:

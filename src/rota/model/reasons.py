@@ -1,4 +1,4 @@
-"""Why a job waits, or ended otherwise than by its own doing: one word each. No I/O.
+"""Why a job or run waits, or ended otherwise than by its own doing: one word each. No I/O.
 
 The same word is the `reason` of a job, the label of a metric, the code of a dead letter, and what `rota explain` and
 the dashboard show.
@@ -54,6 +54,10 @@ class Reason(StrEnum):
     WAITING_ON_JOB = "waiting_on_job"
     JOB_BEFORE_FAILED = "job_before_failed"
     APPROVAL_REQUIRED = "approval_required"
+    WAITING_ON_RUN = "waiting_on_run"
+    RUN_PAUSED = "run_paused"
+    COMPENSATING = "compensating"
+    NEWS_WAITING = "news_waiting"
     PAUSED = "paused"
     DEFERRED = "deferred"
     ENDING = "ending"
@@ -118,6 +122,10 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.WAITING_ON_JOB: "Another job must end first.",
     Reason.JOB_BEFORE_FAILED: "A job that it waited for did not succeed.",
     Reason.APPROVAL_REQUIRED: "Somebody must approve it.",
+    Reason.WAITING_ON_RUN: "A run inside of it must end first.",
+    Reason.RUN_PAUSED: "Somebody has paused the run: no step of it begins.",
+    Reason.COMPENSATING: "The run failed, and what it did is being undone.",
+    Reason.NEWS_WAITING: "Something has happened to the run that is taken up when a server next looks, within moments.",
     Reason.PAUSED: "Its queue is paused.",
     Reason.DEFERRED: "Its time has not come: a delay, or the pause before another attempt.",
     Reason.ENDING: "It is being ended: nothing of it starts any more.",
@@ -151,6 +159,9 @@ TIERS: Final[dict[Reason, Tier]] = {
     Reason.POLICY_THROTTLED: Tier.BLOCKED,
     Reason.WAITING_ON_JOB: Tier.BLOCKED,
     Reason.APPROVAL_REQUIRED: Tier.BLOCKED,
+    Reason.WAITING_ON_RUN: Tier.BLOCKED,
+    Reason.RUN_PAUSED: Tier.BLOCKED,
+    Reason.COMPENSATING: Tier.BLOCKED,
     Reason.PAUSED: Tier.BLOCKED,
     Reason.DEFERRED: Tier.BLOCKED,
     Reason.ENDING: Tier.BLOCKED,
@@ -165,6 +176,7 @@ TIERS: Final[dict[Reason, Tier]] = {
     Reason.FAIR_SHARE: Tier.ORDER,
     Reason.BEHIND: Tier.ORDER,
     Reason.QUEUED: Tier.ORDER,
+    Reason.NEWS_WAITING: Tier.ORDER,
     Reason.BOOKS_UNAVAILABLE: Tier.SYSTEM,
     Reason.BUS_UNAVAILABLE: Tier.SYSTEM,
     Reason.NO_SERVER: Tier.SYSTEM,
@@ -188,6 +200,10 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.WAITING_ON_JOB: "`rota explain JOB` tells why that one has not ended.",
     Reason.JOB_BEFORE_FAILED: "`rota explain JOB` tells what became of that one; mend it, and submit both again.",
     Reason.APPROVAL_REQUIRED: "`rota approvals approve JOB` by somebody who may, and did not submit it.",
+    Reason.WAITING_ON_RUN: "`rota explain RUN` tells what that one waits for.",
+    Reason.RUN_PAUSED: "`rota workflow resume RUN` lets steps begin again.",
+    Reason.COMPENSATING: "Wait; once it has ended, `rota workflow rollback RUN` tries again what was not undone.",
+    Reason.NEWS_WAITING: "Nothing is to be done; if it stays so, look whether a server is up with `rota status`.",
     Reason.PAUSED: "`rota queue resume QUEUE` opens it.",
     Reason.DEFERRED: "Wait for that time, or cancel it with `rota job cancel JOB` and submit it without a delay.",
     Reason.ENDING: "Wait until its frames have stopped; `rota job wait JOB` tells when.",
@@ -214,7 +230,7 @@ REMEDIES: Final[dict[Reason, str]] = {
 }
 """Words in capitals stand for names."""
 
-_WORD: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|LAYER|QUEUE|BURST|WHAT|N)\b")
+_WORD: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|RUN|STEP|LAYER|QUEUE|BURST|WHAT|N)\b")
 
 WAITING: Final = frozenset(
     {
@@ -232,6 +248,10 @@ WAITING: Final = frozenset(
         Reason.POLICY_THROTTLED,
         Reason.WAITING_ON_JOB,
         Reason.APPROVAL_REQUIRED,
+        Reason.WAITING_ON_RUN,
+        Reason.RUN_PAUSED,
+        Reason.COMPENSATING,
+        Reason.NEWS_WAITING,
         Reason.PAUSED,
         Reason.DEFERRED,
         Reason.FAIR_SHARE,

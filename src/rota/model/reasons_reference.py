@@ -9,7 +9,7 @@ from rota.model.reasons import Reason, Tier
 _HEAD = """\
 # Reasons
 
-Why a job waits, or ended otherwise than by its own doing. The same word is the reason of a job, the code in
+Why a job or a run waits, or ended otherwise than by its own doing. The same word is the reason of a job, the code in
 `rota explain`, the label `reason` of metrics and the reason of a dead letter. This page is made from the code by
 `rota.model.reasons_reference`; a test compares the two. Words in capitals stand for names; `rota explain` puts them in.
 

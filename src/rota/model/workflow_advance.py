@@ -147,8 +147,8 @@ class _Machine:
                 self._fired(news)
             case Cancel(reason):
                 self.end_run(RunState.CANCELLED, "cancelled", reason)
-            case Pause():
-                self._pause(paused=True)
+            case Pause(by):
+                self._pause(paused=True, by=by)
             case Resume():
                 self._pause(paused=False)
             case _:
@@ -264,11 +264,11 @@ class _Machine:
         self._stop(spec.members)
         self._end(place, StepState.TIMEOUT, "It took longer than its deadline_s.")
 
-    def _pause(self, *, paused: bool) -> None:
+    def _pause(self, *, paused: bool, by: str = "") -> None:
         if self.now.paused is paused or self.now.ends_as is not None:
             return
         self.now.paused = paused
-        self._tell("paused" if paused else "resumed")
+        self._tell("paused" if paused else "resumed", why=by)
         if not paused:
             self._looks.extend(range(len(self.flow.steps)))
 

@@ -136,7 +136,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    pass
+    by: str = ""
 
 
 class Resume(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@
 | `advancer` | the service: when to look, and what to do when a batch fails |
 | `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
 | `telling` | what happened, as events |
+| `explaining` | what a run waits for |
 | `looking` | runs as they are shown |
 
 All of it follows docs/adr/0021-workflows.md. `rota.model.workflow_advance` decides. PostgreSQL enforces T1 (a timer is

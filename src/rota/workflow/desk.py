@@ -120,7 +120,7 @@ class Desk:
 
     async def pause(self, run: RunId, actor: str) -> bool:
         """No step begins until it is resumed; what runs goes on."""
-        return await self._tell(run, Pause(), actor, "workflow.pause")
+        return await self._tell(run, Pause(actor), actor, "workflow.pause")
 
     async def resume(self, run: RunId, actor: str) -> bool:
         return await self._tell(run, Resume(), actor, "workflow.resume")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from msgspec.structs import replace
 
 from rota.model.access import Actor, Role, guard, role_to_submit
 from rota.model.errors import Forbidden, InvalidInput, NotFound
@@ -30,7 +31,10 @@ from rota.server.http.desk import Desk
 from rota.server.http.jobs import Wait
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
+from rota.server.http.seen import told_to
 from rota.server.http.wire import Ask
+from rota.workflow.explain_told import RunExplained
+from rota.workflow.explaining import RunExplainer
 
 VIEW, SUBMIT = needs(Role.VIEWER, "somewhere"), needs(Role.SUBMITTER, "somewhere")
 RunPath = Annotated[str, PathParameter(max_length=36, description="The id of a run.")]
@@ -115,6 +119,13 @@ class RunRoutes(Controller):
     async def read_timeline(self, request: Ask, desk: AtDesk, run: RunPath) -> Page[Moment]:
         """Everything that happened to it, in order."""
         return Page(await desk.runs.timeline((await _seen(request.user, desk, run)).id))
+
+    @get("/{run:str}/explain", opt=VIEW)
+    async def explain_run(self, request: Ask, desk: AtDesk, run: RunPath) -> RunExplained:
+        """What it waits for, what changes first at first, with what would help; or how it ended."""
+        found = await _seen(request.user, desk, run)
+        told = await RunExplainer(desk.explainer).explain(found.id)
+        return replace(told, jobs=tuple(told_to(request.user, job) for job in told.jobs))
 
     @get("/{run:str}/saga", opt=VIEW)
     async def get_saga(self, request: Ask, desk: AtDesk, run: RunPath) -> Saga:
