@@ -133,6 +133,15 @@ async def test_what_is_stopped_and_has_not_stopped_yet(room):
     assert (await room.explained()).sentence == "It has ended as FAILED: Step a: no luck."
 
 
+async def test_a_run_that_fails_while_it_is_paused_is_ended_and_not_paused_any_more(room):
+    await room.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
+    await room.desk.pause(room.run, "eve")
+    await room.end("a", "FAILED", code="boom", error="no luck")
+    await room.advance()
+    assert (await room.states())[""] == "RUNNING"
+    assert await room.waits() == ["ending"]
+
+
 async def test_what_is_undone_what_could_not_be_and_what_to_type(room, database):
     steps = [StepSpec(id=name, task="noop", compensate=UNDO) for name in ("x", "y")]
     bad = StepSpec(id="bad", task="noop", depends_on=("x", "y"))

@@ -181,6 +181,7 @@ class _Machine:
         if self.now.ends_as is not None:
             return
         self.now.ends_as, self.now.trigger, self.now.error = state, trigger, error
+        self.now.paused = False  # nothing begins any more, so nothing is left to be resumed
         self._tell("ending", why=error)
         self._stop(range(len(self.now.steps)))
 

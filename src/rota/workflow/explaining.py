@@ -123,16 +123,11 @@ class _Telling:
     async def _job(self, run: Run, step: Step) -> RunCause:
         told = await self._told(step)
         said = f": {told}" if told else "."
-        if step.state is StepState.STOPPING:
-            because = f" ({run.error.rstrip('.')})" if run.error else ""
-            sentence = (
-                f"It is being ended{because}; step {step.id} was told to stop, and waits for job {step.job}{said}"
-            )
-            return cause(Reason.ENDING, run.id, sentence, remedy=_explain(step), step=step.id, waits_for=step.job)
         return cause(
-            Reason.WAITING_ON_JOB,
+            Reason.ENDING if step.state is StepState.STOPPING else Reason.WAITING_ON_JOB,
             run.id,
-            f"Step {step.id} waits for job {step.job}{said}",
+            f"{_that_waits(run, step)} for job {step.job}{said}",
+            remedy=_explain(step),
             step=step.id,
             waits_for=step.job,
             next_try="when that job has ended",
@@ -155,9 +150,9 @@ class _Telling:
         inner = await self.explain(RunId(step.job), depth + 1) if depth < DEPTH_MAX else None
         said = f": {inner.sentence}" if inner is not None else "."
         yield cause(
-            Reason.ENDING if step.state is StepState.STOPPING else Reason.WAITING_ON_RUN,
+            Reason.WAITING_ON_RUN,
             run.id,
-            f"Step {step.id} waits for run {step.job}{said}",
+            f"{_that_waits(run, step)} for run {step.job}{said}",
             remedy=_explain(step),
             step=step.id,
             waits_for=step.job,
@@ -264,6 +259,13 @@ def _could_not(failed: list[Entry]) -> str:
 
 def _named(entry: Entry) -> str:
     return f"step {entry.step}" if entry.step else f"job {entry.job}"
+
+
+def _that_waits(run: Run, step: Step) -> str:
+    if step.state is not StepState.STOPPING:
+        return f"Step {step.id} waits"
+    ending = f"It is being ended ({run.error.rstrip('.')}); step" if run.error else "Step"
+    return f"{ending} {step.id} was told to stop, and waits"
 
 
 def _explain(step: Step) -> str:
