@@ -50,8 +50,13 @@ from rota.workflow.advancer import Advancer
 from rota.workflow.advancing import Advancing
 from rota.workflow.definitions import Definitions
 from rota.workflow.desk import Desk
+from rota.workflow.mirror import Mirror
+from rota.workflow.poller import Poller
+from rota.workflow.reconciler import Reconciler
+from rota.workflow.saga_mirror import SagaMirror
 from rota.workflow.sagas import Sagas
 from rota.workflow.telling import RunTeller
+from rota.workflow.timer_index import TimerIndex
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +129,7 @@ class Replica:
             *self.engine.services(),
             Service("agents", self._agents(agents).run),
             Service("workflows", self._workflows().run),
+            *self._workflow_upkeep(),
         )
 
     @classmethod
@@ -170,7 +176,8 @@ class Replica:
         """Runs are advanced by whoever ends their jobs, at once."""
         sagas = Sagas(self.database, self.queue.dead_letters, self.kernel)
         advancing = Advancing(self.engine.submitter, Definitions(self.database), sagas)
-        advancer = Advancer(self.database, advancing)
+        wanted = self.settings
+        advancer = Advancer(self.database, advancing, workflow=wanted.workflow, saga=wanted.saga)
         advancer.stop_job = self.engine.ender.go_on
         advancer.on_asked = self.engine.gatekeeper.gated.on_requested
         telling = RunTeller(self.engine.teller)
@@ -181,6 +188,23 @@ class Replica:
             self.engine.scanner.on_settled = advancer.wake
         self.workflows = Desk(advancer)
         return advancer
+
+    def _workflow_upkeep(self) -> Sequence[Service]:
+        """What Redis shows of timers and sagas, and the net below them."""
+        advancer, wanted = self.workflows.advancer, self.settings
+        sagas = advancer.advancing.sagas
+        timers = TimerIndex(self.database, self.redis, self.workflows.definitions)
+        stacks = SagaMirror(self.database, self.redis, wanted.saga.lock_ttl)
+        mirror = Mirror(timers, stacks)
+        advancer.on_done = mirror.heard
+        sagas.on_change = mirror.changed
+        poller = Poller(Leases(self.database), timers, stacks, sagas, wanted.workflow.delay)
+        net = Reconciler(Leases(self.database), advancer, wanted.retention)
+        return (
+            Service("workflow_mirror", mirror.run),
+            Service("workflow_poller", poller.run),
+            Service("workflow_reconciler", net.run),
+        )
 
     def _check_servers(self) -> None:
         checks = self.listener.checks
@@ -307,7 +331,7 @@ def workflows_of(settings: Settings, queue: Queue) -> Desk:
     database = queue.database
     sagas = Sagas(database, queue.dead_letters)
     advancing = Advancing(submitter_of(settings, database), Definitions(database), sagas)
-    return Desk(Advancer(database, advancing))
+    return Desk(Advancer(database, advancing, workflow=settings.workflow, saga=settings.saga))
 
 
 def reopener_of(settings: Settings, queue: Queue) -> Reopener:

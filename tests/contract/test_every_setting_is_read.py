@@ -1,8 +1,7 @@
 """Every setting is read by something: one that is not promises what nobody does.
 
 A setting counts as read where a module names it as an attribute and also names its section, as an attribute or by the
-class. Rooms that are not built yet have their settings already, so that files need not change; these are listed here,
-and leave the list with the first module that reads them.
+class.
 """
 
 import ast
@@ -17,9 +16,6 @@ from rota.model.settings.leaves import leaves, sections
 SOURCE = Path(rota.__file__).parent
 DECLARED = {"accounting", "agents", "lifecycle", "process", "rules", "servers", "store", "tree"}
 """Modules that only say what there is, and what contradicts each other."""
-NOT_BUILT = {
-    *("workflow", "saga"),
-}
 WITHOUT_EFFECT = {
     *(f"redis.connection.pool.{name}" for name in ("max_idle", "min_idle")),
     *(f"scheduler.retry_delay_{why}" for why in ("busy", "store", "publish", "no_workers")),
@@ -34,12 +30,7 @@ class Module:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         self.names = {node.id for node in nodes if isinstance(node, ast.Name)}
         self.names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        self.attributes = {node.attr for node in attributes}
-        self.of_settings = {node.attr for node in attributes if ast.unparse(node.value).endswith("settings")}
-        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        of_ours = [node for node in imports if (node.module or "").startswith("rota.model.settings")]
-        self.sections = {alias.name for node in of_ours for alias in node.names}
+        self.attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         self.asked = (
             {node.value for node in nodes if isinstance(node, ast.Constant)} if "getattr" in self.names else set()
         )
@@ -48,9 +39,6 @@ class Module:
         if name not in self.attributes and name not in self.asked:
             return False
         return self.names_section(section) or section.rpartition(".")[2] in self.attributes
-
-    def builds(self, section):
-        return sections()[section].__name__ in self.sections or section in self.of_settings
 
     def names_section(self, section):
         return sections()[section].__name__ in self.names
@@ -62,19 +50,10 @@ def modules():
     return [Module(path) for path in SOURCE.rglob("*.py") if path.parent != settings or path.stem not in DECLARED]
 
 
-def is_built(path):
-    return not any(path.startswith(f"{section}.") for section in NOT_BUILT)
-
-
-@pytest.mark.parametrize("path", [path for path in leaves() if is_built(path) and path not in WITHOUT_EFFECT])
+@pytest.mark.parametrize("path", [path for path in leaves() if path not in WITHOUT_EFFECT])
 def test_a_setting_is_read(path):
     section, _, name = path.rpartition(".")
     assert any(module.reads(section, name) for module in modules())
-
-
-@pytest.mark.parametrize("section", sorted(NOT_BUILT))
-def test_a_room_that_is_built_leaves_the_list(section):
-    assert not any(module.builds(section) for module in modules())
 
 
 @pytest.mark.parametrize("path", sorted(WITHOUT_EFFECT))

@@ -13,6 +13,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 SEED = (
     *("jobs_received", "jobs_dispatched", "jobs_completed", "safety_denied", "safety_unavailable", "dispatch_latency"),
     *("job_lock_wait", "active_goroutines", "stale_jobs", "orphan_replayed"),
+    *("saga_recorded", "saga_rollback_triggered", "saga_compensation_dispatched", "saga_compensation_failed"),
+    *("saga_rollback_duration", "saga_active", "saga_unmarshal_error"),
 )
 
 SEED_OF_AGENTS = (

@@ -110,6 +110,11 @@ def asked_again(
     return _Machine(flow, now, facts, values, 0, _NOTHING).asks(flow.steps[place])
 
 
+def due_again(flow: Flow, now: RunNow, facts: Facts, values: dict[int, Any], place: int, now_ms: int) -> int:
+    """When a timer is due whose row is gone: a time that was to pass passes anew, so it is never early."""
+    return _Machine(flow, now, facts, values, now_ms, _NOTHING).due(place)
+
+
 class _Machine:
     def __init__(
         self,
@@ -188,8 +193,7 @@ class _Machine:
     def _began(self) -> None:
         self._tell("began")
         if self.flow.spec.timeout_s:
-            due = self.now_ms + round(self.flow.spec.timeout_s * 1000)
-            self.moves.timers.append(Timer(OF_RUN, 0, due))
+            self.moves.timers.append(Timer(OF_RUN, 0, self.due(OF_RUN)))
         self._looks.extend(range(len(self.flow.steps)))
 
     def _job_ended(self, news: JobEnded) -> None:
@@ -424,12 +428,20 @@ class _Machine:
         if step.spec.type not in ("job", "workflow", "approval"):
             self._tell("began", step.place)
         if step.spec.deadline_s and step.spec.type in ("parallel", "workflow", "approval"):
-            self._time(step.place, self.now_ms + round(step.spec.deadline_s * 1000))
+            self._time(step.place, self.due(step.place))
+
+    def due(self, place: int) -> int:
+        """When the timer of a step, or of the run, is due, if it begins now."""
+        if place == OF_RUN:
+            return self.now_ms + round(self.flow.spec.timeout_s * 1000)
+        step, spec = self.flow.steps[place], self.flow.steps[place].spec
+        if spec.type != "delay":
+            return self.now_ms + round(spec.deadline_s * 1000)
+        given = step.value(self._scope_for(step)) if step.value is not None else spec.delay_sec or spec.delay_until
+        return due_ms(spec, given, self.now_ms)
 
     def _delay(self, step: FlowStep) -> None:
-        spec = step.spec
-        given = step.value(self._scope_for(step)) if step.value is not None else spec.delay_sec or spec.delay_until
-        due = due_ms(spec, given, self.now_ms)
+        due = self.due(step.place)
         self._run(step)
         if due <= self.now_ms:
             self._done(step.place, None)

@@ -12,6 +12,10 @@
 | `telling` | what happened, as events |
 | `explaining` | what a run waits for |
 | `looking` | runs as they are shown |
+| `timer_index`, `saga_mirror` | what Redis shows of timers and sagas |
+| `mirror` | tells Redis of changes, off everybody's way |
+| `poller` | keeps what Redis shows in line with PostgreSQL |
+| `reconciler` | the net: `mending` what waits in vain, `pruning` what ended long ago |
 
 All of it follows docs/adr/0021-workflows.md. `rota.model.workflow_advance` decides. PostgreSQL enforces T1 (a timer is
 deleted when it is due, by its own clock, in the transaction of what follows) and F1 (the lock of the run's row, and the

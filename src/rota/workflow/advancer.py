@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
 import structlog
@@ -17,13 +17,14 @@ import structlog
 from rota.engine.finish import JobEnd
 from rota.infra import faults
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.postgres import Database, query
+from rota.infra.postgres import Database, Transaction, query
 from rota.infra.postgres.failures import FAILURES
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.approval import Approval
 from rota.model.errors import RotaError, StaleFence, Unavailable
 from rota.model.ids import JobId
+from rota.model.settings.lifecycle import Saga, Workflow
 from rota.workflow.advancing import BATCH, Advancing, Done
 from rota.workflow.sagas import GoneOn
 
@@ -40,9 +41,19 @@ FAILED = metrics.counter(
 
 
 class Advancer:
-    def __init__(self, database: Database, advancing: Advancing, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        advancing: Advancing,
+        clock: Clock | None = None,
+        *,
+        workflow: Workflow | None = None,
+        saga: Saga | None = None,
+    ) -> None:
         self.database = database
         self.advancing = advancing
+        self.workflow = workflow or Workflow()
+        self.saga = saga or Saga()
         self.on_done: Callable[[Done], None] = _ignore
         """Called after the commit."""
         self.on_happened: Callable[[Done], None] = _ignore
@@ -64,6 +75,10 @@ class Advancer:
         """For `Finisher.listeners`."""
         if any(end.workflow_id is not None for end in ends):
             self._reason.set()
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """One that locks runs: whoever is paused in it past the time of a run's lock is cut off."""
+        return self.database.transaction(idle_s=self.workflow.run_lock_ttl)
 
     async def run(self, life: Lifecycle) -> None:
         looking = asyncio.create_task(self._look_on(), name="workflow.advancer")
@@ -110,17 +125,20 @@ class Advancer:
         if not await sagas.are_waiting():
             return 0
         told = GoneOn()
-        async with self.database.transaction() as tx:
+        async with asyncio.timeout(self.saga.rollback_timeout), self._undoing() as tx:
             heard = await sagas.hear(tx, told)
         faults.reply("saga.hear")
         self.on_undone(told)
-        async with self.database.transaction() as tx:
+        async with asyncio.timeout(self.saga.rollback_timeout), self._undoing() as tx:
             told = await sagas.go_on(tx)
         faults.reply("saga.go_on")
         self.on_undone(told)
         if told.submitted:
             self.advancing.submitter.on_submitted(told.plans, told.submitted)
         return heard + told.count
+
+    def _undoing(self) -> AbstractAsyncContextManager[Transaction]:
+        return self.database.transaction(idle_s=self.saga.lock_ttl)
 
     async def after(self, done: Done) -> None:
         """What follows a commit; whatever is not done here others find."""
@@ -136,7 +154,7 @@ class Advancer:
                 await self.stop_job(JobId(job))
 
     async def _batch(self, most: int, *, alone: bool) -> Done:
-        async with self.database.transaction() as tx:
+        async with self.transaction() as tx:
             done = await self.advancing.take(tx, most, alone=alone)
         faults.reply("workflow.advance")
         return done

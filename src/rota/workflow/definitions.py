@@ -81,8 +81,8 @@ class Definitions:
         flow = self._keep(row["pk_workflow"], row["version"], row["spec"])
         return Version(row["pk_workflow"], ShowId(row["pk_show"]), row["version"], flow)
 
-    async def many(self, ids: Iterable[int], on: Transaction) -> dict[int, tuple[int, Flow]]:
-        """Versions and definitions by their ids, all of which exist."""
+    async def many(self, ids: Iterable[int], on: Transaction | Database) -> dict[int, tuple[int, Flow]]:
+        """Versions and definitions by their ids; those that are gone are left out."""
         wanted = set(ids)
         found = {each: self._known[each] for each in wanted if each in self._known}
         if missing := sorted(wanted - found.keys()):
@@ -90,6 +90,11 @@ class Definitions:
                 flow = self._keep(row["pk_workflow"], row["version"], row["spec"])
                 found[row["pk_workflow"]] = row["version"], flow
         return found
+
+    def known(self, number: int) -> Flow | None:
+        """A definition that this process has used lately."""
+        found = self._known.get(number)
+        return found[1] if found is not None else None
 
     async def latest(self, shows: Sequence[str] | None = None) -> list[WorkflowLine]:
         """The latest version of each."""

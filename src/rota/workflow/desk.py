@@ -16,7 +16,7 @@ from rota.infra.audit import AuditEntry
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Transaction, query
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
-from rota.model.ids import RunId
+from rota.model.ids import RunId, ShowId
 from rota.model.workflow import WorkflowSpec
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow
@@ -74,7 +74,7 @@ class Desk:
         of = await self.definitions.find(show, name, version)
         wanted = [self._wanted(of, values, key) for values, key in zip(given, keys or [""] * len(given), strict=True)]
         done = Done()
-        async with self.database.transaction() as tx:
+        async with self.advancer.transaction() as tx:
             turns = await self.advancer.advancing.begun(tx, wanted, actor)
             fresh = [turn for turn in turns if turn is not None]
             if fresh:
@@ -126,21 +126,23 @@ class Desk:
         return await self._tell(run, Resume(), actor, "workflow.resume")
 
     async def _tell(self, run: RunId, news: News, actor: str, action: str) -> bool:
-        async with self.database.transaction() as tx:
+        async with self.advancer.transaction() as tx:
             row = await tx.row(LOCK, run)
             if row is None:
                 return False
+            faults.at("lock.after_run")
             turn = Turn.of(row)
             turn.news = [news]
             done = await self.advancer.advancing.advance(tx, [turn], alone=True)
             await audit.append(tx, [AuditEntry(actor, action, f"run:{run}", {"show": str(turn.show)})])
+        faults.reply("lock.run")
         await self.advancer.after(done)
         self.advancer.wake()
         return True
 
     async def roll_back(self, run: RunId, actor: str) -> int:
         """Undo what a run that has ended did, or go on with what was not undone; how much that is."""
-        async with self.database.transaction() as tx:
+        async with self.advancer.transaction() as tx:
             row = await tx.row(ENDED, run)
             if row is None:
                 raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
@@ -149,6 +151,7 @@ class Desk:
                 raise Refused(f"The run {run} has nothing to undo: none of its jobs has a compensation.")
             detail = {"show": str(row["pk_show"])}
             await audit.append(tx, [AuditEntry(actor, "workflow.rollback", f"run:{run}", detail)])
+            self.advancer.advancing.sagas.tell(tx, [(ShowId(row["pk_show"]), str(run))])
         self.advancer.wake()
         return int(entries)
 
@@ -157,7 +160,7 @@ class Desk:
 
         Its jobs are submitted by `by`, if that is another name of `actor` than the one for the audit trail.
         """
-        async with self.database.transaction() as tx:
+        async with self.advancer.transaction() as tx:
             row = await tx.row(ENDED, run)
             if row is None:
                 raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")

@@ -14,7 +14,7 @@ commit nothing happened; after it, the saga is due, or its compensation runs and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -108,6 +108,8 @@ class Sagas:
         self.letters = letters
         self.kernel = kernel
         """Asked before each compensation, so that what it denies is skipped; the gate lets in what it allows."""
+        self.on_change: Callable[[Sequence[tuple[ShowId, str]]], None] = _ignore
+        """Called with sagas that have changed, after the commit."""
         self._submitter = Submitter(database, gate=gate_before(kernel))
         self._jobs = Jobs(database)
 
@@ -127,6 +129,12 @@ class Sagas:
             [error for _, error in made],
         )
         RECORDED.inc(int(recorded))
+        self.tell(tx, ((each.show, each.saga) for each in undone))
+
+    def tell(self, tx: Transaction, sagas: Iterable[tuple[ShowId, str]]) -> None:
+        """That they change with `tx`, once it is committed."""
+        changed = list(dict.fromkeys(sagas))
+        tx.afterwards.append(lambda: self.on_change(changed))
 
     async def roll_back(self, tx: Transaction, sagas: Sequence[tuple[ShowId, str]], why: str) -> set[str]:
         """Those of them that have something to undo, and do so from now on."""
@@ -134,6 +142,7 @@ class Sagas:
             return set()
         rows = await tx.rows(ROLL_BACK, [show for show, _ in sagas], [name for _, name in sagas], why)
         TRIGGERED.inc(len(rows))
+        self.tell(tx, sagas)
         return {row["workflow_id"] for row in rows}
 
     async def are_waiting(self) -> bool:
@@ -157,6 +166,7 @@ class Sagas:
         states = [_entry_state(JobState(row["state"])) for row in rows]
         ended = await tx.rows(UNDONE, [row["pk_job"] for row in rows], states, [row["error"] for row in rows])
         told.happened += [_told("undone" if row["state"] == "done" else row["state"], row) for row in ended]
+        self.tell(tx, ((ShowId(row["pk_show"]), row["workflow_id"]) for row in rows))
         failed = [row for row in ended if row["state"] != "done"]
         await self._give_up(tx, [_letter(row, FAILED if row["state"] == "failed" else SKIPPED) for row in failed])
 
@@ -175,6 +185,7 @@ class Sagas:
         if not rows:
             return told
         faults.at("saga.after_due")
+        self.tell(tx, ((ShowId(row["pk_show"]), row["workflow_id"]) for row in rows))
         over = [row for row in rows if row["number"] is None]
         if over:
             await tx.rows(END, [row["pk_saga"] for row in over])
@@ -265,7 +276,11 @@ class Sagas:
             await self.letters.add(letters, on=tx)
 
     async def measure(self) -> None:
-        IS_ACTIVE.set(int(await self.database.value(ACTIVE)))
+        self.measured(int(await self.database.value(ACTIVE)))
+
+    def measured(self, active: int) -> None:
+        """By the one who leads: two that tell the same would be added up."""
+        IS_ACTIVE.set(active)
 
 
 def joined(row: Record | Mapping[str, Any]) -> Undone | None:
@@ -318,3 +333,7 @@ def _letter(row: Record, reason: str) -> DeadLetter:
 
 def _cause(row: Record) -> str:
     return f"saga:{row['pk_saga']}:{row['number']}:{row['attempt']}"
+
+
+def _ignore(_sagas: Sequence[tuple[ShowId, str]]) -> None:
+    return None

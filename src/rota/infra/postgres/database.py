@@ -15,7 +15,7 @@ gets its `CancelledError` at once, and its connection is mended behind its back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
 
@@ -27,7 +27,7 @@ from rota.infra.postgres.driver import Connection, Record
 from rota.infra.postgres.listen import Listener, Notifications
 from rota.infra.postgres.pool import MEND_S, Pool
 from rota.infra.postgres.sql import Query
-from rota.infra.postgres.target import PostgresTarget
+from rota.infra.postgres.target import PostgresTarget, milliseconds
 
 Isolation = Literal["read committed", "repeatable read", "serializable"]
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class Transaction:
     def __init__(self, connection: Connection, target: PostgresTarget, isolation: Isolation) -> None:
         self.connection = connection
         self.isolation = isolation
+        self.afterwards: list[Callable[[], None]] = []
+        """Called once the COMMIT was answered; whoever is called must neither fail nor be needed."""
         self._target = target
         self._savepoints = 0
 
@@ -168,17 +170,18 @@ class Database:
 
     @asynccontextmanager
     async def transaction(
-        self, isolation: Isolation = "read committed", *, readonly: bool = False
+        self, isolation: Isolation = "read committed", *, readonly: bool = False, idle_s: float | None = None
     ) -> AsyncIterator[Transaction]:
         """COMMIT when the body ends, ROLLBACK when it raises.
 
         A COMMIT whose reply is lost may have happened: `PostgresUnavailable` with `outcome="unknown"`. A COMMIT that is
-        cancelled may have happened, too.
+        cancelled may have happened, too. Who says nothing for `idle_s`, where that is less than the session's own
+        limit, is cut off by the server.
         """
         connection = await self.pool.acquire()
         transaction = Transaction(connection, self.target, isolation)
         try:
-            await transaction.on(connection.execute(_begin(isolation, readonly=readonly)))
+            await transaction.on(connection.execute(_begin(isolation, self.target, idle_s, readonly=readonly)))
             yield transaction
             await self._commit(connection)
         except Exception:
@@ -188,6 +191,8 @@ class Database:
             self.pool.doubt(connection)
             raise
         self.pool.release(connection)
+        for tell in transaction.afterwards:
+            tell()
 
     def _lend(self, connection: Connection) -> Loan:
         return Loan(connection, self.pool, self.target)
@@ -218,8 +223,11 @@ class Database:
                 raise
 
 
-def _begin(isolation: Isolation, *, readonly: bool) -> str:
-    return f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"
+def _begin(isolation: Isolation, target: PostgresTarget, idle_s: float | None, *, readonly: bool) -> str:
+    begin = f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"
+    if idle_s is None or idle_s >= target.idle_in_transaction_s:
+        return begin
+    return f"{begin}; SET LOCAL idle_in_transaction_session_timeout = {milliseconds(idle_s)}"  # one round trip
 
 
 def rows_affected(status: str) -> int:

@@ -22,6 +22,11 @@ VELOCITY: Final = "rota:velocity:{limit}"
 WORKERS_SNAPSHOT: Final = "sys:workers:snapshot"
 SNAPSHOT_WRITER: Final = "rota:scheduler:snapshot:writer"
 
+WORKFLOW_TIMERS: Final = "rota:wf:delay:timers"
+WORKFLOW_POLLER: Final = "rota:wf:delay:poller"
+SAGA_STACK: Final = "saga:{saga}:stack"
+SAGA_LOCK: Final = "saga:{saga}:lock"
+
 ACCT_SEQ: Final = "acct:seq"
 ACCT_SUB: Final = "acct:sub:{show}:{alloc}"
 ACCT_FOLDER: Final = "acct:folder:{folder}"
@@ -54,6 +59,10 @@ PATTERNS: Final = (
     VELOCITY,
     WORKERS_SNAPSHOT,
     SNAPSHOT_WRITER,
+    WORKFLOW_TIMERS,
+    WORKFLOW_POLLER,
+    SAGA_STACK,
+    SAGA_LOCK,
     ACCT_SEQ,
     ACCT_SUB,
     ACCT_FOLDER,
@@ -103,6 +112,22 @@ class Keys:
     def snapshot_writer(self) -> str:
         """The lock of who writes the snapshot."""
         return self.key(SNAPSHOT_WRITER)
+
+    def workflow_timers(self) -> str:
+        """When which timers of runs are due, for people to read."""
+        return self.key(WORKFLOW_TIMERS)
+
+    def workflow_poller(self) -> str:
+        """Who keeps that index; gone when Redis was emptied."""
+        return self.key(WORKFLOW_POLLER)
+
+    def saga_stack(self, saga: str) -> str:
+        """What undoes a run, what is undone next being first; for people to read."""
+        return self.key(SAGA_STACK, saga=saga)
+
+    def saga_lock(self, saga: str) -> str:
+        """There while a saga rolls back."""
+        return self.key(SAGA_LOCK, saga=saga)
 
     def of_agents(self, group: str = "", waiting: str = AGENTS_WAITING, working: str = AGENTS_WORKING) -> AgentKeys:
         """Keys of the agents of one group, under the names of the settings."""

@@ -1,0 +1,266 @@
+"""Runs and sagas that wait for what will never come, found and mended. Nothing should: this is the net.
+
+A run says itself what it waits for: jobs, other runs, approvals, timers, a saga. It is looked for in one snapshot of
+PostgreSQL, in which whatever ends and the news of it are there together, so nothing is found that is only under way.
+What is over and was not told is told again: a second telling changes nothing. What is gone has failed. A timer that is
+gone is written again and never early, a run that waits for nothing looks at its steps anew.
+
+Each is mended under the lease of whoever leads, and under the lock of the run if nobody has advanced it since: who was
+paused writes nothing. If we die between looking and writing, the next pass finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.infra import faults
+from rota.infra.lease import Lease, Leases
+from rota.infra.postgres import Record, Transaction, query
+from rota.infra.telemetry import metrics
+from rota.model.approval import ApprovalState
+from rota.model.errors import NotFound
+from rota.model.ids import RunId, ShowId
+from rota.model.workflow_advance import due_again
+from rota.model.workflow_check import Flow
+from rota.model.workflow_run import Facts, Pause, Resume, RunNow, RunState
+from rota.model.workflow_waits import Waits, waits_for
+from rota.model.workflow_words import Failed
+from rota.workflow.advancer import Advancer
+from rota.workflow.turns import Turn
+
+RUNS = query(__package__, "mend_runs")
+UNHEARD = query(__package__, "mend_unheard")
+LOCK = query(__package__, "mend_lock")
+LOCK_ONE = query(__package__, "lock")
+JOBS = query(__package__, "mend_jobs")
+ENDED = query(__package__, "mend_ended")
+NEWS = query(__package__, "mend_told")
+TIMERS = query(__package__, "mend_timers")
+UNDOS = query(__package__, "mend_undos")
+VALUES = query(__package__, "values")
+
+CHUNK: Final = 500
+CHUNKS_MAX: Final = 20
+"""Of one pass; the next goes on."""
+FIRST: Final = UUID(int=0)
+GONE: Final = "It is gone, and nothing is known of its end."
+
+log = structlog.get_logger(__name__)
+MENDED = metrics.counter(
+    "rota_workflow_mended", "Runs and sagas that waited for what would never come, by what.", labels=("what",)
+)
+_NOW = msgspec.msgpack.Decoder(RunNow)
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A run as it was seen, and what it waits for in vain."""
+
+    run: RunId
+    show: ShowId
+    workflow: int
+    fence: int
+    jobs: tuple[UUID, ...] = ()
+    runs: tuple[UUID, ...] = ()
+    approvals: tuple[UUID, ...] = ()
+    timers: tuple[tuple[int, int], ...] = ()
+    undone: bool = False
+    nothing: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.what)
+
+    @property
+    def what(self) -> list[str]:
+        words = {"job": self.jobs, "run": self.runs, "approval": self.approvals, "timer": self.timers}
+        return [
+            *(word for word, ids in words.items() if ids),
+            *(["saga"] if self.undone else []),
+            *(["step"] if self.nothing else []),
+        ]
+
+    def warn(self) -> None:
+        for word in self.what:
+            _warn(word, run=str(self.run))
+
+
+class Mending:
+    def __init__(self, leases: Leases, advancer: Advancer) -> None:
+        self.leases = leases
+        self.advancer = advancer
+        self.database = advancer.database
+        self._after = FIRST
+
+    async def runs(self, lease: Lease) -> int:
+        """Look at the next runs, and mend those that wait in vain; how many."""
+        mended = 0
+        for _ in range(CHUNKS_MAX):
+            suspects, self._after = await self._look(self._after)
+            if suspects:
+                mended += await self._mend(lease, suspects)
+            if self._after == FIRST:
+                break
+        return mended
+
+    async def sagas(self, lease: Lease) -> int:
+        """Have compensations heard of whose end nobody has; how many."""
+        async with self._guarded(lease) as tx:
+            rows = await tx.rows(UNDOS, CHUNK)
+            self.advancer.advancing.sagas.tell(tx, ((ShowId(row["pk_show"]), row["workflow_id"]) for row in rows))
+        faults.reply("saga.mend")
+        for row in rows:
+            _warn("compensation", saga=row["workflow_id"], job=str(row["pk_undo"]))
+        return len(rows)
+
+    async def _look(self, after: UUID) -> tuple[list[Suspect], UUID]:
+        """Runs that wait in vain among the next, in one snapshot; and the last of them, or `FIRST` at the end."""
+        async with self.database.transaction("repeatable read", readonly=True) as tx:
+            rows = await tx.rows(RUNS, after, CHUNK)
+            flows = await self.advancer.advancing.definitions.many({row["pk_workflow"] for row in rows}, tx)
+            seen = [(row, now := _NOW.decode(row["steps"]), _waits(row, now, flows)) for row in rows]
+            unheard = await tx.rows(
+                UNHEARD,
+                [job for *_, waits in seen for job in waits.jobs],
+                [run for *_, waits in seen for run in waits.runs],
+                [approval for *_, waits in seen for approval in waits.approvals],
+            )
+        lost = {row["id"] for row in unheard}
+        found = [_suspect(row, waits, lost) for row, _, waits in seen]
+        return [each for each in found if each.is_lost], rows[-1]["pk_run"] if len(rows) == CHUNK else FIRST
+
+    async def _mend(self, lease: Lease, suspects: Sequence[Suspect]) -> int:
+        async with self._guarded(lease) as tx:
+            rows = await tx.rows(LOCK, [each.run for each in suspects], [each.fence for each in suspects])
+            locked = {row["pk_run"] for row in rows}
+            ours = [each for each in suspects if each.run in locked]
+            faults.at("lock.before_mend")
+            await self._tell_jobs(tx, ours)
+            await self._tell_runs(tx, ours)
+            await self._tell_approvals(tx, ours)
+            await self._tell_sagas(tx, [each for each in ours if each.undone])
+            for each in ours:
+                await self._write_timers(tx, each)
+        faults.reply("lock.mend")
+        for each in ours:
+            each.warn()
+            if each.nothing:
+                await self._look_anew(lease, each)
+        self.advancer.wake()
+        return len(ours)
+
+    async def _tell_jobs(self, tx: Transaction, ours: Sequence[Suspect]) -> None:
+        told = [(each.run, each.show, job) for each in ours for job in each.jobs]
+        if told:
+            await tx.run(JOBS, *(list(column) for column in zip(*told, strict=True)))
+
+    async def _tell_runs(self, tx: Transaction, ours: Sequence[Suspect]) -> None:
+        children = [(each, run) for each in ours for run in each.runs]
+        if not children:
+            return
+        ended = {row["pk_run"]: row for row in await tx.rows(ENDED, [run for _, run in children])}
+        await _tell(tx, [_told_of(each, run, ended.get(run)) for each, run in children])
+
+    async def _tell_approvals(self, tx: Transaction, ours: Sequence[Suspect]) -> None:
+        approving = self.advancer.advancing.approving
+        for each, number in [(suspect, approval) for suspect in ours for approval in suspect.approvals]:
+            try:
+                approval = await approving.approvals.get(number, on=tx)
+            except NotFound:
+                await _tell(tx, [(each.run, each.show, "approval", number, ApprovalState.EXPIRED.value, GONE, None)])
+            else:
+                await approving.decided(tx, approval, approval.state, "")
+
+    async def _tell_sagas(self, tx: Transaction, undone: Sequence[Suspect]) -> None:
+        """One that was never begun begins; the others are over."""
+        sagas = [(each.show, str(each.run)) for each in undone]
+        begun = await self.advancer.advancing.sagas.roll_back(tx, sagas, "Its run waits for it.")
+        over = [each for each in undone if str(each.run) not in begun]
+        if over:
+            await _tell(tx, [(each.run, each.show, "saga", None, None, "over", None) for each in over])
+
+    async def _write_timers(self, tx: Transaction, suspect: Suspect) -> None:
+        if not suspect.timers:
+            return
+        row = await tx.row(LOCK_ONE, suspect.run)
+        assert row is not None, "it is locked"
+        turn = Turn.of(row)
+        version, flow = (await self.advancer.advancing.definitions.many([suspect.workflow], tx))[suspect.workflow]
+        rows = await tx.rows(VALUES, [suspect.run])
+        values = {row["place"]: _unpack(row["value"]) for row in rows}
+        facts = Facts(turn.run, flow.spec.name, version, turn.input)
+        timers = [(place, attempt, _due(flow, turn, facts, values, place)) for place, attempt in suspect.timers]
+        made = [(suspect.run, place, attempt, due) for place, attempt, due in timers if due is not None]
+        if made:
+            await tx.run(TIMERS, *(list(column) for column in zip(*made, strict=True)))
+
+    async def _look_anew(self, lease: Lease, suspect: Suspect) -> None:
+        """A run that is paused and resumed looks at all its steps."""
+        async with self._guarded(lease) as tx:
+            row = await tx.row(LOCK_ONE, suspect.run)
+            if row is None or row["fence"] != suspect.fence:
+                return
+            turn = Turn.of(row)
+            turn.news = [Pause(), Resume()]
+            done = await self.advancer.advancing.advance(tx, [turn], alone=True)
+        await self.advancer.after(done)
+
+    @asynccontextmanager
+    async def _guarded(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.advancer.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            yield tx
+
+
+Told = tuple[RunId, ShowId, str, UUID | None, str | None, str | None, str | None]
+
+
+async def _tell(tx: Transaction, told: Sequence[Told]) -> None:
+    await tx.run(NEWS, *(list(column) for column in zip(*told, strict=True)))
+
+
+def _told_of(suspect: Suspect, run: UUID, row: Record | None) -> Told:
+    if row is None:
+        return suspect.run, suspect.show, "run", run, RunState.FAILED.value, GONE, None
+    trigger = _NOW.decode(row["steps"]).trigger
+    return suspect.run, suspect.show, "run", run, row["state"], row["error"], trigger
+
+
+def _waits(row: Record, now: RunNow, flows: Mapping[int, tuple[int, Flow]]) -> Waits:
+    return waits_for(flows[row["pk_workflow"]][1], now, RunState(row["state"]))
+
+
+def _suspect(row: Record, waits: Waits, lost: Collection[UUID]) -> Suspect:
+    there = set(zip(row["places"] or (), row["attempts"] or (), strict=True))
+    return Suspect(
+        run=RunId(row["pk_run"]),
+        show=ShowId(row["pk_show"]),
+        workflow=row["pk_workflow"],
+        fence=row["fence"],
+        jobs=tuple(job for job in waits.jobs if job in lost),
+        runs=tuple(run for run in waits.runs if run in lost),
+        approvals=tuple(each for each in waits.approvals if each in lost),
+        timers=tuple(timer for timer in waits.timers if timer not in there),
+        undone=row["is_undone"],
+        nothing=waits.nothing,
+    )
+
+
+def _due(flow: Flow, turn: Turn, facts: Facts, values: dict[int, Any], place: int) -> int | None:
+    """None: it cannot be told any more, and then somebody has to look."""
+    try:
+        return due_again(flow, turn.now, facts, values, place, turn.now_ms)
+    except Failed as failed:
+        log.warning("timer_cannot_be_told", run=str(turn.run), because=str(failed))
+        return None
+
+
+def _warn(what: str, **facts: str) -> None:
+    MENDED.labels(what).inc()
+    log.warning("waited_in_vain", what=what, **facts)

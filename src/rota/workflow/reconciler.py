@@ -1,0 +1,48 @@
+"""The net below workflows: one replica, under a fenced lease, mends what waits in vain and forgets what ended long ago.
+
+A pass every `workflow.poll_interval`; the lease lasts twice as long, as in the seed, and is renewed. Every write checks
+it, so a leader that was paused past its time writes nothing. What one pass does not get to the next one does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.service import Lifecycle
+from rota.model.settings.lifecycle import Retention
+from rota.workflow.advancer import Advancer
+from rota.workflow.mending import Mending
+from rota.workflow.pruning import Pruning
+
+LEASE: Final = "rota:workflow-engine:reconciler:default"
+log = structlog.get_logger(__name__)
+
+
+class Reconciler:
+    def __init__(self, leases: Leases, advancer: Advancer, retention: Retention | None = None) -> None:
+        self.mending = Mending(leases, advancer)
+        self.pruning = Pruning(advancer.database, leases, retention)
+        self._every_s = advancer.workflow.poll_interval
+        self._clock = leases.clock
+        self._leadership = Leadership(
+            leases, LEASE, self.lead, kind="workflow_reconciler", ttl_s=2 * advancer.workflow.poll_interval
+        )
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        while True:
+            await self.once(lease)
+            await self._clock.sleep(self._every_s)
+
+    async def once(self, lease: Lease) -> int:
+        """One pass; how many runs and sagas were mended."""
+        mended = await self.mending.runs(lease) + await self.mending.sagas(lease)
+        await self.pruning.prune(lease)
+        return mended

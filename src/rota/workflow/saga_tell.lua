@@ -1,0 +1,21 @@
+-- script: saga_tell
+-- key stack    list    saga:{saga}:stack   JSON, what is undone next is first
+-- key lock     string  saga:{saga}:lock    fence of the saga that rolls back
+-- arg fence    int     of the saga when it was read
+-- arg lock_ms  int     how long it is shown to roll back; 0: it does not
+-- arg entries  packed  what the stack is from now on
+-- reply told | stale                       stale: what is there is more recent
+
+local first = redis.call('LINDEX', stack, 0)
+if first then
+  local is_json, entry = pcall(cjson.decode, first)
+  if is_json and type(entry) == 'table' and (tonumber(entry.fence) or 0) > fence then return {'stale'} end
+end
+redis.call('DEL', stack)
+if #entries > 0 then redis.call('RPUSH', stack, unpack(entries)) end
+if lock_ms > 0 then
+  redis.call('SET', lock, fence, 'PX', lock_ms)
+else
+  redis.call('DEL', lock)
+end
+return {'told'}
