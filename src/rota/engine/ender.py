@@ -17,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from rota.engine.finish import COUNT, Finisher, JobEnd, Told, finish_jobs
+from rota.engine.finish import COUNT, END_AS, Finisher, JobEnd, Told, finish_jobs
 from rota.infra import audit, faults
 from rota.infra.audit import AuditEntry
 from rota.infra.nats import Bus
@@ -28,7 +28,6 @@ from rota.model.lifecycle import JobState
 from rota.model.messages import CANCEL, Cancel, Run, encode, runs_of
 from rota.model.reasons import Reason
 
-END_AS = query(__package__, "job_end_as")
 OPEN_LAYERS = query(__package__, "job_open_layers")
 LOCK = query(__package__, "job_lock")
 PROCS = query(__package__, "job_procs")
@@ -44,6 +43,7 @@ class Ender:
         self.bus = bus
         self.finisher = finisher
         self.on_ended: Callable[[list[JobEnd]], None] = _ignore
+        finisher.end_early = self.finish
 
     async def end(self, job: JobId, state: JobState, reason: str) -> JobState | None:
         """End a live job in this way, or in the way it is being ended already; None when there is no such job.
@@ -55,10 +55,14 @@ class Ender:
         if row is None:
             return None
         faults.at("ender.after_mark")
+        await self.finish(job)
+        return JobState(row["ends_as"])
+
+    async def finish(self, job: UUID) -> None:
+        """What is left of a job that was marked."""
         for _ in range(PASSES):
             if await self.go_on(job):
                 break
-        return JobState(row["ends_as"])
 
     async def cancel(self, job: JobId, actor: str) -> bool:
         """Whether it had not ended. In the audit trail under the name of `actor`."""

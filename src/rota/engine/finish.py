@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -38,10 +38,10 @@ from rota.infra.store import PUT, Where, pointer_to, put_arguments
 from rota.infra.telemetry import metrics, tracing
 from rota.model.artifacts import word
 from rota.model.backoff import Backoff, DispatchBackoff
-from rota.model.errors import PostgresUnavailable
+from rota.model.errors import PostgresUnavailable, RotaError
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.lifecycle import JobState
-from rota.model.messages import Artifact, End, Run, Status, runs_of
+from rota.model.messages import FATAL, FATAL_WORD, Artifact, End, Run, Status, runs_of
 from rota.model.policy import Budgets, Word
 from rota.model.policy_effects import artifact_bytes, budgets_of
 from rota.model.reasons import Reason
@@ -55,6 +55,7 @@ from rota.queue.tokens import masks_of, tokens_in
 SUCCEED = query(__package__, "frames_succeed")
 HELD = query(__package__, "frames_held")
 COUNT = query(__package__, "layers_count")
+END_AS = query(__package__, "job_end_as")
 FINISH = query(__package__, "jobs_finish")
 LAYERS = query(__package__, "layers_for_ends")
 ADD_ENDS = query(__package__, "frame_ends_add")
@@ -107,6 +108,8 @@ class Told(msgspec.Struct):
     freed: list[Run] = []
     """Tokens whose procs are gone."""
     letters: list[Letter] = []
+    failing: list[JobId] = []
+    """Jobs that end now, since one of their frames has failed."""
     late: int = 0
     scans: bool = False
     """Whether outputs among these must be looked into."""
@@ -121,6 +124,8 @@ class Ending(NamedTuple):
     """A terminal word of FrameState; RETRIED: another attempt; RETURNED: the same attempt once more."""
     reason: str
     delay_s: float = 0.0
+    ends_job: bool = False
+    """Whether the other frames of its job are ended with it."""
 
 
 class Frame(NamedTuple):
@@ -153,6 +158,8 @@ class Finisher:
         self.words = Words(database)
         self.on_letters: Callable[[Sequence[Letter]], None] = _ignore
         """Called after the commit with frames that went to the dead letters."""
+        self.end_early: Callable[[UUID], Awaitable[object]] = _leave
+        """Ends what is left of a job that was marked as ending; the leader does it a moment later in any case."""
         self.outputs: Outputs | None = None
         """Who looks at what frames return; None: nobody does."""
         self._pace = pace = pace or Scheduler()
@@ -219,6 +226,9 @@ class Finisher:
         for show, deleted in told.released.items():
             await self.books.publisher.released(show, deleted)
         LATE.inc(told.late)
+        for failing in told.failing:
+            with suppress(RotaError):
+                await self.end_early(failing)
         for (topic, state), jobs in Counter((job.topic, job.state) for job in told.finished).items():
             COMPLETED.labels(topic, state).inc(jobs)
         if told.finished:
@@ -333,15 +343,16 @@ class Finisher:
             return Ending("RETURNED", end.code or "dispatch_failed", met.pause_s)
         if end.status is Status.CANCELLED:
             return Ending("CANCELLED", end.code or "cancelled")
-        retries, (failed, lost) = _WORK.decode(layer["work"]).retries, before
+        work, (failed, lost) = _WORK.decode(layer["work"]), before
+        retries = work.retries
         if end.code == LOST:
             ending = _lost(end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost)
         else:
             ending = after_failure(end, retries, failed)
         if ending.state == "RETRIED" and 0 <= budgets.max_retries <= failed + lost:
             state = "TIMEOUT" if end.status is Status.TIMEOUT else "FAILED"
-            return Ending(state, Reason.MAX_RETRIES_EXCEEDED.value)
-        return ending
+            ending = Ending(state, Reason.MAX_RETRIES_EXCEEDED.value)
+        return ending._replace(ends_job=work.fail_fast and ending.state in LETTER_STATES)
 
     async def _count_refusals(self, tx: Transaction, refused: Sequence[Frame]) -> dict[UUID, Undispatched]:
         if not refused:
@@ -439,6 +450,10 @@ class Finisher:
         if jobs:
             told.finished = await finish_jobs(tx, jobs)
             await self.run_hooks(tx, told.finished)
+        failing = {frame.job: endings[token].state for token, frame in frames.items() if endings[token].ends_job}
+        for job in sorted(failing.keys() - {end.job for end in told.finished}):
+            await tx.row(END_AS, job, failing[job], Reason.FRAME_FAILED.value)
+            told.failing.append(job)
 
     async def run_hooks(self, tx: Transaction, finished: Sequence[JobEnd]) -> None:
         if finished:
@@ -452,6 +467,10 @@ async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None
 
 
 def _ignore(_letters: Sequence[Letter]) -> None:
+    return None
+
+
+async def _leave(_job: UUID) -> None:
     return None
 
 
@@ -537,6 +556,8 @@ def _lost(token: int, before: int, most: int) -> Ending:
 def after_failure(end: End, retries: Retries, failed: int) -> Ending:
     """Whether an attempt that failed is tried again; `failed` attempts did so before it."""
     code = end.code or end.status.lower()
+    if end.status is Status.FAILED_FATAL and code not in FATAL:
+        code = FATAL_WORD
     timed_out = end.status is Status.TIMEOUT
     kind = "timeout" if timed_out else "error"
     asked = end.status is Status.FAILED_RETRYABLE

@@ -116,6 +116,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timeout_s: float = 0.0
     kill_after_s: float = 5.0
     retries: int | RetrySpec = 0
+    fail_fast: bool = False
+    """The first frame that fails for good ends the job: those that wait are not begun, those that run are stopped."""
     limits: LimitSpec | None = None
     artifacts: tuple[str, ...] = ()
     """Files that each frame must leave in its directory, such as "out/*.png"; they are kept with the job."""

@@ -282,6 +282,7 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
         retries=_retries(spec.retries, name) if spec.retries != 0 else Retries(),
         limits=_limits(spec.limits, spec, name) if spec.limits is not None else Limits(),
         artifacts=check_patterns(spec.artifacts, name) if spec.artifacts else (),
+        fail_fast=spec.fail_fast,
     )
 
 

@@ -39,6 +39,9 @@ HANDSHAKE: Final = "sys.handshake"
 HEARTBEAT: Final = "sys.heartbeat"
 TOLD: Final = "sys.worker.told"
 FREED: Final = "sys.worker.freed"
+FATAL_WORD: Final = "fatal"
+FATAL: Final = frozenset({FATAL_WORD, "bad_input"})
+"""Codes of attempts that said themselves that trying again is useless: FAILED_FATAL, as it is kept."""
 
 Run = tuple[int, int]
 """First token, and how many follow it, itself included."""

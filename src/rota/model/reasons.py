@@ -53,6 +53,7 @@ class Reason(StrEnum):
     POLICY_THROTTLED = "policy_throttled"
     WAITING_ON_JOB = "waiting_on_job"
     JOB_BEFORE_FAILED = "job_before_failed"
+    FRAME_FAILED = "frame_failed"
     APPROVAL_REQUIRED = "approval_required"
     WAITING_ON_RUN = "waiting_on_run"
     RUN_PAUSED = "run_paused"
@@ -121,6 +122,7 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.POLICY_THROTTLED: "The policy lets it wait, since too much of this kind was asked for.",
     Reason.WAITING_ON_JOB: "Another job must end first.",
     Reason.JOB_BEFORE_FAILED: "A job that it waited for did not succeed.",
+    Reason.FRAME_FAILED: "One of its frames failed, and it was submitted to end with the first that does.",
     Reason.APPROVAL_REQUIRED: "Somebody must approve it.",
     Reason.WAITING_ON_RUN: "A run inside of it must end first.",
     Reason.RUN_PAUSED: "Somebody has paused the run: no step of it begins.",
@@ -199,6 +201,7 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.POLICY_THROTTLED: "Wait: it is asked about again by itself, when its rule says.",
     Reason.WAITING_ON_JOB: "`rota explain JOB` tells why that one has not ended.",
     Reason.JOB_BEFORE_FAILED: "`rota explain JOB` tells what became of that one; mend it, and submit both again.",
+    Reason.FRAME_FAILED: "`rota job show JOB` names the frame and its error: mend that, and submit it again.",
     Reason.APPROVAL_REQUIRED: "`rota approvals approve JOB` by somebody who may, and did not submit it.",
     Reason.WAITING_ON_RUN: "`rota explain RUN` tells what that one waits for.",
     Reason.RUN_PAUSED: "`rota workflow resume RUN` lets steps begin again.",

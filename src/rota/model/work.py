@@ -72,3 +72,5 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """Patterns of files that each frame leaves in its directory."""
     artifact_bytes_max: int = 0
     """Of all of these together, by a policy; 0 is no limit."""
+    fail_fast: bool = False
+    """The first frame that fails for good ends the job."""

@@ -19,6 +19,7 @@ from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
 from rota.model.workflow_approval import asked
 from rota.model.workflow_check import Flow, FlowStep, due_ms, truth
+from rota.model.workflow_failing import OF_JOBS, OF_RUNS, RUN_ENDS, TRIGGERS, gravest, of_one_item
 from rota.model.workflow_run import (
     Ask,
     Began,
@@ -52,31 +53,6 @@ OF_RUN: Final = -1
 Outcome = Literal["ok", "bad", "passed", "wait"]
 _WAITS: Final = ("delay", "approval")
 """Steps during which nothing is done."""
-_STATES: Final = {
-    JobState.FAILED: StepState.FAILED,
-    JobState.TIMEOUT: StepState.TIMEOUT,
-    JobState.CANCELLED: StepState.CANCELLED,
-    JobState.DENIED: StepState.DENIED,
-    JobState.OUTPUT_QUARANTINED: StepState.FAILED,
-}
-_OF_RUNS: Final = {
-    RunState.FAILED: StepState.FAILED,
-    RunState.TIMEOUT: StepState.TIMEOUT,
-    RunState.CANCELLED: StepState.CANCELLED,
-    RunState.DENIED: StepState.DENIED,
-}
-_ENDS: Final = {
-    StepState.FAILED: RunState.FAILED,
-    StepState.TIMEOUT: RunState.TIMEOUT,
-    StepState.CANCELLED: RunState.CANCELLED,
-    StepState.DENIED: RunState.DENIED,
-}
-_TRIGGERS: Final[dict[StepState, Trigger]] = {
-    StepState.FAILED: "failed",
-    StepState.TIMEOUT: "timeout",
-    StepState.CANCELLED: "cancelled",
-    StepState.DENIED: "denied",
-}
 
 
 def new(flow: Flow) -> RunNow:
@@ -200,7 +176,9 @@ class _Machine:
         place = self._running(news.job)
         if place is None:
             return
-        done = news.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
+        if self.flow.steps[place].spec.for_each is not None and not news.mapped:
+            news = of_one_item(news)
+        done = news.partly or news.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
         if done and self.flow.steps[place].spec.compensate is not None:
             self._record(place, news)
         if news.state is JobState.SUCCEEDED:
@@ -208,7 +186,7 @@ class _Machine:
         else:
             quarantined = news.state is JobState.OUTPUT_QUARANTINED
             trigger: Trigger | None = "fatal" if news.fatal else "quarantined" if quarantined else None
-            self._end(place, _STATES[news.state], news.error or news.state.lower(), trigger=trigger)
+            self._end(place, OF_JOBS[news.state], news.error or news.state.lower(), trigger=trigger)
 
     def _record(self, place: int, news: JobEnded) -> None:
         """What undoes a job is recorded as soon as it is done, with what it has returned."""
@@ -227,7 +205,7 @@ class _Machine:
         if news.state is RunState.SUCCEEDED:
             self._done(place, news.output)
         else:
-            self._end(place, _OF_RUNS[news.state], news.error or news.state.lower(), trigger=news.trigger)
+            self._end(place, OF_RUNS[news.state], news.error or news.state.lower(), trigger=news.trigger)
 
     def _decided(self, news: Decided) -> None:
         place = self._running(news.approval)
@@ -329,9 +307,11 @@ class _Machine:
         return "passed" if state in (StepState.SKIPPED, StepState.PASSED) else "bad"
 
     def _has_failed(self, place: int) -> bool:
-        """Whether a step did not do what it was to do. One that never began was only in the way of something else."""
+        """Whether a step did not do what it was to do; not one that never began, or was told to stop."""
         step = self.now.steps[place]
-        return step.state in (StepState.FAILED, StepState.TIMEOUT) or (step.state in _ENDS and step.attempt > 0)
+        if step.stopped:
+            return False
+        return step.state in (StepState.FAILED, StepState.TIMEOUT) or (step.state in RUN_ENDS and step.attempt > 0)
 
     def _chosen(self, switch: FlowStep, value: str) -> tuple[int, ...] | None:
         return switch.cases.get(value, switch.default)
@@ -367,8 +347,18 @@ class _Machine:
             self._stop(step.members)
             self._done(step.place, None)
         elif good + outcomes.count("wait") < need:
+            trigger = self._worst(step.members)
             self._stop(step.members)
-            self._end(step.place, StepState.FAILED, f"{good} of its steps succeeded, and it needs {need}.")
+            self._end(
+                step.place, StepState.FAILED, f"{good} of its steps succeeded, and it needs {need}.", trigger=trigger
+            )
+
+    def _worst(self, places: Iterable[int]) -> Trigger | None:
+        """How steps of a parallel have failed that this one fails by: the most that any of them asks for."""
+        failed = [
+            self.now.steps[place] for place in places if self._outcome(place) == "bad" and self._has_failed(place)
+        ]
+        return gravest((step.trigger or TRIGGERS[step.state] for step in failed), self.flow.spec.rollback_on)
 
     def _begin(self, step: FlowStep) -> None:
         try:
@@ -496,15 +486,19 @@ class _Machine:
 
     def _end(self, place: int, state: StepState, reason: str = "", *, trigger: Trigger | None = None) -> None:
         step, now = self.flow.steps[place], self.now.steps[place]
-        now.state, now.reason = state, reason
+        now.state, now.reason, now.trigger = state, reason, trigger
         self._end_timer(place)
         self._scope = None
         self._tell(state.lower(), place, reason if state is not StepState.SUCCEEDED else "")
         self._looks.extend(step.followers)
         if self.now.ends_as is None and (fault := self._fault(step)) is not None:
             at, failed = self.flow.steps[fault], self.now.steps[fault]
-            trigger = trigger or _TRIGGERS[failed.state]
-            self.end_run(_ENDS[failed.state], trigger, f"Step {at.id}: {failed.reason}")
+            ways = [failed.trigger or TRIGGERS[failed.state], *([trigger] if trigger is not None else [])]
+            self.end_run(
+                RUN_ENDS[failed.state],
+                gravest(ways, self.flow.spec.rollback_on) or "failed",
+                f"Step {at.id}: {failed.reason}",
+            )
 
     def _fault(self, step: FlowStep) -> int | None:
         """The step whose failure ends the run, now that this one has ended; None: it goes on."""
@@ -523,10 +517,11 @@ class _Machine:
             if step.state is StepState.WAITING:
                 self._end(place, StepState.CANCELLED, _STOPPED)
             elif step.state is StepState.RUNNING and step.job is not None and spec.type != "approval":
-                step.state = StepState.STOPPING
+                step.state, step.stopped = StepState.STOPPING, True
                 self._tell("stopping", place)
                 (self.moves.stops if spec.type == "job" else self.moves.stop_runs).append(step.job)
             elif step.state is StepState.RUNNING:
+                step.stopped = True
                 self._forget(place)
                 self.moves.withdrawn += [place] if step.job is not None else []
                 self._end(place, StepState.CANCELLED, _STOPPED)
@@ -555,7 +550,7 @@ class _Machine:
                 checked_value(output, "output of the run")
                 self.moves.output = None if output == {} else output
             except Failed as failed:
-                state, self.now.error = RunState.FAILED, str(failed)
+                state, self.now.error, self.now.trigger = RunState.FAILED, str(failed), "failed"
         if self.flow.spec.timeout_s:
             self.moves.untimed.append((OF_RUN, 0))
             self.moves.timers = [timer for timer in self.moves.timers if timer.place != OF_RUN]
@@ -578,7 +573,7 @@ class _Machine:
                 step.id: {
                     "state": now.state.value,
                     "output": self.values.get(place),
-                    "error": now.reason if now.state in _ENDS else "",
+                    "error": now.reason if now.state in RUN_ENDS else "",
                 }
                 for place, (step, now) in enumerate(zip(self.flow.steps, self.now.steps, strict=True))
             }

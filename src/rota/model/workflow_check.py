@@ -112,7 +112,9 @@ class FlowStep(msgspec.Struct):
         spec = self.spec
         width = spec.max_parallel
         try:
-            layer = replace(_layer_of(spec), items=given, max_cores=_times(spec.cores, width) if width else None)
+            layer = replace(
+                _layer_of(spec), items=given, fail_fast=True, max_cores=_times(spec.cores, width) if width else None
+            )
             made = plan(_submission_of(spec, self.plan, layer), may_be_critical=True)
         except InvalidInput as wrong:
             raise Failed(wrong.sentence) from wrong

@@ -67,6 +67,10 @@ class StepNow(msgspec.Struct, array_like=True):
     reason: str = ""
     timed: bool = False
     """Whether it has a timer."""
+    trigger: Trigger | None = None
+    """How it failed, where its state alone does not say."""
+    stopped: bool = False
+    """It was told to stop: however it ends, it has not failed."""
 
 
 class RunNow(msgspec.Struct, array_like=True):
@@ -99,6 +103,10 @@ class JobEnded(msgspec.Struct, frozen=True):
     value: Any = None
     error: str = ""
     fatal: bool = False
+    mapped: bool = False
+    """Whether its value and error are those of several frames already."""
+    partly: bool = False
+    """It did not succeed, but some of its frames have: that is undone like any other work."""
 
 
 class RunEnded(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from rota.engine.ender import END_AS
+from rota.engine.finish import END_AS
 from rota.engine.submit import Submitter
 from rota.infra import faults, outbox
 from rota.infra.nats import Message
@@ -41,6 +41,7 @@ TAKE = query(__package__, "take")
 WRITE = query(__package__, "write")
 VALUES = query(__package__, "values")
 MAPPED = query(__package__, "mapped")
+PARTLY = query(__package__, "partly")
 OUTPUTS = query(__package__, "outputs")
 START = query(__package__, "start")
 CANCEL = query(__package__, "cancel")
@@ -131,11 +132,12 @@ class Advancing:
             if kind == "run"
         ]
         mapped = mapped_of(await tx.rows(MAPPED, layers)) if layers else {}
+        partly = await _partly(tx, rows) if layers else frozenset()
         outputs = {row["pk_run"]: row["output"] for row in await tx.rows(OUTPUTS, children)} if children else {}
         turns = []
         for row in rows:
             turn = Turn.of(row)
-            turn.news = news_of(row, mapped, outputs)
+            turn.news = news_of(row, mapped, outputs, partly)
             turns.append(turn)
         pairs = zip(turns, rows, strict=True)
         await self.sagas.record(tx, [each for turn, row in pairs for each in _joined(turn, row)])
@@ -354,6 +356,20 @@ def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
         by = msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
     name = f"{step.id}" if turn.depth == 0 else f"{turn.run}/{step.id}"
     return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=undo.error)
+
+
+_ABOUT_JOBS: Final = ("kinds", "jobs", "states", "frames")
+
+
+async def _partly(tx: Transaction, rows: Sequence[Record]) -> frozenset[UUID]:
+    """Jobs of several frames that did not succeed, and some frames of which have."""
+    failed = [
+        job
+        for row in rows
+        for kind, job, state, frames in zip(*(row[name] or () for name in _ABOUT_JOBS), strict=True)
+        if kind == "job" and frames > 1 and state != JobState.SUCCEEDED.value
+    ]
+    return frozenset(row["pk_job"] for row in await tx.rows(PARTLY, failed)) if failed else frozenset()
 
 
 def _joined(turn: Turn, row: Record) -> list[Undone]:

@@ -34,6 +34,7 @@ from rota.model.ids import JobId, ShowId
 from rota.model.job import Compensation, Submission, Submitted, decode_details
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
+from rota.model.messages import FATAL
 from rota.model.policy import Kernel, Says
 from rota.policy.asking import about, seen_of
 from rota.queue.dead_letters import DeadLetter, DeadLetters
@@ -55,7 +56,6 @@ BATCH: Final = 256
 UNREADABLE: Final = "saga_unmarshal_failed"
 FAILED: Final = "saga_compensation_failed"
 SKIPPED: Final = "saga_compensation_denied"
-FATAL: Final = frozenset({"fatal", "bad_input"})
 
 RECORDED = metrics.counter("rota_saga_recorded", "Compensations that were recorded.")
 TRIGGERED = metrics.counter("rota_saga_rollback_triggered", "Rollbacks that began.")

@@ -12,6 +12,7 @@ from rota.infra.postgres import Record
 from rota.model.approval import ApprovalState
 from rota.model.ids import RunId, ShowId
 from rota.model.lifecycle import JobState
+from rota.model.messages import FATAL
 from rota.model.workflow import Trigger
 from rota.model.workflow_advance import advance
 from rota.model.workflow_check import Flow
@@ -30,8 +31,6 @@ from rota.model.workflow_run import (
     SagaEnded,
 )
 
-FATAL: Final = frozenset({"fatal", "bad_input"})
-"""Words of frames that said themselves that trying again is useless."""
 ERROR_MAX: Final = 2000
 _NOW = msgspec.msgpack.Decoder(RunNow)
 _unpack = msgspec.msgpack.Decoder().decode
@@ -42,7 +41,7 @@ _told = msgspec.json.Encoder().encode
 class Mapped(msgspec.Struct, frozen=True):
     """What the frames of a for_each have left."""
 
-    values: dict[int, Any]
+    values: dict[int, Any] = {}
     error: str = ""
     fatal: bool = False
 
@@ -146,13 +145,18 @@ class Turn:
         self.now.error, self.state = error, RunState.FAILED
 
 
-def news_of(row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, bytes | None]) -> list[News]:
-    """What a run was told, in order; timers that are due come last, since what has ended needs none."""
+def news_of(
+    row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, bytes | None], partly: Collection[UUID] = ()
+) -> list[News]:
+    """What a run was told, in order; timers that are due come last, since what has ended needs none.
+
+    `partly` are jobs that did not succeed, and some frames of which have.
+    """
     heard: list[News] = []
     for at, kind in enumerate(row["kinds"] or ()):
         match kind:
             case "job":
-                heard.append(_job_ended(row, at, mapped))
+                heard.append(_job_ended(row, at, mapped, partly))
             case "run":
                 output = outputs.get(row["jobs"][at])
                 state = RunState(row["states"][at])
@@ -173,12 +177,13 @@ def news_of(row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, b
     return [*heard, *(Fired(place, attempt) for place, attempt in fired)]
 
 
-def _job_ended(row: Record, at: int, mapped: Mapping[UUID, Mapped]) -> JobEnded:
+def _job_ended(row: Record, at: int, mapped: Mapping[UUID, Mapped], partly: Collection[UUID]) -> JobEnded:
     job, state, frames = row["jobs"][at], JobState(row["states"][at]), row["frames"][at]
-    found = mapped.get(row["layers"][at])
-    if found is not None:
+    if frames > 1:
+        found = mapped.get(row["layers"][at]) or Mapped()
         value: Any = [found.values.get(frame) for frame in range(frames)]
-        return JobEnded(job, state, value, found.error or row["reasons"][at] or "", found.fatal)
+        error = found.error or row["reasons"][at] or ""
+        return JobEnded(job, state, value, error, found.fatal, mapped=True, partly=job in partly)
     data, error = row["vals"][at], row["errors"][at] or row["reasons"][at] or row["codes"][at] or ""
     value = None if data is None else _unpack(data)
     if data is None and row["vals_at"][at] is not None:
@@ -189,7 +194,7 @@ def _job_ended(row: Record, at: int, mapped: Mapping[UUID, Mapped]) -> JobEnded:
 def mapped_of(rows: Sequence[Record]) -> dict[UUID, Mapped]:
     found: dict[UUID, Mapped] = {}
     for row in rows:
-        before = found.get(row["pk_layer"]) or Mapped({})
+        before = found.get(row["pk_layer"]) or Mapped()
         values = before.values
         if row["state"] == "SUCCEEDED" and row["value"] is not None:
             values[row["frame"]] = _unpack(row["value"])
