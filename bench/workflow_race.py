@@ -36,7 +36,8 @@ BAR: Final = 5.0
 START: Final = 250
 POLL_S: Final = 0.02
 LAP_TIMEOUT_S: Final = 120.0
-LIVE = statement("SELECT count(*) FROM rota.workflow_run WHERE ts_ended IS NULL")
+LIVE = statement("SELECT pk_run FROM rota.workflow_run WHERE ts_ended IS NULL ORDER BY pk_run DESC LIMIT 1")
+"""The youngest that has not ended: by index, and not by looking at all of them each time."""
 ODD = statement("SELECT count(*) FROM rota.workflow_run WHERE state <> 'SUCCEEDED'")
 SHAPES: Final = {
     "linear": WorkflowSpec(

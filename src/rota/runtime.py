@@ -9,6 +9,7 @@ done once is decided by leases and row locks in PostgreSQL.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -229,6 +230,9 @@ async def serve(
     async with AsyncExitStack() as closing:
         replica = await _opened(settings, urls, closing)
         replica.supervisor.add(*faces(replica))
+        # What is loaded by now stays: the collector need not look at it each time jobs have come and gone.
+        gc.collect()
+        gc.freeze()
         return await replica.run()
 
 

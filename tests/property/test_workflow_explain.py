@@ -103,5 +103,3 @@ async def test_a_run_waits_for_what_it_says_and_for_nothing_else(database, seed)
         assert chosen not in (await world.explained()).reasons
     assert told.state.ended, told
     assert told.reasons == ()
-
-

@@ -57,7 +57,13 @@ class Columns:
         self._kinds = Distinct()
         self._shapes: dict[tuple[int, int], tuple[Plan, Decision, Shape]] = {}
         """By the ids of the plan they are like and of the decision, which are kept so that no others have them."""
-        self._jobs: tuple[list[JobId], list[int], list[str | None], list[bytes | None]] = ([], [], [], [])
+        self._jobs: tuple[list[JobId], list[int], list[str | None], list[str | None], list[bytes | None]] = (
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
         self._layers: tuple[list[LayerId], list[int], list[int], list[bytes | None], list[str | None]] = (
             [],
             [],
@@ -71,9 +77,10 @@ class Columns:
 
     def add(self, plan: Plan, decision: Decision, job: JobId, layers: Sequence[LayerId]) -> None:
         head, kinds = self._shape(plan, decision)
-        ids, heads, keys, digests = self._jobs
+        ids, heads, workflows, keys, digests = self._jobs
         ids.append(job)
         heads.append(head)
+        workflows.append(plan.workflow_id)
         keys.append(plan.key)
         digests.append(plan.digest)
         if plan.caps is not None:
@@ -91,14 +98,16 @@ class Columns:
 
     def arguments(self, until: datetime | None = None) -> tuple[object, ...]:
         """`until`: when the words that jobs are queued by have become too old."""
-        jobs = self._jobs if any(self._jobs[2]) else (*self._jobs[:2], None, None)
-        entries = self._entries if any(self._entries[6]) else (*self._entries[:6], None)
+        *jobs, workflows, keys, digests = self._jobs
+        jobs += [_some(workflows), *((keys, digests) if any(keys) else (None, None))]
+        *layers, input_ats = self._layers
+        *entries, payloads, run_ats = self._entries
         caps = self._caps if self._caps[0] else (None,) * 6
         items = self._items if self._items[0] else (None, None)
-        *heads, words = self._heads.columns(14)
-        said = words if any(words) else None
-        shared = [*self.places.columns(5), *heads, said, until, *self._kinds.columns(9)]
-        return (*shared, *jobs, *self._layers, *entries, *caps, *items)
+        *heads, words = self._heads.columns(13)
+        shared = [*self.places.columns(5), *heads, _some(words), until, *self._kinds.columns(9)]
+        rows = (*layers, _some(input_ats), *entries, _some(payloads), _some(run_ats))
+        return (*shared, *jobs, *rows, *caps, *items)
 
     def _shape(self, plan: Plan, decision: Decision) -> Shape:
         """Of plans that are like one another it is the same, and found out once."""
@@ -116,7 +125,7 @@ class Columns:
         details = self._keep_items(plan) if any(layer.items for layer in plan.layers) else plan.details
         head = (
             *(kinds[0][0], plan.name, plan.topic, plan.priority, state, reason, len(plan.layers)),
-            *(plan.labels, details, plan.workflow_id, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+            *(plan.labels, details, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
             decision.said.digest if decision.said is not None else None,
         )
         return self._heads.place(head), kinds
@@ -175,6 +184,11 @@ class Columns:
     def _cap(self, caps: Caps, job: JobId, layer: LayerId | None, place: int, priority: int) -> None:
         for column, value in zip(self._caps, (job, layer, place, priority, caps.cores, caps.gpus), strict=True):
             column.append(value)
+
+
+def _some(column: Column) -> Column | None:
+    """A column that holds nothing need not be sent."""
+    return column if any(each is not None for each in column) else None
 
 
 def queue_columns(columns: Columns) -> tuple[object, ...]:

@@ -135,7 +135,7 @@ class Plan(msgspec.Struct, frozen=True):
     after: tuple[UUID, ...] = ()
     after_failed: AfterFailed = "cancel"
     like: Plan | None = None
-    """A plan that is the same but for name and input, and stands for many such."""
+    """A plan that is the same but for name, input and workflow_id, and stands for many such."""
 
 
 def plan(submission: Submission, *, may_be_critical: bool = False, own: frozenset[str] = frozenset()) -> Plan:

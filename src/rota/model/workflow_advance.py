@@ -139,7 +139,8 @@ class _Machine:
         """Look at all that may have changed by what was heard."""
         while self._looks:
             self._look(self._looks.popleft())
-        if self._over is None and all(step.state.ended for step in self.now.steps):
+        # The last steps are mostly those that end last.
+        if self._over is None and all(step.state.ended for step in reversed(self.now.steps)):
             self._finish()
 
     def state(self) -> RunState:
@@ -147,9 +148,8 @@ class _Machine:
             return self._over
         if self.now.paused:
             return RunState.PAUSED
-        running = [
-            self.flow.steps[at].spec.type for at, step in enumerate(self.now.steps) if step.state is StepState.RUNNING
-        ]
+        steps = zip(self.flow.steps, self.now.steps, strict=True)
+        running = [step.spec.type for step, now in steps if now.state is StepState.RUNNING]
         works = any(kind not in (*_WAITS, "parallel") for kind in running)
         waits = not works and any(kind in _WAITS for kind in running)
         return RunState.WAITING if waits else RunState.RUNNING
@@ -218,7 +218,7 @@ class _Machine:
 
     def _running(self, job: UUID) -> int | None:
         for place, step in enumerate(self.now.steps):
-            if step.job == job and step.state in (StepState.RUNNING, StepState.STOPPING):
+            if (step.state is StepState.RUNNING or step.state is StepState.STOPPING) and step.job == job:
                 return place
         return None
 
@@ -407,7 +407,7 @@ class _Machine:
     def _submit(self, step: FlowStep) -> None:
         if step.spec.for_each is not None and not step.items(self._scope_for(step)):
             return self._done(step.place, [])
-        planned = step.planned(self._scope_for(step), str(self.facts.id))
+        planned = step.planned(self._scope_for(step), str(self.facts.id), self.facts.actor)
         self._run(step)
         return self.moves.starts.append(Start(step.place, planned))
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rota.model.errors import InvalidInput
-from rota.model.job import Budget, LayerSpec, Submission
+from rota.model.job import Budget, LayerSpec, Submission, decode_details, encode_details
 from rota.model.job_plan import INPUT_BYTES_MAX, Plan, plan
 from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec
 from rota.model.workflow_approval import check_terms
@@ -27,6 +27,7 @@ STEPS_MAX: Final = 1000
 ITEMS_MAX: Final = 10_000
 LOOPS_MAX: Final = 10_000
 DELAY_MAX_S: Final = 10 * 366 * 86_400.0
+ACTORS_KEPT: Final = 1000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 _INPUT = re.compile(r"\binput\s*\.\s*([A-Za-z_]\w*)", re.ASCII)
 _FIELDS: Final = {
@@ -68,10 +69,11 @@ class FlowStep(msgspec.Struct):
     args: Evaluate | None = None
     input: Evaluate | None = None
     plan: Plan | None = None
+    """With what it is called with, when nothing in that varies."""
+    by: dict[str, Plan] = {}
+    """Its plan as whoever started a run submits it, by their name."""
     undo: Evaluate | None = None
     """What its compensation is called with."""
-    constant: bytes | None = None
-    """What it is called with, when nothing in that varies."""
     reads: frozenset[int] = frozenset()
     """Steps whose outputs its expressions name."""
 
@@ -88,16 +90,29 @@ class FlowStep(msgspec.Struct):
         args = self.args(scope) if self.args is not None else list(spec.args)
         return checked_value({"args": args, "kwargs": values}, f"input of step {spec.id}")
 
-    def planned(self, scope: Scope, run: str) -> Plan:
-        """What to submit for it, in a run."""
+    def planned(self, scope: Scope, run: str, actor: str = "") -> Plan:
+        """What to submit for it, in a run that `actor` has started."""
         assert self.plan is not None, "only steps of type job are submitted"
         if self.spec.for_each is not None:
-            return self._mapped(scope, run)
-        [layer] = self.plan.layers
-        data = self.constant if self.constant is not None else _pack(self.given(scope))
+            return submitted_by(self._mapped(scope, run), actor)
+        shared = self._submitted_by(actor)
+        [layer] = shared.layers
+        if layer.input is not None:
+            return replace(shared, workflow_id=run, like=shared)
+        data = _pack(self.given(scope))
         if len(data) > INPUT_BYTES_MAX:
             raise Failed(f"The input of step {self.id} has {len(data)} bytes: pass a pointer to it.")
-        return replace(self.plan, workflow_id=run, layers=(replace(layer, input=data),))
+        return replace(shared, workflow_id=run, layers=(replace(layer, input=data),), like=shared)
+
+    def _submitted_by(self, actor: str) -> Plan:
+        """One plan for all runs that somebody has started, so that their jobs are written as one kind."""
+        assert self.plan is not None
+        known = self.by.get(actor)
+        if known is None:
+            if len(self.by) >= ACTORS_KEPT:
+                self.by.clear()
+            known = self.by[actor] = submitted_by(self.plan, actor)
+        return known
 
     def items(self, scope: Scope) -> list[Any]:
         found = self.value(scope) if self.value is not None else self.spec.for_each
@@ -270,7 +285,19 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
         if len(spec.for_each) > ITEMS_MAX:
             raise InvalidInput(f"Step {spec.id} is to run for {len(spec.for_each)} items: use at most {ITEMS_MAX}.")
     elif step.args is None and step.input is None:
-        step.constant = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
+        data = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
+        if len(data) > INPUT_BYTES_MAX:
+            raise InvalidInput(f"The input of step {spec.id} has {len(data)} bytes: pass a pointer to it.")
+        [layer] = ready.layers
+        step.plan = replace(ready, layers=(replace(layer, input=data),))
+
+
+def submitted_by(ready: Plan, actor: str) -> Plan:
+    """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
+    if not actor:
+        return ready
+    details = replace(decode_details(ready.details), principal=actor)
+    return replace(ready, details=encode_details(details), like=None)
 
 
 def _compensated(step: FlowStep, flow: WorkflowSpec) -> None:

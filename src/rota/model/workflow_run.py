@@ -58,7 +58,7 @@ class RunState(StrEnum):
         return self not in (RunState.RUNNING, RunState.WAITING, RunState.PAUSED, RunState.COMPENSATING)
 
 
-class StepNow(msgspec.Struct, array_like=True):
+class StepNow(msgspec.Struct, array_like=True, gc=False):
     state: StepState = StepState.WAITING
     attempt: int = 0
     """How often it began: more than once in a loop."""
@@ -91,6 +91,8 @@ class Facts(msgspec.Struct, frozen=True):
     workflow: str
     version: int
     input: dict[str, Any]
+    actor: str = ""
+    """Who submits its jobs."""
 
 
 class Began(msgspec.Struct, frozen=True):
@@ -154,7 +156,7 @@ class Resume(msgspec.Struct, frozen=True):
 News = Began | JobEnded | RunEnded | Decided | SagaEnded | Fired | Cancel | Pause | Resume
 
 
-class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
+class Happened(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An entry of the history."""
 
     what: str

@@ -158,17 +158,18 @@ class Asking:
 
     def about_plans(self, jobs: Sequence[JobId], plans: Sequence[Plan]) -> Grouped:
         collected = _Collected()
-        alike: dict[tuple[int, int], int] = {}
+        alike: dict[tuple[int, int, str | None], int] = {}
         places = []
         for plan in plans:
             if plan.like is None:
                 places.append(collected.place(seen_of(plan)))
                 continue
             size = len(plan.layers[0].input or b"")
-            place = alike.get((id(plan.like), size))
+            kind = id(plan.like), size, plan.workflow_id
+            place = alike.get(kind)
             if place is None:
-                asked = replace(self._base(plan.like), input_bytes=size)
-                place = alike[id(plan.like), size] = collected.add(asked)
+                asked = replace(self._base(plan.like), input_bytes=size, workflow_id=plan.workflow_id or "")
+                place = alike[kind] = collected.add(asked)
             places.append(place)
         return collected.grouped(jobs, places)
 

@@ -8,6 +8,7 @@ bad one fails alone (`alone=True`).
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
@@ -25,7 +26,7 @@ from rota.infra.telemetry import metrics
 from rota.model.approval import Approval
 from rota.model.errors import NotFound, RotaError, StaleFence, Unavailable
 from rota.model.ids import ENTROPY_BYTES, RunId, uuid7
-from rota.model.job import Submitted, decode_details, encode_details
+from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.reasons import Reason
@@ -35,7 +36,7 @@ from rota.model.workflow_run import Began, Undo
 from rota.workflow.approving import StepApprovals
 from rota.workflow.definitions import Definitions, Version
 from rota.workflow.sagas import Sagas, Undone, joined
-from rota.workflow.turns import Turn, columns, mapped_of, news_of
+from rota.workflow.turns import Turn, columns, mapped_of, taken
 
 TAKE = query(__package__, "take")
 WRITE = query(__package__, "write")
@@ -75,10 +76,9 @@ class Done(msgspec.Struct):
     asked: list[Approval] = []
 
     def tell(self) -> None:
-        for turn in self.turns:
-            STEPS.inc(len(turn.moves.starts) + len(turn.moves.children))
-            if turn.state.ended:
-                ENDED.labels(turn.state.value).inc()
+        STEPS.inc(sum(len(turn.moves.starts) + len(turn.moves.children) for turn in self.turns))
+        for state, runs in Counter(turn.state for turn in self.turns if turn.state.ended).items():
+            ENDED.labels(state.value).inc(runs)
         BATCHES.observe(len(self.turns))
 
 
@@ -119,28 +119,13 @@ class Advancing:
         return await self._begin(tx, [(*each, Parent(actor)) for each in given])
 
     async def _read(self, tx: Transaction, rows: Sequence[Record]) -> list[Turn]:
-        layers = [
-            layer
-            for row in rows
-            for layer, frames in zip(row["layers"] or (), row["frames"] or (), strict=True)
-            if frames is not None and frames > 1
-        ]
-        children = [
-            job
-            for row in rows
-            for job, kind in zip(row["jobs"] or (), row["kinds"] or (), strict=True)
-            if kind == "run"
-        ]
+        layers = [row["pk_layer"] for row in rows if row["kind"] == "job" and (row["frames"] or 0) > 1]
+        children = [row["pk_job"] for row in rows if row["kind"] == "run"]
         mapped = mapped_of(await tx.rows(MAPPED, layers)) if layers else {}
         partly = await _partly(tx, rows) if layers else frozenset()
         outputs = {row["pk_run"]: row["output"] for row in await tx.rows(OUTPUTS, children)} if children else {}
-        turns = []
-        for row in rows:
-            turn = Turn.of(row)
-            turn.news = news_of(row, mapped, outputs, partly)
-            turns.append(turn)
-        pairs = zip(turns, rows, strict=True)
-        await self.sagas.record(tx, [each for turn, row in pairs for each in _joined(turn, row)])
+        turns = taken(rows, mapped, outputs, partly)
+        await self.sagas.record(tx, _joined(turns, rows))
         return turns
 
     async def _wave(self, tx: Transaction, turns: list[Turn], done: Done, *, alone: bool) -> list[Turn]:
@@ -187,7 +172,7 @@ class Advancing:
         starts = [(turn, start) for turn in turns for start in turn.moves.starts]
         if not starts:
             return
-        plans = [_submitted_by(start.plan, turn.actor) for turn, start in starts]
+        plans = [start.plan for _, start in starts]
         submitted = await self.submitter.write(plans, on=tx)
         for (turn, start), one in zip(starts, submitted, strict=True):
             turn.began(flows[turn.workflow][1], start.place, one.job)
@@ -223,6 +208,8 @@ class Advancing:
         """What steps start, by name; one that cannot be started fails."""
         births: list[Birth] = []
         for turn in turns:
+            if not turn.moves.children:
+                continue
             version, flow = flows[turn.workflow]
             found: list[Birth] = []
             for _ in range(len(turn.now.steps) + 1):
@@ -337,14 +324,6 @@ def new_run(now_ms: int) -> RunId:
     return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
 
 
-def _submitted_by(plan: Plan, actor: str) -> Plan:
-    """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
-    if not actor:
-        return plan
-    details = msgspec.structs.replace(decode_details(plan.details), principal=actor)
-    return msgspec.structs.replace(plan, details=encode_details(details), like=None)
-
-
 def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
     """What a step has done, with what undoes it; it belongs to the saga of the run that all of it began with."""
     step = flows[turn.workflow][1].steps[undo.place]
@@ -358,37 +337,26 @@ def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
     return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=undo.error)
 
 
-_ABOUT_JOBS: Final = ("kinds", "jobs", "states", "frames")
-
-
 async def _partly(tx: Transaction, rows: Sequence[Record]) -> frozenset[UUID]:
     """Jobs of several frames that did not succeed, and some frames of which have."""
     failed = [
-        job
+        row["pk_job"]
         for row in rows
-        for kind, job, state, frames in zip(*(row[name] or () for name in _ABOUT_JOBS), strict=True)
-        if kind == "job" and frames > 1 and state != JobState.SUCCEEDED.value
+        if row["kind"] == "job" and (row["frames"] or 1) > 1 and row["ended_as"] != JobState.SUCCEEDED.value
     ]
     return frozenset(row["pk_job"] for row in await tx.rows(PARTLY, failed)) if failed else frozenset()
 
 
-def _joined(turn: Turn, row: Record) -> list[Undone]:
+def _joined(turns: Sequence[Turn], rows: Sequence[Record]) -> list[Undone]:
     """Jobs that are no steps, and have named the run as theirs."""
-    steps = {step.job for step in turn.now.steps}
+    by_run = {turn.run: turn for turn in turns}
     found = []
-    for at, (kind, job) in enumerate(zip(row["kinds"] or (), row["jobs"] or (), strict=True)):
-        if kind == "job" and job not in steps:
-            one = joined(
-                {
-                    "state": row["states"][at],
-                    "request": row["requests"][at],
-                    "pk_show": turn.show,
-                    "workflow_id": str(turn.root),
-                    "pk_job": job,
-                }
-            )
-            found += [one] if one is not None else []
-    return found
+    for row in rows:
+        if row["kind"] == "job" and row["request"] is not None:
+            turn = by_run[row["pk_run"]]
+            if not turn.has_run(row["pk_job"]):
+                found.append(joined(row["ended_as"], row["request"], turn.show, str(turn.root), row["pk_job"]))
+    return [each for each in found if each is not None]
 
 
 def _note(turn: Turn, step: str, text: str) -> Message:

@@ -14,8 +14,8 @@ commit nothing happened; after it, the saga is due, or its compensation runs and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -171,8 +171,11 @@ class Sagas:
         await self._give_up(tx, [_letter(row, FAILED if row["state"] == "failed" else SKIPPED) for row in failed])
 
     async def _hear_joined(self, tx: Transaction, rows: Sequence[Record]) -> None:
-        undone = [each for row in rows if (each := joined(row)) is not None]
-        await self.record(tx, undone)
+        undone = [
+            joined(row["state"], row["request"], ShowId(row["pk_show"]), row["workflow_id"], row["pk_job"])
+            for row in rows
+        ]
+        await self.record(tx, [each for each in undone if each is not None])
         fatal = [row for row in rows if row["state"] == JobState.FAILED.value and row["code"] in FATAL]
         for row in fatal:
             why = f"Job {row['pk_job']} failed for good."
@@ -283,14 +286,12 @@ class Sagas:
         IS_ACTIVE.set(active)
 
 
-def joined(row: Record | Mapping[str, Any]) -> Undone | None:
+def joined(state: str, request: bytes | None, show: ShowId, saga_of: str, job: UUID) -> Undone | None:
     """What undoes a job that names a saga itself; None: it has not succeeded, or nothing undoes it."""
-    if row["state"] not in (JobState.SUCCEEDED.value, JobState.OUTPUT_QUARANTINED.value) or row["request"] is None:
+    if state not in (JobState.SUCCEEDED.value, JobState.OUTPUT_QUARANTINED.value) or request is None:
         return None
-    by = decode_details(row["request"]).compensation
-    if by is None:
-        return None
-    return Undone(show=ShowId(row["pk_show"]), saga=row["workflow_id"], job=row["pk_job"], by=by)
+    by = decode_details(request).compensation
+    return Undone(show=show, saga=saga_of, job=job, by=by) if by is not None else None
 
 
 def _template(undone: Undone, job: Job | None) -> tuple[bytes, str | None]:

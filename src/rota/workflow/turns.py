@@ -34,7 +34,7 @@ from rota.model.workflow_run import (
 ERROR_MAX: Final = 2000
 _NOW = msgspec.msgpack.Decoder(RunNow)
 _unpack = msgspec.msgpack.Decoder().decode
-_pack = msgspec.msgpack.Encoder().encode
+_pack = msgspec.msgpack.Encoder(uuid_format="bytes").encode
 _told = msgspec.json.Encoder().encode
 
 
@@ -48,6 +48,11 @@ class Mapped(msgspec.Struct, frozen=True):
 
 class Turn:
     """One advance of one run."""
+
+    __slots__ = (
+        *("run", "show", "workflow", "fence", "now_ms", "depth", "root", "was", "actor", "input", "values", "news"),
+        *("refused", "state", "moves", "flow", "now", "_steps"),
+    )
 
     def __init__(
         self,
@@ -79,9 +84,9 @@ class Turn:
         self.news: list[News] = []
         self.refused: dict[int, str] = {}
         self.state = RunState.RUNNING
-        self.moves = Moves()
+        self.moves: Moves
         self.flow: Flow | None = None
-        """Its definition, once something was decided about it."""
+        """Its definition, once something was decided about it; `moves` is what."""
         self._steps = steps
         self.now: RunNow = _NOW.decode(steps)
 
@@ -103,8 +108,10 @@ class Turn:
 
     def decide(self, flow: Flow, version: int) -> None:
         """From the state that was read, whatever was decided before."""
-        self.now, self.flow = _NOW.decode(self._steps), flow
-        facts = Facts(self.run, flow.spec.name, version, self.input)
+        if self.flow is not None:
+            self.now = _NOW.decode(self._steps)
+        self.flow = flow
+        facts = Facts(self.run, flow.spec.name, version, self.input, self.actor)
         values = dict(self.values)
         self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)
         if self.was is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.news):
@@ -126,6 +133,11 @@ class Turn:
     def goes_on_from(self, now: RunNow) -> None:
         """Another state than that of a new run."""
         self._steps = _pack(now)
+        self.now = _NOW.decode(self._steps)
+
+    def has_run(self, job: UUID) -> bool:
+        """Whether a job is that of a step."""
+        return any(step.job == job for step in self.now.steps)
 
     def began(self, flow: Flow, place: int, job: UUID) -> None:
         """What a step runs now has an id."""
@@ -145,50 +157,59 @@ class Turn:
         self.now.error, self.state = error, RunState.FAILED
 
 
-def news_of(
-    row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, bytes | None], partly: Collection[UUID] = ()
-) -> list[News]:
-    """What a run was told, in order; timers that are due come last, since what has ended needs none.
+def taken(
+    rows: Sequence[Record],
+    mapped: Mapping[UUID, Mapped],
+    outputs: Mapping[UUID, bytes | None],
+    partly: Collection[UUID] = (),
+) -> list[Turn]:
+    """Runs with what each has to hear, in order; timers that are due come last, since what has ended needs none.
 
     `partly` are jobs that did not succeed, and some frames of which have.
     """
-    heard: list[News] = []
-    for at, kind in enumerate(row["kinds"] or ()):
-        match kind:
-            case "job":
-                heard.append(_job_ended(row, at, mapped, partly))
-            case "run":
-                output = outputs.get(row["jobs"][at])
-                state = RunState(row["states"][at])
-                value = None if output is None else _unpack(output)
-                trigger = row["requests"][at].decode() if row["requests"][at] is not None else None
-                heard.append(RunEnded(row["jobs"][at], state, value, row["reasons"][at] or "", trigger))
-            case "approval":
-                data = row["requests"][at]
-                value = None if data is None else _unpack(data)
-                heard.append(
-                    Decided(row["jobs"][at], ApprovalState(row["states"][at]), value, row["reasons"][at] or "")
-                )
-            case "saga":
-                heard.append(SagaEnded())
-            case "cancel":
-                heard.append(Cancel(row["reasons"][at] or "cancelled"))
-    fired = zip(row["fired"] or (), row["attempts"] or (), strict=True)
-    return [*heard, *(Fired(place, attempt) for place, attempt in fired)]
+    turns: list[Turn] = []
+    for row in rows:
+        if row["steps"] is not None:
+            turns.append(Turn.of(row))
+        turns[-1].news.append(_news(row, mapped, outputs, partly))
+    return turns
 
 
-def _job_ended(row: Record, at: int, mapped: Mapping[UUID, Mapped], partly: Collection[UUID]) -> JobEnded:
-    job, state, frames = row["jobs"][at], JobState(row["states"][at]), row["frames"][at]
-    if frames > 1:
-        found = mapped.get(row["layers"][at]) or Mapped()
-        value: Any = [found.values.get(frame) for frame in range(frames)]
-        error = found.error or row["reasons"][at] or ""
+def _news(
+    row: Record, mapped: Mapping[UUID, Mapped], outputs: Mapping[UUID, bytes | None], partly: Collection[UUID]
+) -> News:
+    match row["kind"]:
+        case "job":
+            return _job_ended(row, mapped, partly)
+        case "run":
+            output, trigger = outputs.get(row["pk_job"]), row["request"]
+            value = None if output is None else _unpack(output)
+            state, why = RunState(row["ended_as"]), row["reason"] or ""
+            return RunEnded(row["pk_job"], state, value, why, trigger.decode() if trigger is not None else None)
+        case "approval":
+            value = None if row["request"] is None else _unpack(row["request"])
+            return Decided(row["pk_job"], ApprovalState(row["ended_as"]), value, row["reason"] or "")
+        case "timer":
+            return Fired(row["place"], row["attempt"])
+        case "saga":
+            return SagaEnded()
+        case "cancel":
+            return Cancel(row["reason"] or "cancelled")
+        case other:
+            raise AssertionError(f"nobody tells runs of {other}")
+
+
+def _job_ended(row: Record, mapped: Mapping[UUID, Mapped], partly: Collection[UUID]) -> JobEnded:
+    job, state, data = row["pk_job"], JobState(row["ended_as"]), row["value"]
+    if (row["frames"] or 1) > 1:
+        found = mapped.get(row["pk_layer"]) or Mapped()
+        value: Any = [found.values.get(frame) for frame in range(row["frames"])]
+        error = found.error or row["reason"] or ""
         return JobEnded(job, state, value, error, found.fatal, mapped=True, partly=job in partly)
-    data, error = row["vals"][at], row["errors"][at] or row["reasons"][at] or row["codes"][at] or ""
     value = None if data is None else _unpack(data)
-    if data is None and row["vals_at"][at] is not None:
-        value = {"pointer": row["vals_at"][at]}
-    return JobEnded(job, state, value, error, row["codes"][at] in FATAL)
+    if data is None and row["value_at"] is not None:
+        value = {"pointer": row["value_at"]}
+    return JobEnded(job, state, value, row["error"] or row["reason"] or row["code"] or "", row["code"] in FATAL)
 
 
 def mapped_of(rows: Sequence[Record]) -> dict[UUID, Mapped]:
@@ -217,8 +238,8 @@ def columns(turns: Sequence[Turn]) -> tuple[object, ...]:
         [turn.fence for turn in turns],
         [turn.state.value for turn in turns],
         [_pack(turn.now) for turn in turns],
-        [_pack(turn.moves.output) if turn.moves.output is not None else None for turn in turns],
-        [_plain(turn.now.error) for turn in turns],
+        _some([_pack(turn.moves.output) if turn.moves.output is not None else None for turn in turns]),
+        _some([_plain(turn.now.error) if turn.now.error else None for turn in turns]),
         [turn.state.ended for turn in turns],
         [_told(turn.moves.happened).decode().replace("\\u0000", "") for turn in turns],
         [run for run, _ in timers],
@@ -231,8 +252,13 @@ def columns(turns: Sequence[Turn]) -> tuple[object, ...]:
         [run for run, _, _ in values],
         [place for _, place, _ in values],
         [value for _, _, value in values],
-        [turn.now.trigger for turn in turns],
+        _some([turn.now.trigger for turn in turns]),
     )
+
+
+def _some(column: list[Any]) -> list[Any] | None:
+    """A column that holds nothing need not be sent."""
+    return column if any(each is not None for each in column) else None
 
 
 def _plain(text: str) -> str | None:

@@ -150,11 +150,11 @@ END $$;
 CREATE FUNCTION rota.job_insert(
   places rota.job_place[], moment timestamptz, left_out integer[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
-  h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_workflows text[], h_deadlines_ms bigint[],
+  h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_deadlines_ms bigint[],
   h_waits_ms bigint[], h_run_ats timestamptz[], h_words integer[],
   k_places integer[], k_numbers smallint[], k_names text[], k_works bytea[], k_firsts integer[], k_steps integer[],
   k_frames integer[], k_ranges text[], k_capped boolean[],
-  jobs uuid[], heads integer[],
+  jobs uuid[], heads integer[], workflows text[],
   layers uuid[], layer_jobs integer[], kinds integer[], inputs bytea[], input_ats text[]
 ) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off AS $$
@@ -163,17 +163,17 @@ BEGIN
                         labels, request, workflow_id, ts_submitted, ts_updated, ts_deadline,
                         ts_wait_until, ts_run_at, history, word)
   SELECT given.job, h.pk_show, h.pk_folder, h.pk_dept, h.name, h.topic, h.priority, h.state, h.reason, h.layers,
-         h.labels, h.request, h.workflow, moment, moment, h.deadline, h.wait_until, h.run_at, h.history,
+         h.labels, h.request, given.workflow, moment, moment, h.deadline, h.wait_until, h.run_at, h.history,
          h.word
-  FROM unnest(jobs, heads) WITH ORDINALITY AS given (job, head, at)
+  FROM unnest(jobs, heads, workflows) WITH ORDINALITY AS given (job, head, workflow, at)
   JOIN (
     SELECT h.*, p.pk_show, p.pk_folder, p.pk_dept, moment + h.deadline_ms * interval '1 ms' AS deadline,
            greatest(moment, h.run_at) + h.wait_ms * interval '1 ms' AS wait_until,
            rota.job_history(h.state, h.reason, moment) AS history
     FROM unnest(h_places, h_names, h_topics, h_priorities, h_states, h_reasons, h_layers, h_labels, h_requests,
-                h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, h_words) WITH ORDINALITY
-      AS h (place, name, topic, priority, state, reason, layers, labels, request, workflow, deadline_ms, wait_ms,
-            run_at, word, head)
+                h_deadlines_ms, h_waits_ms, h_run_ats, h_words) WITH ORDINALITY
+      AS h (place, name, topic, priority, state, reason, layers, labels, request, deadline_ms, wait_ms, run_at, word,
+            head)
     JOIN unnest(places) WITH ORDINALITY AS p ON p.ordinality = h.place
     OFFSET 0  -- once for each head, not for each of its jobs
   ) AS h ON h.head = given.head
@@ -198,11 +198,11 @@ END $$;
 CREATE FUNCTION rota.job_submit(
   p_shows text[], p_folders text[], p_depts text[], p_digests bytea[], p_priorities smallint[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
-  h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_workflows text[], h_deadlines_ms bigint[],
+  h_layers smallint[], h_labels jsonb[], h_requests bytea[], h_deadlines_ms bigint[],
   h_waits_ms bigint[], h_run_ats timestamptz[], h_words bytea[], words_until timestamptz,
   k_places integer[], k_numbers smallint[], k_names text[], k_works bytea[], k_firsts integer[], k_steps integer[],
   k_frames integer[], k_ranges text[], k_capped boolean[],
-  jobs uuid[], heads integer[], keys text[], digests bytea[],
+  jobs uuid[], heads integer[], workflows text[], keys text[], digests bytea[],
   layers uuid[], layer_jobs integer[], kinds integer[], inputs bytea[], input_ats text[],
   e_places integer[], e_jobs uuid[], e_layers uuid[], e_frames integer[], e_counts integer[], e_payloads bytea[],
   e_run_ats timestamptz[],
@@ -270,8 +270,8 @@ BEGIN
 
   PERFORM rota.job_insert(
     places, moment, left_out, h_places, h_names, h_topics, h_priorities, h_states, h_reasons, h_layers, h_labels,
-    h_requests, h_workflows, h_deadlines_ms, h_waits_ms, h_run_ats, words, k_places, k_numbers, k_names, k_works, k_firsts,
-    k_steps, k_frames, k_ranges, k_capped, jobs, heads, layers, layer_jobs, kinds, inputs, input_ats);
+    h_requests, h_deadlines_ms, h_waits_ms, h_run_ats, words, k_places, k_numbers, k_names, k_works, k_firsts, k_steps,
+    k_frames, k_ranges, k_capped, jobs, heads, workflows, layers, layer_jobs, kinds, inputs, input_ats);
 
   IF c_jobs IS NOT NULL THEN
     -- Nothing of a new job can be booked, so a cap that comes with it needs no new fence of its show.

@@ -94,76 +94,84 @@ COMMENT ON COLUMN rota.workflow_news.kind IS 'Of the end of a job. undo: of a co
 COMMENT ON COLUMN rota.workflow_news.workflow_id IS 'The run, or whatever else a job names as its workflow_id.';
 COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, or of kind run the run, that has ended.';
 
--- Every way in which a job ends leads to job_done, so none is missed; a job without a workflow_id costs one comparison.
-CREATE FUNCTION rota.is_live_run(id text) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN rota.is_uuid(id) AND EXISTS (
-    SELECT FROM rota.workflow_run r WHERE r.pk_run = id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING');
-END $$;
+-- Every way in which a job ends leads to job_done, so none is missed; jobs without a workflow_id cost next to nothing.
+CREATE FUNCTION rota.is_uuid(given text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT given ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+$$;
 
 CREATE FUNCTION rota.workflow_hear() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-  INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
-  VALUES (CASE WHEN EXISTS (SELECT FROM rota.saga_entry e WHERE e.pk_undo = NEW.pk_job) THEN 'undo'
-               WHEN rota.is_live_run(NEW.workflow_id) THEN 'job' ELSE 'free' END,
-          NEW.workflow_id, NEW.pk_show, NEW.pk_job, NEW.state, NEW.reason, NEW.layers[1].pk_layer, NEW.layers[1].frames,
-          NEW.request, NEW.ts_finished);
+  IF EXISTS (SELECT FROM ended e WHERE e.workflow_id IS NOT NULL) THEN
+    INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
+    SELECT CASE WHEN EXISTS (SELECT FROM rota.saga_entry u WHERE u.pk_undo = e.pk_job) THEN 'undo'
+                WHEN r.pk_run IS NOT NULL THEN 'job' ELSE 'free' END,
+           e.workflow_id, e.pk_show, e.pk_job, e.state, e.reason, e.layers[1].pk_layer, e.layers[1].frames, e.request,
+           e.ts_finished
+    FROM ended e LEFT JOIN LATERAL (
+      SELECT r.pk_run FROM rota.workflow_run r
+      WHERE r.pk_run = CASE WHEN rota.is_uuid(e.workflow_id) THEN e.workflow_id::uuid END
+        AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING' LIMIT 1
+    ) AS r ON true
+    WHERE e.workflow_id IS NOT NULL;
+  END IF;
   RETURN NULL;
 END $$;
 
 CREATE TRIGGER workflow_hear AFTER INSERT ON rota.job_done
-  FOR EACH ROW WHEN (NEW.workflow_id IS NOT NULL) EXECUTE FUNCTION rota.workflow_hear();
+  REFERENCING NEW TABLE AS ended FOR EACH STATEMENT EXECUTE FUNCTION rota.workflow_hear();
 
 CREATE TYPE rota.workflow_taken AS (
-  pk_run uuid, pk_show uuid, pk_workflow bigint, state text, steps bytea, fence bigint, input bytea, pk_root uuid,
-  depth smallint, actor text, now_ms bigint,
-  kinds text[], jobs uuid[], states text[], reasons text[], layers uuid[], frames integer[], vals bytea[], vals_at text[],
-  codes text[], errors text[], requests bytea[], fired smallint[], attempts integer[]
+  pk_run uuid, pk_show uuid, pk_workflow bigint, state text, fence bigint, pk_root uuid, depth smallint, actor text,
+  now_ms bigint, steps bytea, input bytea,
+  kind text, pk_job uuid, ended_as text, reason text, pk_layer uuid, frames integer, value bytea, value_at text, code text,
+  error text, request bytea, place smallint, attempt integer
 );
 
+COMMENT ON TYPE rota.workflow_taken IS
+  'One thing that a run has to hear; those of a run follow each other, and the first has its steps and input. Of kind timer: place and attempt.';
+
 -- Runs that have news or a timer that is due, with all of it, and locked. What belongs to a run that somebody else is at
--- stays where it is. A timer is due by this server's clock; no other is asked.
+-- stays where it is. A timer is due by this server's clock; no other is asked. Rows that are locked here are found again by
+-- where they are, and no table is joined: statistics of tables that are emptied all the time are always wrong.
 CREATE FUNCTION rota.workflow_take(most integer) RETURNS SETOF rota.workflow_taken
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-  news bigint[];
+  news record;
   due record;
-  wanted uuid[];
-  locked uuid[];
+  taken bigint;
 BEGIN
   -- What is being scanned is not handed on: the next step would have read what is kept back a moment later (ADR 20).
-  news := ARRAY(SELECT n.news_id FROM rota.workflow_news n
-                WHERE n.kind NOT IN ('undo', 'free') AND NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = n.pk_job)
-                ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
-  SELECT array_agg(t.pk_run) AS runs, array_agg(t.place) AS places, array_agg(t.attempt) AS attempts INTO due
-  FROM (SELECT * FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp() ORDER BY t.ts_due LIMIT most
-        FOR UPDATE SKIP LOCKED) AS t;
-  IF cardinality(news) = 0 AND due.runs IS NULL THEN
+  SELECT array_agg(n.ctid) AS rows, array_agg(n.workflow_id::uuid) AS runs INTO news
+  FROM (SELECT n.ctid, n.workflow_id FROM rota.workflow_news n
+        WHERE n.kind NOT IN ('undo', 'free') AND (SELECT s.pk_job FROM rota.scan s WHERE s.pk_job = n.pk_job LIMIT 1) IS NULL
+        ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED) AS n;
+  SELECT array_agg(t.ctid) AS rows, array_agg(t.pk_run) AS runs INTO due
+  FROM (SELECT t.ctid, t.pk_run FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp()
+        ORDER BY t.ts_due LIMIT most FOR UPDATE SKIP LOCKED) AS t;
+  IF news.rows IS NULL AND due.rows IS NULL THEN
     RETURN;
   END IF;
 
-  wanted := ARRAY(
-    SELECT n.workflow_id::uuid FROM rota.workflow_news n WHERE n.news_id = ANY (news) AND rota.is_uuid(n.workflow_id)
-    UNION SELECT unnest(due.runs));
-  locked := ARRAY(SELECT r.pk_run FROM rota.workflow_run r WHERE r.pk_run = ANY (wanted) AND r.ts_ended IS NULL
-                  ORDER BY r.pk_run FOR NO KEY UPDATE SKIP LOCKED);
-
   RETURN QUERY
-  WITH heard AS (
+  WITH run AS MATERIALIZED (
+    SELECT r.* FROM rota.workflow_run r WHERE r.pk_run = ANY (news.runs || due.runs) AND r.ts_ended IS NULL
+    ORDER BY r.pk_run FOR NO KEY UPDATE SKIP LOCKED
+  ), heard AS (
     DELETE FROM rota.workflow_news n
-    USING rota.workflow_run r
-    WHERE n.news_id = ANY (news) AND n.workflow_id = ANY (locked::text[]) AND r.pk_run = n.workflow_id::uuid
-      AND (n.kind <> 'job' OR r.state <> 'COMPENSATING')
+    WHERE n.ctid = ANY (news.rows) AND n.workflow_id = ANY (
+      CASE n.kind WHEN 'job' THEN ARRAY(SELECT r.pk_run::text FROM run r WHERE r.state <> 'COMPENSATING')
+                  ELSE ARRAY(SELECT r.pk_run::text FROM run r) END)
     RETURNING n.*
+  ), fired AS (
+    DELETE FROM rota.workflow_timer t
+    WHERE t.ctid = ANY (due.rows) AND t.pk_run = ANY (ARRAY(SELECT r.pk_run FROM run r))
+    RETURNING t.*
   ), told AS (
-    SELECT h.workflow_id::uuid AS pk_run, array_agg(h.kind ORDER BY h.news_id) AS kinds,
-           array_agg(h.pk_job ORDER BY h.news_id) AS jobs, array_agg(h.state ORDER BY h.news_id) AS states,
-           array_agg(h.reason ORDER BY h.news_id) AS reasons, array_agg(h.pk_layer ORDER BY h.news_id) AS layers,
-           array_agg(h.frames ORDER BY h.news_id) AS frames, array_agg(e.value ORDER BY h.news_id) AS vals,
-           array_agg(e.value_at ORDER BY h.news_id) AS vals_at, array_agg(e.code ORDER BY h.news_id) AS codes,
-           array_agg(e.error ORDER BY h.news_id) AS errors, array_agg(h.request ORDER BY h.news_id) AS requests
+    SELECT h.workflow_id::uuid AS pk_run, h.news_id AS at, NULL::timestamptz AS due_at, h.kind, h.pk_job, h.state AS ended_as,
+           h.reason, h.pk_layer, h.frames, e.value, e.value_at, e.code, e.error, h.request, NULL::smallint AS place,
+           NULL::integer AS attempt
     FROM heard h LEFT JOIN LATERAL (
       -- The end of a job's only frame is written in the transaction of its own end, so its moment is the same one.
       SELECT CASE WHEN rota.output_readable(e.output) THEN e.value END AS value,
@@ -172,41 +180,38 @@ BEGIN
       WHERE h.frames = 1 AND e.pk_layer = h.pk_layer AND e.ts_finished = h.ts_at
       ORDER BY e.attempt DESC LIMIT 1
     ) AS e ON true
-    GROUP BY 1
-  ), fired AS (
-    DELETE FROM rota.workflow_timer t
-    USING unnest(due.runs, due.places, due.attempts) AS d (pk_run, place, attempt)
-    WHERE t.pk_run = d.pk_run AND t.place = d.place AND t.attempt = d.attempt AND t.pk_run = ANY (locked)
-    RETURNING t.pk_run, t.place, t.attempt, t.ts_due
-  ), timed AS (
-    SELECT f.pk_run, array_agg(f.place ORDER BY f.ts_due) AS fired, array_agg(f.attempt ORDER BY f.ts_due) AS attempts
-    FROM fired f GROUP BY 1
+    UNION ALL
+    SELECT f.pk_run, NULL, f.ts_due, 'timer', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, f.place, f.attempt
+    FROM fired f
+  ), ordered AS (
+    SELECT t.*, row_number() OVER (PARTITION BY t.pk_run ORDER BY t.at, t.due_at) = 1 AS is_first FROM told t
   )
-  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, r.input, r.pk_root, r.depth, r.actor,
-         rota.now_ms(), told.kinds, told.jobs, told.states, told.reasons, told.layers, told.frames, told.vals, told.vals_at, told.codes,
-         told.errors, told.requests, timed.fired, timed.attempts
-  FROM rota.workflow_run r LEFT JOIN told USING (pk_run) LEFT JOIN timed USING (pk_run)
-  WHERE r.pk_run = ANY (locked) AND (told.pk_run IS NOT NULL OR timed.pk_run IS NOT NULL);
+  SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.fence, r.pk_root, r.depth, r.actor, rota.now_ms(),
+         CASE WHEN o.is_first THEN r.steps END, CASE WHEN o.is_first THEN r.input END,
+         o.kind, o.pk_job, o.ended_as, o.reason, o.pk_layer, o.frames, o.value, o.value_at, o.code, o.error, o.request,
+         o.place, o.attempt
+  FROM ordered o JOIN run r USING (pk_run) ORDER BY r.pk_run, o.at, o.due_at;
+  GET DIAGNOSTICS taken = ROW_COUNT;
 
-  -- Runs that have ended meanwhile hear of nothing any more; ends of jobs are left to sagas.
-  UPDATE rota.workflow_news n SET kind = 'free'
-  WHERE n.news_id = ANY (news) AND n.kind = 'job' AND NOT rota.is_live_run(n.workflow_id);
-  DELETE FROM rota.workflow_news n
-  WHERE n.news_id = ANY (news) AND n.kind <> 'job' AND NOT EXISTS (
-    SELECT FROM rota.workflow_run r WHERE r.pk_run::text = n.workflow_id AND r.ts_ended IS NULL);
-  DELETE FROM rota.workflow_timer t USING unnest(due.runs) AS d (pk_run)
-  WHERE t.pk_run = d.pk_run AND NOT EXISTS (
-    SELECT FROM rota.workflow_run r WHERE r.pk_run = d.pk_run AND r.ts_ended IS NULL);
+  IF taken < coalesce(cardinality(news.rows), 0) + coalesce(cardinality(due.rows), 0) THEN
+    -- Runs that have ended meanwhile hear of nothing any more; ends of jobs are left to sagas.
+    UPDATE rota.workflow_news n SET kind = 'free'
+    WHERE n.ctid = ANY (news.rows) AND n.kind = 'job' AND NOT EXISTS (
+      SELECT FROM rota.workflow_run r
+      WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING');
+    DELETE FROM rota.workflow_news n
+    WHERE n.ctid = ANY (news.rows) AND n.kind <> 'job' AND NOT EXISTS (
+      SELECT FROM rota.workflow_run r WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL);
+    DELETE FROM rota.workflow_timer t
+    WHERE t.ctid = ANY (due.rows) AND NOT EXISTS (
+      SELECT FROM rota.workflow_run r WHERE r.pk_run = t.pk_run AND r.ts_ended IS NULL);
+  END IF;
 END $$;
 
 COMMENT ON FUNCTION rota.workflow_take IS 'Timers are deleted, news too: whoever dies before the commit has taken nothing.';
 
-CREATE FUNCTION rota.is_uuid(given text) RETURNS boolean
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-  SELECT given ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-$$;
-
--- What an advance has decided, for many runs. Who has read another fence than the row has writes nothing at all.
+-- What an advance has decided, for many runs. Who has read another fence than the row has writes nothing at all. Runs are
+-- looked up by what was given, and then joined to it by hash: how many there are is not known to the planner.
 CREATE FUNCTION rota.workflow_write(
   runs uuid[], fences bigint[], new_states text[], new_steps bytea[], new_outputs bytea[], new_errors text[], ended boolean[],
   told jsonb[],
@@ -214,16 +219,17 @@ CREATE FUNCTION rota.workflow_write(
   u_runs uuid[], u_places smallint[], u_attempts integer[],
   v_runs uuid[], v_places smallint[], v_values bytea[], triggers text[]
 ) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
 DECLARE
   written integer;
+  done uuid[] := ARRAY(SELECT g.pk_run FROM unnest(runs, new_states) AS g (pk_run, state) WHERE g.state = 'SUCCEEDED');
 BEGIN
   UPDATE rota.workflow_run r SET
     state = g.state, steps = g.steps, output = g.output, error = g.error, fence = r.fence + 1,
     ts_ended = CASE WHEN g.over THEN clock_timestamp() END
   FROM unnest(runs, fences, new_states, new_steps, new_outputs, new_errors, ended)
     AS g (pk_run, fence, state, steps, output, error, over)
-  WHERE r.pk_run = g.pk_run AND r.fence = g.fence AND r.ts_ended IS NULL;
+  WHERE r.pk_run = ANY (runs) AND r.pk_run = g.pk_run AND r.fence = g.fence AND r.ts_ended IS NULL;
   GET DIAGNOSTICS written = ROW_COUNT;
   IF written <> cardinality(runs) THEN
     RAISE EXCEPTION 'a run was advanced by somebody else' USING ERRCODE = 'RT001';
@@ -235,7 +241,7 @@ BEGIN
 
   IF cardinality(u_runs) > 0 THEN
     DELETE FROM rota.workflow_timer t USING unnest(u_runs, u_places, u_attempts) AS g (pk_run, place, attempt)
-    WHERE t.pk_run = g.pk_run AND t.place = g.place AND t.attempt = g.attempt;
+    WHERE t.pk_run = ANY (u_runs) AND t.pk_run = g.pk_run AND t.place = g.place AND t.attempt = g.attempt;
   END IF;
   IF cardinality(t_runs) > 0 THEN
     INSERT INTO rota.workflow_timer (pk_run, place, attempt, ts_due)
@@ -248,15 +254,17 @@ BEGIN
   END IF;
 
   -- What a run has recorded to be undone is not wanted any more once it has succeeded.
-  IF EXISTS (SELECT FROM rota.saga) THEN
-    DELETE FROM rota.saga s USING unnest(runs, new_states) AS g (pk_run, state)
-    WHERE g.state = 'SUCCEEDED' AND s.workflow_id = g.pk_run::text AND s.state = 'open';
+  IF cardinality(done) > 0 AND EXISTS (SELECT FROM rota.saga s WHERE s.state = 'open') THEN
+    DELETE FROM rota.saga s USING rota.workflow_run r
+    WHERE r.pk_run = ANY (done) AND s.workflow_id = ANY (done::text[]) AND s.workflow_id = r.pk_run::text
+      AND s.pk_show = r.pk_show AND s.state = 'open';
   END IF;
 
   -- Runs that somebody waits for: their parents hear of it, and in which way they ended.
-  INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, request)
-  SELECT 'run', r.pk_parent::text, r.pk_show, r.pk_run, r.state, r.error,
-         (SELECT convert_to(triggers[at], 'UTF8') FROM generate_subscripts(runs, 1) AS at WHERE runs[at] = r.pk_run)
-  FROM unnest(runs, ended) AS g (pk_run, over) JOIN rota.workflow_run r ON r.pk_run = g.pk_run
-  WHERE g.over AND r.pk_parent IS NOT NULL;
+  IF true = ANY (ended) THEN
+    INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, request)
+    SELECT 'run', r.pk_parent::text, r.pk_show, r.pk_run, r.state, r.error, convert_to(g.trigger, 'UTF8')
+    FROM unnest(runs, ended, triggers) AS g (pk_run, over, trigger) JOIN rota.workflow_run r ON r.pk_run = g.pk_run
+    WHERE r.pk_run = ANY (runs) AND g.over AND r.pk_parent IS NOT NULL;
+  END IF;
 END $$;

@@ -12,6 +12,7 @@ CREATE TABLE rota.saga (
   UNIQUE (pk_show, workflow_id)
 );
 CREATE INDEX saga_rolling_back ON rota.saga (pk_saga) WHERE state = 'rolling_back';
+CREATE INDEX saga_open ON rota.saga (workflow_id) WHERE state = 'open';
 
 COMMENT ON COLUMN rota.saga.workflow_id IS 'A run, or what jobs outside of any workflow name as theirs.';
 COMMENT ON COLUMN rota.saga.state IS 'incomplete: rolled back, and some of it failed, was skipped or could not be read.';
