@@ -70,6 +70,18 @@ async def test_their_yaml_says_the_same_and_their_commands_print_what_they_say(g
     assert len(TYPED) == 2
 
 
+async def test_a_workflow_in_python_is_run_by_the_same_commands(guide, monkeypatch, capsys):
+    typed = Terminal(monkeypatch, capsys)
+    assert "guide.py:trip is a workflow of 3 steps" in await typed.out("workflow validate guide.py:trip")
+    said = await typed.out(["workflow", "run", "guide.py:album", "-i", 'pictures=["a"]', "--wait"])
+    assert "of album (version 1) is SUCCEEDED" in said
+    assert "Nothing changed: publish is the same." in await typed.out("workflow declare guide.py:publish")
+    assert "guide.py:trip, guide.py:publish" in (await typed("workflow declare guide.py")).err
+    assert "There is no file" in (await typed("workflow validate nobody.py")).err
+    Path("empty.py").write_text("from rota import Rota\napp = Rota()\n")
+    assert "empty.py declares no workflow." in (await typed("workflow run empty.py")).err
+
+
 def test_every_command_of_workflows_is_told():
     group = typer.main.get_command(app).commands["workflow"]
     told = {

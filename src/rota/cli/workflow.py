@@ -6,13 +6,12 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from rota import runtime
-from rota.cli import db
+from rota.cli import db, workflow_files
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
 from rota.cli.exits import of_job
@@ -26,7 +25,6 @@ from rota.model.workflow_dry import before, dry_run
 from rota.model.workflow_run import RunState
 from rota.model.workflow_views import Run, RunLine, Saga, Started, Step
 from rota.queue import Queue
-from rota.workflow import reading
 from rota.workflow.desk import Desk
 from rota.workflow.looking import Looking
 
@@ -67,13 +65,13 @@ def run(settings: Settings, work: Callable[[Office], Awaitable[Page]], *, form: 
         sys.exit(of_job(page.data[ENDED]))
 
 
-def validated(file: Path) -> Page:
-    flow = compiled(reading.read(file))
+def validated(file: str) -> Page:
+    flow = compiled(workflow_files.read(file)[-1])
     return Page(_plan(flow), [f"{file} is a workflow of {len(flow.steps)} steps.", _order(flow)])
 
 
-async def declared(office: Office, file: Path) -> Page:
-    made = await office.desk.declare(reading.read(file), office.actor)
+async def declared(office: Office, file: str) -> Page:
+    made = [await office.desk.declare(spec, office.actor) for spec in workflow_files.read(file)][-1]
     name = made.flow.spec.name
     told = f"The workflow {name} has version {made.version}." if made.made else f"Nothing changed: {name} is the same."
     return Page({"workflow": name, "version": made.version, "changed": made.made}, [told])
@@ -91,12 +89,12 @@ async def definitions(office: Office) -> Page:
 async def started(office: Office, wanted: Wanted) -> Page:
     show, name = wanted.show, wanted.what
     given = dict(_given(each) for each in wanted.inputs)
-    file = Path(wanted.what)
-    spec = reading.read(file) if file.suffix in (".yaml", ".yml", ".json") else None
+    specs = workflow_files.read(wanted.what) if workflow_files.is_file(wanted.what) else []
+    spec = specs[-1] if specs else None
     if spec is not None:
         show, name = spec.show, spec.name
-        if not wanted.dry_run:
-            await office.desk.declare(spec, office.actor)
+        for each in specs if not wanted.dry_run else ():
+            await office.desk.declare(each, office.actor)
     if wanted.dry_run:
         flow = compiled(spec) if spec is not None else (await office.desk.definitions.find(show, name)).flow
         return Page(_data(dry_run(flow, given)), ["Nothing was started.", _order(flow)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 workflow_app = group("Workflows: steps that depend on each other, and what undoes them.")
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.", show_default=False)]
 Show = Annotated[str, typer.Option("--show", metavar="NAME", help="The show of the workflow.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON.", show_default=False)]
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="YAML, JSON, or Python: app.py, app.py:workflow.", show_default=False)
+]
 
 
 @workflow_app.command("validate")
@@ -51,7 +52,9 @@ def workflow_definitions(context: typer.Context, form: Output = Form.TEXT) -> No
 @workflow_app.command("run")
 def workflow_run(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A workflow by name, or a file that has one.")],
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A workflow by name, or a file: YAML, JSON, app.py.")
+    ],
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value is JSON, or text.")
     ] = None,

@@ -78,7 +78,7 @@ class Workflow(Generic[P, R]):
         self._parameters = _parameters(body)
         self._key = ""
         self._versions: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self.spec, self._uses = _written(app, body, self._parameters, wanted)
+        self.spec, self.uses = _written(app, body, self._parameters, wanted)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
@@ -117,7 +117,7 @@ class Workflow(Generic[P, R]):
 
         place = self.app.transport
         if place not in self._versions:
-            for each in self._uses:
+            for each in self.uses:
                 await each.declare()
             self._versions[place] = (await declared(self.app, self.spec)).version
         return self._versions[place]
