@@ -136,6 +136,7 @@ async def test_a_run_is_waited_for_paused_cancelled_and_run_again(app, agency):
         await run.wait(timeout=0.05)
     assert await run.pause()
     assert await run.state() == "PAUSED"
+    assert [reason.code for reason in (await run.explain()).reasons][:1] == ["run_paused"]
     assert await run.resume()
     with pytest.raises(NotFound, match="one that runs is cancelled first"):
         await run.rerun("wait")

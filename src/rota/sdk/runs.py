@@ -36,6 +36,7 @@ from rota.sdk.steps import Step
 
 if TYPE_CHECKING:
     from rota.sdk.app import Rota
+    from rota.workflow.explain_told import RunExplained
 
 R = TypeVar("R")
 Read = Callable[[bytes], R]
@@ -112,6 +113,13 @@ class RunOf(Room[M], Generic[M, R]):
         return await self._ask("GET", self._at("saga"), Saga)
 
     @call
+    async def explain(self) -> RunExplained:
+        """What it waits for, what changes first at first, with what would help; or how it ended."""
+        from rota.workflow.explain_told import RunExplained
+
+        return await self._ask("GET", self._at("explain"), RunExplained)
+
+    @call
     async def cancel(self) -> bool:
         """Whether it had not ended. What runs is stopped; what it did is undone if its workflow says so."""
         return (await self._ask("POST", self._at("cancel"), RunChanged)).changed
@@ -150,8 +158,8 @@ class RunOf(Room[M], Generic[M, R]):
                 return told
             if until is not None and time.monotonic() >= until:
                 raise NotEnded(
-                    f"Run {self.id} has not ended within {timeout:g} s, it is {told.state}: wait for longer, or look at"
-                    " its steps with get().",
+                    f"Run {self.id} has not ended within {timeout:g} s, it is {told.state}: wait for longer, or ask"
+                    " what it waits for with explain().",
                     run=str(self.id),
                 )
 

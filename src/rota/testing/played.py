@@ -341,3 +341,5 @@ def settle(frame: PlayedFrame, end: End, now_ms: int, *, at_once: bool) -> None:
             )
         )
     job.count(frame, state, now_ms)
+    if state is not FrameState.SUCCEEDED and job.frames and _WORK.decode(frame.plan.work).fail_fast:
+        job.end(JobState.CANCELLED, now_ms, reason)

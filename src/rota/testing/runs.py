@@ -384,7 +384,12 @@ def _job_ended(job: PlayedJob, *, is_each: bool) -> JobEnded:
         if each.state is FrameState.SUCCEEDED and each.value is not None:
             values[each.place] = _unpack(each.value)
     fatal = any(each.code in FATAL for each in job.results)
-    return JobEnded(job.id, job.state, values if is_each else values[0], _error(job), fatal)
+    if not is_each:
+        return JobEnded(job.id, job.state, values[0], _error(job), fatal)
+    failed = next((each.place for each in job.results if each.state is not FrameState.SUCCEEDED), None)
+    error = _error(job) if failed is None else f"Item {failed}: {_error(job)}"
+    partly = job.state is not JobState.SUCCEEDED and FrameState.SUCCEEDED in job.ended[0]
+    return JobEnded(job.id, job.state, values, error, fatal, mapped=True, partly=partly)
 
 
 def _error(job: PlayedJob) -> str:
