@@ -3,17 +3,16 @@
 import msgspec
 import pytest
 
-from rota.infra.lease import Leases
 from rota.model.errors import StaleFence
-from rota.model.settings.lifecycle import Retention, Workflow
 from rota.model.workflow import ApprovalSpec, ParallelSpec, StepSpec
 from rota.model.workflow_advance import new
 from rota.workflow import mending
-from rota.workflow.reconciler import LEASE, Reconciler
+from rota.workflow.reconciler import LEASE
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, NEWS, Room, end_job
+from tests.ground.workflow_net import Netted
+from tests.ground.workflows import EMPTY, NEWS, end_job
 from tests.integration.test_workflow_sagas import THREE, undo
 
 shared_database_url = one_database()
@@ -37,26 +36,6 @@ AGE_VERSIONS = sql("UPDATE rota.workflow SET ts_created = ts_created - interval 
 STEPS = sql("UPDATE rota.workflow_run SET steps = $2::bytea WHERE pk_run = $1::uuid")
 DENY = sql("UPDATE rota.approval SET state = 'rejected', ts_decided = now()")
 AB = (StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop", depends_on=("a",)))
-
-
-class Netted(Room):
-    def __init__(self, database):
-        super().__init__(database)
-        self.leases = Leases(database)
-        self.advancer.workflow = Workflow(poll_interval=5.0)
-        self.net = Reconciler(self.leases, self.advancer, Retention())
-        self.mended = []
-
-    async def mend(self):
-        """One pass and what follows from it; how much was mended."""
-        attempt = await self.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=30.0, holder="net")
-        mended = await self.net.once(attempt.granted[0])
-        await self.advance()
-        return mended
-
-    async def prune(self, batch=2):
-        attempt = await self.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=30.0, holder="net")
-        return await self.net.pruning.prune(attempt.granted[0], batch=batch)
 
 
 @pytest.fixture
@@ -231,6 +210,16 @@ async def test_many_runs_are_looked_at_in_parts_and_the_next_pass_goes_on(room, 
     await room.database.run(UNSAY)
     assert [await room.mend() for _ in range(3)] == [4, 3, 0]
     assert await room.database.value(NEWS) == 0
+
+
+async def test_a_run_that_goes_on_between_looking_and_mending_is_left_alone(room):
+    await room.start(*AB)
+    await room.end("a")
+    await room.database.run(UNSAY)
+    [suspect], _ = await room.net.mending._look(mending.FIRST)
+    assert await room.mend() == 1
+    assert await room.net.mending._mend(await room.lead(), [suspect]) == 0
+    assert (await room.database.value(NEWS), await room.jobs()) == (0, ["a", "b"])
 
 
 async def test_who_has_lost_the_lease_mends_and_forgets_nothing(room):

@@ -5,55 +5,27 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rota.infra.lease import Lease, Leases
 from rota.infra.redis import RedisTarget, connect
-from rota.model.settings.lifecycle import DelayTimers
 from rota.model.workflow import StepSpec
 from rota.testing.clock import MovableClock
 from rota.workflow import mirror as mirroring
-from rota.workflow.mirror import Mirror
-from rota.workflow.poller import LEASE, Poller
-from rota.workflow.saga_mirror import SagaMirror
-from rota.workflow.timer_index import TimerIndex
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show, task
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, Room, end_job
+from tests.ground.workflow_net import POLLING, TIMERS, Netted
+from tests.ground.workflows import EMPTY, end_job
 from tests.integration.test_workflow_sagas import THREE, undo
 
 shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
-TIMERS = "rota:wf:delay:timers"
 DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow_timer")
-STALE = Lease(LEASE, "workflow_poller", 1, "nobody", 10.0)
-
-
-class Viewed(Room):
-    """A room whose changes Redis is told of when a test says so."""
-
-    def __init__(self, database, redis, clock=None):
-        super().__init__(database, clock)
-        self.redis = redis
-        self.index = TimerIndex(database, redis, self.desk.definitions)
-        self.stacks = SagaMirror(database, redis, 120.0)
-        self.mirror = Mirror(self.index, self.stacks)
-        self.advancer.on_done = self.mirror.heard
-        self.sagas.on_change = self.mirror.changed
-        self.poller = Poller(Leases(database), self.index, self.stacks, self.sagas, DelayTimers())
-
-    async def shown(self):
-        return {name.decode().split(":", 1)[1] for name in await self.redis.zrange(TIMERS, 0, -1)}
-
-    async def stack(self, saga=None):
-        entries = await self.redis.lrange(f"saga:{saga or self.run}:stack", 0, -1)
-        return [(entry["step"], entry["state"], entry["topic"]) for entry in map(json.loads, entries)]
 
 
 @pytest.fixture
 async def room(database, redis):
     await a_show(database)
-    return Viewed(database, redis)
+    return Netted(database, redis)
 
 
 def delay(name="wait", seconds=3600):
@@ -76,17 +48,19 @@ async def test_timers_are_shown_by_when_they_are_due_until_they_have_fired(room)
     assert await room.shown() == set()
 
 
-async def test_an_emptied_redis_shows_all_again_after_one_pass_and_nothing_fires_late(room):
+async def test_an_emptied_redis_shows_all_again_after_one_pass_and_nothing_fires_late(room, monkeypatch):
+    monkeypatch.setattr("rota.workflow.saga_mirror.CHUNK", 1)
     runs = [await room.start(delay(), *THREE) for _ in range(3)]
-    await room.end("flight", value={"ticket": 1})
+    for run in runs:
+        await room.end("flight", run=run, value={"ticket": 1})
     await room.advance()
-    await room.poller.fill(STALE)
-    await room.redis.flushall()
+    await room.poller.fill(POLLING)
+    await room.redis.flushdb()
     await room.redis.script_flush()
-    await room.poller.fill(STALE)
+    await room.poller.fill(POLLING)
     assert await room.shown() == {f"{run}:wait:1" for run in runs}
-    assert await room.stack() == [("flight", "pending", "undo")]
-    await room.redis.flushall()
+    assert [await room.stack(run) for run in runs] == [[("flight", "pending", "undo")]] * 3
+    await room.redis.flushdb()
     await room.pass_time(3600)
     assert await room.advance() == 3, "timers fire without Redis"
 
@@ -95,14 +69,14 @@ async def test_a_whole_index_is_walked_in_parts_and_a_short_one_at_once(room, mo
     monkeypatch.setattr("rota.workflow.timer_index.CHUNK", 2)
     await room.declare(delay())
     started = await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
-    await room.poller.fill(STALE)
+    await room.poller.fill(POLLING)
     assert await room.redis.zcard(TIMERS) == 5
     # As many as there are, and one of them somebody else's: each pass looks at two more.
     await room.redis.zrem(TIMERS, f"flow:{max(each.run for each in started)}:wait:1")
     await room.redis.zadd(TIMERS, {"flow:strange": 1.0})
     seen = []
     for _ in range(3):
-        await room.poller.fill(STALE)
+        await room.poller.fill(POLLING)
         seen.append(await room.redis.zcard(TIMERS))
     assert seen == [5, 5, 6]
 
@@ -115,7 +89,7 @@ async def test_only_what_has_no_timer_is_removed_however_overdue_the_others_are(
     await room.redis.zadd(TIMERS, ghosts)
     await room.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
     await room.redis.rpush("saga:film/none%20such:stack", "{}")
-    await room.poller.clean(STALE)
+    await room.poller.clean(POLLING)
     assert await room.shown() == {f"{run}:a:1", f"{run}:b:1"}
     assert await room.redis.keys("saga:*") == []
     assert await room.advance() == 1
@@ -189,7 +163,7 @@ async def test_jobs_that_share_a_name_in_two_shows_are_two_sagas(room):
     assert sorted(await room.redis.keys("saga:*")) == [
         *(b"saga:film/order%20%7B17%7D:stack", b"saga:other/order%20%7B17%7D:stack")
     ]
-    await room.poller.clean(STALE)
+    await room.poller.clean(POLLING)
     assert len(await room.redis.keys("saga:*")) == 2
 
 
@@ -202,25 +176,38 @@ async def test_a_full_queue_drops_and_counts_and_keeps_nobody_waiting(room, monk
     assert dropped._value.get() - before == 3
     await room.mirror.tell()
     assert await room.redis.zcard(TIMERS) == 2
-    await room.poller.fill(STALE)
+    await room.poller.fill(POLLING)
     assert await room.redis.zcard(TIMERS) == 5
 
 
 async def test_while_redis_is_away_changes_are_dropped_and_runs_go_on(database):
     await a_show(database)
     async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as nobody:
-        room = Viewed(database, nobody)
+        room = Netted(database, nobody)
         await room.start(delay())
         assert not await room.mirror.tell()
-        await room.poller._try(room.poller.fill, STALE)
+        await room.poller._try(room.poller.fill, POLLING)
         await room.pass_time(3600)
         assert await room.advance() == 1
 
 
+async def test_keys_that_are_used_for_something_else_hurt_nobody(room):
+    await room.redis.set(TIMERS, "mine")
+    run = await room.start(delay(), *THREE)
+    await room.redis.set(f"saga:{run}:stack", "mine")
+    await room.end("flight", value={"ticket": 7})
+    await room.advance()
+    assert not await room.mirror.tell()
+    assert await room.mirror.tell(), "what could not be told is not kept"
+    for step in (room.poller.fill, room.poller.clean):
+        await room.poller._try(step, POLLING)
+    assert await room.redis.get(TIMERS) == b"mine"
+
+
 async def test_replicas_with_clocks_apart_show_and_fire_the_same(database, redis):
     await a_show(database)
-    fast = Viewed(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
-    slow = Viewed(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
+    fast = Netted(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
+    slow = Netted(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
     run = await fast.start(delay())
     await fast.mirror.tell()
     [(_, score)] = await redis.zrange(TIMERS, 0, -1, withscores=True)

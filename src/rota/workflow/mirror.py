@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 import structlog
+from redis.exceptions import RedisError
 
 from rota.infra.postgres.failures import FAILURES
 from rota.infra.service import Lifecycle
@@ -120,7 +121,7 @@ async def _try(view: str, tell: Callable[[list[V]], Awaitable[None]], changes: l
         return True
     try:
         await tell(changes)
-    except (RotaError, OSError, *FAILURES) as error:
+    except (RotaError, RedisError, OSError, *FAILURES) as error:
         reason = error.code if isinstance(error, RotaError) else type(error).__name__
         DROPPED.labels(view, reason).inc(len(changes))
         log.warning("view_not_told", view=view, changes=len(changes), reason=reason)

@@ -1,24 +1,27 @@
 """The one replica that keeps what Redis shows of workflows in line with PostgreSQL, under a fenced lease.
 
 Every `workflow.delay.poll_interval` it adds what Redis lacks: all of it after Redis was emptied (its own key is gone
-then, or there are fewer timers than rows), otherwise the next part. Every `workflow.delay.cleanup_interval` it removes
-what has no row, and nothing else: however long overdue a timer is, it is there until it has fired. Parts are small, so
-that nobody waits behind them. A leader that was paused and goes on writes what was true then; the next pass mends it.
+then), otherwise the next part, and a larger one while there are fewer timers than rows. Every
+`workflow.delay.cleanup_interval` it removes what has no row, and nothing else: however long overdue a timer is, it is
+there until it has fired. Parts are small, so that nobody waits behind them. A leader that was paused and goes on writes
+what was true then; the next pass mends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Final
+from uuid import UUID
 
 import structlog
+from redis.exceptions import RedisError
 
 from rota.infra import faults
 from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.redis import Keys, guard
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import RedisUnavailable, ScriptFailed
+from rota.model.errors import LeaseLost, PostgresUnavailable, RotaError, StaleFence
 from rota.model.settings.lifecycle import DelayTimers
 from rota.workflow.saga_mirror import SagaMirror
 from rota.workflow.sagas import Sagas
@@ -26,7 +29,8 @@ from rota.workflow.timer_index import FIRST, TimerIndex
 
 LEASE: Final = "rota:wf:delay:poller"
 PARTS_MAX: Final = 100_000
-"""Of one pass; the next goes on."""
+PARTS_SHORT: Final = 20
+"""Of one pass when timers are missing; the next goes on."""
 
 log = structlog.get_logger(__name__)
 ADDED = metrics.counter("rota_workflow_timers_added", "Timers that their index in Redis lacked.")
@@ -74,10 +78,13 @@ class Poller:
     async def fill(self, lease: Lease) -> None:
         """Have Redis show what it lacks."""
         await self.sagas.measure()
-        was_emptied = await self._leave_word(lease)
-        await self._fill_timers(whole=was_emptied or await self.timers.is_short())
-        await self._fill_sagas(whole=was_emptied)
+        with guard(self.timers.client):
+            was_emptied = not await self.timers.client.exists(self._key)
+        parts = PARTS_MAX if was_emptied else PARTS_SHORT if await self.timers.is_short() else 1
+        await self._fill_timers(FIRST if was_emptied else self._timer, parts)
+        await self._fill_sagas(0 if was_emptied else self._saga, PARTS_MAX if was_emptied else 1)
         await self.mirror.tell_rolling_back()
+        await self._leave_word(lease)
 
     async def clean(self, _lease: Lease) -> None:
         """Remove what Redis shows and is over."""
@@ -89,35 +96,36 @@ class Poller:
                 if cursor == 0:
                     break
 
-    async def _leave_word(self, lease: Lease) -> bool:
-        """Show that somebody keeps the index; whether there was no such word."""
+    async def _leave_word(self, lease: Lease) -> None:
+        """That all was shown at some time, and who sees to it; for as long as somebody does."""
         kept_s = max(self.wanted.lock_ttl, 3 * self.wanted.poll_interval)
         faults.at("lock.before_poller_word")
         with guard(self.timers.client):
-            before = await self.timers.client.set(self._key, lease.fence, px=round(kept_s * 1000), get=True)
+            await self.timers.client.set(self._key, lease.fence, px=round(kept_s * 1000))
         faults.reply("lock.poller_word")
-        return before is None
 
-    async def _fill_timers(self, *, whole: bool) -> None:
-        self._timer = FIRST if whole else self._timer
-        for _ in range(PARTS_MAX if whole else 1):
+    async def _fill_timers(self, after: tuple[UUID, int, int], parts: int) -> None:
+        self._timer = after
+        for _ in range(parts):
             added, self._timer = await self.timers.fill(self._timer)
             ADDED.inc(added)
             if self._timer == FIRST:
                 return
 
-    async def _fill_sagas(self, *, whole: bool) -> None:
-        self._saga = 0 if whole else self._saga
-        for _ in range(PARTS_MAX if whole else 1):
+    async def _fill_sagas(self, after: int, parts: int) -> None:
+        self._saga = after
+        for _ in range(parts):
             self._saga = await self.mirror.fill(self._saga)
             if self._saga == 0:
                 return
 
     async def _try(self, step: Callable[[Lease], Awaitable[None]], lease: Lease) -> None:
-        """Redis may be away: what it shows then nobody reads."""
+        """Whatever is wrong with Redis, and whoever else uses its keys: what it shows nobody needs."""
         try:
             await step(lease)
-        except (RedisUnavailable, ScriptFailed, faults.LostReply) as error:
-            reason = getattr(error, "code", type(error).__name__)
+        except (PostgresUnavailable, LeaseLost, StaleFence):
+            raise
+        except (RotaError, RedisError, faults.LostReply) as error:
+            reason = error.code if isinstance(error, RotaError) else type(error).__name__
             FAILED.labels(reason).inc()
             log.warning("view_not_kept", step=getattr(step, "__name__", "step"), reason=reason)

@@ -96,7 +96,7 @@ class SagaMirror:
         await self._tell_rows(await self.database.rows(ROLLING_BACK, CHUNK))
 
     async def clean(self, cursor: int) -> tuple[int, int]:
-        """Remove stacks of what is over, of the next keys; how many, and where to go on, 0 being the end."""
+        """Remove what is over, of the next keys; how many, and where to go on, 0 being the end."""
         with guard(self.client):
             cursor, found = await self.client.scan(cursor, match=self.keys.matching(SAGA_STACK), count=SCANNED)
         names = [key.decode(errors="replace") for key in cast("list[bytes]", found)]
@@ -107,7 +107,7 @@ class SagaMirror:
         if gone:
             faults.at("saga.before_clean")
             with guard(self.client):
-                await self.client.unlink(*(self.keys.saga_stack(word) for word in gone))
+                await self.client.unlink(*map(self.keys.saga_stack, gone), *map(self.keys.saga_lock, gone))
             faults.reply("saga.clean")
         return len(gone), int(cursor)
 
