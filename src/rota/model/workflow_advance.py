@@ -18,6 +18,7 @@ from rota.model.approval import ApprovalState
 from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
 from rota.model.workflow_approval import asked
+from rota.model.workflow_cel import METER, Meter
 from rota.model.workflow_check import Flow, FlowStep, due_ms, truth
 from rota.model.workflow_failing import OF_JOBS, OF_RUNS, RUN_ENDS, TRIGGERS, gravest, of_one_item
 from rota.model.workflow_run import (
@@ -111,6 +112,7 @@ class _Machine:
         self._looks: deque[int] = deque()
         self._over: RunState | None = None
         self._scope: dict[str, Any] | None = None
+        self._meter = Meter()
 
     def hear(self, news: News) -> None:
         match news:
@@ -565,7 +567,7 @@ class _Machine:
 
     def _bare_scope(self) -> dict[str, Any]:
         run = {"id": str(self.facts.id), "workflow": self.facts.workflow, "version": self.facts.version}
-        return {"input": self.facts.input, "run": run, "steps": {}}
+        return {"input": self.facts.input, "run": run, "steps": {}, METER: self._meter}
 
     def _whole_scope(self) -> dict[str, Any]:
         if self._scope is None:

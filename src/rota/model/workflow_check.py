@@ -21,11 +21,11 @@ from rota.model.job import Budget, LayerSpec, Submission, decode_details, encode
 from rota.model.job_plan import INPUT_BYTES_MAX, Plan, plan
 from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec
 from rota.model.workflow_approval import check_terms
+from rota.model.workflow_limits import ITEMS_MAX, check_expressions, check_size
 from rota.model.workflow_words import Evaluate, Failed, Scope, checked_value, expression, steps_in, template, texts_in
 
-STEPS_MAX: Final = 1000
-ITEMS_MAX: Final = 10_000
 LOOPS_MAX: Final = 10_000
+NESTED_MAX: Final = 32
 DELAY_MAX_S: Final = 10 * 366 * 86_400.0
 ACTORS_KEPT: Final = 1000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
@@ -183,8 +183,7 @@ def compiled(spec: WorkflowSpec) -> Flow:
     """Ready to run, or InvalidInput with a sentence that names the step."""
     if not _NAME.fullmatch(spec.name):
         raise InvalidInput(f"{spec.name[:64]!r} cannot name a workflow: use up to 64 letters, digits, _ and -.")
-    if not 1 <= len(spec.steps) <= STEPS_MAX:
-        raise InvalidInput(f"The workflow {spec.name} has {len(spec.steps)} steps: use 1 to {STEPS_MAX}.")
+    check_size(spec)
     if not 0 <= spec.timeout_s <= DELAY_MAX_S:
         raise InvalidInput(f"The timeout_s of workflow {spec.name} is no time: give seconds from 0.")
     places = _places(spec)
@@ -282,8 +281,6 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
         step.value = template(text, what) or expression(text, what)
     elif spec.for_each is not None:
         step.value = template(spec.for_each, what)
-        if len(spec.for_each) > ITEMS_MAX:
-            raise InvalidInput(f"Step {spec.id} is to run for {len(spec.for_each)} items: use at most {ITEMS_MAX}.")
     elif step.args is None and step.input is None:
         data = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
         if len(data) > INPUT_BYTES_MAX:
@@ -379,7 +376,10 @@ def due_ms(spec: StepSpec, given: Any, now_ms: int) -> int:
             raise Failed(
                 f"Step {spec.id} waits until {str(given)[:40]!r}: write a moment such as 2026-01-31T12:00:00Z."
             )
-        return round(moment.timestamp() * 1000)
+        due = round(moment.timestamp() * 1000)
+        if now_ms and due - now_ms > DELAY_MAX_S * 1000:
+            raise Failed(f"Step {spec.id} waits until {str(given)[:40]!r}: ten years from now are the most.")
+        return due
     try:
         seconds = float(given)
     except (TypeError, ValueError):
@@ -458,6 +458,18 @@ def _own(steps: list[FlowStep]) -> None:
             own(step, case, "case")
         if step.handler >= 0:
             own(step, step.handler, "handler")
+    for step in steps:
+        _check_nesting(step, steps)
+
+
+def _check_nesting(step: FlowStep, steps: Sequence[FlowStep]) -> None:
+    """Parallels in parallels, handlers of handlers: so deep and no deeper, and never in a circle."""
+    outer = step
+    for _ in range(NESTED_MAX):
+        if outer.owner < 0:
+            return
+        outer = steps[outer.owner]
+    raise InvalidInput(f"Step {step.id} belongs to steps that belong to steps, {NESTED_MAX} deep or in a circle.")
 
 
 def _before(step: FlowStep, steps: Sequence[FlowStep]) -> list[int]:
@@ -521,7 +533,7 @@ def _read(steps: list[FlowStep], places: dict[str, int], order: list[int], spec:
     for step in steps:
         reads = set()
         knows_itself = step.spec.loop is not None or step.spec.compensate is not None
-        for text in _texts(step.spec):
+        for text in check_expressions(_texts(step.spec), f"step {step.id}"):
             for name in steps_in(text):
                 found = _find_read(name, places, step.id)
                 if found not in before[step.place] and not (found == step.place and knows_itself):
@@ -535,7 +547,7 @@ def _read(steps: list[FlowStep], places: dict[str, int], order: list[int], spec:
             reads.add(step.place)
         step.reads = frozenset(reads)
         read |= reads
-    for text in texts_in(spec.output):
+    for text in check_expressions(texts_in(spec.output), "the output"):
         read |= {_find_read(name, places, "output") for name in steps_in(text)}
         _check_inputs(text, spec, "the output")
     return frozenset(read)

@@ -1,42 +1,33 @@
 """Expressions and templates of workflows. No I/O.
 
 `${steps.a.output.total}` is a path and is walked here; anything else between the braces is CEL, which is loaded when it
-is first needed. A text that is one expression has its value, in any other text the value is written out. CEL has no
-loops but its comprehensions: they cannot be nested, and what they go over is bounded, so every expression ends soon.
+is first needed, and bounded by `rota.model.workflow_cel`. A text that is one expression has its value, in any other
+text the value is written out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from rota.model.errors import InvalidInput
+from rota.model.workflow_cel import ROOTS, STRING, Failed, evaluator, told
 
 TEXT_MAX: Final = 4096
-LIST_MAX: Final = 10_000
 VALUE_BYTES_MAX: Final = 256 * 1024
-COMPREHENSIONS_MAX: Final = 8
-ROOTS: Final = frozenset({"input", "steps", "run", "round", "item"})
-"""What an expression may name."""
 
 _PATH = re.compile(r"\s*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*\s*", re.ASCII)
 _PART = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
-_STRING = re.compile(r"[rRbB]?(?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*')")
 _STEP = re.compile(r"\bsteps\s*(?:\.\s*([A-Za-z_]\w*)|\[\s*[\"']([^\"']+)[\"']\s*\])", re.ASCII)
-_COMPREHENSION = re.compile(r"\.\s*(?:all|exists|exists_one|filter|map)\s*\(")
 _WORDS_OF_CEL: Final = frozenset({"true", "false", "null"})
+
+__all__ = ["Evaluate", "Failed", "Scope", "checked_value", "expression", "shown", "steps_in", "template", "texts_in"]
 
 Scope = Mapping[str, Any]
 Evaluate = Callable[[Scope], Any]
-
-
-class Failed(Exception):
-    """An expression that could not be evaluated, in a sentence."""
 
 
 def expression(text: str, what: str) -> Evaluate:
@@ -45,8 +36,7 @@ def expression(text: str, what: str) -> Evaluate:
         raise InvalidInput(f"The expression of {what} has {len(text)} characters: use 1 to {TEXT_MAX}.")
     if _PATH.fullmatch(text) and text.strip() not in _WORDS_OF_CEL:
         return _path(text, what)
-    _check_loops(text, what)
-    return _cel(text, what)
+    return evaluator(text, what)
 
 
 def steps_in(text: str) -> Iterator[str]:
@@ -110,7 +100,18 @@ def _text(value: str, what: str) -> Evaluate | None:
     if len(pieces) == 1:
         return expression(pieces[0][1], what)
     made = [(expression(text, what) if is_expression else None, text) for is_expression, text in pieces]
-    return lambda scope: "".join(shown(run(scope)) if run is not None else text for run, text in made)
+    return lambda scope: _joined((shown(run(scope)) if run is not None else text for run, text in made), what)
+
+
+def _joined(pieces: Iterable[str], what: str) -> str:
+    found: list[str] = []
+    size = 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > VALUE_BYTES_MAX:
+            raise Failed(f"A text of {what} has more than {VALUE_BYTES_MAX} letters: pass a pointer to it.")
+    return "".join(found)
 
 
 def _pieces(value: str, what: str) -> Iterator[tuple[bool, str]]:
@@ -138,8 +139,9 @@ def _pieces(value: str, what: str) -> Iterator[tuple[bool, str]]:
 def _end(value: str, at: int) -> int:
     """Where the brace closes that was opened before `at`; those in strings do not count."""
     depth = 1
-    while at < len(value):
-        if (quoted := _STRING.match(value, at)) is not None and value[at] in "\"'rRbB":
+    last = min(len(value), at + TEXT_MAX + 1)
+    while at < last:
+        if (quoted := STRING.match(value, at)) is not None and value[at] in "\"'rRbB":
             at = quoted.end()
             continue
         depth += {"{": 1, "}": -1}.get(value[at], 0)
@@ -154,7 +156,7 @@ def _path(text: str, what: str) -> Evaluate:
     root = parts[0]
     if root not in ROOTS:
         raise InvalidInput(
-            f"The expression {_told(text)} of {what} names {root!r}: use one of {', '.join(sorted(ROOTS))}."
+            f"The expression {told(text)} of {what} names {root!r}: use one of {', '.join(sorted(ROOTS))}."
         )
 
     def walk(scope: Scope) -> Any:
@@ -163,83 +165,17 @@ def _path(text: str, what: str) -> Evaluate:
             try:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
-                raise Failed(f"The expression {_told(text)} has no value: there is no {part!r}.") from None
+                raise Failed(f"The expression {told(text)} has no value: there is no {part!r}.") from None
         return value
 
     return walk
-
-
-def _check_loops(text: str, what: str) -> None:
-    bare = _STRING.sub(lambda found: " " * len(found[0]), text)
-    found = list(_COMPREHENSION.finditer(bare))
-    if len(found) > COMPREHENSIONS_MAX:
-        raise InvalidInput(f"The expression of {what} has {len(found)} loops: use at most {COMPREHENSIONS_MAX}.")
-    for begin, after in pairwise(found):
-        depth = 1
-        for letter in bare[begin.end() : after.start()]:
-            depth += {"(": 1, ")": -1}.get(letter, 0)
-            if depth == 0:
-                break
-        else:
-            raise InvalidInput(f"The expression {_told(text)} of {what} loops inside a loop: do it in a task.")
-
-
-@lru_cache(maxsize=4096)
-def _cel(text: str, what: str) -> Evaluate:
-    import cel
-
-    try:
-        program = cel.compile(text)
-    except ValueError as error:
-        told = str(error).partition("ERROR: ")[2].partition("\n")[0] or str(error)
-        raise InvalidInput(f"The expression {_told(text)} of {what} cannot be read: {told[:200]}.") from None
-    names = sorted(program.variables())
-    if unknown := [name for name in names if name not in ROOTS and not _bound(text, name)]:
-        raise InvalidInput(
-            f"The expression {_told(text)} of {what} names {unknown[0]!r}: use one of {', '.join(sorted(ROOTS))}."
-        )
-    wanted = [name for name in names if name in ROOTS]
-
-    def run(scope: Scope) -> Any:
-        given = {name: scope[name] for name in wanted if name in scope}
-        _check_lists(given, text)
-        try:
-            return program.execute(given)
-        except Exception as error:  # noqa: BLE001 - the library raises whatever fits; told to who wrote the expression
-            raise Failed(
-                f"The expression {_told(text)} has no value: {type(error).__name__}: {str(error)[:200]}."
-            ) from None
-
-    return run
-
-
-def _bound(text: str, name: str) -> bool:
-    """Whether it is the variable of a comprehension."""
-    return re.search(rf"\(\s*{re.escape(name)}\s*,", text) is not None
-
-
-def _check_lists(value: Any, text: str) -> None:
-    match value:
-        case list() | tuple():
-            if len(value) > LIST_MAX:
-                raise Failed(
-                    f"The expression {_told(text)} is given a list of {len(value)}: at most {LIST_MAX} are allowed."
-                )
-            for each in value:
-                if isinstance(each, (list, tuple, dict)):
-                    _check_lists(each, text)
-        case dict():
-            for each in value.values():
-                if isinstance(each, (list, tuple, dict)):
-                    _check_lists(each, text)
 
 
 def shown(value: Any) -> str:
     """A value, written out."""
     if isinstance(value, str):
         return value
-    return msgspec.json.encode(value).decode()
-
-
-def _told(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Failed(f"A {type(value).__name__} cannot be written out: {error}.") from error
