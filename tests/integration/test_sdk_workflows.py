@@ -14,7 +14,10 @@ from rota.server import services
 from tests.ground import farm as ground
 from tests.ground.api import Api
 from tests.ground.farm import Farm, hanging
+from tests.ground.queues import sql
 from tests.ground.waiting import until
+
+FORGET = sql("TRUNCATE rota.workflow CASCADE")
 
 
 @dataclass
@@ -117,6 +120,12 @@ async def test_a_workflow_makes_those_known_that_it_runs(app, agency):
     run = await agency.tour.start(["Oslo", "Rome"])
     assert await run.result(timeout=20) == [Ticket("Oslo", 100), Ticket("Rome", 100)]
     assert sorted((line.name, line.version) for line in await app.workflows.list()) == [("tour", 1), ("trip", 1)]
+
+
+async def test_a_version_that_is_not_kept_any_more_is_declared_again(farm, app, agency):
+    await (await agency.trip.start("Oslo")).wait(timeout=20)
+    await farm.database.run(FORGET)
+    assert await (await agency.trip.start("Oslo")).result(timeout=20) == Ticket("Oslo inn", 200)
 
 
 async def test_runs_of_one_key_are_one_run(app, agency):

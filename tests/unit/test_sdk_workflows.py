@@ -171,11 +171,25 @@ def test_a_value_that_is_not_known_yet_becomes_an_expression(app, tasks):
     def flow(steps: Steps, n: int, given: dict[str, list[int]]) -> None:
         step = steps.job("first-step", square.call(n))
         seen.extend(
-            map(str, [n, given["a b"], given["in"], given["a"][n], 2 * (n + 1) - n, n != 3, step.output, step.state])
+            map(
+                str,
+                [
+                    n,
+                    f"{n!r}",
+                    given["a b"],
+                    given["in"],
+                    given["a"][n],
+                    2 * (n + 1) - n,
+                    n != 3,
+                    step.output,
+                    step.state,
+                ],
+            )
         )
         steps.job("next", square.call(step.output))
 
     assert seen == [
+        "${input.n}",
         "${input.n}",
         '${input.given["a b"]}',
         '${input.given["in"]}',
@@ -363,6 +377,18 @@ def test_a_workflow_is_a_plain_function_with_named_inputs(app, tasks):
 
     with pytest.raises(InvalidInput, match="two workflows 'once'"):
         app.workflow(name="once")(lambda steps: steps.notify("a", "a") and None)
+
+
+def test_a_workflow_runs_others_of_its_own_show_alone(app, tasks):
+    @app.workflow(show="elsewhere")
+    def far(steps: Steps) -> None:
+        steps.notify("a", "a")
+
+    with pytest.raises(InvalidInput, match="Step go runs the workflow far of show elsewhere: give both of them the"):
+
+        @app.workflow
+        def near(steps: Steps) -> None:
+            steps.workflow("go", far.call())
 
 
 def test_a_dry_run_tells_the_order(app, tasks):

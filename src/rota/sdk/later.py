@@ -35,8 +35,7 @@ class Later:
     def __str__(self) -> str:
         return f"${{{self._expression}}}"
 
-    def __repr__(self) -> str:
-        return f"<later {self._expression}>"
+    __repr__ = __str__  # so that f"{city!r}" is no text about a value instead of the value
 
     def __format__(self, wanted: str) -> str:
         if wanted:

@@ -163,7 +163,7 @@ class Steps:
         self._owner: dict[str, str] = {}
         self._blocks: list[tuple[str, list[str]]] = []
         self.runs: dict[str, WorkflowCall[Any]] = {}
-        """Other workflows that steps run."""
+        """Other workflows that steps run, by the names of these."""
 
     @property
     def run_id(self) -> str:
@@ -234,7 +234,7 @@ class Steps:
 
     def workflow(self, name: str, call: WorkflowCall[R], /, *, deadline: Span = 0, **placed: Unpack[Placed]) -> Step[R]:
         """Runs another workflow: `steps.workflow("trip", trip.call("Oslo"))`."""
-        self.runs[call.workflow.name] = call
+        self.runs[name] = call
         fields = {"workflow": call.workflow.name, "input": _given(name, call.input)}
         return self._add(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
 

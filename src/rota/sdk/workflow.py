@@ -17,12 +17,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from copy import copy
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import RunId, parse_id
 from rota.model.workflow import REQUIRED, Trigger, WorkflowSpec
 from rota.sdk.later import path, plain
@@ -107,8 +107,12 @@ class Workflow(Generic[P, R]):
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """A run with these inputs; its first steps are submitted."""
         given = self._input(args, kwargs)
-        version = await self.declare()
-        told = await started(self.app, self.spec.show, self.name, given, version=version, key=self._key)
+        begin = partial(started, self.app, self.spec.show, self.name, given, key=self._key)
+        try:
+            told = await begin(version=await self.declare())
+        except NotFound:  # the version that was declared is not kept any more
+            self._versions.pop(self.app.transport, None)
+            told = await begin(version=await self.declare())
         return RunOf(self.app, Awaits, told.run, self.signature.result, already=told.already)
 
     async def declare(self) -> int:
@@ -186,4 +190,10 @@ def _written(
         rollback_on=frozenset(wanted.get("rollback_on", ("fatal",))),
     )
     compiled(spec)
+    for step, call in steps.runs.items():
+        if call.workflow.spec.show != spec.show:
+            raise InvalidInput(
+                f"Step {step} runs the workflow {call.workflow.name} of show {call.workflow.spec.show}: give both of"
+                f" them the show {spec.show}."
+            )
     return spec, [call.workflow for call in steps.runs.values()]

@@ -1,0 +1,37 @@
+"""Values that are written into expressions mean themselves, whatever is in them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.model.workflow_words import expression, template
+from rota.sdk.later import Later, written
+
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=40)
+)
+VALUES = st.recursive(
+    PLAIN,
+    lambda part: st.lists(part, max_size=4) | st.dictionaries(st.text(max_size=8), part, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_a_value_in_an_expression_is_that_value(value):
+    assert expression(written(value), "a test")({}) == value
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_texts_are_compared_as_they_are(one, other):
+    made = template(str(Later("input")["key"] == other), "a test")
+    assert made({"input": {"key": one}}) is (one == other)
+
+
+@given(st.text(min_size=1, max_size=20), VALUES)
+def test_any_key_is_found(key, value):
+    made = template(f"{Later('input')[key]}", "a test")
+    assert made({"input": {key: value}}) == value
