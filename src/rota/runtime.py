@@ -25,6 +25,7 @@ from rota.agents.jobs import of_servers
 from rota.agents.records import Records
 from rota.agents.scheduler import Agents
 from rota.engine.engine import Engine, store_target
+from rota.engine.events_history import Histories
 from rota.engine.gate import AllowAll, AskLater, Gate
 from rota.engine.reopen import Reopener
 from rota.engine.submit import Submitter
@@ -58,6 +59,7 @@ from rota.workflow.saga_mirror import SagaMirror
 from rota.workflow.sagas import Sagas
 from rota.workflow.telling import RunTeller
 from rota.workflow.timer_index import TimerIndex
+from rota.workflow.watching import OfRuns
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +132,7 @@ class Replica:
             *self.engine.services(),
             Service("agents", self._agents(agents).run),
             Service("workflows", self._workflows().run),
+            Service("run_histories", self.run_histories.run),
             *self._workflow_upkeep(),
         )
 
@@ -188,6 +191,7 @@ class Replica:
         if self.engine.scanner is not None:
             self.engine.scanner.on_settled = advancer.wake
         self.workflows = Desk(advancer)
+        self.run_histories = Histories(OfRuns(self.database), self.engine.feed)
         return advancer
 
     def _workflow_upkeep(self) -> Sequence[Service]:

@@ -1,6 +1,7 @@
 """Every command once in text and once in JSON, on a farm that runs; what is for programs is held against its type."""
 
 import json
+import sys
 
 import msgspec
 import pytest
@@ -238,7 +239,7 @@ async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monke
     assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
 
 
-async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path):
+async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
     flow, failing, slow = (tmp_path / f"{name}.yaml" for name in ("flow", "failing", "slow"))
     flow.write_text(FLOW)
     failing.write_text(
@@ -249,7 +250,12 @@ async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path):
     for name, file in (("run", failing), ("slow", slow)):
         made[name] = json.loads(await typed.out(f"workflow run {file} --json"))["run"]
     waited = await typed(f"workflow run {failing} --wait")
-    assert (waited.status, "no luck" in waited.out) == (1, True)
+    assert (waited.status, "no luck" in waited.out, waited.err) == (1, True, "")
+    with monkeypatch.context() as in_a_terminal:
+        in_a_terminal.setattr(sys.stderr, "isatty", lambda: True)
+        followed = await typed(f"workflow run {failing} --wait")
+    told = [line.split("  ")[1:3] for line in followed.err.splitlines()]
+    assert (told[0], told[-1], told.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
     await until(lambda: farm.database.value(RUN_ENDED, made["run"]))
     await played(typed, WORKFLOWS, made)
 

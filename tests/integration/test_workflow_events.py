@@ -82,6 +82,51 @@ async def test_all_that_happens_to_a_run_is_told_in_order_and_gone_on_with_where
     assert words(of_job) == ["run.step.failed b"]
 
 
+async def test_the_history_of_one_run_is_told_exactly_and_ends_with_it(api):
+    client, stranger = await api.client(Role.SUBMITTER), await api.client((Role.OPERATOR, "other"))
+    await client.post("/workflows", json=FLOW)
+    run = (await client.post("/workflows/film/flow/runs", json={})).json()["run"]
+    events = await followed(client, run)
+    assert words(events) == [word for word in TOLD if word.startswith("run.") and word != "run.notify say"]
+    assert [event.id for event in events] == [str(number) for number in range(1, len(events) + 1)]
+    assert "no luck" in next(event for event in events if event.kind == "run.step.failed").facts["why"]
+    assert words(await followed(client, run, after="4")) == words(events[4:])
+    assert (await client.get(f"/runs/{run}/events", params={"after": len(events)})).status_code == 204
+    problem(await stranger.get(f"/runs/{run}/events"), 404, "not_found")
+    problem(await client.get(f"/runs/{run}/events", params={"after": "x"}), 400, "invalid_input")
+
+
+async def test_one_who_watches_a_run_without_events_sees_it_go_on(api):
+    histories = api.farm.replica.run_histories
+    desk, client = api.farm.replica.workflows, await api.client(Role.OPERATOR)
+    ask = {"id": "ok", "type": "approval", "approval": {"text": "Go?"}}
+    await client.post("/workflows", json={"name": "ask", "show": "film", "steps": [ask]})
+    run = (await desk.start("film", "ask", actor="ann")).run
+    desk.advancer.on_happened = lambda _done: None
+    async with asyncio.timeout(20), histories.watched(run) as watch:
+        assert [moment.happened.what for _, moment in await watch.news(5)] == ["began", "began"]
+        await client.post(f"/runs/{run}/cancel")
+        assert [(number, moment.happened.what) for number, moment in await watch.news(15)] == [
+            (3, "ending"),
+            (4, "cancelled"),
+            (5, "cancelled"),
+        ]
+        assert watch.ended
+    assert not histories._watches
+    assert not histories._known
+
+
+async def followed(client, run, after=""):
+    """The events of one run, until the server says that there are no more."""
+    reading, found = Lines(after), []
+    headers = {"last-event-id": after} if after else {}
+    async with asyncio.timeout(20), client.stream("GET", f"/runs/{run}/events", headers=headers) as stream:
+        async for line in stream.aiter_lines():
+            if (told := reading.feed(line)) is not None:
+                found.append(msgspec.json.decode(told.data, type=Event))
+    return found
+
+
 async def test_a_key_hears_of_runs_of_its_own_shows_alone(api):
     client, stranger = await api.client(Role.OPERATOR), await api.client((Role.OPERATOR, "other"))
     feed = api.farm.replica.engine.feed

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from rota import runtime
-from rota.cli import db, workflow_files
+from rota.cli import db, output, workflow_files
 from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
 from rota.cli.exits import of_job
@@ -23,7 +23,7 @@ from rota.model.settings import Settings
 from rota.model.workflow_check import Flow, compiled
 from rota.model.workflow_dry import before, dry_run
 from rota.model.workflow_run import RunState
-from rota.model.workflow_views import Run, RunLine, Saga, Started, Step
+from rota.model.workflow_views import Moment, Run, RunLine, Saga, Started, Step
 from rota.queue import Queue
 from rota.workflow.desk import Desk
 from rota.workflow.looking import Looking
@@ -50,6 +50,8 @@ class Wanted(msgspec.Struct, frozen=True):
     key: str
     dry_run: bool = False
     wait: bool = False
+    follow: bool = False
+    """While it waits, tell beside the answer what happens."""
 
 
 def run(settings: Settings, work: Callable[[Office], Awaitable[Page]], *, form: Form) -> None:
@@ -99,7 +101,7 @@ async def started(office: Office, wanted: Wanted) -> Page:
         flow = compiled(spec) if spec is not None else (await office.desk.definitions.find(show, name)).flow
         return Page(_data(dry_run(flow, given)), ["Nothing was started.", _order(flow)])
     told = await office.desk.start(show, name, given, actor=office.actor, version=wanted.version, key=wanted.key)
-    return await _awaited(office, told) if wanted.wait else _started(told)
+    return await _awaited(office, told, follow=wanted.follow) if wanted.wait else _started(told)
 
 
 def _started(told: Started) -> Page:
@@ -107,9 +109,15 @@ def _started(told: Started) -> Page:
     return Page(_data(told), [words, f"`rota workflow show {told.run}` says how far it is."])
 
 
-async def _awaited(office: Office, told: Started) -> Page:
+async def _awaited(office: Office, told: Started, *, follow: bool) -> Page:
+    seen = 0
     while True:
         found = await office.looking.get(told.run)
+        if follow:
+            moments = await office.looking.timeline(told.run)
+            for each in moments[seen:]:
+                output.aside("  ".join(word for word in _told(each) if word))
+            seen = len(moments)
         if found.state.ended:
             break
         await asyncio.sleep(LOOK_S)
@@ -174,12 +182,13 @@ def _saga_parts(saga: Saga) -> list[str | Table]:
 
 async def timeline(office: Office, text: str) -> Page:
     found = await office.looking.timeline(_run(text))
-    rows = [
-        (_moment(each.at, ms=True), each.happened.step or "(run)", each.happened.what, each.happened.why)
-        for each in found
-    ]
+    rows = [_told(each) for each in found]
     data = [{"at": _data(each.at), **_data(each.happened)} for each in found]
     return Page(data, [Table(("at", "step", "what", "why"), rows) if rows else NO_RUNS])
+
+
+def _told(each: Moment) -> tuple[str, str, str, str]:
+    return _moment(each.at, ms=True), each.happened.step or "(run)", each.happened.what, each.happened.why
 
 
 async def cancelled(office: Office, text: str) -> Page:

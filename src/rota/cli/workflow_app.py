@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,13 +63,17 @@ def workflow_run(
     version: Annotated[int, typer.Option("--version", min=0, help="Of the definition; the latest if left out.")] = 0,
     key: Annotated[str, typer.Option("--key", metavar="TEXT", help="Two runs of one key are one run.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the inputs and show the order.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended; the exit status says how.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until it has ended; the exit status says how, and a terminal each step.")
+    ] = False,
     form: Output = Form.TEXT,
 ) -> None:
     """Start a run. A file is declared first."""
     from rota.cli import workflow
 
-    wanted = workflow.Wanted(what, tuple(inputs or ()), show, version, key, dry_run=dry_run, wait=wait)
+    follow = form is Form.TEXT and sys.stderr.isatty()
+    given = tuple(inputs or ())
+    wanted = workflow.Wanted(what, given, show, version, key, dry_run=dry_run, wait=wait, follow=follow)
     _print(context, form, lambda office: workflow.started(office, wanted))
 
 

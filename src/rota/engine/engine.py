@@ -45,7 +45,7 @@ from rota.engine.ender import Ender
 from rota.engine.events import Teller
 from rota.engine.events_audit import AuditTeller
 from rota.engine.events_feed import Feed
-from rota.engine.events_history import Histories
+from rota.engine.events_history import Histories, OfJobs
 from rota.engine.events_servers import Servers
 from rota.engine.events_sources import Sources
 from rota.engine.explain import Explainer
@@ -151,7 +151,7 @@ class Engine:
         self._routes = RoutesWatch(self.routing, self.registry, every_s)
         self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
         self.teller, self.feed = Teller(database, bus), Feed(bus)
-        self.histories = Histories(database, self.feed)
+        self.histories = Histories(OfJobs(database), self.feed)
         self._servers = Servers(bus, self.members)
         self._audit = AuditTeller(database, bus, leases, self._servers)
         self._have_events_told()

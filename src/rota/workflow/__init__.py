@@ -11,6 +11,7 @@
 | `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
 | `telling` | what happened, as events |
 | `explaining` | what a run waits for |
+| `watching` | the history of runs that somebody follows |
 | `looking` | runs as they are shown |
 | `timer_index`, `saga_mirror` | what Redis shows of timers and sagas |
 | `mirror` | tells Redis of changes, off everybody's way |

@@ -72,7 +72,7 @@ def _groups(turns: Sequence[Turn]) -> list[tuple[_Alike, list[tuple[UUID, UUID |
     for turn in turns:
         before = -1
         for each in turn.moves.happened:
-            alike = _Alike(_kind(each), turn.show, _name(turn), each.step, each.job is not None)
+            alike = _Alike(kind_of(each), turn.show, _name(turn), each.step, each.job is not None)
             if latest.get(alike, -1) <= before:
                 latest[alike] = len(groups)
                 groups.append((alike, []))
@@ -85,7 +85,8 @@ def _name(turn: Turn) -> str:
     return turn.flow.spec.name if turn.flow is not None else ""
 
 
-def _kind(each: Happened) -> str:
+def kind_of(each: Happened) -> str:
+    """As which event it is told."""
     if each.step:
         return f"run.step.{each.what}"
     return f"run.ended.{each.what}" if each.what in _ENDS else f"run.{each.what}"

@@ -14,7 +14,7 @@ from rota.engine.events import Teller
 from rota.engine.events_feed import Feed
 from rota.engine.events_history import Histories
 from rota.engine.explain import Explainer
-from rota.engine.jobs import Jobs
+from rota.engine.jobs import Jobs, Moment
 from rota.engine.logs import Logs
 from rota.engine.outcomes import OutcomeReader
 from rota.engine.outputs_desk import OutputDesk
@@ -34,6 +34,7 @@ from rota.server.access import Keys
 from rota.server.http.streams import Streams
 from rota.workflow.desk import Desk as Workflows
 from rota.workflow.looking import Looking as Runs
+from rota.workflow.watching import RunMoment
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """For answers that last: they end when the server does."""
     teller: Teller
     feed: Feed
-    histories: Histories
+    histories: Histories[Moment]
+    run_histories: Histories[RunMoment]
     streams: Streams
     agents: Redis
     """Where the sets of agents are."""
@@ -99,6 +101,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             teller=engine.teller,
             feed=engine.feed,
             histories=engine.histories,
+            run_histories=replica.run_histories,
             streams=streams,
             agents=replica.agents,
             workflows=replica.workflows,

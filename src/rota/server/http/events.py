@@ -6,18 +6,19 @@ or `?after=`) and goes on behind it. An event `reset` says that some are missing
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import lru_cache
-from typing import Annotated, Final
+from functools import lru_cache, partial
+from typing import Annotated, Final, Generic
+from uuid import UUID
 
 import msgspec
 from litestar import Controller, get
 from litestar.params import HeaderParameter, QueryParameter
 
 from rota.engine.events_feed import Behind, Reader
-from rota.engine.events_history import Numbered, Watched
-from rota.engine.jobs import Job
+from rota.engine.events_history import Histories, M, Watched
+from rota.engine.jobs import Job, Moment
 from rota.model import sse
 from rota.model.access import Role, guard
 from rota.model.errors import InvalidInput
@@ -79,7 +80,8 @@ class EventRoutes(Controller):
     ) -> Sse:
         """Every moment of a job, from the first one on, until its end."""
         found = await seen(request.user, desk, job)
-        return Sse(request, desk.streams, _watching(desk, found, _number(last or after)))
+        told = watching(desk.histories, found.id, last or after, partial(_event, found))
+        return Sse(request, desk.streams, told)
 
 
 class Following:
@@ -105,12 +107,12 @@ class Following:
         return f"\nid: {self._reader.place}\n\n"
 
 
-class Watching:
-    """The moments of one job."""
+class Watching(Generic[M]):
+    """The moments of one job or run."""
 
-    def __init__(self, watched: Watched, job: Job) -> None:
+    def __init__(self, watched: Watched[M], event: Callable[[int, M], Event]) -> None:
         self._watched = watched
-        self._job = job
+        self._event = event
 
     def opening(self) -> bytes:
         return f"retry: {RETRY_MS}\n\n".encode()
@@ -119,7 +121,7 @@ class Watching:
         if self._watched.ended:
             return None
         moments = await self._watched.news(wait_s)
-        return [_written(_event(self._job, each)) for each in moments] or [b":\n\n"]
+        return [_written(self._event(*each)) for each in moments] or [b":\n\n"]
 
 
 @asynccontextmanager
@@ -129,10 +131,13 @@ async def _following(desk: Desk, wanted: Wanted, after: Place | None) -> AsyncIt
 
 
 @asynccontextmanager
-async def _watching(desk: Desk, job: Job, after: int) -> AsyncIterator[Watching | None]:
+async def watching(
+    histories: Histories[M], which: UUID, after: str, event: Callable[[int, M], Event]
+) -> AsyncIterator[Watching[M] | None]:
     """None, for a client that has seen the end: it need not come again."""
-    async with desk.histories.watched(job.id, after) as watched:
-        yield None if watched.over_after(after) else Watching(watched, job)
+    number = _number(after)
+    async with histories.watched(which, number) as watched:
+        yield None if watched.over_after(number) else Watching(watched, event)
 
 
 def _written(event: Event) -> bytes:
@@ -164,8 +169,7 @@ def _dashed(ids: str, place: int) -> str:
 _text_once = lru_cache(maxsize=REMEMBERED)(text_of)
 
 
-def _event(job: Job, numbered: Numbered) -> Event:
-    number, moment = numbered
+def _event(job: Job, number: int, moment: Moment) -> Event:
     return Event(
         id=str(number),
         at=moment.at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from litestar import Controller, get, post
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 
 from rota.model.access import Actor, Role, guard, role_to_submit
 from rota.model.errors import Forbidden, InvalidInput, NotFound
-from rota.model.ids import RunId, parse_id
+from rota.model.events import Event
+from rota.model.ids import JobId, RunId, parse_id
 from rota.model.workflow import WorkflowSpec
 from rota.model.workflow_dry import DryRun, dry_run
 from rota.model.workflow_run import RunState
@@ -28,13 +30,17 @@ from rota.model.workflow_views import (
     WorkflowLine,
 )
 from rota.server.http.desk import Desk
+from rota.server.http.events import After, LastEventId, watching
 from rota.server.http.jobs import Wait
 from rota.server.http.pages import LIMIT, Limit, Page, page
 from rota.server.http.routes import AtDesk, needs
 from rota.server.http.seen import told_to
+from rota.server.http.sse import MEDIA_TYPE, Sse
 from rota.server.http.wire import Ask
 from rota.workflow.explain_told import RunExplained
 from rota.workflow.explaining import RunExplainer
+from rota.workflow.telling import kind_of
+from rota.workflow.watching import RunMoment
 
 VIEW, SUBMIT = needs(Role.VIEWER, "somewhere"), needs(Role.SUBMITTER, "somewhere")
 RunPath = Annotated[str, PathParameter(max_length=36, description="The id of a run.")]
@@ -120,6 +126,15 @@ class RunRoutes(Controller):
         """Everything that happened to it, in order."""
         return Page(await desk.runs.timeline((await _seen(request.user, desk, run)).id))
 
+    @get("/{run:str}/events", opt=VIEW, media_type=MEDIA_TYPE)
+    async def follow_run(
+        self, request: Ask, desk: AtDesk, run: RunPath, after: After = "", last: LastEventId = ""
+    ) -> Sse:
+        """Everything that happens to a run, from its beginning on, until its end."""
+        found = await _seen(request.user, desk, run)
+        told = watching(desk.run_histories, found.id, last or after, partial(_event, found))
+        return Sse(request, desk.streams, told)
+
     @get("/{run:str}/explain", opt=VIEW)
     async def explain_run(self, request: Ask, desk: AtDesk, run: RunPath) -> RunExplained:
         """What it waits for, what changes first at first, with what would help; or how it ended."""
@@ -162,6 +177,20 @@ class RunRoutes(Controller):
         """Undo what a run did that has ended, or what could not be undone before."""
         found = await _seen(request.user, desk, run, Role.OPERATOR)
         return RolledBack(found.id, await desk.workflows.roll_back(found.id, request.user.audited))
+
+
+def _event(run: Run, number: int, moment: RunMoment) -> Event:
+    told = moment.happened
+    facts = {"workflow": run.workflow, "step": told.step, "why": told.why}
+    return Event(
+        id=str(number),
+        at=moment.at,
+        kind=kind_of(told),
+        show=run.show,
+        job=JobId(told.job) if told.job is not None else None,
+        run=run.id,
+        facts={name: value for name, value in facts.items() if value},
+    )
 
 
 async def _seen(actor: Actor, desk: Desk, text: str, role: Role = Role.VIEWER) -> Run:
