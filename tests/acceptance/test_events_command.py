@@ -80,6 +80,18 @@ async def test_events_are_printed_as_they_happen_in_lines_and_as_json(farm, type
         assert set(told[0]) == set(Event.__struct_fields__)
 
 
+async def test_one_run_of_a_workflow_is_followed_by_its_id(farm, typed):
+    teller = farm.replica.engine.teller
+    async with Following("--run", str(job(8)), "--kind", "run.step,run.ended") as following:
+        await _opened(farm)
+        for kind in ("run.began", "run.step.failed", "run.ended.failed"):
+            teller.tell(kind, show="film", runs=[job(7), job(8)], workflow="trip")
+        lines = [line.split()[1:] for line in await following.until(2)]
+        assert lines == [
+            [kind, "film", f"run={job(8)}", "workflow=trip"] for kind in ("run.step.failed", "run.ended.failed")
+        ]
+
+
 async def test_a_reader_that_leaves_ends_it(farm, typed):
     async with Following("--kind", "job") as following:
         await _opened(farm)

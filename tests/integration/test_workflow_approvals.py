@@ -302,6 +302,19 @@ async def test_who_is_paused_while_it_asks_writes_nothing_when_it_wakes(room, sp
     assert await room.job("ok") == approval.id
 
 
+async def test_who_is_paused_while_it_votes_has_said_nothing_when_it_wakes(room, spawn, database_url):
+    subject = await room.asked()
+    env = {"URL": database_url, "PAUSE_AT": "approvals.before_commit", "IDLE_S": "1", "VOTE": subject}
+    client = await spawn(CLIENT, env=env)
+    await until(lambda: is_stopped(client.pid), what="the client to be paused in its vote")
+    assert (await room.people.reject(subject, EVE, "too late for bob")).approval.state == "rejected"
+    client.resume()
+    assert await client.wait() == 0, await client.errors()
+    await room.advance()
+    assert (await room.output()).reason == "Rejected by eve: too late for bob."
+    assert [vote.voter for vote in (await room.people.of(subject)).votes] == ["eve"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "because"),
     [
