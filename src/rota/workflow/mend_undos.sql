@@ -13,7 +13,7 @@ WITH lost AS (
   INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
   SELECT 'undo', l.workflow_id, l.pk_show, l.pk_undo, coalesce(d.state, 'FAILED'),
          CASE WHEN d.pk_job IS NULL THEN 'Its job is gone, and nothing is known of its end.' ELSE d.reason END,
-         d.layers[1].pk_layer, d.layers[1].frames, d.request, coalesce(d.ts_finished, clock_timestamp())
+         d.layers[1].pk_layer, coalesce(d.layers[1].frames, 1), d.request, coalesce(d.ts_finished, clock_timestamp())
   FROM lost l LEFT JOIN LATERAL (SELECT * FROM rota.job_done d WHERE d.pk_job = l.pk_undo LIMIT 1) AS d ON true
   WHERE l.pk_undo IS NOT NULL
 )
