@@ -1,9 +1,12 @@
 """The net: states that nothing should ever come to are made by hand, found, and mended; what ended long ago goes."""
 
+import asyncio
+
 import msgspec
 import pytest
 
 from rota.model.errors import StaleFence
+from rota.model.settings.lifecycle import Saga
 from rota.model.workflow import ApprovalSpec, ParallelSpec, StepSpec
 from rota.model.workflow_advance import new
 from rota.workflow import mending
@@ -177,6 +180,29 @@ async def test_a_compensation_whose_end_nobody_heard_or_that_is_gone_keeps_no_sa
     saga = await room.looking.saga((await room.looking.get(run)).show_id, str(run))
     assert (saga.state, [entry.state for entry in saga.entries]) == ("incomplete", ["done", "failed", "done"])
     assert (await room.states(run))[""] == "FAILED"
+
+
+async def test_a_pass_that_takes_too_long_is_given_up_and_the_next_goes_on(room):
+    class Slow:
+        async def check(self, _questions):
+            await asyncio.Event().wait()
+
+    room.sagas.kernel = Slow()
+    room.advancer.saga = Saga(rollback_timeout=0.2)
+    run = await room.start(
+        StepSpec(id="a", task="book", compensate=undo()), StepSpec(id="b", task="pay", depends_on=("a",))
+    )
+    await room.end("a")
+    await room.advance()
+    await room.end("b", "FAILED", code="fatal")
+    await room.advancer.once()
+    with pytest.raises(TimeoutError):
+        await room.advancer.undo()
+    assert await room.database.value(ENTRY) is None
+    room.sagas.kernel = None
+    await room.advance()
+    assert await room.database.value(ENTRY) is not None
+    assert (await room.states(run))[""] == "COMPENSATING"
 
 
 async def test_a_compensation_that_was_never_submitted_is_due_again(room):

@@ -9,6 +9,7 @@ from rota.infra.redis import RedisTarget, connect
 from rota.model.workflow import StepSpec
 from rota.testing.clock import MovableClock
 from rota.workflow import mirror as mirroring
+from rota.workflow.sagas import IS_ACTIVE
 from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show, task
 from tests.ground.queues import sql
@@ -113,6 +114,9 @@ async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_i
     await room.advance()
     await room.mirror.tell()
     assert [state for _, state, _ in await room.stack()] == ["running", "pending", "pending"]
+    await room.redis.delete(f"saga:{run}:lock")
+    await room.poller.fill(POLLING)
+    assert IS_ACTIVE._value.get() == 1
     fence = int(await room.redis.get(f"saga:{run}:lock"))
     assert 0 < await room.redis.pttl(f"saga:{run}:lock") <= 120_000
     assert json.loads(await room.redis.lindex(f"saga:{run}:stack", 0))["fence"] == fence
@@ -122,6 +126,8 @@ async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_i
         await room.mirror.tell()
         assert len(await room.stack()) == left
     assert await room.redis.keys("saga:*") == []
+    await room.poller.fill(POLLING)
+    assert IS_ACTIVE._value.get() == 0
 
 
 async def undo_next(room):
