@@ -282,6 +282,18 @@ async def test_jobs_outside_of_a_workflow_may_join_a_saga(room):
     assert await room.database.value(SAGA, "other") == "open"
 
 
+async def test_a_job_that_joined_a_run_and_is_heard_of_after_its_end_is_recorded_all_the_same(room):
+    run = await room.start(StepSpec(id="pay", task="pay"))
+    joins = Submission(show="film", workflow_id=str(run), layers=(LayerSpec(task="book"),), compensation=undo())
+    [late] = await room.submitter.submit([joins])
+    await room.end("pay")
+    await end_job(room.database, late.job)
+    assert await room.advancer.once(most=1) == 1
+    assert (await room.states())[""] == "SUCCEEDED"
+    await room.advance()
+    assert [tuple(row) for row in await room.database.rows(ENTRIES)] == [("", "pending", None)]
+
+
 async def test_a_second_failure_undoes_nothing_twice_and_what_succeeds_too_late_is_undone_as_well(room):
     jobs = Joining(room)
     await jobs.run("one", compensation=undo())

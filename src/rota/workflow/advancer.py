@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
+import msgspec
 import structlog
 
 from rota.engine.finish import JobEnd
@@ -26,18 +27,31 @@ from rota.model.errors import RotaError, StaleFence, Unavailable
 from rota.model.ids import JobId
 from rota.model.settings.lifecycle import Saga, Workflow
 from rota.workflow.advancing import BATCH, Advancing, Done
+from rota.workflow.floor import LOOK_S, Floor
 from rota.workflow.sagas import GoneOn
 
-NEXT_DUE = query(__package__, "next_due")
+LOOK = query(__package__, "look")
 
 log = structlog.get_logger(__name__)
-LOOK_S: Final = 1.0
 LEAST_S: Final = 0.002
 AFTER_FAILURE_S: Final = 1.0
 
 FAILED = metrics.counter(
     "rota_workflow_advance_failures", "Batches of runs that were not advanced.", labels=("reason",)
 )
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What there is to do."""
+
+    runs: bool
+    sagas: bool
+    in_ms: int | None
+    """Until the next timer is due."""
+
+    @property
+    def pause_s(self) -> float:
+        return LOOK_S if self.in_ms is None else min(LOOK_S, max(LEAST_S, self.in_ms / 1000))
 
 
 class Advancer:
@@ -64,7 +78,7 @@ class Advancer:
         advancing.approving.wake = self.wake
         self.stop_job: Callable[[JobId], Awaitable[object]] = _leave
         """Ends a job that was marked as ending; the leader does it a moment later in any case."""
-        self._clock = clock or SystemClock()
+        self._floor = Floor(clock or SystemClock())
         self._reason = asyncio.Event()
 
     def wake(self) -> None:
@@ -94,36 +108,47 @@ class Advancer:
             looking.result()
 
     async def _look_on(self) -> None:
+        is_told = False
         while True:
             self._reason.clear()
             try:
-                while await self.once() + await self.undo():
-                    pass
-                pause_s = await self._until_due_s()
+                pause_s = await self._go_on(is_told=is_told)
             except (RotaError, OSError, *FAILURES) as error:
                 _tell(error)
                 pause_s = AFTER_FAILURE_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._reason.wait()
+            is_told = self._reason.is_set()
 
-    async def once(self, most: int = BATCH) -> int:
-        """Advance a batch; how many runs were."""
+    async def _go_on(self, *, is_told: bool) -> float:
+        """Do what there is to do, for as long as that gets anywhere; when to look again, in seconds."""
+        if is_told:
+            await self.once(since=self._floor.since())
+        while True:
+            since = self._floor.since()
+            seen = Seen(*await self.database.row(LOOK, since) or ())
+            advanced = await self.once(since=since) if seen.runs else 0
+            if not advanced + (await self.undo() if seen.sagas else 0):
+                return seen.pause_s
+
+    async def once(self, most: int = BATCH, *, since: int = 0) -> int:
+        """Advance a batch by news from number `since` on; how many runs were."""
         try:
-            done = await self._batch(most, alone=False)
+            done = await self._batch(most, since, alone=False)
         except (Unavailable, StaleFence):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was: told for the run that it befalls alone
             log.info("batch_refused", reason=str(error)[:200])
-            done = await self._batch(most, alone=True)
+            done = await self._batch(most, since, alone=True)
+        if done.first is not None:
+            self._floor.took(done.first)
         await self.after(done)
         return len(done.turns)
 
     async def undo(self) -> int:
         """What sagas have to hear and to do next; how much that was."""
         sagas = self.advancing.sagas
-        if not await sagas.are_waiting():
-            return 0
         told = GoneOn()
         async with asyncio.timeout(self.saga.rollback_timeout), self._undoing() as tx:
             heard = await sagas.hear(tx, told)
@@ -153,15 +178,11 @@ class Advancer:
             with suppress(RotaError, *FAILURES):
                 await self.stop_job(JobId(job))
 
-    async def _batch(self, most: int, *, alone: bool) -> Done:
+    async def _batch(self, most: int, since: int, *, alone: bool) -> Done:
         async with self.transaction() as tx:
-            done = await self.advancing.take(tx, most, alone=alone)
+            done = await self.advancing.take(tx, most, since=since, alone=alone)
         faults.reply("workflow.advance")
         return done
-
-    async def _until_due_s(self) -> float:
-        in_ms = await self.database.value(NEXT_DUE)
-        return LOOK_S if in_ms is None else min(LOOK_S, max(LEAST_S, in_ms / 1000))
 
 
 def _tell(error: Exception) -> None:

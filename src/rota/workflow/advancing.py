@@ -73,6 +73,8 @@ class Done(msgspec.Struct):
     submitted: list[Submitted] = []
     stops: list[UUID] = []
     timers: int = 0
+    first: int | None = None
+    """The least number of the news that was taken up."""
     asked: list[Approval] = []
 
     def tell(self) -> None:
@@ -89,14 +91,16 @@ class Advancing:
         self.sagas = sagas
         self.approving = StepApprovals(definitions)
 
-    async def take(self, tx: Transaction, most: int = BATCH, *, alone: bool = False) -> Done:
-        """Advance runs that have something to hear."""
-        rows = await tx.rows(TAKE, most)
+    async def take(self, tx: Transaction, most: int = BATCH, *, since: int = 0, alone: bool = False) -> Done:
+        """Advance runs that have something to hear, by news from number `since` on."""
+        rows = await tx.rows(TAKE, most, since)
         if not rows:
             return Done()
         faults.at("workflow.after_take")
         turns = await self._read(tx, rows)
-        return await self.advance(tx, turns, alone=alone)
+        done = await self.advance(tx, turns, alone=alone)
+        done.first = min((row["news_id"] for row in rows if row["news_id"] is not None), default=None)
+        return done
 
     async def advance(self, tx: Transaction, turns: Sequence[Turn], *, alone: bool = False) -> Done:
         """Decide about runs that are locked, and write it."""

@@ -49,7 +49,6 @@ UNDONE = query(__package__, "saga_undone")
 END = query(__package__, "saga_end")
 ENDED = query(__package__, "saga_ended")
 ACTIVE = query(__package__, "saga_active")
-WAITING = query(__package__, "saga_waiting")
 
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
@@ -144,10 +143,6 @@ class Sagas:
         TRIGGERED.inc(len(rows))
         self.tell(tx, sagas)
         return {row["workflow_id"] for row in rows}
-
-    async def are_waiting(self) -> bool:
-        """Whether any has something to hear or to do; asked often, and mostly there is none."""
-        return bool(await self.database.value(WAITING))
 
     async def hear(self, tx: Transaction, told: GoneOn) -> int:
         """Ends of compensations, and of jobs that have joined a saga by themselves; how many."""

@@ -125,7 +125,7 @@ CREATE TRIGGER workflow_hear AFTER INSERT ON rota.job_done
 CREATE TYPE rota.workflow_taken AS (
   pk_run uuid, pk_show uuid, pk_workflow bigint, state text, fence bigint, pk_root uuid, depth smallint, actor text,
   now_ms bigint, steps bytea, input bytea,
-  kind text, pk_job uuid, ended_as text, reason text, pk_layer uuid, frames integer, value bytea, value_at text, code text,
+  news_id bigint, kind text, pk_job uuid, ended_as text, reason text, pk_layer uuid, frames integer, value bytea, value_at text, code text,
   error text, request bytea, place smallint, attempt integer
 );
 
@@ -135,7 +135,7 @@ COMMENT ON TYPE rota.workflow_taken IS
 -- Runs that have news or a timer that is due, with all of it, and locked. What belongs to a run that somebody else is at
 -- stays where it is. A timer is due by this server's clock; no other is asked. Rows that are locked here are found again by
 -- where they are, and no table is joined: statistics of tables that are emptied all the time are always wrong.
-CREATE FUNCTION rota.workflow_take(most integer) RETURNS SETOF rota.workflow_taken
+CREATE FUNCTION rota.workflow_take(most integer, since bigint) RETURNS SETOF rota.workflow_taken
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
   news record;
@@ -145,7 +145,8 @@ BEGIN
   -- What is being scanned is not handed on: the next step would have read what is kept back a moment later (ADR 20).
   SELECT array_agg(n.ctid) AS rows, array_agg(n.workflow_id::uuid) AS runs INTO news
   FROM (SELECT n.ctid, n.workflow_id FROM rota.workflow_news n
-        WHERE n.kind NOT IN ('undo', 'free') AND (SELECT s.pk_job FROM rota.scan s WHERE s.pk_job = n.pk_job LIMIT 1) IS NULL
+        WHERE n.news_id >= since AND n.kind NOT IN ('undo', 'free')
+          AND (SELECT s.pk_job FROM rota.scan s WHERE s.pk_job = n.pk_job LIMIT 1) IS NULL
         ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED) AS n;
   SELECT array_agg(t.ctid) AS rows, array_agg(t.pk_run) AS runs INTO due
   FROM (SELECT t.ctid, t.pk_run FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp()
@@ -188,7 +189,7 @@ BEGIN
   )
   SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.fence, r.pk_root, r.depth, r.actor, rota.now_ms(),
          CASE WHEN o.is_first THEN r.steps END, CASE WHEN o.is_first THEN r.input END,
-         o.kind, o.pk_job, o.ended_as, o.reason, o.pk_layer, o.frames, o.value, o.value_at, o.code, o.error, o.request,
+         o.at, o.kind, o.pk_job, o.ended_as, o.reason, o.pk_layer, o.frames, o.value, o.value_at, o.code, o.error, o.request,
          o.place, o.attempt
   FROM ordered o JOIN run r USING (pk_run) ORDER BY r.pk_run, o.at, o.due_at;
   GET DIAGNOSTICS taken = ROW_COUNT;
@@ -209,6 +210,19 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.workflow_take IS 'Timers are deleted, news too: whoever dies before the commit has taken nothing.';
+
+-- What there is to do. By index alone: a table that is emptied all the time looks small to the planner, and may be full of
+-- rows that are gone.
+CREATE FUNCTION rota.workflow_look(since bigint, OUT runs boolean, OUT sagas boolean, OUT in_ms bigint)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+  in_ms := (SELECT ceil(extract(epoch FROM t.ts_due - clock_timestamp()) * 1000) FROM rota.workflow_timer t
+            ORDER BY t.ts_due LIMIT 1);
+  runs := coalesce(in_ms <= 0, false) OR EXISTS (
+    SELECT FROM rota.workflow_news n WHERE n.news_id >= since AND n.kind NOT IN ('undo', 'free'));
+  sagas := EXISTS (SELECT FROM rota.workflow_news n WHERE n.kind IN ('undo', 'free'))
+    OR EXISTS (SELECT FROM rota.saga s WHERE s.state = 'rolling_back');
+END $$;
 
 -- What an advance has decided, for many runs. Who has read another fence than the row has writes nothing at all. Runs are
 -- looked up by what was given, and then joined to it by hash: how many there are is not known to the planner.
