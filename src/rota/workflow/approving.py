@@ -36,6 +36,7 @@ from rota.workflow.turns import Turn
 LOCK = query(__package__, "lock")
 RUNS = query(__package__, "approval_runs")
 VALUES = query(__package__, "values")
+STOPPED = query(__package__, "approval_stopped")
 DECIDED = query(__package__, "approval_decided")
 WITHDRAW = query(__package__, "approval_withdraw")
 
@@ -119,7 +120,7 @@ class StepApprovals:
         run, name = named
         material = (await self._materials(on, [run]))[run]
         found = material.step(name)
-        if found is None or found[1].state is not StepState.RUNNING or not material.row["goes_on"]:
+        if found is None or found[1].state is not StepState.RUNNING or await on.value(STOPPED, str(run)):
             return None
         return material.hash(found[0])
 
