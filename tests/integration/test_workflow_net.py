@@ -238,6 +238,15 @@ async def test_many_runs_are_looked_at_in_parts_and_the_next_pass_goes_on(room, 
     assert await room.database.value(NEWS) == 0
 
 
+async def test_a_run_that_cannot_be_read_keeps_no_other_from_being_mended(room):
+    broken = await room.start(*AB)
+    await room.start(*AB)
+    await room.end("a")
+    await room.database.run(UNSAY)
+    await room.database.run(STEPS, broken, b"nonsense")
+    assert await room.mend() == 1
+
+
 async def test_a_run_that_goes_on_between_looking_and_mending_is_left_alone(room):
     await room.start(*AB)
     await room.end("a")

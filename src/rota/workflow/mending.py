@@ -124,15 +124,15 @@ class Mending:
         async with self.database.transaction("repeatable read", readonly=True) as tx:
             rows = await tx.rows(RUNS, after, CHUNK)
             flows = await self.advancer.advancing.definitions.many({row["pk_workflow"] for row in rows}, tx)
-            seen = [(row, now := _NOW.decode(row["steps"]), _waits(row, now, flows)) for row in rows]
+            seen = [(row, waits) for row in rows if (waits := _waits(row, flows)) is not None]
             unheard = await tx.rows(
                 UNHEARD,
-                [job for *_, waits in seen for job in waits.jobs],
-                [run for *_, waits in seen for run in waits.runs],
-                [approval for *_, waits in seen for approval in waits.approvals],
+                [job for _, waits in seen for job in waits.jobs],
+                [run for _, waits in seen for run in waits.runs],
+                [approval for _, waits in seen for approval in waits.approvals],
             )
         lost = {row["id"] for row in unheard}
-        found = [_suspect(row, waits, lost) for row, _, waits in seen]
+        found = [_suspect(row, waits, lost) for row, waits in seen]
         return [each for each in found if each.is_lost], rows[-1]["pk_run"] if len(rows) == CHUNK else FIRST
 
     async def _mend(self, lease: Lease, suspects: Sequence[Suspect]) -> int:
@@ -232,8 +232,13 @@ def _told_of(suspect: Suspect, run: UUID, row: Record | None) -> Told:
     return suspect.run, suspect.show, "run", run, row["state"], row["error"], trigger
 
 
-def _waits(row: Record, now: RunNow, flows: Mapping[int, tuple[int, Flow]]) -> Waits:
-    return waits_for(flows[row["pk_workflow"]][1], now, RunState(row["state"]))
+def _waits(row: Record, flows: Mapping[int, tuple[int, Flow]]) -> Waits | None:
+    """None: its state cannot be read. Others are looked at all the same."""
+    try:
+        return waits_for(flows[row["pk_workflow"]][1], _NOW.decode(row["steps"]), RunState(row["state"]))
+    except (msgspec.MsgspecError, LookupError, ValueError):
+        log.exception("run_cannot_be_read", run=str(row["pk_run"]))
+        return None
 
 
 def _suspect(row: Record, waits: Waits, lost: Collection[UUID]) -> Suspect:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from rota.infra import faults
 from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres.failures import FAILURES
 from rota.infra.redis import Keys, guard
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
@@ -125,7 +126,7 @@ class Poller:
             await step(lease)
         except (PostgresUnavailable, LeaseLost, StaleFence):
             raise
-        except (RotaError, RedisError, faults.LostReply) as error:
+        except (RotaError, RedisError, OSError, *FAILURES) as error:
             reason = error.code if isinstance(error, RotaError) else type(error).__name__
             FAILED.labels(reason).inc()
             log.warning("view_not_kept", step=getattr(step, "__name__", "step"), reason=reason)

@@ -31,8 +31,12 @@ class Pruning:
         self.leases = leases
         self.kept_s = (retention or Retention()).finished_jobs
 
-    async def prune(self, lease: Lease, *, batch: int = BATCH) -> dict[str, int]:
-        """Sagas first, since they keep their runs, and these their definitions."""
+    async def prune(self, lease: Lease) -> int:
+        """All that is due, as far as one pass goes; how much."""
+        return sum((await self.each(lease)).values())
+
+    async def each(self, lease: Lease, *, batch: int = BATCH) -> dict[str, int]:
+        """The same by kind. Sagas first, since they keep their runs, and these their definitions."""
         steps = {"sagas": SAGAS, "runs": RUNS, "versions": VERSIONS}
         return {kind: await self._in_batches(lease, kind, forget, batch) for kind, forget in steps.items()}
 

@@ -6,12 +6,16 @@ it, so a leader that was paused past its time writes nothing. What one pass does
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
 
 from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres.failures import FAILURES
 from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import LeaseLost, PostgresUnavailable, RotaError, StaleFence
 from rota.model.settings.lifecycle import Retention
 from rota.workflow.advancer import Advancer
 from rota.workflow.mending import Mending
@@ -19,6 +23,7 @@ from rota.workflow.pruning import Pruning
 
 LEASE: Final = "rota:workflow-engine:reconciler:default"
 log = structlog.get_logger(__name__)
+FAILED = metrics.counter("rota_workflow_net_failures", "Steps of the net that failed.", labels=("reason",))
 
 
 class Reconciler:
@@ -43,6 +48,18 @@ class Reconciler:
 
     async def once(self, lease: Lease) -> int:
         """One pass; how many runs and sagas were mended."""
-        mended = await self.mending.runs(lease) + await self.mending.sagas(lease)
-        await self.pruning.prune(lease)
+        mended = await self._try(self.mending.runs, lease) + await self._try(self.mending.sagas, lease)
+        await self._try(self.pruning.prune, lease)
         return mended
+
+    async def _try(self, step: Callable[[Lease], Awaitable[int]], lease: Lease) -> int:
+        """Whatever becomes of one, the others are done; it is tried again by the next pass."""
+        try:
+            return await step(lease)
+        except (PostgresUnavailable, LeaseLost, StaleFence):
+            raise
+        except (RotaError, OSError, *FAILURES) as error:
+            reason = error.code if isinstance(error, RotaError) else type(error).__name__
+            FAILED.labels(reason).inc()
+            log.warning("net_not_spread", reason=reason, because=str(error)[:200])
+            return 0
