@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rota.model.errors import StaleFence
+from rota.model.errors import NotFound, StaleFence
 from rota.model.settings.lifecycle import Saga
 from rota.model.workflow import ApprovalSpec, ParallelSpec, StepSpec
 from rota.model.workflow_advance import new
@@ -330,3 +330,18 @@ async def test_old_versions_without_runs_are_forgotten_and_the_latest_is_kept(ro
     assert (await room.desk.definitions.find("film", "flow")).version == 3
     assert (await room.desk.definitions.find("film", "flow", 1)).version == 1
     assert (await room.declare(StepSpec(id="e", task="noop"))).version == 4
+
+
+async def test_a_version_that_is_forgotten_while_somebody_starts_it_is_not_there(room, monkeypatch):
+    await room.declare(*AB)
+    first = await room.desk.definitions.find("film", "flow", 1)
+    await room.declare(StepSpec(id="c", task="noop"))
+    await room.database.run(AGE_VERSIONS)
+    assert (await room.prune())["versions"] == 1
+
+    async def found(*_):
+        return first
+
+    monkeypatch.setattr(room.desk.definitions, "find", found)
+    with pytest.raises(NotFound, match="Version 1 of workflow flow"):
+        await room.desk.start("film", "flow", version=1, actor="ann")

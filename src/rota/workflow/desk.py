@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import asyncpg
 import msgspec
 
 from rota.infra import audit, faults
@@ -75,7 +76,7 @@ class Desk:
         wanted = [self._wanted(of, values, key) for values, key in zip(given, keys or [""] * len(given), strict=True)]
         done = Done()
         async with self.advancer.transaction() as tx:
-            turns = await self.advancer.advancing.begun(tx, wanted, actor)
+            turns = await self._begun(tx, of, wanted, actor)
             fresh = [turn for turn in turns if turn is not None]
             if fresh:
                 done = await self.advancer.advancing.advance(tx, fresh, alone=len(fresh) == 1)
@@ -88,6 +89,19 @@ class Desk:
             Started(turn.run, of.version) if turn is not None else Started(known[str(key)], of.version, already=True)
             for turn, (_, _, _, key) in zip(turns, wanted, strict=True)
         ]
+
+    async def _begun(
+        self,
+        tx: Transaction,
+        of: Version,
+        wanted: Sequence[tuple[Version, RunId, dict[str, Any], str | None]],
+        actor: str,
+    ) -> list[Turn | None]:
+        try:
+            return await self.advancer.advancing.begun(tx, wanted, actor)
+        except asyncpg.ForeignKeyViolationError:
+            name = of.flow.spec.name
+            raise NotFound(f"Version {of.version} of workflow {name} is not kept any more: start the latest.") from None
 
     def _wanted(
         self, of: Version, given: dict[str, Any], key: str
