@@ -31,7 +31,7 @@ from rota.model.workflow_run import (
     RunState,
     StepState,
 )
-from rota.workflow.desk import rerun_from
+from rota.workflow.rerunning import rerun_from
 
 UNDO = Compensation(topic="undo", task="undo")
 GOOD = (StepState.SUCCEEDED, StepState.SKIPPED, StepState.PASSED)

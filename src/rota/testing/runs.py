@@ -202,12 +202,14 @@ class PlayedRuns:
         return not found.state.ended
 
     def rerun(self, run: UUID, step: str) -> Started:
-        from rota.workflow.desk import rerun_from
+        from rota.workflow.rerunning import rerun_from
 
         old = self.find(run)
         if not old.state.ended:
             raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
-        now, kept = rerun_from(old.flow, deepcopy(old.now), step)
+        undone = {each.step.partition("/")[0] for each in old.undos if each.state == "done"}
+        places = [at for at, each in enumerate(old.flow.steps) if undone & {each.id, str(old.now.steps[at].job)}]
+        now, kept = rerun_from(old.flow, deepcopy(old.now), step, places)
         again = PlayedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
         again.now, again.values = now, {place: value for place, value in old.values.items() if place in kept}
         self._runs[again.id] = again

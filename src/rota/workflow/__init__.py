@@ -8,6 +8,7 @@
 | `advancing` | one transaction: news and timers, decisions, next jobs, state and history |
 | `approving` | steps that wait for people: asked for, locked, decided, withdrawn |
 | `advancer` | the service: when to look, and what to do when a batch fails |
+| `rerunning` | what a run that begins at a step takes over |
 | `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
 | `telling` | what happened, as events |
 | `explaining` | what a run waits for |

@@ -19,10 +19,9 @@ from rota.infra.postgres import Transaction, query
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.ids import RunId, ShowId
 from rota.model.workflow import WorkflowSpec
-from rota.model.workflow_advance import new
-from rota.model.workflow_check import Flow
-from rota.model.workflow_run import Began, Cancel, News, Pause, Resume, RunNow, StepState
+from rota.model.workflow_run import Began, Cancel, News, Pause, Resume, RunNow
 from rota.model.workflow_views import Started
+from rota.workflow import rerunning
 from rota.workflow.advancer import Advancer
 from rota.workflow.advancing import Done, new_run
 from rota.workflow.definitions import Definitions, Version
@@ -170,7 +169,8 @@ class Desk:
         return int(entries)
 
     async def rerun(self, run: RunId, step: str, actor: str, by: str = "") -> Started:
-        """A new run of the same version and input, from a step on: what comes before it is taken over as it ended.
+        """A new run of the same version and input, from a step on: what comes before it is taken over as it ended,
+        with what undoes it, but for what was undone.
 
         Its jobs are submitted by `by`, if that is another name of `actor` than the one for the audit trail.
         """
@@ -180,12 +180,15 @@ class Desk:
                 raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
             version, flow = (await self.definitions.many([row["pk_workflow"]], tx))[row["pk_workflow"]]
             of = Version(row["pk_workflow"], row["pk_show"], version, flow)
-            now, kept = rerun_from(flow, msgspec.msgpack.decode(row["steps"], type=RunNow), step)
+            then = msgspec.msgpack.decode(row["steps"], type=RunNow)
+            before = await rerunning.look(tx, run, then)
+            now, kept = rerunning.rerun_from(flow, then, step, before.undone)
             again = new_run(self._clock.now_ms())
             given = msgspec.msgpack.decode(row["input"])
             [turn] = await self.advancer.advancing.begun(tx, [(of, again, given, None)], by or actor)
             assert turn is not None
             await tx.run(COPY, again, run, sorted(kept), _pack(now))
+            await rerunning.take_over(tx, self.advancer.advancing.sagas, of.show, again, before, kept)
             turn.goes_on_from(now)
             turn.news = [Began()]
             done = await self.advancer.advancing.advance(tx, [turn], alone=True)
@@ -193,20 +196,3 @@ class Desk:
             await audit.append(tx, [AuditEntry(actor, "workflow.rerun", f"run:{run}", detail)])
         await self.advancer.after(done)
         return Started(again, version)
-
-
-def rerun_from(flow: Flow, then: RunNow, step: str) -> tuple[RunNow, set[int]]:
-    """The state of a run that begins at a step, and the places that it takes over."""
-    anew = flow.after(flow.place(step))
-    now = new(flow)
-    kept = set()
-    for place, before in enumerate(then.steps):
-        if place in anew:
-            continue
-        if before.state in (StepState.SUCCEEDED, StepState.SKIPPED, StepState.PASSED):
-            now.steps[place] = before
-            kept.add(place)
-    owner = flow.steps[flow.place(step)].owner
-    if owner >= 0:
-        raise Refused(f"Step {step} belongs to {flow.steps[owner].id}: run again from there.")
-    return now, kept
