@@ -24,7 +24,7 @@ Where no file is named the test is here; `sagas`, `killed`, `ends`, `runs`, `net
 | the lock of who died or is paused ends | killed `dying_or_losing`, `paused_in_the_middle` |
 | who has read something older writes nothing | `of_what_has_changed_since` |
 | nothing is left of a lock that is over | it is that of a row: there is nothing to clean up |
-| people, the net and advances wait in one order | `people_wait_for_an_advance`; net `lost_the_lease` |
+| people, the net and advances never wait in a circle | `people_wait_for_an_advance`, `timers_that_are_due` |
 | delivered twice, advanced once | `who_comes_second`; tests/property, where news come twice |
 
 | delay timers | shown by |
@@ -363,6 +363,41 @@ async def test_people_wait_for_an_advance_and_then_end_what_it_began(room, datab
     await room.end("b", "CANCELLED")
     await room.advance()
     assert (await room.states())[""] == "CANCELLED"
+
+
+async def test_timers_that_are_due_are_waited_for_by_nobody_who_holds_what_others_need(room, database, monkeypatch):
+    await room.declare(
+        step("a", compensate=undo()), step("b"), StepSpec(id="wait", type="delay", delay_sec=3600), name="inner"
+    )
+    await room.start(*(StepSpec(id=name, type="workflow", workflow="inner") for name in ("one", "two")))
+    one, two = await room.job("one"), await room.job("two")
+    await room.end("a", run=one)
+    await room.end("b", "FAILED", run=one)
+    decided, written, write = asyncio.Event(), asyncio.Event(), room.advancer.advancing._write
+
+    async def later(*given):
+        decided.set()
+        await written.wait()
+        await write(*given)
+
+    monkeypatch.setattr(room.advancer.advancing, "_write", later)
+    first = asyncio.create_task(take_once(room))
+    await decided.wait()
+    await room.pass_time(3600)
+    await room.end("a", run=two)
+    second = asyncio.create_task(take_once(Room(database)))
+    await until(lambda: is_waited(database), what="the second to wait for that, with timers of both")
+    written.set()
+    assert [run.run for turns in await asyncio.gather(first, second) for run in turns] == [one, two]
+    monkeypatch.undo()
+    await room.advance()
+    assert await room.timers(one) == await room.timers(two) == []
+    assert (await room.states(two))["wait"] == "SUCCEEDED"
+
+
+async def take_once(room):
+    async with room.database.transaction() as tx:
+        return (await room.advancer.advancing.take(tx)).turns
 
 
 async def is_waited(database):

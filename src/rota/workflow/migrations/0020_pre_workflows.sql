@@ -253,9 +253,12 @@ BEGIN
   SELECT g.pk_run, g.fence, clock_timestamp(), g.told FROM unnest(runs, fences, told) AS g (pk_run, fence, told)
   WHERE g.told IS NOT NULL;
 
+  -- One that is due may be locked by whoever looks for such, who may wait for us: it is left, and fires in vain.
   IF cardinality(u_runs) > 0 THEN
-    DELETE FROM rota.workflow_timer t USING unnest(u_runs, u_places, u_attempts) AS g (pk_run, place, attempt)
-    WHERE t.pk_run = ANY (u_runs) AND t.pk_run = g.pk_run AND t.place = g.place AND t.attempt = g.attempt;
+    DELETE FROM rota.workflow_timer WHERE ctid = ANY (ARRAY(
+      SELECT t.ctid FROM rota.workflow_timer t JOIN unnest(u_runs, u_places, u_attempts) AS g (pk_run, place, attempt)
+        ON t.pk_run = g.pk_run AND t.place = g.place AND t.attempt = g.attempt
+      WHERE t.pk_run = ANY (u_runs) FOR UPDATE OF t SKIP LOCKED));
   END IF;
   IF cardinality(t_runs) > 0 THEN
     INSERT INTO rota.workflow_timer (pk_run, place, attempt, ts_due)
