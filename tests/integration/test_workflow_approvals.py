@@ -240,6 +240,9 @@ async def test_two_replicas_that_decide_at_once_decide_once(room, database):
 TORN = sql("""
 SELECT count(*) FROM rota.approval a WHERE a.state = 'pending' AND NOT EXISTS (
   SELECT FROM rota.workflow_run r WHERE a.subject LIKE r.pk_run::text || ':%' AND r.state = 'WAITING')""")
+ALONE = sql("""
+SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+                   AND xact_start IS NOT NULL)""")
 ASKS = [
     ("CRASH_AT", "workflow.after_ask"),
     ("CRASH_AT", "workflow.before_commit"),
@@ -251,17 +254,19 @@ HEARS = [("CRASH_AT", "workflow.after_take"), ("CRASH_AT", "workflow.before_comm
 CLIENT = "tests.integration.workflow_approvals_client"
 
 
-async def done_by(spawn, database_url, fault, place, **env):
+async def done_by(spawn, database, database_url, fault, place, **env):
+    """By a process that dies, or loses a reply, and whose session is over."""
     client = await spawn(CLIENT, env={"URL": database_url, fault: place, **env})
     status = await client.wait()
     assert status == (faults.CRASHED if fault == "CRASH_AT" else 0), await client.errors()
+    await until(lambda: database.value(ALONE), what="PostgreSQL to notice that the session of the dead is over")
 
 
 @pytest.mark.parametrize(("fault", "place"), ASKS, ids=[place for _, place in ASKS])
 async def test_who_dies_while_it_asks_has_asked_once_or_not_at_all(room, database, spawn, database_url, fault, place):
     await room.start(*FLOW)
     await room.end("render", value="cut 7")
-    await done_by(spawn, database_url, fault, place)
+    await done_by(spawn, database, database_url, fault, place)
     assert await database.value(TORN) == 0
     await room.advance()
     assert await room.approvals() == ["pending"]
@@ -279,7 +284,7 @@ async def test_who_dies_while_it_decides_or_hears_of_it_leaves_it_open_or_carrie
     env = {"VOTE": subject} if place.startswith("approvals.") else {}
     if not env:
         await room.people.approve(subject, BOB)
-    await done_by(spawn, database_url, fault, place, **env)
+    await done_by(spawn, database, database_url, fault, place, **env)
     assert await database.value(TORN) == 0
     assert (await room.people.approve(subject, BOB)).approval.state == "granted"
     await room.advance()
