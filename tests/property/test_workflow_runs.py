@@ -64,7 +64,7 @@ def workflows(draw):
     steps = {}
     for at in range(draw(st.integers(1, 10))):
         before = draw(st.lists(st.sampled_from(list(steps)), max_size=3, unique=True)) if steps else []
-        kind = draw(st.sampled_from(["job", "job", "job", *KINDS]))
+        kind = draw(st.sampled_from([*["job"] * 12, *["each", "rounds", "until", "delay", "approval"] * 3, *KINDS]))
         steps[f"s{at}"] = StepSpec(id=f"s{at}", depends_on=tuple(before), **KINDS[kind])
     free = list(steps)
     for at in range(draw(st.integers(0, 3))):
@@ -77,12 +77,18 @@ def workflows(draw):
         if draw(st.booleans()):
             steps[f"after{at}"] = StepSpec(id=f"after{at}", task="work", compensate=UNDO, depends_on=(group.id,))
     members = [name for step in steps.values() if step.parallel for name in step.parallel.steps]
-    for name in draw(st.lists(st.sampled_from([*members, *members, *steps]), max_size=2, unique=True)):
+    waited = [name for step in steps.values() for name in step.depends_on if steps[name].task]
+    for name in draw(
+        st.lists(st.sampled_from([*members, *members, *waited, *waited, *steps]), max_size=3, unique=True)
+    ):
         steps[name] = _with(steps[name], on_error=f"mend_{name}")
-        steps[f"mend_{name}"] = StepSpec(id=f"mend_{name}", task="work", compensate=UNDO)
-    output = draw(st.sampled_from([{}, {}, {}, {"x": "${input.missing}"}]))
+        deeper = {"on_error": f"mend2_{name}"} if draw(st.booleans()) else {}
+        steps[f"mend_{name}"] = StepSpec(id=f"mend_{name}", task="work", compensate=UNDO, **deeper)
+        if deeper:
+            steps[f"mend2_{name}"] = StepSpec(id=f"mend2_{name}", task="work", compensate=UNDO)
+    output = draw(st.sampled_from([*[{}] * 9, {"x": "${input.missing}"}]))
     return WorkflowSpec(
-        name="any", steps=tuple(steps.values()), timeout_s=draw(st.sampled_from([0, 90])), output=output
+        name="any", steps=tuple(steps.values()), timeout_s=draw(st.sampled_from([0, 0, 0, 0, 90])), output=output
     )
 
 
@@ -93,7 +99,7 @@ def _group(draw, at, members):
         return StepSpec(id=f"p{at}", type="parallel", parallel=ParallelSpec(steps=members, need=need), **more)
     cases = {"1": members[:1], "2": members[1:]}
     chosen = SwitchSpec(
-        on=draw(st.sampled_from(["1", "2", "3"])), cases=cases, default=draw(st.sampled_from([None, ()]))
+        on=draw(st.sampled_from(["1", "1", "2", "2", "3"])), cases=cases, default=draw(st.sampled_from([None, ()]))
     )
     return StepSpec(id=f"c{at}", type="switch", switch=chosen)
 
@@ -177,9 +183,9 @@ class World:
 
     def check_order(self, step):
         for before in step.depends_on:
-            state, handler = self.now.steps[before].state, self.flow.steps[before].handler
-            mended = handler >= 0 and self.now.steps[handler].state is StepState.SUCCEEDED
-            assert state in GOOD or (state in BAD and mended), f"{step.id} began, and what it depends on is {state}"
+            state = self.now.steps[before].state
+            good = state in GOOD or (state in BAD and self.is_mended(before))
+            assert good, f"{step.id} began, and what it depends on is {state}"
         owner = self.now.steps[step.owner] if step.owner >= 0 else None
         if step.role == "handler":
             assert owner.state in BAD
@@ -200,9 +206,11 @@ class World:
 
     def go_on(self):
         """Something that is under way ends, in some way; at times two things at once, or one of them twice."""
-        if self.asked and (not (self.pending or self.timers) or self.chance.random() < 0.3):
+        kinds = ["job"] * 8 * bool(self.pending) + ["people"] * 3 * bool(self.asked) + ["timer"] * bool(self.timers)
+        kind = self.chance.choice(kinds)
+        if kind == "people":
             return self.decide(self.chance.choice(list(self.asked)))
-        if self.timers and (not self.pending or self.chance.random() < 0.3):
+        if kind == "timer":
             first = min(self.timers, key=self.timers.get)
             self.at_ms = max(self.at_ms, self.timers.pop(first))
             return self.hear(Fired(*first), *([Fired(*first)] if self.chance.random() < 0.2 else []))
@@ -217,15 +225,17 @@ class World:
         """People agree, refuse, or let time pass."""
         approval = self.asked.pop(place)
         self.late.append(approval)
-        ends = [ApprovalState.GRANTED] * 4 + [ApprovalState.REJECTED, ApprovalState.EXPIRED]
+        ends = [ApprovalState.GRANTED] * 12 + [ApprovalState.REJECTED, ApprovalState.EXPIRED]
         return self.hear(Decided(approval, self.chance.choice(ends), {"by": ["bob"]}))
 
     def end(self, what):
         place, job, is_job = what
         if not is_job:
-            ends = [RunState.SUCCEEDED] * 4 + [RunState.FAILED, RunState.DENIED]
+            ends = [RunState.SUCCEEDED] * 12 + [RunState.FAILED, RunState.DENIED]
             return RunEnded(job, self.chance.choice(ends), trigger=self.chance.choice([None, "fatal"]))
-        ends = [JobState.SUCCEEDED] * 8 + [JobState.FAILED, JobState.TIMEOUT, JobState.DENIED]
+        step = self.flow.steps[place]
+        good = 30 if step.handler < 0 and step.role != "handler" else 2
+        ends = [JobState.SUCCEEDED] * good + [JobState.FAILED, JobState.TIMEOUT, JobState.DENIED]
         if self.now.steps[place].state is StepState.STOPPING:
             ends = [JobState.CANCELLED] * 3 + [JobState.SUCCEEDED, JobState.FAILED]
         state = self.chance.choice([*ends, JobState.OUTPUT_QUARANTINED])
@@ -243,6 +253,7 @@ class World:
         for _ in range(500):
             if self.state.ended:
                 break
+            assert self.pending or self.timers or self.asked or self.now.paused, "it waits for nothing"
             if self.chance.random() < 0.03:
                 self.hear(Pause())
             if cancels and self.chance.random() < 0.03:
@@ -267,14 +278,32 @@ class World:
         failed = [step for step in self.flow.steps if self.now.steps[step.place].state in BAD[:3]]
         if self.state is RunState.SUCCEEDED:
             for step in failed:
-                handler = self.now.steps[step.handler].state if step.handler >= 0 else None
-                mended = handler is StepState.SUCCEEDED
+                mended = self.is_mended(step.place)
                 assert mended or self.is_of_parallel(step) or self.now.steps[step.place].stopped, step.id
+            for step in self.flow.steps:
+                self.check_not_begun(step)
             return
         assert self.now.trigger is not None, "how it ended is known to whoever decides about undoing"
         blamed = next((s for s in failed if self.now.error.startswith(f"Step {s.id}: ")), None)
+        assert blamed is None or not self.is_of_parallel(blamed), "a parallel decides what that means"
         if blamed is not None and blamed.place in self.fatal:
             assert self.now.trigger == "fatal"
+        while blamed is not None and blamed.handler >= 0:
+            blamed = self.flow.steps[blamed.handler]
+            assert self.now.steps[blamed.place].attempt > 0, "whoever could have mended it was asked"
+
+    def check_not_begun(self, step):
+        """Of a run that ended well, whoever could have begun has."""
+        now = self.now.steps[step.place]
+        if now.state is StepState.CANCELLED and now.attempt == 0 and step.owner < 0:
+            before = [place for place in step.depends_on if self.now.steps[place].state in BAD]
+            assert not all(self.is_mended(place) for place in before), f"{step.id} was in nobody's way"
+
+    def is_mended(self, place):
+        """By who handles its error, or by who handles that one's."""
+        handler = self.flow.steps[place].handler
+        state = self.now.steps[handler].state if handler >= 0 else None
+        return state is StepState.SUCCEEDED or (state in BAD and self.is_mended(handler))
 
     def is_of_parallel(self, step):
         """Whether a parallel decides what its failure means."""

@@ -331,10 +331,9 @@ class _Machine:
             case StepState.FAILED | StepState.TIMEOUT | StepState.CANCELLED | StepState.DENIED:
                 if step.handler < 0:
                     return "bad"
-                handled = self.now.steps[step.handler].state
-                if handled is StepState.SUCCEEDED:
-                    return "ok"
-                return "bad" if handled.ended else "wait"
+                handled = self._outcome(step.handler)
+                never = self.now.steps[step.handler].state in (StepState.SKIPPED, StepState.PASSED)
+                return "bad" if never else handled
             case _ as never:
                 assert_never(never)
 
@@ -505,9 +504,11 @@ class _Machine:
     def _fault(self, step: FlowStep) -> int | None:
         """The step whose failure ends the run, now that this one has ended; None: it goes on."""
         if step.role == "handler" and self.now.steps[step.place].state is not StepState.SUCCEEDED:
-            owner = self.flow.steps[step.owner]
-            if self._has_failed(owner.place):
-                return None if owner.role == "member" else owner.place
+            if step.handler >= 0 and self._has_failed(step.place):
+                return None
+            while step.role == "handler" and self._has_failed(step.owner):
+                step = self.flow.steps[step.owner]
+            return None if step.role == "member" or not self._has_failed(step.place) else step.place
         if not self._has_failed(step.place) or step.handler >= 0 or step.role == "member":
             return None
         return step.place

@@ -9,7 +9,7 @@ not have ended, or an input that the workflow does not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -482,6 +482,7 @@ def _ends_with(step: FlowStep, steps: Sequence[FlowStep]) -> Iterable[int]:
     """Steps without which one has come to no end: who handles its error, and all that a parallel waits for."""
     if step.handler >= 0:
         yield step.handler
+        yield from _ends_with(steps[step.handler], steps)
     for member in step.members:
         yield member
         yield from _ends_with(steps[member], steps)
@@ -510,17 +511,21 @@ def _follow(steps: list[FlowStep]) -> None:
     followers: list[dict[int, None]] = [{} for _ in steps]
     for step in steps:
         for dep in (*step.depends_on, *([step.owner] if step.owner >= 0 else [])):
-            followers[dep][step.place] = None
-            if steps[dep].handler >= 0 and steps[dep].handler != step.place:
-                followers[steps[dep].handler][step.place] = None
+            for waited in (steps[dep], *_handlers(steps[dep], steps)):
+                if waited.place != step.place:
+                    followers[waited.place][step.place] = None
         if step.role == "member":
-            followers[step.place][step.owner] = None
+            for waited in (step, *_handlers(step, steps)):
+                followers[waited.place][step.owner] = None
     for step in steps:
-        if step.role == "member":
-            handler = steps[step.place].handler
-            if handler >= 0:
-                followers[handler][step.owner] = None
         step.followers = tuple(followers[step.place])
+
+
+def _handlers(step: FlowStep, steps: Sequence[FlowStep]) -> Iterator[FlowStep]:
+    """Who handles its error, who handles that one's, and so on."""
+    while step.handler >= 0:
+        step = steps[step.handler]
+        yield step
 
 
 def _read(steps: list[FlowStep], places: dict[str, int], order: list[int], spec: WorkflowSpec) -> frozenset[int]:
