@@ -95,6 +95,7 @@ COMMENT ON COLUMN rota.workflow_news.workflow_id IS 'The run, or whatever else a
 COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, or of kind run the run, that has ended.';
 
 -- Every way in which a job ends leads to job_done, so none is missed; jobs without a workflow_id cost next to nothing.
+-- Anybody may name any run: a job of another show has no part in it.
 CREATE FUNCTION rota.is_uuid(given text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT given ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
@@ -111,7 +112,7 @@ BEGIN
            e.ts_finished
     FROM ended e LEFT JOIN LATERAL (
       SELECT r.pk_run FROM rota.workflow_run r
-      WHERE r.pk_run = CASE WHEN rota.is_uuid(e.workflow_id) THEN e.workflow_id::uuid END
+      WHERE r.pk_run = CASE WHEN rota.is_uuid(e.workflow_id) THEN e.workflow_id::uuid END AND r.pk_show = e.pk_show
         AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING' LIMIT 1
     ) AS r ON true
     WHERE e.workflow_id IS NOT NULL;

@@ -128,8 +128,10 @@ BEGIN
   WHERE s.pk_saga = ANY (sagas) AND s.state = 'rolling_back';
   INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, reason)
   SELECT 'saga', s.workflow_id, s.pk_show, s.state FROM rota.saga s
-  WHERE s.pk_saga = ANY (sagas) AND rota.is_uuid(s.workflow_id) AND EXISTS (
-    SELECT FROM rota.workflow_run r WHERE r.pk_run::text = s.workflow_id AND r.state = 'COMPENSATING');
+  WHERE s.pk_saga = ANY (sagas) AND EXISTS (
+    SELECT FROM rota.workflow_run r
+    WHERE r.pk_run = CASE WHEN rota.is_uuid(s.workflow_id) THEN s.workflow_id::uuid END AND r.pk_show = s.pk_show
+      AND r.state = 'COMPENSATING');
 END $$;
 
 -- A person has a saga roll back, or go on with what failed, was skipped or could not be read; no row: there is none.
