@@ -10,6 +10,8 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 from uuid import UUID
 
@@ -22,6 +24,7 @@ from rota.engine.submit import Submitter
 from rota.infra import faults, outbox
 from rota.infra.nats import Message
 from rota.infra.postgres import Record, Transaction, query
+from rota.infra.postgres.failures import FAILURES
 from rota.infra.telemetry import metrics
 from rota.model.approval import Approval
 from rota.model.errors import NotFound, RotaError, StaleFence, Unavailable
@@ -36,7 +39,7 @@ from rota.model.workflow_run import Began, Undo
 from rota.workflow.approving import StepApprovals
 from rota.workflow.definitions import Definitions, Version
 from rota.workflow.sagas import Sagas, Undone, joined
-from rota.workflow.turns import Turn, columns, mapped_of, taken
+from rota.workflow.turns import Turn, columns, mapped_of, plain, taken
 
 TAKE = query(__package__, "take")
 WRITE = query(__package__, "write")
@@ -52,6 +55,7 @@ BATCH: Final = 256
 DEPTH_MAX: Final = 16
 """Runs inside runs."""
 STALE: Final = "RT001"
+GIVEN_UP: Final = "A defect of Rota keeps this run from going on: its server's log has the trace."
 NOTIFY: Final = "sys.workflow.notify"
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -77,6 +81,14 @@ class Done(msgspec.Struct):
     """The least number of the news that was taken up."""
     asked: list[Approval] = []
 
+    def add(self, more: Done) -> None:
+        self.turns += more.turns
+        self.plans += more.plans
+        self.submitted += more.submitted
+        self.stops += more.stops
+        self.timers += more.timers
+        self.asked += more.asked
+
     def tell(self) -> None:
         STEPS.inc(sum(len(turn.moves.starts) + len(turn.moves.children) for turn in self.turns))
         for state, runs in Counter(turn.state for turn in self.turns if turn.state.ended).items():
@@ -97,8 +109,10 @@ class Advancing:
         if not rows:
             return Done()
         faults.at("workflow.after_take")
-        turns = await self._read(tx, rows)
-        done = await self.advance(tx, turns, alone=alone)
+        if alone:
+            done = await self._one_by_one(tx, rows)
+        else:
+            done = await self.advance(tx, await self._read(tx, rows))
         done.first = min((row["news_id"] for row in rows if row["news_id"] is not None), default=None)
         return done
 
@@ -114,6 +128,24 @@ class Advancing:
         await self._write(tx, done.turns)
         done.asked = await self.approving.carry_out(tx, done.turns)
         faults.at("workflow.before_commit")
+        return done
+
+    async def _one_by_one(self, tx: Transaction, rows: Sequence[Record]) -> Done:
+        """Each run behind a savepoint: what cannot be read, decided or written of one keeps no other from going on."""
+        done = Done()
+        for _, told in groupby(rows, itemgetter("pk_run")):
+            news = list(told)
+            try:
+                async with tx.savepoint():
+                    done.add(await self.advance(tx, await self._read(tx, news), alone=True))
+            except Exception as error:
+                if _may_pass(error):
+                    raise
+                log.exception("run_cannot_be_advanced", run=str(news[0]["pk_run"]))
+                turn = Turn.of(news[0])
+                turn.give_up(GIVEN_UP)
+                await self._write(tx, [turn])
+                done.turns.append(turn)
         return done
 
     async def begun(
@@ -144,13 +176,13 @@ class Advancing:
                 if not alone:
                     raise
                 log.exception("run_cannot_be_advanced", run=str(turn.run))
-                turn.give_up("A defect of Rota keeps this run from going on: its server's log has the trace.")
+                turn.give_up(GIVEN_UP)
         children = await self._children(tx, turns, flows)
         await self._undo(tx, turns, flows)
         await self._stop(tx, turns, done)
         if alone:
             for turn in turns:
-                await self._submit_alone(tx, turn, flows, done)
+                children = await self._submit_alone(tx, turn, flows, done, children)
             await self._stop(tx, turns, done)
         else:
             await self._submit(tx, turns, flows, done)
@@ -164,7 +196,7 @@ class Advancing:
         """Record what undoes the steps that have succeeded; runs that fail and want it undone go on until it is."""
         await self.sagas.record(tx, [_undone(turn, flows, undo) for turn in turns for undo in turn.moves.undos])
         for turn in [each for each in turns if each.wants_rollback(flows[each.workflow][1].spec.rollback_on)]:
-            if await self.sagas.roll_back(tx, [(turn.show, str(turn.run))], turn.now.error):
+            if await self.sagas.roll_back(tx, [(turn.show, str(turn.run))], plain(turn.now.error)):
                 turn.compensates()
 
     async def _read_values(self, tx: Transaction, turns: Sequence[Turn]) -> None:
@@ -183,8 +215,10 @@ class Advancing:
         done.plans += plans
         done.submitted += submitted
 
-    async def _submit_alone(self, tx: Transaction, turn: Turn, flows: Flows, done: Done) -> None:
-        """A run whose steps are refused goes on without them: they fail, and say why."""
+    async def _submit_alone(
+        self, tx: Transaction, turn: Turn, flows: Flows, done: Done, children: list[Birth]
+    ) -> list[Birth]:
+        """A run whose steps are refused goes on without them: they fail, and say why. Returns the runs to start."""
         for _ in range(len(turn.now.steps) + 1):
             try:
                 async with tx.savepoint():
@@ -195,9 +229,12 @@ class Advancing:
                 turn.refused |= {start.place: refused.sentence for start in turn.moves.starts}
                 version, flow = flows[turn.workflow]
                 turn.decide(flow, version)
+                others = [birth for birth in children if birth.turn is not turn]
+                children = [*others, *await self._children(tx, [turn], flows)]
                 await self._undo(tx, [turn], flows)
             else:
-                return
+                break
+        return children
 
     async def _stop(self, tx: Transaction, turns: Sequence[Turn], done: Done) -> None:
         """Jobs first, since whoever submits locks queues after jobs."""
@@ -324,6 +361,13 @@ class Birth(msgspec.Struct, frozen=True):
         return any(child.place == self.place for child in self.turn.moves.children)
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again later may help: the server was away, busy or in the way of itself."""
+    if isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)):
+        return False
+    return isinstance(error, (Unavailable, StaleFence, *FAILURES))
+
+
 def new_run(now_ms: int) -> RunId:
     return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
 
@@ -338,7 +382,7 @@ def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
         runs_task = bool(by.task) or not (by.argv or step.spec.argv)
         by = msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
     name = f"{step.id}" if turn.depth == 0 else f"{turn.run}/{step.id}"
-    return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=undo.error)
+    return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=plain(undo.error))
 
 
 async def _partly(tx: Transaction, rows: Sequence[Record]) -> frozenset[UUID]:

@@ -239,9 +239,9 @@ def columns(turns: Sequence[Turn]) -> tuple[object, ...]:
         [turn.state.value for turn in turns],
         [_pack(turn.now) for turn in turns],
         _some([_pack(turn.moves.output) if turn.moves.output is not None else None for turn in turns]),
-        _some([_plain(turn.now.error) if turn.now.error else None for turn in turns]),
+        _some([plain(turn.now.error) or None for turn in turns]),
         [turn.state.ended for turn in turns],
-        [_told(turn.moves.happened).decode().replace("\\u0000", "") for turn in turns],
+        [_history(turn.moves.happened) for turn in turns],
         [run for run, _ in timers],
         [timer.place for _, timer in timers],
         [timer.attempt for _, timer in timers],
@@ -261,5 +261,13 @@ def _some(column: list[Any]) -> list[Any] | None:
     return column if any(each is not None for each in column) else None
 
 
-def _plain(text: str) -> str | None:
-    return text.replace("\0", "")[:ERROR_MAX] or None
+def _history(happened: Sequence[Happened]) -> str:
+    data = _told(happened)
+    if b"\\u0000" in data:  # one, or these very letters
+        data = _told([msgspec.structs.replace(each, why=each.why.replace("\0", "")) for each in happened])
+    return data.decode()
+
+
+def plain(text: str) -> str:
+    """As much of a text as PostgreSQL takes."""
+    return text.replace("\0", "")[:ERROR_MAX]

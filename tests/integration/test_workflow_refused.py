@@ -1,0 +1,74 @@
+"""What cannot be read, submitted or written of one run is told of that run, and keeps no other from going on."""
+
+import pytest
+
+from rota.model.job import Compensation
+from rota.model.workflow import StepSpec
+from tests.ground.databases import cleaned_by, one_database
+from tests.ground.jobs import a_show
+from tests.ground.queues import sql
+from tests.ground.workflows import EMPTY, NEWS, Room
+
+shared_database_url = one_database()
+database_url = cleaned_by(EMPTY)
+
+GARBLE = sql("UPDATE rota.frame_end SET value = '\\xc1'::bytea WHERE value IS NOT NULL")
+UNDO = Compensation(topic="undo", task="undo")
+
+
+@pytest.fixture
+async def room(database):
+    await a_show(database)
+    return Room(database)
+
+
+@pytest.mark.parametrize("error", ["unsupported: \\u0000 cannot be converted to text", "\\u0000", "\\\\u0000 x"])
+async def test_an_error_may_say_anything(room, error):
+    bad = await room.start(StepSpec(id="a", task="noop"))
+    good = await room.start()
+    await room.end("a", "FAILED", code="fatal", error=error, run=bad)
+    await room.end("a", run=good)
+    await room.advance()
+    assert (await room.looking.get(bad)).error == f"Step a: {error}"
+    assert error in [moment.happened.why for moment in await room.looking.timeline(bad)]
+    assert (await room.states(good))[""] == "SUCCEEDED"
+
+
+async def test_whoever_cancels_may_say_anything(room):
+    run = await room.start(
+        StepSpec(id="a", task="noop", compensate=UNDO),
+        StepSpec(id="b", task="noop", depends_on=("a",)),
+        rollback_on=frozenset({"cancelled"}),
+    )
+    await room.end("a")
+    await room.advance()
+    await room.desk.cancel(run, "ann", "because \0 of it")
+    await room.end("b", "CANCELLED")
+    await room.advance()
+    assert (await room.states(run))[""] == "COMPENSATING"
+    assert (await room.looking.get(run)).error == "because  of it"
+
+
+async def test_a_run_that_cannot_be_advanced_fails_alone(room):
+    bad = await room.start(StepSpec(id="a", task="noop"))
+    good = await room.start()
+    await room.end("a", value=1, run=bad)
+    await room.database.run(GARBLE)
+    await room.end("a", value=1, run=good)
+    await room.advance()
+    assert (await room.states(bad))[""] == "FAILED"
+    assert "defect" in (await room.looking.get(bad)).error
+    assert (await room.states(good))[""] == "SUCCEEDED"
+    assert await room.database.value(NEWS) == 0
+
+
+async def test_a_workflow_mends_a_step_that_was_refused(room):
+    await room.declare(StepSpec(id="x", type="notify", notify="hello"), name="mender")
+    run = await room.start(
+        StepSpec(id="a", task="noop", on_error="mend"),
+        StepSpec(id="mend", type="workflow", workflow="mender"),
+        folder="nowhere",
+    )
+    await room.advance()
+    states = await room.states(run)
+    assert (states["a"], states["mend"], states[""]) == ("FAILED", "SUCCEEDED", "SUCCEEDED")
