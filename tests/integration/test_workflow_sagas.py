@@ -384,3 +384,25 @@ async def test_a_kernel_that_fails_holds_up_no_saga_and_what_undoes_waits_at_the
     await fail(room)
     states = [row["state"] for row in await room.database.rows(STATES)]
     assert states == ["PENDING"], "nothing runs without a word, whatever the guard says"
+
+
+async def test_nothing_is_undone_before_a_run_inside_that_took_too_long_was_stopped(room):
+    await room.declare(StepSpec(id="pay", task="pay", compensate=undo()), name="inner")
+    run = await room.start(
+        StepSpec(id="flight", task="book", compensate=undo()),
+        StepSpec(id="sub", type="workflow", workflow="inner", depends_on=("flight",), deadline_s=60),
+        rollback_on=frozenset({"timeout"}),
+    )
+    await room.end("flight")
+    await room.advance()
+    inner = await room.job("sub")
+    await room.pass_time(61)
+    await room.advance()
+    assert await undoing(room) == {}, "its job may still succeed"
+    await room.end("pay", run=inner)
+    await room.advance()
+    assert (await room.states(run)) | {"": ""} == {"": "", "flight": "SUCCEEDED", "sub": "TIMEOUT"}
+    [last] = (await undoing(room)).values()
+    await end_job(room.database, last)
+    await room.advance()
+    assert [state for _, state in await entries(room)] == ["running", "done"]

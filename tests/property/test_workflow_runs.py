@@ -268,7 +268,7 @@ class World:
                 self.hear(Resume())
         assert self.state.ended, [step.state for step in self.now.steps]
         assert all(step.state.ended for step in self.now.steps)
-        assert not any(is_job for _, _, is_job in self.pending), "no job of it runs on"
+        assert not self.pending, "nothing of it runs on"
         assert not self.timers, "no timer is left behind"
         assert self.undone == self.done, "what is to be undone is what was done, in its order"
         self.check_end()

@@ -20,7 +20,7 @@ from rota.model.workflow import Trigger
 from rota.model.workflow_approval import asked
 from rota.model.workflow_cel import METER, Meter
 from rota.model.workflow_check import Flow, FlowStep, due_ms, truth
-from rota.model.workflow_failing import OF_JOBS, OF_RUNS, RUN_ENDS, TRIGGERS, gravest, of_one_item
+from rota.model.workflow_failing import OF_JOBS, OF_RUNS, RUN_ENDS, STOPPED, TOO_LONG, TRIGGERS, gravest, of_one_item
 from rota.model.workflow_run import (
     Ask,
     Began,
@@ -47,7 +47,6 @@ from rota.model.workflow_run import (
 )
 from rota.model.workflow_words import Failed, checked_value
 
-_STOPPED: Final = "It was stopped."
 _NOTHING: Final[Mapping[int, str]] = {}
 OF_RUN: Final = -1
 """The place of a timer that is of the run as a whole."""
@@ -204,7 +203,10 @@ class _Machine:
         place = self._running(news.run)
         if place is None:
             return
-        if news.state is RunState.SUCCEEDED:
+        step = self.now.steps[place]
+        if step.state is StepState.STOPPING and step.trigger == "timeout":
+            self._end(place, StepState.TIMEOUT, TOO_LONG)
+        elif news.state is RunState.SUCCEEDED:
             self._done(place, news.output)
         else:
             self._end(place, OF_RUNS[news.state], news.error or news.state.lower(), trigger=news.trigger)
@@ -241,13 +243,16 @@ class _Machine:
 
     def _timeout(self, place: int) -> None:
         step, spec = self.now.steps[place], self.flow.steps[place]
-        if spec.spec.type == "workflow":
+        if spec.spec.type == "workflow":  # what it does goes on until it was stopped
             assert step.job is not None
+            step.state, step.trigger = StepState.STOPPING, "timeout"
+            self._tell("stopping", place, TOO_LONG)
             self.moves.stop_runs.append(step.job)
+            return
         if spec.spec.type == "approval":
             self.moves.withdrawn.append(place)
         self._stop(spec.members)
-        self._end(place, StepState.TIMEOUT, "It took longer than its deadline_s.")
+        self._end(place, StepState.TIMEOUT, TOO_LONG)
 
     def _pause(self, *, paused: bool, by: str = "") -> None:
         if self.now.paused is paused or self.now.ends_as is not None:
@@ -518,16 +523,18 @@ class _Machine:
         for place in places:
             step, spec = self.now.steps[place], self.flow.steps[place].spec
             if step.state is StepState.WAITING:
-                self._end(place, StepState.CANCELLED, _STOPPED)
+                self._end(place, StepState.CANCELLED, STOPPED)
             elif step.state is StepState.RUNNING and step.job is not None and spec.type != "approval":
                 step.state, step.stopped = StepState.STOPPING, True
                 self._tell("stopping", place)
                 (self.moves.stops if spec.type == "job" else self.moves.stop_runs).append(step.job)
+            elif step.state is StepState.STOPPING:
+                step.stopped = True
             elif step.state is StepState.RUNNING:
                 step.stopped = True
                 self._forget(place)
                 self.moves.withdrawn += [place] if step.job is not None else []
-                self._end(place, StepState.CANCELLED, _STOPPED)
+                self._end(place, StepState.CANCELLED, STOPPED)
                 self._stop(self.flow.steps[place].members)
 
     def _forget(self, place: int) -> None:
@@ -553,7 +560,9 @@ class _Machine:
                 checked_value(output, "output of the run")
                 self.moves.output = None if output == {} else output
             except Failed as failed:
-                state, self.now.error, self.now.trigger = RunState.FAILED, str(failed), "failed"
+                # Kept, since it is asked for again once all is undone, and may cost less by then.
+                self.now.ends_as = state = RunState.FAILED
+                self.now.error, self.now.trigger = str(failed), "failed"
         if self.flow.spec.timeout_s:
             self.moves.untimed.append((OF_RUN, 0))
             self.moves.timers = [timer for timer in self.moves.timers if timer.place != OF_RUN]

@@ -11,6 +11,8 @@ from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
 from rota.model.workflow_run import JobEnded, RunState, StepState
 
+STOPPED: Final = "It was stopped."
+TOO_LONG: Final = "It took longer than its deadline_s."
 OF_JOBS: Final = {
     JobState.FAILED: StepState.FAILED,
     JobState.TIMEOUT: StepState.TIMEOUT,
