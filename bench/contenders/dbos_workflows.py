@@ -1,11 +1,14 @@
-"""DBOS Transact: async workflows in one process, each with as many at once as it is fastest with here."""
+"""DBOS Transact in one process, each shape in the way and with as many runs at once as it is fastest with here.
+
+Steps in a row are plain functions on threads; steps at once are coroutines that are awaited together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from typing import Any
+from collections.abc import Iterator
 
 from dbos import DBOS  # type: ignore[import-not-found]
 
@@ -16,19 +19,24 @@ AT_ONCE = {"linear": 10, "fan": 4}
 
 
 @DBOS.step()  # type: ignore[untyped-decorator]
-async def noop(_number: int) -> None:
+def step(_number: int) -> None:
+    return None
+
+
+@DBOS.step()  # type: ignore[untyped-decorator]
+async def async_step(_number: int) -> None:
     return None
 
 
 @DBOS.workflow()  # type: ignore[untyped-decorator]
-async def linear(_number: int) -> None:
+def linear(_number: int) -> None:
     for number in range(STEPS):
-        await noop(number)
+        step(number)
 
 
 @DBOS.workflow()  # type: ignore[untyped-decorator]
 async def fan(_number: int) -> None:
-    await asyncio.gather(*(noop(number) for number in range(WIDTH)))
+    await asyncio.gather(*(async_step(number) for number in range(WIDTH)))
 
 
 class Dbos:
@@ -42,25 +50,30 @@ class Dbos:
 
     async def drain(self, url: str, n: int) -> float:
         shape = os.environ[SHAPE]
-        workflow = {"linear": linear, "fan": fan}[shape]
         _launch(url)
-        await _runs(workflow, AT_ONCE[shape], AT_ONCE[shape])
+        await _runs(shape, AT_ONCE[shape])
         began = time.perf_counter()
-        await _runs(workflow, n, AT_ONCE[shape])
+        await _runs(shape, n)
         seconds = time.perf_counter() - began
         DBOS.destroy()
         return seconds
 
 
-async def _runs(workflow: Any, n: int, at_once: int) -> None:
+async def _runs(shape: str, n: int) -> None:
     numbers = iter(range(n))
+    works = [_work_on_threads if shape == "linear" else _work for _ in range(AT_ONCE[shape])]
+    await asyncio.gather(*(work(numbers) for work in works))
 
-    async def start() -> None:
-        for number in numbers:
-            handle = await DBOS.start_workflow_async(workflow, number)
-            await handle.get_result()
 
-    await asyncio.gather(*(start() for _ in range(at_once)))
+async def _work(numbers: Iterator[int]) -> None:
+    for number in numbers:
+        handle = await DBOS.start_workflow_async(fan, number)
+        await handle.get_result()
+
+
+async def _work_on_threads(numbers: Iterator[int]) -> None:
+    for number in numbers:
+        await asyncio.to_thread(linear, number)
 
 
 def _launch(url: str) -> None:

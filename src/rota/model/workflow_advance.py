@@ -51,7 +51,8 @@ _NOTHING: Final[Mapping[int, str]] = {}
 OF_RUN: Final = -1
 """The place of a timer that is of the run as a whole."""
 Outcome = Literal["ok", "bad", "passed", "wait"]
-_WAITS: Final = ("delay", "approval")
+_WAITS: Final = frozenset({"delay", "approval"})
+_IDLES: Final = _WAITS | {"parallel"}
 """Steps during which nothing is done."""
 
 
@@ -150,10 +151,8 @@ class _Machine:
         if self.now.paused:
             return RunState.PAUSED
         steps = zip(self.flow.steps, self.now.steps, strict=True)
-        running = [step.spec.type for step, now in steps if now.state is StepState.RUNNING]
-        works = any(kind not in (*_WAITS, "parallel") for kind in running)
-        waits = not works and any(kind in _WAITS for kind in running)
-        return RunState.WAITING if waits else RunState.RUNNING
+        running = {step.spec.type for step, now in steps if now.state is StepState.RUNNING}
+        return RunState.WAITING if running <= _IDLES and running & _WAITS else RunState.RUNNING
 
     def asks(self, step: FlowStep) -> tuple[str, dict[str, Any]]:
         return asked(step, self._scope_for(step))

@@ -136,8 +136,9 @@ class Turn:
         self.now = _NOW.decode(self._steps)
 
     def has_run(self, job: UUID) -> bool:
-        """Whether a job is that of a step."""
-        return any(step.job == job for step in self.now.steps)
+        """Whether a job is that of a step; mostly of one that has not ended."""
+        live = any(step.job == job for step in self.now.steps if not step.state.ended)
+        return live or any(step.job == job for step in self.now.steps)
 
     def began(self, flow: Flow, place: int, job: UUID) -> None:
         """What a step runs now has an id."""

@@ -137,8 +137,9 @@ COMMENT ON TYPE rota.workflow_taken IS
 -- stays where it is. A timer is due by this server's clock; no other is asked. Rows that are locked here are found again by
 -- where they are, and no table is joined: statistics of tables that are emptied all the time are always wrong.
 CREATE FUNCTION rota.workflow_take(most integer, since bigint) RETURNS SETOF rota.workflow_taken
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
 DECLARE
+  moment timestamptz := clock_timestamp();  -- asked once: an index can be searched for it, and not for what may change
   news record;
   due record;
   taken bigint;
@@ -150,7 +151,7 @@ BEGIN
           AND (SELECT s.pk_job FROM rota.scan s WHERE s.pk_job = n.pk_job LIMIT 1) IS NULL
         ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED) AS n;
   SELECT array_agg(t.ctid) AS rows, array_agg(t.pk_run) AS runs INTO due
-  FROM (SELECT t.ctid, t.pk_run FROM rota.workflow_timer t WHERE t.ts_due <= clock_timestamp()
+  FROM (SELECT t.ctid, t.pk_run FROM rota.workflow_timer t WHERE t.ts_due <= moment
         ORDER BY t.ts_due LIMIT most FOR UPDATE SKIP LOCKED) AS t;
   IF news.rows IS NULL AND due.rows IS NULL THEN
     RETURN;
@@ -198,15 +199,15 @@ BEGIN
   IF taken < coalesce(cardinality(news.rows), 0) + coalesce(cardinality(due.rows), 0) THEN
     -- Runs that have ended meanwhile hear of nothing any more; ends of jobs are left to sagas.
     UPDATE rota.workflow_news n SET kind = 'free'
-    WHERE n.ctid = ANY (news.rows) AND n.kind = 'job' AND NOT EXISTS (
-      SELECT FROM rota.workflow_run r
-      WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING');
+    WHERE n.ctid = ANY (news.rows) AND n.kind = 'job' AND (
+      SELECT r.pk_run FROM rota.workflow_run r
+      WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL AND r.state <> 'COMPENSATING' LIMIT 1) IS NULL;
     DELETE FROM rota.workflow_news n
-    WHERE n.ctid = ANY (news.rows) AND n.kind <> 'job' AND NOT EXISTS (
-      SELECT FROM rota.workflow_run r WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL);
+    WHERE n.ctid = ANY (news.rows) AND n.kind <> 'job' AND (
+      SELECT r.pk_run FROM rota.workflow_run r WHERE r.pk_run = n.workflow_id::uuid AND r.ts_ended IS NULL LIMIT 1) IS NULL;
     DELETE FROM rota.workflow_timer t
-    WHERE t.ctid = ANY (due.rows) AND NOT EXISTS (
-      SELECT FROM rota.workflow_run r WHERE r.pk_run = t.pk_run AND r.ts_ended IS NULL);
+    WHERE t.ctid = ANY (due.rows) AND (
+      SELECT r.pk_run FROM rota.workflow_run r WHERE r.pk_run = t.pk_run AND r.ts_ended IS NULL LIMIT 1) IS NULL;
   END IF;
 END $$;
 
