@@ -507,15 +507,12 @@ class _Machine:
 
     def _fault(self, step: FlowStep) -> int | None:
         """The step whose failure ends the run, now that this one has ended; None: it goes on."""
-        if step.role == "handler" and self.now.steps[step.place].state is not StepState.SUCCEEDED:
-            if step.handler >= 0 and self._has_failed(step.place):
-                return None
+        if step.handler >= 0 and self._has_failed(step.place):
+            return None
+        if self.now.steps[step.place].state is not StepState.SUCCEEDED:
             while step.role == "handler" and self._has_failed(step.owner):
                 step = self.flow.steps[step.owner]
-            return None if step.role == "member" or not self._has_failed(step.place) else step.place
-        if not self._has_failed(step.place) or step.handler >= 0 or step.role == "member":
-            return None
-        return step.place
+        return step.place if self._has_failed(step.place) and step.role != "member" else None
 
     def _stop(self, places: Iterable[int]) -> None:
         """Have steps end that have not."""
