@@ -2,7 +2,9 @@
 
 Of a step that has succeeded there is something to undo, or there was. What was undone is not taken over: it runs again,
 with all that comes after it. What undoes the others belongs to the new run, so that it is undone with the rest of it,
-once. While any of it is being undone nobody knows what there is to take over, and a rerun is refused.
+once. While any of it is being undone nobody knows what there is to take over, and a rerun is refused; so it is while
+another run goes on with it, one that has taken it over before, or the outer one of a run inside a run. The run that has
+ended is locked first, so two reruns of it come one after the other, and nobody forgets it meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from rota.infra.postgres import Transaction, query
 from rota.model.errors import Refused
 from rota.model.ids import RunId, ShowId
 from rota.model.workflow_advance import new
-from rota.model.workflow_check import Flow
+from rota.model.workflow_check import Flow, FlowStep
 from rota.model.workflow_run import RunNow, StepState
 from rota.workflow.advancing import DEPTH_MAX
 from rota.workflow.sagas import Sagas
@@ -38,6 +40,8 @@ class Before(msgspec.Struct):
     """By step, jobs that were not."""
     sagas: set[str] = set()
     """To which these belong."""
+    held: dict[int, str] = {}
+    """By step, the run that goes on with it."""
 
 
 def rerun_from(flow: Flow, then: RunNow, step: str, undone: Collection[int] = ()) -> tuple[RunNow, set[int]]:
@@ -48,9 +52,20 @@ def rerun_from(flow: Flow, then: RunNow, step: str, undone: Collection[int] = ()
     anew = flow.after(begins.place).union(*(flow.after(place) for place in undone))
     now = new(flow)
     kept = {place for place, each in enumerate(then.steps) if place not in anew and each.state in GOOD}
+    kept |= {each.place for each in flow.steps if each.place not in anew and _was_mended(flow, then, each, anew)}
     for place in kept:
         now.steps[place] = then.steps[place]
     return now, kept
+
+
+def _was_mended(flow: Flow, then: RunNow, step: FlowStep, anew: Collection[int]) -> bool:
+    """Whether whoever handles its failure has succeeded, or was mended, too, and is taken over with it."""
+    if step.handler < 0 or step.handler in anew:
+        return False
+    handled = then.steps[step.handler].state
+    if handled in GOOD:
+        return handled is StepState.SUCCEEDED
+    return _was_mended(flow, then, flow.steps[step.handler], anew)
 
 
 async def look(tx: Transaction, run: RunId, then: RunNow) -> Before:
@@ -58,7 +73,7 @@ async def look(tx: Transaction, run: RunId, then: RunNow) -> Before:
     places = await _jobs(tx, then)
     before = Before()
     for row in await tx.rows(ENTRIES, list(places)):
-        place = places[row["pk_job"]]
+        place = places[row["last"]]
         if row["saga"] == "rolling_back":
             raise Refused(f"What run {run} did is being undone: run it again when that is over.")
         if row["state"] == "done":
@@ -66,6 +81,8 @@ async def look(tx: Transaction, run: RunId, then: RunNow) -> Before:
         elif row["state"] == "pending":
             before.left.setdefault(place, set()).add(row["pk_job"])
             before.sagas.add(row["workflow_id"])
+            if row["goes_on"]:
+                before.held[place] = row["workflow_id"]
     return before
 
 
@@ -73,6 +90,8 @@ async def take_over(
     tx: Transaction, sagas: Sagas, show: ShowId, run: RunId, before: Before, kept: Collection[int]
 ) -> None:
     """What undoes the steps that a new run has taken over is its own."""
+    if held := [run for place, run in before.held.items() if place in kept]:
+        raise Refused(f"The run {held[0]} goes on with what is to be taken over: wait until it has ended.")
     jobs = [job for place, left in before.left.items() if place in kept for job in left]
     if jobs:
         await tx.run(TAKE_OVER, show, str(run), jobs)
