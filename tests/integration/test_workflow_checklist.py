@@ -71,8 +71,8 @@ ENTRIES = sql(
 )
 WAITERS = sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
 TIMERS = sql("SELECT count(*) FROM rota.workflow_timer")
-FORGET_SHOW = sql("UPDATE rota.show SET str_name = 'gone' WHERE str_name = 'film'")
-FOUND_SHOW = sql("UPDATE rota.show SET str_name = 'film' WHERE str_name = 'gone'")
+FORGET_FOLDER = sql("UPDATE rota.folder SET str_name = 'gone' WHERE str_name = 'default'")
+FOUND_FOLDER = sql("UPDATE rota.folder SET str_name = 'default' WHERE str_name = 'gone'")
 
 
 def undo(**more):
@@ -202,10 +202,10 @@ async def test_a_compensation_that_cannot_be_submitted_is_not_lost(room):
     await room.end("a")
     await room.advance()
     await room.end("b", "FAILED", code="fatal")
-    await room.database.run(FORGET_SHOW)
+    await room.database.run(FORGET_FOLDER)
     await room.advance()
     assert await entries(room) == [("a", "failed")]
-    await room.database.run(FOUND_SHOW)
+    await room.database.run(FOUND_FOLDER)
     assert await room.desk.roll_back(run, "ann") == 1
     await room.advance()
     assert await undo_all(room) == ["a"]

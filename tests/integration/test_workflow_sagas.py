@@ -28,6 +28,7 @@ STATES = sql("SELECT state FROM rota.job WHERE labels ->> 'saga_compensation' = 
 ENTRIES = sql("SELECT step, state, error FROM rota.saga_entry ORDER BY number")
 SAGA = sql("SELECT state FROM rota.saga WHERE workflow_id = $1::text")
 DAMAGE = sql("UPDATE rota.saga_entry SET template = 'nonsense'::bytea WHERE step = $1::text")
+RENAME = sql("UPDATE rota.show SET str_name = $2::text WHERE str_name = $1::text")
 LETTERS = sql("SELECT kind, reason FROM rota.dlq_entries ORDER BY 2")
 
 
@@ -313,6 +314,40 @@ async def test_a_saga_of_another_show_is_another_saga(room):
     await jobs.run("one", compensation=undo())
     await jobs.run("bad", "FAILED", show="second")
     assert await undoing(room) == {}
+
+
+async def test_the_steps_of_a_show_that_was_renamed_run_in_it_whoever_has_its_name_now(room):
+    inner = StepSpec(id="book", task="book")
+    await room.declare(inner, name="inner")
+    first, after = StepSpec(id="first", task="book"), {"depends_on": ("first",)}
+    run = await room.start(
+        first,
+        StepSpec(id="one", task="book", **after),
+        StepSpec(id="items", task="book", for_each=[1, 2], **after),
+        StepSpec(id="sub", type="workflow", workflow="inner", **after),
+    )
+    await room.database.run(RENAME, "film", "feature")
+    await a_show(room.database, "film", depts=())
+    await room.end("first", run=run)
+    await room.advance()
+    jobs = [
+        await room.job("one", run),
+        await room.job("items", run),
+        await room.job("book", await room.job("sub", run)),
+    ]
+    assert {job.show for job in await Jobs(room.database).many(jobs)} == {"feature"}
+
+
+async def test_a_show_that_was_renamed_undoes_in_itself_whoever_has_its_name_now(room):
+    run = await booked(room)
+    await room.database.run(RENAME, "film", "feature")
+    await a_show(room.database, "film", depts=())
+    await fail(room)
+    for step in ("car", "hotel", "flight"):
+        [job] = await Jobs(room.database).many(list((await undoing(room)).values()))
+        assert job.show == "feature"
+        await undo_next(room, step)
+    assert (await room.states(run))[""] == "FAILED"
 
 
 SAGA_PLACES = {

@@ -412,7 +412,7 @@ class _Machine:
     def _submit(self, step: FlowStep) -> None:
         if step.spec.for_each is not None and not step.items(self._scope_for(step)):
             return self._done(step.place, [])
-        planned = step.planned(self._scope_for(step), str(self.facts.id), self.facts.actor)
+        planned = step.planned(self._scope_for(step), str(self.facts.id), self.facts.actor, self.facts.show)
         self._run(step)
         return self.moves.starts.append(Start(step.place, planned))
 

@@ -70,8 +70,8 @@ class FlowStep(msgspec.Struct):
     input: Evaluate | None = None
     plan: Plan | None = None
     """With what it is called with, when nothing in that varies."""
-    by: dict[str, Plan] = {}
-    """Its plan as whoever started a run submits it, by their name."""
+    by: dict[tuple[str, str], Plan] = {}
+    """Its plan as whoever started a run submits it, by their name and that of the show."""
     undo: Evaluate | None = None
     """What its compensation is called with."""
     reads: frozenset[int] = frozenset()
@@ -90,12 +90,12 @@ class FlowStep(msgspec.Struct):
         args = self.args(scope) if self.args is not None else list(spec.args)
         return checked_value({"args": args, "kwargs": values}, f"input of step {spec.id}")
 
-    def planned(self, scope: Scope, run: str, actor: str = "") -> Plan:
-        """What to submit for it, in a run that `actor` has started."""
+    def planned(self, scope: Scope, run: str, actor: str = "", show: str = "") -> Plan:
+        """What to submit for it, in a run that `actor` has started; `show` is what its show is called by now."""
         assert self.plan is not None, "only steps of type job are submitted"
         if self.spec.for_each is not None:
-            return submitted_by(self._mapped(scope, run), actor)
-        shared = self._submitted_by(actor)
+            return submitted_by(self._mapped(scope, run), actor, show)
+        shared = self._submitted_by(actor, show)
         [layer] = shared.layers
         if layer.input is not None:
             return replace(shared, workflow_id=run, like=shared)
@@ -104,14 +104,14 @@ class FlowStep(msgspec.Struct):
             raise Failed(f"The input of step {self.id} has {len(data)} bytes: pass a pointer to it.")
         return replace(shared, workflow_id=run, layers=(replace(layer, input=data),), like=shared)
 
-    def _submitted_by(self, actor: str) -> Plan:
+    def _submitted_by(self, actor: str, show: str) -> Plan:
         """One plan for all runs that somebody has started, so that their jobs are written as one kind."""
         assert self.plan is not None
-        known = self.by.get(actor)
+        known = self.by.get((actor, show))
         if known is None:
             if len(self.by) >= ACTORS_KEPT:
                 self.by.clear()
-            known = self.by[actor] = submitted_by(self.plan, actor)
+            known = self.by[actor, show] = submitted_by(self.plan, actor, show)
         return known
 
     def items(self, scope: Scope) -> list[Any]:
@@ -289,8 +289,10 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
         step.plan = replace(ready, layers=(replace(layer, input=data),))
 
 
-def submitted_by(ready: Plan, actor: str) -> Plan:
+def submitted_by(ready: Plan, actor: str, show: str = "") -> Plan:
     """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
+    if show and show != ready.show:
+        ready = replace(ready, show=show, like=None)
     if not actor:
         return ready
     details = replace(decode_details(ready.details), principal=actor)

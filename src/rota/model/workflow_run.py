@@ -93,6 +93,8 @@ class Facts(msgspec.Struct, frozen=True):
     input: dict[str, Any]
     actor: str = ""
     """Who submits its jobs."""
+    show: str = ""
+    """The name that its show has now; that of the definition when left out."""
 
 
 class Began(msgspec.Struct, frozen=True):

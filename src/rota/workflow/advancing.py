@@ -49,6 +49,7 @@ PARTLY = query(__package__, "partly")
 OUTPUTS = query(__package__, "outputs")
 START = query(__package__, "start")
 CANCEL = query(__package__, "cancel")
+CALLED = query(__package__, "called")
 
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
@@ -168,6 +169,7 @@ class Advancing:
         """Decide about these; returns the runs that they start."""
         flows = await self.definitions.many({turn.workflow for turn in turns}, tx)
         await self._read_values(tx, [turn for turn in turns if flows[turn.workflow][1].reads])
+        await self._call(tx, turns)
         for turn in turns:
             version, flow = flows[turn.workflow]
             try:
@@ -203,6 +205,12 @@ class Advancing:
         by_run = {turn.run: turn for turn in turns if turn.fence > 0}
         for row in await tx.rows(VALUES, list(by_run)) if by_run else ():
             by_run[row["pk_run"]].values[row["place"]] = msgspec.msgpack.decode(row["value"])
+
+    async def _call(self, tx: Transaction, turns: Sequence[Turn]) -> None:
+        """Shows by the names that they have now; of one that is gone nothing has the name."""
+        names = {row["pk_show"]: row["str_name"] for row in await tx.rows(CALLED, list({turn.show for turn in turns}))}
+        for turn in turns:
+            turn.called = names.get(turn.show) or str(turn.show)
 
     async def _submit(self, tx: Transaction, turns: Sequence[Turn], flows: Flows, done: Done) -> None:
         starts = [(turn, start) for turn in turns for start in turn.moves.starts]
@@ -254,7 +262,7 @@ class Advancing:
             version, flow = flows[turn.workflow]
             found: list[Birth] = []
             for _ in range(len(turn.now.steps) + 1):
-                found, faults_ = await self._births(tx, turn, flow.spec.show)
+                found, faults_ = await self._births(tx, turn)
                 if not faults_:
                     break
                 turn.refused |= faults_
@@ -262,14 +270,14 @@ class Advancing:
             births += found
         return births
 
-    async def _births(self, tx: Transaction, turn: Turn, show: str) -> tuple[list[Birth], dict[int, str]]:
+    async def _births(self, tx: Transaction, turn: Turn) -> tuple[list[Birth], dict[int, str]]:
         births: list[Birth] = []
         wrong: dict[int, str] = {}
         for child in turn.moves.children:
             try:
                 if turn.depth >= DEPTH_MAX:
                     raise NotFound(f"Runs inside runs are {DEPTH_MAX} deep: does {child.workflow} start itself?")
-                version = await self.definitions.find(show, child.workflow, on=tx)
+                version = await self.definitions.find(turn.called, child.workflow, on=tx)
                 births.append(Birth(turn, child.place, version, version.flow.inputs(child.input)))
             except Unavailable:
                 raise

@@ -209,8 +209,8 @@ class Sagas:
                 DAMAGED.inc()
                 await self._end_unrun(tx, row, "corrupt", wrong.sentence, UNREADABLE, told)
             else:
-                again = row["attempt"] > 1
-                read.append((row, saga.again(submission, row["attempt"]) if again else submission))
+                named = msgspec.structs.replace(submission, show=row["show"])
+                read.append((row, saga.again(named, row["attempt"]) if row["attempt"] > 1 else named))
         return read
 
     async def _allowed(

@@ -51,7 +51,7 @@ class Turn:
 
     __slots__ = (
         *("run", "show", "workflow", "fence", "now_ms", "depth", "root", "was", "actor", "input", "values", "news"),
-        *("refused", "state", "moves", "flow", "now", "_steps"),
+        *("called", "refused", "state", "moves", "flow", "now", "_steps"),
     )
 
     def __init__(
@@ -79,6 +79,8 @@ class Turn:
         """Its state when it was read."""
         self.actor = actor
         """Who started it, or the run it is inside of: the principal of its jobs."""
+        self.called = ""
+        """The name of its show. Shows are renamed, and another may have the name by which it was declared."""
         self.input: dict[str, Any] = _unpack(given)
         self.values: dict[int, Any] = {}
         self.news: list[News] = []
@@ -111,7 +113,7 @@ class Turn:
         if self.flow is not None:
             self.now = _NOW.decode(self._steps)
         self.flow = flow
-        facts = Facts(self.run, flow.spec.name, version, self.input, self.actor)
+        facts = Facts(self.run, flow.spec.name, version, self.input, self.actor, self.called)
         values = dict(self.values)
         self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)
         if self.was is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.news):
