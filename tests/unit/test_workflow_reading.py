@@ -8,7 +8,7 @@ import pytest
 from rota.model.errors import InvalidInput
 from rota.model.job import Compensation, RetrySpec
 from rota.model.workflow import LoopSpec, StepSpec, SwitchSpec, WorkflowSpec
-from rota.workflow.reading import parse
+from rota.workflow.reading import parse, read
 
 TRIP = """\
 name: trip
@@ -68,6 +68,23 @@ WRONG = {
     "an unknown step": (TRIP.replace("[flight]", "[fright]"), 13, "there is no such step"),
     "an expression": (TRIP.replace("input.nights > 0", "input.nights >"), 13, "cannot be read"),
     "an alias": ("name: &a x\nsteps: *a\n", 1, "anchors and aliases"),
+    "a bomb of aliases": ("a: &a [x]\nb: &b [*a, *a]\nname: x\nsteps: [*b, *b]\n", 1, "anchors and aliases"),
+    "a tag": ("name: !!python/object/apply:os.system [ls]\nsteps: []\n", 1, "a tag"),
+    "a circle": (
+        TRIP.replace("    task: book\n    args", "    task: book\n    depends_on: [hotel]\n    args").replace(
+            "  - id: hotel\n", "  - id: hotel\n    depends_on: [flight]\n"
+        ),
+        8,
+        "in a circle",
+    ),
+    "a delay without an offset": (
+        TRIP + "  - id: wait\n    type: delay\n    delay_until: 2026-01-01T00:00:00\n",
+        20,
+        "a moment such as",
+    ),
+    "a delay that is no number": (TRIP + "  - {id: wait, type: delay, delay_sec: .nan}\n", 20, "seconds from 0"),
+    "nested without an end": ("name: x\nsteps: " + "[" * 100 + "]" * 100 + "\n", 2, "nested deeper"),
+    "a key twice, deeper": (TRIP + "  - {id: a, id: b, task: x}\n", 20, "id"),
     "a key twice": ("name: x\nname: y\nsteps: []\n", 2, "name"),
 }
 
@@ -79,6 +96,13 @@ def test_what_is_wrong_has_a_line(what):
         parse(text, "trip.yaml")
     assert refused.value.sentence.startswith(f"trip.yaml:{line}: ")
     assert sentence in refused.value.sentence
+
+
+def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path):
+    for content in (b"#" * (1024 * 1024 + 1), b"name: \xff\n"):
+        (tmp_path / "trip.yaml").write_bytes(content)
+        with pytest.raises(InvalidInput, match=r"trip\.yaml"):
+            read(tmp_path / "trip.yaml")
 
 
 def test_the_example_of_the_guide_is_a_workflow():
