@@ -21,8 +21,8 @@ async def _run(quick: bool) -> Report:
     report = Report()
     async with one_ground() as ground:
         ours = {"linear": 500, "fan": 100} if quick else {"linear": 2000, "fan": 500}
-        theirs = {"linear": 100, "fan": 10} if quick else {"linear": 500, "fan": 50}
-        raced = await workflow_race.race(ground, 1 if quick else 5, ours, theirs)
+        theirs = {"linear": 100, "fan": 10} if quick else {"linear": 300, "fan": 20}
+        raced = await workflow_race.race(ground, 1 if quick else 3, ours, theirs)
         timers = await workflow_timers.timers(ground)
     for figure in (*raced.figures(), *timers.figures()):
         report.add(figure)
