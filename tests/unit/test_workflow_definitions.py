@@ -6,6 +6,7 @@ import pytest
 
 from rota.model import workflow_check
 from rota.model.errors import InvalidInput
+from rota.model.job import Compensation
 from rota.model.workflow import LoopSpec, ParallelSpec, StepSpec, SwitchSpec, WorkflowSpec, decode, encode
 from rota.model.workflow_cel import METER, Meter
 from rota.model.workflow_check import compiled
@@ -61,6 +62,10 @@ REFUSED = {
         "Step h waits for what ends after it",
     ),
     "neither task nor argv": ([StepSpec(id="a")], "either a task or an argv"),
+    "one key for all runs": (
+        [job("a", compensate=Compensation(topic="undo", task="undo", idempotency_key="mine"))],
+        "all runs would share",
+    ),
     "a field of another type": ([job("a", delay_sec=3)], "no use for delay_sec"),
     "a delay of nothing": ([StepSpec(id="a", type="delay")], "either delay_sec or delay_until"),
     "a delay that is negative": ([StepSpec(id="a", type="delay", delay_sec=-1)], "seconds from 0"),

@@ -303,6 +303,10 @@ def _compensated(step: FlowStep, flow: WorkflowSpec) -> None:
     spec = step.spec
     if spec.compensate is None:
         return
+    if spec.compensate.idempotency_key:
+        raise InvalidInput(
+            f"The compensation of step {spec.id} has an idempotency_key, which all runs would share: leave it out."
+        )
     try:
         plan(replace(_submission(spec, flow, _layer_of(spec)), compensation=spec.compensate), may_be_critical=True)
     except InvalidInput as wrong:
