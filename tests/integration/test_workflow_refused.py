@@ -13,6 +13,7 @@ shared_database_url = one_database()
 database_url = cleaned_by(EMPTY)
 
 GARBLE = sql("UPDATE rota.frame_end SET value = '\\xc1'::bytea WHERE value IS NOT NULL")
+LOCK = sql("SELECT FROM rota.workflow_run WHERE pk_run = $1::uuid FOR UPDATE")
 UNDO = Compensation(topic="undo", task="undo")
 
 
@@ -72,3 +73,13 @@ async def test_a_workflow_mends_a_step_that_was_refused(room):
     await room.advance()
     states = await room.states(run)
     assert (states["a"], states["mend"], states[""]) == ("FAILED", "SUCCEEDED", "SUCCEEDED")
+
+
+async def test_a_timer_that_is_due_is_not_asked_for_all_the_time_while_somebody_else_is_at_its_run(room):
+    run = await room.start(StepSpec(id="wait", type="delay", delay_sec=60))
+    await room.pass_time(61)
+    async with room.database.transaction() as tx:
+        await tx.row(LOCK, run)
+        assert await room.advancer._go_on(is_told=False) >= 0.05
+    await room.advance()
+    assert (await room.states(run))[""] == "SUCCEEDED"

@@ -34,6 +34,8 @@ LOOK = query(__package__, "look")
 
 log = structlog.get_logger(__name__)
 LEAST_S: Final = 0.002
+HELD_S: Final = 0.05
+"""Until what somebody else is at is looked at again."""
 AFTER_FAILURE_S: Final = 1.0
 
 FAILED = metrics.counter(
@@ -130,7 +132,7 @@ class Advancer:
             seen = Seen(*await self.database.row(LOOK, since) or ())
             advanced = await self.once(since=since) if seen.runs else 0
             if not advanced + (await self.undo() if seen.sagas else 0):
-                return seen.pause_s
+                return max(seen.pause_s, HELD_S) if seen.runs else seen.pause_s
 
     async def once(self, most: int = BATCH, *, since: int = 0) -> int:
         """Advance a batch by news from number `since` on; how many runs were."""
