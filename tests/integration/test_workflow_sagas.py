@@ -295,6 +295,22 @@ async def test_a_job_that_joined_a_run_and_is_heard_of_after_its_end_is_recorded
     assert [tuple(row) for row in await room.database.rows(ENTRIES)] == [("", "pending", None)]
 
 
+async def test_a_job_that_joined_a_run_inside_a_run_is_undone_with_the_outer_one_when_that_has_ended(room):
+    await room.declare(StepSpec(id="in", type="notify", notify="hello"), name="inner")
+    run = await room.start(
+        StepSpec(id="sub", type="workflow", workflow="inner"), StepSpec(id="pay", task="pay", depends_on=("sub",))
+    )
+    await room.advance()
+    inner, jobs = str(await room.job("sub")), Joining(room)
+    await jobs.run("late", saga=inner, compensation=undo())
+    await jobs.run("bad", "FAILED", saga=inner)
+    assert await undoing(room) == {}, "the outer run goes on"
+    assert await room.database.value(SAGA, str(run)) == "open"
+    await fail(room)
+    await undo_next(room, "late")
+    assert (await room.states(run))[""] == "FAILED"
+
+
 async def test_a_second_failure_undoes_nothing_twice_and_what_succeeds_too_late_is_undone_as_well(room):
     jobs = Joining(room)
     await jobs.run("one", compensation=undo())

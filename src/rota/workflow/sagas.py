@@ -171,7 +171,8 @@ class Sagas:
             for row in rows
         ]
         await self.record(tx, [each for each in undone if each is not None])
-        fatal = [row for row in rows if row["state"] == JobState.FAILED.value and row["code"] in FATAL]
+        failed = [row for row in rows if row["state"] == JobState.FAILED.value and not row["goes_on"]]
+        fatal = [row for row in failed if row["code"] in FATAL]
         for row in fatal:
             why = f"Job {row['pk_job']} failed for good."
             await self.roll_back(tx, [(ShowId(row["pk_show"]), row["workflow_id"])], why)
