@@ -82,6 +82,26 @@ async def test_a_workflow_in_python_is_run_by_the_same_commands(guide, monkeypat
     assert "empty.py declares no workflow." in (await typed("workflow run empty.py")).err
 
 
+NOBODY = "0192f0c1-2b3a-7c4d-8e5f-60718293a4b5"
+
+
+async def test_what_a_careless_hand_types_is_refused_and_runs_go_by_the_beginning_of_their_ids(
+    guide, monkeypatch, capsys
+):
+    typed = Terminal(monkeypatch, capsys)
+    for what in ("show", "timeline", "cancel", "pause", "resume", "rollback", "rerun --from a"):
+        said = await typed(f"workflow {what} {NOBODY}")
+        assert (what, said.status, f"There is no run {NOBODY}" in said.err) == (what, 2, True)
+    assert "is for show 'default'" in (await typed("workflow run trip.yaml --show film -i city=Oslo")).err
+    assert "city is given twice" in (await typed("workflow run trip.yaml -i city=Oslo -i city=Rome")).err
+    ran = await typed.out("workflow run trip.yaml -i city=Oslo --wait")
+    assert 'It returned {"city":"Oslo for 2 nights","ticket":"flight-Oslo"}' in ran
+    assert "of version 7" in (await typed("workflow run trip --version 7 --dry-run -i city=Oslo")).err
+    run = ran.split()[1]
+    assert f"Run {run} of trip" in await typed.out(f"workflow show {run[:23]}")
+    assert "it succeeded" in (await typed(f"workflow rollback {run[:23]}")).err
+
+
 def test_every_command_of_workflows_is_told():
     group = typer.main.get_command(app).commands["workflow"]
     told = {

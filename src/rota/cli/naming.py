@@ -10,7 +10,7 @@ from uuid import UUID
 from rota.engine.jobs import Jobs
 from rota.infra.postgres import Database, Query, query
 from rota.model.errors import InvalidInput, NotFound
-from rota.model.ids import JobId, LayerId, RunId
+from rota.model.ids import JobId, LayerId, RunId, parse_id
 
 FIND = query(__package__, "jobs_find")
 FIND_RUNS = query(__package__, "runs_find")
@@ -42,6 +42,15 @@ async def find_run(database: Database, text: str) -> RunId | None:
         return None
     found = await _by_prefix(database, FIND_RUNS, "runs", text)
     return None if found is None else RunId(found)
+
+
+async def the_run(database: Database, text: str) -> RunId:
+    """The run whose id begins like this."""
+    found = await _by_prefix(database, FIND_RUNS, "runs", text)
+    if found is None:
+        run = parse_id(RunId, text)
+        raise NotFound(f"There is no run {run}, or it is not kept any more: see `rota workflow list`.")
+    return RunId(found)
 
 
 async def find_for_good(jobs: Jobs, text: str) -> JobId:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,9 +16,10 @@ from rota.cli.books import actor, print_page
 from rota.cli.books_view import Page, Table
 from rota.cli.exits import of_job
 from rota.cli.form import Form
+from rota.cli.naming import the_run
 from rota.infra.postgres import check_current
 from rota.model.errors import InvalidInput
-from rota.model.ids import RunId, parse_id
+from rota.model.ids import RunId
 from rota.model.settings import Settings
 from rota.model.workflow_check import Flow, compiled
 from rota.model.workflow_dry import before, dry_run
@@ -32,6 +33,9 @@ NO_RUNS = "There is no such run: `rota workflow run FILE` starts one."
 NO_DEFINITIONS = "There is no workflow: `rota workflow declare FILE` makes one known."
 LOOK_S: Final = 0.2
 ENDED: Final = "ended"
+DEFAULT: Final = "default"
+SHOWN: Final = 1000
+"""Characters of what a run returned, in text."""
 
 
 class Office(msgspec.Struct, frozen=True):
@@ -69,7 +73,8 @@ def run(settings: Settings, work: Callable[[Office], Awaitable[Page]], *, form: 
 
 def validated(file: str) -> Page:
     flow = compiled(workflow_files.read(file)[-1])
-    return Page(_plan(flow), [f"{file} is a workflow of {len(flow.steps)} steps.", _order(flow)])
+    steps = "1 step" if len(flow.steps) == 1 else f"{len(flow.steps)} steps"
+    return Page(_plan(flow), [f"{file} is a workflow of {steps}.", _order(flow)])
 
 
 async def declared(office: Office, file: str) -> Page:
@@ -89,16 +94,22 @@ async def definitions(office: Office) -> Page:
 
 
 async def started(office: Office, wanted: Wanted) -> Page:
-    show, name = wanted.show, wanted.what
-    given = dict(_given(each) for each in wanted.inputs)
+    show, name = wanted.show or DEFAULT, wanted.what
+    given = _inputs(wanted.inputs)
     specs = workflow_files.read(wanted.what) if workflow_files.is_file(wanted.what) else []
     spec = specs[-1] if specs else None
     if spec is not None:
+        if wanted.show not in ("", spec.show):
+            raise InvalidInput(f"{name} is for show {spec.show!r}: leave out --show, or write `show` into the file.")
         show, name = spec.show, spec.name
         for each in specs if not wanted.dry_run else ():
             await office.desk.declare(each, office.actor)
     if wanted.dry_run:
-        flow = compiled(spec) if spec is not None else (await office.desk.definitions.find(show, name)).flow
+        flow = (
+            compiled(spec)
+            if spec is not None
+            else (await office.desk.definitions.find(show, name, wanted.version)).flow
+        )
         return Page(_data(dry_run(flow, given)), ["Nothing was started.", _order(flow)])
     told = await office.desk.start(show, name, given, actor=office.actor, version=wanted.version, key=wanted.key)
     return await _awaited(office, told, follow=wanted.follow) if wanted.wait else _started(told)
@@ -138,7 +149,7 @@ async def listed(office: Office, show: str, name: str, state: str, most: int) ->
 
 
 async def shown(office: Office, text: str) -> Page:
-    return await _shown(office, await office.looking.get(_run(text)))
+    return await _shown(office, await office.looking.get(await _run(office, text)))
 
 
 async def _shown(office: Office, found: Run) -> Page:
@@ -148,6 +159,8 @@ async def _shown(office: Office, found: Run) -> Page:
         parts.append(found.error)
     if waits := waits_for(found):
         parts.append(f"It waits for {waits}.")
+    if found.output is not None:
+        parts.append(f"It returned {_short(found.output)}")
     parts.append(Table(("step", "type", "state", "attempt", "why", "job"), [_step_row(step) for step in found.steps]))
     if saga is not None:
         parts += _saga_parts(saga)
@@ -181,10 +194,9 @@ def _saga_parts(saga: Saga) -> list[str | Table]:
 
 
 async def timeline(office: Office, text: str) -> Page:
-    found = await office.looking.timeline(_run(text))
-    rows = [_told(each) for each in found]
+    found = await office.looking.timeline(await _run(office, text))
     data = [{"at": _data(each.at), **_data(each.happened)} for each in found]
-    return Page(data, [Table(("at", "step", "what", "why"), rows) if rows else NO_RUNS])
+    return Page(data, [Table(("at", "step", "what", "why"), [_told(each) for each in found])])
 
 
 def _told(each: Moment) -> tuple[str, str, str, str]:
@@ -192,31 +204,44 @@ def _told(each: Moment) -> tuple[str, str, str, str]:
 
 
 async def cancelled(office: Office, text: str) -> Page:
-    changed = await office.desk.cancel(_run(text), office.actor)
-    told = f"Run {text} stops." if changed else f"Nothing changed: there is no run {text} that has not ended."
-    return Page({"run": text, "changed": changed}, [told])
+    run = await _run(office, text)
+    return _changed(run, await office.desk.cancel(run, office.actor), "stops")
 
 
 async def paused(office: Office, text: str) -> Page:
-    changed = await office.desk.pause(_run(text), office.actor)
-    told = f"Run {text} begins no further step." if changed else f"Nothing changed: run {text} has ended."
-    return Page({"run": text, "changed": changed}, [told])
+    run = await _run(office, text)
+    return _changed(run, await office.desk.pause(run, office.actor), "begins no further step")
 
 
 async def resumed(office: Office, text: str) -> Page:
-    changed = await office.desk.resume(_run(text), office.actor)
-    told = f"Run {text} goes on." if changed else f"Nothing changed: run {text} has ended."
-    return Page({"run": text, "changed": changed}, [told])
+    run = await _run(office, text)
+    return _changed(run, await office.desk.resume(run, office.actor), "goes on")
+
+
+def _changed(run: RunId, changed: bool, does: str) -> Page:
+    told = f"Run {run} {does}." if changed else f"Nothing changed: run {run} has ended."
+    return Page({"run": str(run), "changed": changed}, [told])
 
 
 async def rerun(office: Office, text: str, step: str) -> Page:
-    return _started(await office.desk.rerun(_run(text), step, office.actor))
+    return _started(await office.desk.rerun(await _run(office, text), step, office.actor))
 
 
 async def rolled_back(office: Office, text: str) -> Page:
-    entries = await office.desk.roll_back(_run(text), office.actor)
-    told = f"{entries} jobs of run {text} are being undone." if entries else "Nothing is left to undo."
-    return Page({"run": text, "entries": entries}, [told])
+    run = await _run(office, text)
+    entries = await office.desk.roll_back(run, office.actor)
+    jobs = "1 job" if entries == 1 else f"{entries} jobs"
+    told = f"What {jobs} of run {run} did is being undone." if entries else "Nothing is left to undo."
+    return Page({"run": str(run), "entries": entries}, [told])
+
+
+def _inputs(given: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in map(_given, given):
+        if name in found:
+            raise InvalidInput(f"The input {name} is given twice: leave one out.")
+        found[name] = value
+    return found
 
 
 def _given(text: str) -> tuple[str, Any]:
@@ -252,8 +277,8 @@ def _state(text: str) -> RunState | None:
         raise InvalidInput(f"{text[:40]!r} is no state of a run: use one of {', '.join(RunState)}.") from None
 
 
-def _run(text: str) -> RunId:
-    return parse_id(RunId, text)
+async def _run(office: Office, text: str) -> RunId:
+    return await the_run(office.looking.database, text)
 
 
 def _row(line: RunLine) -> tuple[object, ...]:
@@ -268,6 +293,11 @@ def _step_row(step: Step) -> tuple[object, ...]:
     if step.due_at is not None:
         why = f"until {_moment(step.due_at)}"
     return (step.id, step.type, step.state, step.attempt or "", why, step.job or "")
+
+
+def _short(value: object) -> str:
+    told = msgspec.json.encode(value).decode()
+    return told if len(told) <= SHOWN else f"{told[:SHOWN]}... (all of it: -o json)"
 
 
 def _moment(at: datetime, *, ms: bool = False) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rota.cli.workflow import Office
 
 workflow_app = group("Workflows: steps that depend on each other, and what undoes them.")
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id.", show_default=False)]
-Show = Annotated[str, typer.Option("--show", metavar="NAME", help="The show of the workflow.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or the beginning of it.", show_default=False)]
+Show = Annotated[str, typer.Option("--show", metavar="NAME", help="The show of the workflow; default if left out.")]
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="YAML, JSON, or Python: app.py, app.py:workflow.", show_default=False)
 ]
@@ -59,7 +59,7 @@ def workflow_run(
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value is JSON, or text.")
     ] = None,
-    show: Show = "default",
+    show: Show = "",
     version: Annotated[int, typer.Option("--version", min=0, help="Of the definition; the latest if left out.")] = 0,
     key: Annotated[str, typer.Option("--key", metavar="TEXT", help="Two runs of one key are one run.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the inputs and show the order.")] = False,
