@@ -43,15 +43,22 @@ BODIES = [
     *(("PATCH", "/pools/local", "provides", f"[{value}]") for value in TEXTS if value != '"a/b"'),
     *(("PATCH", "/pools/local", "description", value) for value in UNREADABLE),
     *(("PUT", "/topics/a", "pools", f"[{value}]") for value in TEXTS),
+    *(("POST", f"/workflows/{word}/runs", "key", '"k"') for w in WORDS for word in (f"film/{w}", f"{w}/flow")),
+    *(("POST", f"/workflows/film/{word}/dry-run", "version", "0") for word in WORDS),
+    *(("POST", "/workflows/film/flow/runs", "key", value) for value in TEXTS),
+    *(("POST", f"/runs/{word}/rerun", "step", '"a"') for word in WORDS),
+    *(("POST", f"/approvals/{word}/approve", "reason", '"a"') for word in WORDS),
 ]
 PATHS = [
     *("/jobs/{word}", "/jobs/{word}/logs/stdout", "/jobs/{job}/layers/{word}", "/jobs/{job}/logs?layer={word}"),
     *("/jobs/{job}/explain?layer={word}", "/jobs/{job}/results?after={word}", "/jobs/{job}/artifacts/file?at={word}"),
     *("/jobs?after={word}", "/jobs?q=show:{word}", "/dlq?job={word}", "/dlq?kind={word}"),
+    *("/runs/{word}", "/runs/{word}/events", "/runs?state=x{word}", "/runs?after={word}", "/approvals/{word}"),
     *("/shows/{word}", "/shows/{word}/folders", "/shows/{word}/ledger", "/pools/{word}"),
 ]
 MAY_FIND_NOTHING = [
     *("/dlq?reason={word}", "/dlq?queue={word}", "/audit?actor={word}", "/audit?action={word}"),
+    *("/runs?show={word}", "/runs?workflow={word}", "/approvals/{job}:{word}"),
     *("/jobs?q=topic:{word}", "/jobs?q=label:a={word}", "/jobs?q=reason:{word}", "/jobs/{job}/artifacts?layer={word}"),
 ]
 

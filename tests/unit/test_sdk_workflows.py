@@ -300,6 +300,35 @@ def no_value(steps, n, tasks):
     steps.command("a", ["true"], reads={"what": object()})
 
 
+def halved(steps, n, tasks):
+    steps.job("a", tasks["square"].call(n / 2))
+
+
+def turned(steps, n, tasks):
+    steps.delay("a", 1, when=~n)
+
+
+def a_number(steps, n, tasks):
+    steps.job("a", tasks["square"].call(int(n)))
+
+
+def put_in(steps, n, tasks):
+    n["x"] = 1
+
+
+def after_a_name(steps, n, tasks):
+    steps.delay("a", 1)
+    steps.delay("b", 1, after="a")
+
+
+def undone_by_a_task(steps, n, tasks):
+    steps.job("a", tasks["square"].call(1), compensate=tasks["square"])
+
+
+def varying_command(steps, n, tasks):
+    steps.command("a", ["echo", f"{n}"])
+
+
 def no_part(steps, n, tasks):
     steps.notify("a", "a", when=n == object())
 
@@ -330,6 +359,13 @@ def no_part(steps, n, tasks):
         (no_value, "What step a is given cannot be passed on: a object cannot travel"),
         (no_part, "A part of an expression cannot be passed on"),
         (no_zone, "Step a waits until 2026-01-01 00:00:00, in no time zone"),
+        (halved, "input.n is not known yet, and this cannot be done to it: do it in a task"),
+        (turned, "input.n is not known yet, and this cannot be done to it"),
+        (a_number, "input.n is not known yet, and this cannot be done to it"),
+        (put_in, "input.n is not known yet, and this cannot be done to it"),
+        (after_a_name, "Step b comes after what is no step: give what steps.job() and the like return"),
+        (undone_by_a_task, "Step a: what undoes it is given as a call, square.call"),
+        (varying_command, "The argv of step a is the same in every run: write what varies into its input"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_where_it_is_declared(app, tasks, body, sentence):
@@ -341,6 +377,20 @@ def test_what_is_wrong_is_one_sentence_where_it_is_declared(app, tasks, body, se
 
     assert sentence in refused.value.sentence, refused.value.sentence
     assert app.flows == {}
+
+
+def test_a_workflow_returns_no_step_and_gets_none_once_it_is_declared(app, tasks):
+    kept = []
+
+    @app.workflow
+    def flow(steps: Steps) -> None:
+        kept.append(steps)
+        steps.delay("a", 1)
+
+    with pytest.raises(InvalidInput, match="Step b comes too late"):
+        kept[0].delay("b", 1)
+    with pytest.raises(InvalidInput, match="The workflow other returns a step: return what that returns, its output"):
+        app.workflow(name="other")(lambda steps: steps.delay("a", 1))
 
 
 def test_a_workflow_is_a_plain_function_with_named_inputs(app, tasks):

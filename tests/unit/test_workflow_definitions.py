@@ -144,6 +144,22 @@ def test_what_could_never_run_is_refused(what):
     assert sentence in refused.value.sentence
 
 
+@pytest.mark.parametrize("text", ["${input.n}", "to ${ steps.a.output }", "${item.n}", "${round.index}", "${run.id}"])
+def test_what_is_the_same_in_every_run_holds_no_expression(text):
+    undo = Compensation(topic="undo", task="undo", env={"X": text})
+    command = StepSpec(id="b", argv=("echo", text))
+    for wrong in (command, job("b", env={"X": text}), job("b", labels={"x": text})):
+        with pytest.raises(InvalidInput, match="of step b is the same in every run"):
+            flow(wrong)
+    with pytest.raises(InvalidInput, match="env of the compensation of step b is the same"):
+        flow(job("b", compensate=undo))
+
+
+def test_variables_of_a_shell_are_no_expressions():
+    argv = ("sh", "-c", "for x in ${HOME} ${input} ${item} ${steps[0]} $${input.n}; do true; done")
+    assert flow(StepSpec(id="a", argv=argv)).steps[0].spec.argv == argv
+
+
 def test_an_input_that_the_workflow_does_not_have_is_refused():
     with pytest.raises(InvalidInput, match=r"names input\.m"):
         flow(job("a", input={"x": "${input.m}"}), inputs={"n": 1})

@@ -80,6 +80,8 @@ class Approver:
 
     async def find(self, named: str) -> Approval:
         """By its own id, or the last one of the job or step that it names."""
+        if "\0" in named:
+            raise unknown(named)
         try:
             return await self.approvals.get(UUID(named))
         except ValueError:

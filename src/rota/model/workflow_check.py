@@ -21,7 +21,7 @@ from rota.model.job import Budget, LayerSpec, Submission, decode_details, encode
 from rota.model.job_plan import INPUT_BYTES_MAX, Plan, plan
 from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec
 from rota.model.workflow_approval import check_terms
-from rota.model.workflow_limits import ITEMS_MAX, check_expressions, check_size
+from rota.model.workflow_limits import ITEMS_MAX, check_expressions, check_fixed, check_size
 from rota.model.workflow_words import Evaluate, Failed, Scope, checked_value, expression, steps_in, template, texts_in
 
 LOOPS_MAX: Final = 10_000
@@ -269,6 +269,7 @@ def _job(step: FlowStep, flow: WorkflowSpec) -> None:
     if not 0 <= spec.max_parallel <= ITEMS_MAX:
         raise InvalidInput(f"The max_parallel of step {spec.id} is {spec.max_parallel}: give 0 to {ITEMS_MAX}.")
     what = f"step {spec.id}"
+    check_fixed(spec, what)
     step.args, step.input = template(list(spec.args), what), template(spec.input, what)
     try:
         ready = plan(_submission(spec, flow, _layer_of(spec)), may_be_critical=True)

@@ -5,12 +5,14 @@ These are looked at before anything else, so that nothing that works on a defini
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from rota.model.errors import InvalidInput
+from rota.model.job import Compensation
 from rota.model.workflow import StepSpec, WorkflowSpec, encode
 
 SPEC_BYTES_MAX: Final = 1024 * 1024
@@ -19,6 +21,8 @@ ITEMS_MAX: Final = 10_000
 DEPTH_MAX: Final = 32
 EXPRESSIONS_MAX: Final = 200
 """Of one step: all that they are given may have to be kept at once."""
+
+_NAMED = re.compile(r"(?<!\$)\$\{\s*(?:input|steps|item|round|run)\s*\.", re.ASCII)
 
 
 def check_size(spec: WorkflowSpec) -> None:
@@ -70,3 +74,13 @@ def _below(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else ()
+
+
+def check_fixed(given: StepSpec | Compensation, what: str) -> None:
+    """What no run changes holds no expressions: they would be passed on as they are written."""
+    for name, texts in (("argv", given.argv), ("env", given.env.values()), ("labels", given.labels.values())):
+        if any(_NAMED.search(text) for text in texts):
+            how = "input, which a command finds in the file that ROTA_INPUT names" if name == "argv" else "input"
+            raise InvalidInput(f"The {name} of {what} is the same in every run: write what varies into its {how}.")
+    if isinstance(given, StepSpec) and given.compensate is not None:
+        check_fixed(given.compensate, f"the compensation of {what}")

@@ -120,6 +120,12 @@ class Later:
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise InvalidInput(f"{self._name()} is not known yet and cannot be called: do it in a task.")
 
+    def _unknown(self, *_others: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet, and this cannot be done to it: do it in a task.")
+
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _unknown
+    __int__ = __float__ = __index__ = __invert__ = __neg__ = __abs__ = __round__ = __setitem__ = __delitem__ = _unknown
+
     def _name(self) -> str:
         return f"The value of {self._expression[:100]}"
 

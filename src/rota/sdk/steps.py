@@ -164,6 +164,8 @@ class Steps:
         self._blocks: list[tuple[str, list[str]]] = []
         self.runs: dict[str, WorkflowCall[Any]] = {}
         """Other workflows that steps run, by the names of these."""
+        self.is_written = False
+        """Whether the definition is made: no step is added to it any more."""
 
     @property
     def run_id(self) -> str:
@@ -322,16 +324,22 @@ class Steps:
         return tuple(dict.fromkeys([*self._after[name], *read]))
 
     def _undone(self, name: str, fields: dict[str, Any], by: Undo[Any] | None, placed: Placed) -> Step[Any]:
+        if isinstance(by, Task):
+            raise InvalidInput(f"Step {name}: what undoes it is given as a call, {by.name}.call.")
         if by is not None:
             call = by(path("steps", name, "output")) if not isinstance(by, Call) and callable(by) else by
             fields["compensate"] = _compensation(name, call)
         return self._add(name, "job", fields, placed)
 
     def _add(self, name: str, kind: StepType, fields: dict[str, Any], placed: Placed) -> Step[Any]:
+        if self.is_written:
+            raise InvalidInput(f"Step {name} comes too late: its workflow is declared already.")
         if name in self._fields:
             raise InvalidInput(f"There are two steps {name}: give each a name of its own.")
         after = placed.get("after", ())
         before = [after] if isinstance(after, Step) else list(after)
+        if any(not isinstance(each, Step) for each in before):
+            raise InvalidInput(f"Step {name} comes after what is no step: give what steps.job() and the like return.")
         if "when" in placed:
             fields = {"when": _asked(placed["when"], name, "when"), **fields}
         self._fields[name] = {"type": kind, **fields}

@@ -30,7 +30,7 @@ from rota.sdk.options import Span, seconds
 from rota.sdk.payload import Signature
 from rota.sdk.rooms import Awaits
 from rota.sdk.runs import Run, RunOf, started
-from rota.sdk.steps import Steps
+from rota.sdk.steps import Step, Steps
 
 if TYPE_CHECKING:
     from rota.model.workflow_dry import DryRun
@@ -172,7 +172,10 @@ def _written(
     steps = Steps()
     by_name = {each.name: path("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
     returned = body(steps, *(path("input", each.name) for each in parameters if each.name not in by_name), **by_name)
+    steps.is_written = True
     name: str = wanted.get("name", "") or getattr(body, "__name__", "")
+    if isinstance(returned, Step):
+        raise InvalidInput(f"The workflow {name} returns a step: return what that returns, its output.")
     output = plain(returned, f"What workflow {name} returns")
     if output is not None and not isinstance(output, (dict, list, str)):
         raise InvalidInput(f"The workflow {name} returns {returned!r} whatever happens: return what steps return.")

@@ -74,7 +74,8 @@ class Definitions:
 
     async def find(self, show: str, name: str, version: int = 0, *, on: Transaction | None = None) -> Version:
         """A definition by name, the latest version if none is named; NotFound if there is none."""
-        row = await (on or self.database).row(LATEST, show, name, version) if 0 <= version < 2**31 else None
+        can_be = 0 <= version < 2**31 and "\0" not in show + name
+        row = await (on or self.database).row(LATEST, show, name, version) if can_be else None
         if row is None or row["pk_workflow"] is None:
             which = f" of version {version}" if version else ""
             raise NotFound(f"There is no workflow {name[:64]!r}{which} in show {show[:64]!r}: declare it first.")

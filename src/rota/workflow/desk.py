@@ -161,7 +161,9 @@ class Desk:
                 raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
             entries = await tx.value(RESUME, row["pk_show"], str(run), f"Asked for by {actor}.")
             if entries is None:
-                raise Refused(f"The run {run} has nothing to undo: it succeeded, or no job that did has a compensation.")
+                raise Refused(
+                    f"The run {run} has nothing to undo: it succeeded, or no job that did has a compensation."
+                )
             detail = {"show": str(row["pk_show"])}
             await audit.append(tx, [AuditEntry(actor, "workflow.rollback", f"run:{run}", detail)])
             self.advancer.advancing.sagas.tell(tx, [(ShowId(row["pk_show"]), str(run))])
