@@ -311,6 +311,24 @@ async def test_a_job_that_joined_a_run_inside_a_run_is_undone_with_the_outer_one
     assert (await room.states(run))[""] == "FAILED"
 
 
+async def test_what_a_run_did_is_undone_as_its_workflow_says_whatever_is_tried_again_afterwards(room):
+    run = await booked(room, *THREE, rollback_on=frozenset({"timeout"}))
+    await fail(room)
+    assert (await room.states(run))[""] == "FAILED"
+    await Joining(room).run("pay", "FAILED", saga=str(run))
+    assert await undoing(room) == {}
+    assert await room.database.value(SAGA, str(run)) == "open"
+    assert await room.desk.roll_back(run, "ann") == 3
+
+
+async def test_a_compensation_whose_output_is_kept_back_has_undone_what_it_was_to(room):
+    await booked(room)
+    await fail(room)
+    await undo_next(room, "car", "OUTPUT_QUARANTINED")
+    assert (await entries(room))[-1] == ("car", "done")
+    assert list(await undoing(room)) == ["hotel"]
+
+
 async def test_a_second_failure_undoes_nothing_twice_and_what_succeeds_too_late_is_undone_as_well(room):
     jobs = Joining(room)
     await jobs.run("one", compensation=undo())

@@ -171,7 +171,8 @@ class Sagas:
             for row in rows
         ]
         await self.record(tx, [each for each in undone if each is not None])
-        failed = [row for row in rows if row["state"] == JobState.FAILED.value and not row["goes_on"]]
+        # What a run did is undone as its workflow says, or when a person does.
+        failed = [row for row in rows if row["state"] == JobState.FAILED.value and not row["of_run"]]
         fatal = [row for row in failed if row["code"] in FATAL]
         for row in fatal:
             why = f"Job {row['pk_job']} failed for good."
@@ -315,7 +316,7 @@ def _template(undone: Undone, job: Job | None) -> tuple[bytes, str | None]:
 
 
 def _entry_state(state: JobState) -> str:
-    if state is JobState.SUCCEEDED:
+    if state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED):
         return "done"
     return "skipped" if state is JobState.DENIED else "failed"
 

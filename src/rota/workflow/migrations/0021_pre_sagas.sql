@@ -38,9 +38,9 @@ COMMENT ON COLUMN rota.saga_entry.pk_job IS 'The job that it undoes. Once: howev
 COMMENT ON COLUMN rota.saga_entry.template IS 'rota.model.job.Submission, msgpack: what is submitted to undo it.';
 
 -- Ends of jobs that belong to no run that goes on, deleted: compensations, and jobs that have joined a saga by themselves.
--- The saga of a run inside another is that of the outermost, which may go on.
+-- The saga of a run inside another is that of the outermost.
 CREATE FUNCTION rota.saga_take(most integer) RETURNS TABLE (
-  kind text, workflow_id text, pk_show uuid, pk_job uuid, state text, request bytea, code text, error text, goes_on boolean
+  kind text, workflow_id text, pk_show uuid, pk_job uuid, state text, request bytea, code text, error text, of_run boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -52,10 +52,10 @@ BEGIN
     ORDER BY n.news_id LIMIT most FOR UPDATE SKIP LOCKED);
   RETURN QUERY
   WITH heard AS (DELETE FROM rota.workflow_news n WHERE n.news_id = ANY (news) RETURNING n.*)
-  SELECT h.kind, coalesce(o.pk_run::text, h.workflow_id), h.pk_show, h.pk_job, h.state, h.request, e.code,
-         coalesce(e.error, h.reason), o.pk_run IS NOT NULL AND o.ts_ended IS NULL
+  SELECT h.kind, coalesce(o.pk_root::text, h.workflow_id), h.pk_show, h.pk_job, h.state, h.request, e.code,
+         coalesce(e.error, h.reason), o.pk_root IS NOT NULL
   FROM heard h LEFT JOIN LATERAL (
-    SELECT o.pk_run, o.ts_ended FROM rota.workflow_run r JOIN rota.workflow_run o ON o.pk_run = r.pk_root
+    SELECT r.pk_root FROM rota.workflow_run r
     WHERE r.pk_run = CASE WHEN rota.is_uuid(h.workflow_id) THEN h.workflow_id::uuid END AND r.pk_show = h.pk_show LIMIT 1
   ) AS o ON true
   LEFT JOIN LATERAL (
