@@ -12,6 +12,7 @@ that one says so, besides what it depends on.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, Literal
 
 import msgspec
@@ -136,12 +137,18 @@ def _bare(value: Any) -> Any:
         return tuple(map(_bare, value))
     if not isinstance(value, msgspec.Struct):
         return value
-    fields = msgspec.structs.fields(value)
+    fields = fields_of(type(value))
     given = {field.name: getattr(value, field.name) for field in fields}
     needed = {field.name: given[field.name] for field in fields if field.required}
     usual = type(value)(**needed)
     told = {name: each for name, each in given.items() if name in needed or each != getattr(usual, name)}
     return type(value)(**{name: _bare(each) for name, each in told.items()})
+
+
+@cache
+def fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Looked up once: it takes milliseconds, and a definition has many steps."""
+    return msgspec.structs.fields(kind)
 
 
 def decode(data: bytes) -> WorkflowSpec:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from rota.model.errors import InvalidInput
 from rota.model.job import Budget, LayerSpec, Submission, decode_details, encode_details
 from rota.model.job_plan import INPUT_BYTES_MAX, Plan, plan
-from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec
+from rota.model.workflow import REQUIRED, StepSpec, WorkflowSpec, fields_of
 from rota.model.workflow_approval import check_terms
 from rota.model.workflow_limits import ITEMS_MAX, check_expressions, check_fixed, check_size
 from rota.model.workflow_words import Evaluate, Failed, Scope, checked_value, expression, steps_in, template, texts_in
@@ -248,7 +248,7 @@ def _other(step: FlowStep, places: dict[str, int]) -> None:
 
 def _check_fields(spec: StepSpec) -> None:
     known = _FIELDS[spec.type] | _OF_ALL
-    for field in msgspec.structs.fields(spec):
+    for field in fields_of(StepSpec):
         if field.name not in known and getattr(spec, field.name) != _default(field):
             raise InvalidInput(f"Step {spec.id} is of type {spec.type} and has no use for {field.name}: leave it out.")
     for name, seconds in (("timeout_s", spec.timeout_s), ("deadline_s", spec.deadline_s)):
