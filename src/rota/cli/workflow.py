@@ -116,12 +116,17 @@ async def started(office: Office, wanted: Wanted) -> Page:
 
 
 def _started(told: Started) -> Page:
-    words = f"Run {told.run} was there before." if told.already else f"Run {told.run} has begun."
-    return Page(_data(told), [words, f"`rota workflow show {told.run}` says how far it is."])
+    return Page(_data(told), [_begun(told), f"`rota workflow show {told.run}` says how far it is."])
+
+
+def _begun(told: Started) -> str:
+    return f"Run {told.run} was there before." if told.already else f"Run {told.run} has begun."
 
 
 async def _awaited(office: Office, told: Started, *, follow: bool) -> Page:
     seen = 0
+    if follow:
+        output.aside(_begun(told))
     while True:
         found = await office.looking.get(told.run)
         if follow:
