@@ -164,6 +164,31 @@ async def test_nothing_is_undone_where_nothing_can_be(agency):
             await run.rollback()
 
 
+async def test_a_run_that_succeeded_has_nothing_to_undo(agency):
+    with testing.inline():
+        run = await agency.trip.start("Oslo")
+        with pytest.raises(Refused, match="it succeeded"):
+            await run.rollback()
+        assert (agency.booked, (await run.saga()).entries) == (["Oslo", "Oslo inn"], [])
+
+
+async def test_a_run_again_undoes_what_it_took_over_and_the_one_before_does_not(agency):
+    agency.broken.add("Rome")
+    with testing.inline():
+
+        @agency.app.workflow(rollback_on=["cancelled"])
+        def two(steps: Steps) -> None:
+            first = steps.workflow("first", agency.trip.call("Oslo"))
+            steps.job("second", agency.book.call("Rome"), after=first)
+
+        failed = await two.start()
+        again = await failed.rerun("second")
+        with pytest.raises(Refused):
+            await failed.rollback()
+        assert await again.rollback() == 2
+        assert ((await again.saga()).state, agency.booked) == ("rolled_back", [])
+
+
 def test_the_same_for_tests_without_a_loop(agency):
     with testing.inline():
         assert agency.trip.sync.start("Oslo").result() == Ticket("Oslo inn", 200)

@@ -212,6 +212,9 @@ class PlayedRuns:
         now, kept = rerun_from(old.flow, deepcopy(old.now), step, places)
         again = PlayedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
         again.now, again.values = now, {place: value for place, value in old.values.items() if place in kept}
+        names = {name for at in kept for name in (old.flow.steps[at].id, str(old.now.steps[at].job))}
+        again.undos = [each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names]
+        old.undos = [each for each in old.undos if each not in again.undos]
         self._runs[again.id] = again
         self._advance(again, [Began()])
         return Started(again.id, again.version)
@@ -221,7 +224,7 @@ class PlayedRuns:
         if not found.state.ended:
             raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
         if not found.undos:
-            raise Refused(f"The run {run} has nothing to undo: none of its jobs has a compensation.")
+            raise Refused(f"The run {run} has nothing to undo: it succeeded, or no job that did has a compensation.")
         left = [each for each in found.undos if each.state != "done"]
         for each in left:
             each.attempt += each.state != "pending"
@@ -331,6 +334,8 @@ class PlayedRuns:
 
     def _end(self, run: PlayedRun, state: RunState, moves: Moves) -> None:
         run.output = moves.output
+        if run.depth == 0 and state is RunState.SUCCEEDED:
+            run.undos.clear()
         wanted, trigger = run.flow.spec.rollback_on, run.now.trigger
         undoes = trigger in wanted or (trigger == "fatal" and "failed" in wanted)
         if run.depth == 0 and undoes and run.undos:
