@@ -100,3 +100,14 @@ async def test_values_that_cannot_be_are_refused_and_change_nothing(api):
         await asyncio.gather(*calls[first : first + 50])
     assert not asking.wrong, "\n".join(map(str, asking.wrong))
     assert await api.farm.database.value(CHANGES) == 0
+
+
+async def test_a_call_without_the_body_that_it_needs_says_so(api):
+    client = await api.client(Role.ADMIN)
+    for path in ("/workflows", "/workflows/film/flow/runs", "/jobs", "/shows"):
+        answer = await client.post(path, headers={"content-type": "application/json"})
+        assert (path, answer.status_code, answer.json()["detail"].partition(":")[0]) == (
+            path,
+            400,
+            "This call needs a body and has none",
+        )

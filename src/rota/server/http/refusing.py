@@ -18,6 +18,9 @@ _CODES: Final = {
     415: "unsupported_media_type",
 }
 
+BODY: Final = "data"
+"""What handlers call it."""
+
 
 def on_error(_request: Request[Any, Any, Any], error: RotaError) -> Response[bytes]:
     return _response(of_error(error))
@@ -55,6 +58,8 @@ def _allowed(listed: str) -> str:
 def _sentence(error: HTTPException) -> str:
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
+        if first.get("key") == BODY:
+            return "This call needs a body and has none: /api/v1/openapi.json tells what it takes."
         where = f" {first['key']}" if first.get("key") else ""
         said = first.get("message", "it has another shape").replace("`", "")
         return f"The parameter{where} cannot be read: {said[0].lower()}{said[1:].rstrip('.')}."
