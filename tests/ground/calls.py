@@ -55,6 +55,16 @@ class Caller:
         return Call(route.method, path, params, json.dumps(body), LINES if lines else "application/json")
 
 
+def _has_parts(kind):
+    """Whether it is something else than what a word names."""
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return any(_has_parts(each) for each in types)
+        case msgspec.inspect.DictType() | msgspec.inspect.StructType():
+            return True
+    return False
+
+
 def _filled(kind, words):
     """Something of this type: what it must have, and what the words name."""
     match kind:
@@ -62,7 +72,7 @@ def _filled(kind, words):
             return {
                 field.encode_name: words[field.name] if field.name in words else _filled(field.type, words)
                 for field in fields
-                if field.required or (field.name in words and not isinstance(field.type, msgspec.inspect.DictType))
+                if field.required or (field.name in words and not _has_parts(field.type))
             }
         case msgspec.inspect.EnumType(cls=cls):
             return next(iter(cls)).value

@@ -36,7 +36,7 @@ def http_services(replica: Replica) -> list[Service]:
     streams = Streams(check)
     replica.engine.finisher.listeners.append(watch.heard)
     pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    desk = Desk.of(replica, watch, runs_watch, streams)
+    desk = Desk.of(replica, watch, runs_watch, streams, check)
     door = Door(partial(_built, desk), check, pressure, replica.listener, desk.keys)
     replica.listener.mount(door)
     # The last is the first to drain: whoever follows events goes on elsewhere at once.

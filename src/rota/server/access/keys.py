@@ -7,7 +7,7 @@ another key, since the secret of the first cannot be told again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal
 
@@ -57,8 +57,10 @@ class Made(msgspec.Struct, frozen=True):
 class Keys:
     """Changes keys in the name of `actor`, who is written to the audit trail."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, on_revoked: Callable[[], None] | None = None) -> None:
         self.database = database
+        self._on_revoked = on_revoked
+        """Called after the commit, so that who remembers keys in this process need not wait to be told."""
 
     async def create(
         self, name: str, grants: Sequence[GrantSpec], *, actor: str, expires_s: float | None = None
@@ -108,7 +110,10 @@ class Keys:
             if await tx.value(REVOKE, key) is None:
                 return await _get(tx, key), False
             faults.at("access.after_revoke_before_audit")
-            return await _record(tx, actor, "key.revoke", before, await _get(tx, key)), True
+            revoked = await _record(tx, actor, "key.revoke", before, await _get(tx, key))
+        if self._on_revoked is not None:
+            self._on_revoked()
+        return revoked, True
 
 
 async def _shows(tx: Transaction, wanted: Sequence[GrantSpec]) -> Mapping[str, ShowId]:

@@ -30,7 +30,7 @@ from rota.placement.registry import Registry
 from rota.placement.routing import Routing
 from rota.queue import Queue
 from rota.runtime import Replica, reopener_of
-from rota.server.access import Keys
+from rota.server.access import KeyCheck, Keys
 from rota.server.http.streams import Streams
 from rota.workflow.desk import Desk as Workflows
 from rota.workflow.looking import Looking as Runs
@@ -73,7 +73,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     """Who decides whether jobs may run; None: they all may."""
 
     @classmethod
-    def of(cls, replica: Replica, watch: Watch, runs_watch: Watch, streams: Streams) -> Desk:
+    def of(cls, replica: Replica, watch: Watch, runs_watch: Watch, streams: Streams, check: KeyCheck) -> Desk:
         engine, database = replica.engine, replica.database
         jobs = Jobs(database)
         return cls(
@@ -96,7 +96,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             books=replica.books,
             routing=engine.routing,
             registry=engine.registry,
-            keys=Keys(database),
+            keys=Keys(database, check.forget),
             until_stopping=replica.supervisor.until_stopping,
             teller=engine.teller,
             feed=engine.feed,
