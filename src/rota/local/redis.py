@@ -39,9 +39,13 @@ class RedisServer(Server):
             "appendonly no",
             "maxmemory-policy noeviction",
             f"databases {1 if self.cluster else self.databases}",
-            *(["cluster-enabled yes"] if self.cluster else []),
+            *self._of_a_cluster(),
         ]
         write_private(self._conf, "\n".join(lines) + "\n")
+
+    def _of_a_cluster(self) -> list[str]:
+        """Ten thousand above its port, where its bus would be, are ports that connections have for a while."""
+        return ["cluster-enabled yes", f"cluster-port {self.home.port('redis-bus')}"] if self.cluster else []
 
     def argv(self) -> list[str | Path]:
         # From standard input: as an argument, a path with `[` or `*` is taken for a pattern, and a server that finds no
