@@ -12,6 +12,8 @@ from rota.model.errors import InvalidInput
 from rota.model.job import CRITICAL, Compensation, Details, LayerSpec, RetrySpec, Submission, decode, encode
 from rota.model.job_plan import OWN_LABELS, OWN_PREFIXES, Plan, plan
 from rota.model.work import Work
+from rota.model.workflow_check import FlowStep
+from rota.model.workflow_run import Undo
 
 TRIES: Final = 3
 """How often a compensation is tried again at least, when its job does not say otherwise."""
@@ -33,6 +35,17 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     details: Details
     work: Work
     input: Any
+
+
+def undone_by(step: FlowStep, undo: Undo) -> Compensation:
+    """What undoes a step, with what it is to be called with in this run."""
+    by = step.spec.compensate
+    assert by is not None, "only what can be undone is recorded"
+    if by.context is None:
+        return by
+    context = undo.context if step.undo is not None else by.context
+    runs_task = bool(by.task) or not (by.argv or step.spec.argv)
+    return msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
 
 
 def undoing(origin: Origin, by: Compensation, saga: str) -> Submission:

@@ -119,6 +119,10 @@ class WorkflowSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of a run as a whole; 0: none."""
     rollback_on: frozenset[Trigger] = frozenset({"fatal"})
 
+    def undoes_on(self, trigger: Trigger | None) -> bool:
+        """Whether a run that ends by this undoes what it did; what is fatal has failed, too."""
+        return trigger in self.rollback_on or (trigger == "fatal" and "failed" in self.rollback_on)
+
 
 REQUIRED: Final = {"required": True}
 

@@ -7,7 +7,7 @@ takes the news up.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -16,6 +16,9 @@ from rota.model.approval import ApprovalState
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.workflow import Trigger
+
+DEPTH_MAX: Final = 16
+"""Runs inside runs."""
 
 
 class StepState(StrEnum):

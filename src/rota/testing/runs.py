@@ -18,11 +18,13 @@ from rota.model.approval import ApprovalState
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.ids import ENTROPY_BYTES, JobId, RunId, ShowId, uuid7
 from rota.model.lifecycle import FrameState, JobState
+from rota.model.messages import FATAL
 from rota.model.workflow import WorkflowSpec, decode, encode
 from rota.model.workflow_advance import advance, new
 from rota.model.workflow_approval import Agreed, Granted
 from rota.model.workflow_check import Flow, compiled
 from rota.model.workflow_run import (
+    DEPTH_MAX,
     Began,
     Cancel,
     Decided,
@@ -39,14 +41,13 @@ from rota.model.workflow_run import (
 )
 from rota.model.workflow_views import Declared, Entry, Moment, Run, Saga, Started, Step
 from rota.testing.played import PlayedJob, moment_of
+from rota.workflow.sagas import origin_of
 
 if TYPE_CHECKING:
     from rota.sdk.clients import Tasks
     from rota.testing.rehearsal import Rehearsal
 
-DEPTH_MAX: Final = 8
 SHOW: Final = ShowId(UUID(int=0))
-FATAL: Final = frozenset({"fatal", "bad_input"})
 _unpack = msgspec.msgpack.Decoder().decode
 
 
@@ -336,33 +337,16 @@ class PlayedRuns:
         run.output = moves.output
         if run.depth == 0 and state is RunState.SUCCEEDED:
             run.undos.clear()
-        wanted, trigger = run.flow.spec.rollback_on, run.now.trigger
-        undoes = trigger in wanted or (trigger == "fatal" and "failed" in wanted)
-        if run.depth == 0 and undoes and run.undos:
+        if run.depth == 0 and run.flow.spec.undoes_on(run.now.trigger) and run.undos:
             run.ends_as, run.state = state, RunState.COMPENSATING
         else:
             run.end(state, self._now_ms)
 
     def _recorded(self, run: PlayedRun, undo: Undo) -> PlayedUndo:
         step, job = run.flow.steps[undo.place], self._rehearsal.find(JobId(undo.job)).told()
-        by, layer = step.spec.compensate, job.layers[0]
-        assert by is not None, "only what can be undone is recorded"
-        if by.context is not None:
-            context = undo.context if step.undo is not None else by.context
-            by = msgspec.structs.replace(by, context={"args": [], "kwargs": context})
-        origin = saga.Origin(
-            job=job.id,
-            show=job.show,
-            folder=job.folder,
-            dept=job.dept,
-            name=job.name,
-            labels=job.labels,
-            details=job.details,
-            work=layer.work,
-            input=None if layer.input is None else _unpack(layer.input),
-        )
         name = step.id if run.depth == 0 else f"{run.id}/{step.id}"
-        return PlayedUndo(undo.job, name, saga.undoing(origin, by, str(run.root.id)))
+        by = saga.undone_by(step, undo)
+        return PlayedUndo(undo.job, name, saga.undoing(origin_of(job), by, str(run.root.id)))
 
     def _undo_on(self, run: PlayedRun) -> bool:
         """The next thing to undo, once the one before has ended; whether anything changed."""

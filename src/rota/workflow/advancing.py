@@ -33,9 +33,10 @@ from rota.model.job import Submitted
 from rota.model.job_plan import Plan
 from rota.model.lifecycle import JobState
 from rota.model.reasons import Reason
+from rota.model.saga import undone_by
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow
-from rota.model.workflow_run import Began, Undo
+from rota.model.workflow_run import DEPTH_MAX, Began, Undo
 from rota.workflow.approving import StepApprovals
 from rota.workflow.definitions import Definitions, Version
 from rota.workflow.sagas import Sagas, Undone, joined
@@ -53,8 +54,6 @@ CALLED = query(__package__, "called")
 
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
-DEPTH_MAX: Final = 16
-"""Runs inside runs."""
 STALE: Final = "RT001"
 GIVEN_UP: Final = "A defect of Rota keeps this run from going on: its server's log has the trace."
 NOTIFY: Final = "sys.workflow.notify"
@@ -197,7 +196,7 @@ class Advancing:
     async def _undo(self, tx: Transaction, turns: Sequence[Turn], flows: Flows) -> None:
         """Record what undoes the steps that have succeeded; runs that fail and want it undone go on until it is."""
         await self.sagas.record(tx, [_undone(turn, flows, undo) for turn in turns for undo in turn.moves.undos])
-        for turn in [each for each in turns if each.wants_rollback(flows[each.workflow][1].spec.rollback_on)]:
+        for turn in [each for each in turns if each.wants_rollback(flows[each.workflow][1].spec)]:
             if await self.sagas.roll_back(tx, [(turn.show, str(turn.run))], plain(turn.now.error)):
                 turn.compensates()
 
@@ -383,12 +382,7 @@ def new_run(now_ms: int) -> RunId:
 def _undone(turn: Turn, flows: Flows, undo: Undo) -> Undone:
     """What a step has done, with what undoes it; it belongs to the saga of the run that all of it began with."""
     step = flows[turn.workflow][1].steps[undo.place]
-    by = step.spec.compensate
-    assert by is not None
-    if by.context is not None:
-        context = undo.context if step.undo is not None else by.context
-        runs_task = bool(by.task) or not (by.argv or step.spec.argv)
-        by = msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
+    by = undone_by(step, undo)
     name = f"{step.id}" if turn.depth == 0 else f"{turn.run}/{step.id}"
     return Undone(show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=plain(undo.error))
 

@@ -25,10 +25,9 @@ from rota.model.ids import JobId, RunId
 from rota.model.reasons import Reason
 from rota.model.units import span
 from rota.model.workflow_approval import subject_of
-from rota.model.workflow_run import Happened, RunState, StepState
+from rota.model.workflow_run import DEPTH_MAX, Happened, RunState, StepState
 from rota.model.workflow_views import Entry, Run, Saga, Step
 from rota.policy.approvals import Approvals
-from rota.workflow.advancing import DEPTH_MAX
 from rota.workflow.explain_told import JOBS_MAX, STEPS_MAX, RunCause, RunExplained, cause
 from rota.workflow.looking import Looking
 

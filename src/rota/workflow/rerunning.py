@@ -19,8 +19,7 @@ from rota.model.errors import Refused
 from rota.model.ids import RunId, ShowId
 from rota.model.workflow_advance import new
 from rota.model.workflow_check import Flow, FlowStep
-from rota.model.workflow_run import RunNow, StepState
-from rota.workflow.advancing import DEPTH_MAX
+from rota.model.workflow_run import DEPTH_MAX, RunNow, StepState
 from rota.workflow.sagas import Sagas
 
 RUNS = query(__package__, "rerun_runs")

@@ -297,8 +297,15 @@ def _template(undone: Undone, job: Job | None) -> tuple[bytes, str | None]:
         return b"", undone.error
     if job is None:
         return b"", f"The job {undone.job} is not kept any more."
+    try:
+        return saga.write(saga.undoing(origin_of(job), undone.by, undone.saga)), None
+    except InvalidInput as wrong:
+        return b"", wrong.sentence
+
+
+def origin_of(job: Job) -> saga.Origin:
     layer = job.layers[0]
-    origin = saga.Origin(
+    return saga.Origin(
         job=job.id,
         show=job.show,
         folder=job.folder,
@@ -309,10 +316,6 @@ def _template(undone: Undone, job: Job | None) -> tuple[bytes, str | None]:
         work=layer.work,
         input=None if layer.input is None else msgspec.msgpack.decode(layer.input),
     )
-    try:
-        return saga.write(saga.undoing(origin, undone.by, undone.saga)), None
-    except InvalidInput as wrong:
-        return b"", wrong.sentence
 
 
 def _entry_state(state: JobState) -> str:

@@ -13,7 +13,7 @@ from rota.model.approval import ApprovalState
 from rota.model.ids import RunId, ShowId
 from rota.model.lifecycle import JobState
 from rota.model.messages import FATAL
-from rota.model.workflow import Trigger
+from rota.model.workflow import WorkflowSpec
 from rota.model.workflow_advance import advance
 from rota.model.workflow_check import Flow
 from rota.model.workflow_run import (
@@ -119,11 +119,11 @@ class Turn:
         if self.was is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.news):
             self.compensates()
 
-    def wants_rollback(self, on: Collection[Trigger]) -> bool:
+    def wants_rollback(self, spec: WorkflowSpec) -> bool:
         """Whether it ends in a way that has it undo what it did; what a run inside another did that one undoes."""
         if not self.state.ended or self.depth > 0 or self.was is RunState.COMPENSATING:
             return False
-        return self.now.trigger in on or (self.now.trigger == "fatal" and "failed" in on)
+        return spec.undoes_on(self.now.trigger)
 
     def compensates(self) -> None:
         """It goes on until what it did is undone."""
