@@ -9,15 +9,10 @@ from rota.model.policy import Remediation, Says
 from rota.model.workflow import StepSpec
 from rota.model.workflow_approval import ApprovalSpec
 from tests.ground.commands import Terminal
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show
+from tests.ground.jobs import a_show
 from tests.ground.kernels import word
-from tests.ground.workflows import EMPTY as EMPTY_WORKFLOWS
 from tests.ground.workflows import Room
 from tests.integration.approvals_ground import Desk
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY_WORKFLOWS}; {EMPTY}")
 
 
 @pytest.fixture

@@ -18,15 +18,11 @@ from rota.accounting.ledger import Charge, Group
 from rota.cli import books_app, books_caps_app
 from rota.cli.app import main
 from rota.cli.books_view import bar
-from tests.contract.ledger_suite import EMPTY, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import sql
 
 ROTA = str(Path(sys.executable).with_name("rota"))
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

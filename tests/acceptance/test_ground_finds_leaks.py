@@ -31,7 +31,8 @@ def test_every_kind_of_leak_fails_its_test_and_nothing_else():
         "test_leaves_a_key",
         "test_leaves_a_redis_connection",
         "test_leaves_a_postgres_connection",
+        "test_leaves_a_session_that_nobody_keeps",
     }, done.stdout
-    for words in ("tasks left behind", "b'stray'", "every connection to Redis", "every connection to PostgreSQL"):
+    for words in ("tasks left behind", "b'stray'", "connections to Redis left open", "to PostgreSQL left behind"):
         assert words in done.stdout, words
-    assert "5 passed, 4 errors" in done.stdout
+    assert "9 passed, 5 errors" in done.stdout, done.stdout

@@ -14,15 +14,11 @@ from rota.model.key_text import ENTROPY_BYTES, new_key, parse_key
 from rota.server.access import KeyCheck, Keys
 from tests.contract.ledger_suite import sql
 from tests.ground.commands import Terminal, rows
-from tests.ground.databases import cleaned_by, one_database
 
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 TRAIL = sql("SELECT actor, action FROM rota.audit ORDER BY seq OFFSET $1")
 ENTRIES = sql("SELECT count(*) FROM rota.audit")
 TOLD = re.compile(r"Made key (\w{10}) \(ci\): (.*)\.")
-
-shared_database_url = one_database()
-database_url = cleaned_by("DELETE FROM rota.api_key; DELETE FROM rota.show")
 
 
 @pytest.fixture

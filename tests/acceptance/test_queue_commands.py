@@ -20,16 +20,12 @@ from rota.infra.lease import Leases
 from rota.model.errors import PostgresUnavailable
 from rota.queue import DeadLetter, FailedFilter, Failure, Queue, report
 from tests.ground.commands import Terminal, rows
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
+from tests.ground.queues import Dispatcher, agreed, entry, sql
 
 ROTA = str(Path(sys.executable).with_name("rota"))
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
 LETTERS = sql("SELECT array_agg(reason ORDER BY dlq_id) FROM rota.dlq_entries")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

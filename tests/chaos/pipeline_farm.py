@@ -46,6 +46,7 @@ from tests.chaos import pipeline_kept as kept
 from tests.chaos import pipeline_wal as wal
 from tests.chaos.pipeline_history import COUNTED, Done, End, History, Layer, Run, Submit
 from tests.chaos.pipeline_poison import Poisoner, text_of
+from tests.ground import processes
 from tests.ground.queues import EXACT, FIELDS, SCAN, sql
 from tests.ground.waiting import until
 
@@ -89,9 +90,7 @@ class Actor:
         """`arm` is CRASH_AT and the like."""
         self.log = self.folder / f"{self.name}.{next(self._lives)}.log"
         with self.log.open("wb") as out:
-            self.process = await asyncio.create_subprocess_exec(
-                *self._words, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT, start_new_session=True
-            )
+            self.process = await processes.start(self._words, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT)
         return self
 
     @property

@@ -10,12 +10,9 @@ import signal
 import pytest
 
 from tests.ground.agents import RUNNING, history, in_sets
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.trails import MAKE, Trail
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease; DROP TABLE IF EXISTS rota.agent_trail")
 HOUR_MS = 3_600_000
 
 

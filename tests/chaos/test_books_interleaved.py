@@ -12,12 +12,9 @@ import pytest
 from tests.chaos.books_explorer import Explorer
 from tests.chaos.books_mutants import MUTANTS, Mutant, applied
 from tests.chaos.books_rules import Broken
-from tests.ground.databases import cleaned_by, one_database
 
 pytestmark = pytest.mark.timeout(300)  # many small stories, one after the other
 
-shared_database_url = one_database()
-database_url = cleaned_by("SELECT 1")
 
 SCHEDULES = 120
 LONG = 20_000

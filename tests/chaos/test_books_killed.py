@@ -14,12 +14,8 @@ from rota.accounting.upkeep import Upkeep
 from rota.infra import faults
 from rota.infra.lease import Leases
 from rota.model.settings.accounting import Accounting
-from tests.contract.ledger_suite import EMPTY, SUM, Books
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import SUM, Books
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 ROOMS = ("admin.", "live.", "limits.", "publisher.", "recount.", "seeding.", "procs.", "ledger.")
 PLACES = [(kind, name) for kind, name in faults.places() if name.startswith(ROOMS)]

@@ -3,12 +3,8 @@
 import pytest
 
 from rota.accounting.transactional import TransactionalLedger
-from tests.contract.ledger_suite import EMPTY, Books, LedgerSuite
+from tests.contract.ledger_suite import Books, LedgerSuite
 from tests.contract.swarm_suite import SwarmSuite
-from tests.ground.databases import cleaned_by, one_database
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

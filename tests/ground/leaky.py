@@ -3,9 +3,14 @@
 import asyncio
 
 import asyncpg
+import psycopg
 from redis.asyncio import Redis
 
+from tests.ground.queues import sql
+
 KEPT = []
+SHOWS = sql("SELECT count(*) FROM rota.show")
+FENCE = sql("SELECT nextval('rota.lease_fence')")
 
 
 async def test_leaves_a_task(database_url):
@@ -26,5 +31,38 @@ async def test_leaves_a_postgres_connection(database_url):
     KEPT.append(await asyncpg.connect(database_url))
 
 
+async def test_leaves_a_session_that_nobody_keeps(database_url):
+    KEPT.append(psycopg.connect(database_url))
+
+
+async def test_leaves_rows_settings_and_a_lock_for_nobody(database):
+    """Undone before the next test, so not a leak."""
+    for statement in (
+        "INSERT INTO rota.show (pk_show, str_name) VALUES (gen_random_uuid(), 'left')",
+        "UPDATE rota.queue_storage SET counter_stripes = 7",
+        "CREATE TABLE rota.left_behind (n int)",
+        "SELECT pg_advisory_lock(7)",
+        "SET statement_timeout = '1ms'",
+    ):
+        await database.run(sql(statement))
+    assert await database.value(FENCE) == 1
+
+
+async def test_leaves_another_schema(database):
+    await database.run(sql("ALTER TABLE rota.show ADD COLUMN left_behind int"))
+
+
 async def test_leaves_nothing(database, redis):
     await redis.set("expires", 1, ex=60)
+    assert await database.value(SHOWS) == 0
+    assert await database.value(FENCE) == 1
+    assert await database.value(sql("SELECT to_regclass('rota.left_behind') IS NULL"))
+    assert await database.value(sql("SELECT counter_stripes FROM rota.queue_storage")) == 1
+    assert await database.value(sql("SELECT pg_sleep(0.01)::text")) == ""
+    assert await database.value(sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
+    columns = "SELECT count(*) FROM information_schema.columns WHERE column_name = 'left_behind'"
+    assert await database.value(sql(columns)) == 0
+
+
+async def test_leaves_nothing_either(database, redis):
+    await test_leaves_nothing(database, redis)

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,12 @@ from redis.asyncio import Redis as AsyncRedis
 
 from rota.infra.telemetry import logs
 from rota.local import LocalStack
-from tests.ground.databases import make_database
+from tests.ground.connections import Connections
+from tests.ground.databases import DatabasePool, fresh_database
+from tests.ground.durations import Durations
 from tests.ground.proxy import Proxy
 from tests.ground.second import SecondProcess
-from tests.ground.servers import REDIS_DATABASES, TEMPLATE, SharedServers, Stack, options_for_tests
+from tests.ground.servers import REDIS_DATABASES, SharedServers, Stack, options_for_tests
 from tests.ground.waiting import until, until_closed
 
 SERVERS = pytest.StashKey[SharedServers]()
@@ -29,9 +32,15 @@ NUMBERS = itertools.count()
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
+    config.addinivalue_line("markers", "slow(reason): may take longer than 15 s, and why it has to")
+    config.addinivalue_line("markers", "new_connections: PostgreSQL sessions are opened and closed, not kept")
+    # A background job, nohup or cron ignores SIGINT, and every child would inherit that: tests press Ctrl-C.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     logs.configure("console", "warning")  # unconfigured, structlog prints to stdout, with the locals of every frame
     if not hasattr(config, "workerinput"):
         config.stash[SERVERS] = SharedServers()
+        config.pluginmanager.register(Durations())
 
 
 def pytest_collection_modifyitems(config, items):
@@ -84,19 +93,52 @@ async def _tasks_end_with_the_test():
     for _ in range(10):  # what was cancelled or closed just now still needs a turn of the loop
         await asyncio.sleep(0)
     leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert not leaked, f"tasks left behind: {leaked}"
+    told = f"tasks left behind: {leaked}"
+    for task in leaked:
+        task.cancel()  # the loop is that of the next test, too
+    if leaked:
+        await asyncio.wait(leaked, timeout=5)
+    assert not leaked, told
+
+
+@pytest.fixture(scope="session")
+async def _connections():
+    """Connections that are kept from test to test; all tests of a process run in this event loop."""
+    kept = Connections()
+    kept.install(asyncio.get_running_loop())
+    yield kept
+    kept.close()
+    await asyncio.sleep(0)  # transports close in the next turn
+
+
+@pytest.fixture(scope="session")
+def _databases(_admin, stack, _connections):
+    pool = DatabasePool(_admin, stack, _connections)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
-def database_url(_admin, stack):
-    """URL of a fresh database with Rota's schema."""
-    yield from make_database(_admin, stack, TEMPLATE)
+def database_url(request, _databases, _connections, stack):
+    """URL of a database with Rota's schema and nothing else in it."""
+    name = _databases.lend()
+    url = stack.database_url(name)
+    if request.node.get_closest_marker("new_connections"):
+        _connections.forget(url)
+    else:
+        _connections.keep(url)
+    yield url
+    if leaked := _connections.leaked():
+        _databases.drop(name)
+        pytest.fail(f"connections to PostgreSQL left behind: {leaked}")
+    _databases.take_back(name)
 
 
 @pytest.fixture
 def empty_database_url(_admin, stack):
     """URL of a fresh database with nothing in it."""
-    yield from make_database(_admin, stack, "template0")
+    with fresh_database(_admin, stack, "template0") as url:
+        yield url
 
 
 @pytest.fixture

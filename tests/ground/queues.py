@@ -5,6 +5,7 @@ from uuid import UUID, uuid4
 from rota.infra.lease import Leases
 from rota.infra.postgres.sql import parse_query
 from rota.queue import Entry, Queue, Upkeep
+from tests.ground.waiting import until
 
 # For the few rows of a test a tenth of the time of TRUNCATE, which makes new files.
 TABLES = (
@@ -92,3 +93,13 @@ async def agreed(database):
     exact, rows = await counted(database), await counted(database, SCAN)
     assert exact == rows
     return exact
+
+
+OTHERS_IDLE = sql("""
+SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+                   AND xact_start IS NOT NULL)""")
+
+
+async def sessions_over(database):
+    """A process has died: PostgreSQL needs a moment to notice, and its locks hold until then."""
+    await until(lambda: database.value(OTHERS_IDLE), what="PostgreSQL to roll back what the dead process left open")

@@ -6,6 +6,9 @@ import signal
 import sys
 from contextlib import suppress
 
+from tests.ground import processes
+from tests.ground.processes import PIPE
+
 LINE_TIMEOUT_S = 15.0
 
 
@@ -16,15 +19,8 @@ class SecondProcess:
     @classmethod
     async def start(cls, module, *args, env=None, argv=None):
         words = argv or [sys.executable, "-m", module, *map(str, args)]
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-        )
-        return cls(process)
+        given = {**os.environ, **(env or {})}
+        return cls(await processes.start(words, env=given, stdin=PIPE, stdout=PIPE, stderr=PIPE))
 
     @property
     def pid(self):

@@ -4,7 +4,6 @@ import asyncio
 
 from rota.infra.postgres.sql import parse_query
 from rota.model.backoff import Backoff
-from tests.ground.databases import cleaned_by
 from tests.ground.waiting import until
 from tests.integration.lease_holder import NOTE
 
@@ -20,10 +19,6 @@ def sql(text):
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() WHERE name = $1")
 NOTES = sql("SELECT fence FROM rota.note ORDER BY n")
 MAKE_NOTES = sql("CREATE TABLE rota.note (n bigint GENERATED ALWAYS AS IDENTITY, fence bigint)")
-
-
-def clean_leases():
-    return cleaned_by("TRUNCATE rota.lease; ALTER SEQUENCE rota.lease_fence RESTART; DROP TABLE IF EXISTS rota.note")
 
 
 async def take(leases, name="door", ttl_s=LONG_S, **more):

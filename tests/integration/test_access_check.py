@@ -16,12 +16,8 @@ from rota.model.key_text import ALPHABET, ENTROPY_BYTES, new_key
 from rota.server.access import KeyCheck, Keys
 from rota.server.access.check import REMEMBER_S, UNKNOWN_MAX
 from tests.contract.ledger_suite import sql
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.placement import Moved
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by("DELETE FROM rota.api_key; DELETE FROM rota.show")
 
 EXPIRE = sql("UPDATE rota.api_key SET ts_expires = now() - interval '1 second' WHERE id = $1")
 FORGED = sql("UPDATE rota.api_key SET digest = $2 WHERE id = $1")

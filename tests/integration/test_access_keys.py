@@ -13,11 +13,7 @@ from rota.model.errors import InvalidInput, PostgresUnavailable, Unauthenticated
 from rota.model.key_text import ENTROPY_BYTES, new_key
 from rota.server.access import KeyCheck, Keys
 from tests.contract.ledger_suite import sql
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by("DELETE FROM rota.api_key; DELETE FROM rota.show")
 
 TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit WHERE actor = $1 ORDER BY seq")
 EVERYTHING = sql("""

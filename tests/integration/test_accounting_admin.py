@@ -13,8 +13,7 @@ from rota.accounting.ledger import Charge, Group, Why
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra import audit
 from rota.model.errors import InvalidInput, Refused
-from tests.contract.ledger_suite import EMPTY, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import sql
 
 TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
 EMPTY_TRAIL = """
@@ -23,9 +22,6 @@ DELETE FROM rota.audit;
 UPDATE rota.audit_head SET seq = 0, hash = decode(repeat('00', 32), 'hex');
 SET session_replication_role = origin;
 """
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; {EMPTY_TRAIL}")
 
 
 class By:

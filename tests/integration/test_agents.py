@@ -6,11 +6,7 @@ import pytest
 
 from rota.infra.redis import Keys
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history, in_sets, now_ms, once, row, sets_of
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 
 
 @pytest.fixture

@@ -8,12 +8,9 @@ from rota.agents.admin import Admin
 from rota.model.errors import NotFound, Refused
 from rota.model.settings.agents import AgentKeys
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, in_sets, now_ms, row
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 LATE = sql("UPDATE rota.agent SET ts_due = ts_due - interval '3 h', ts_slot = ts_slot - interval '3 h'")
 AUDIT = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq")
 

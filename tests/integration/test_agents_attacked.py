@@ -16,12 +16,9 @@ from rota.model.errors import RedisUnavailable, Refused, StaleFence
 from rota.model.schedule import Every
 from rota.model.settings.agents import AgentKeys, OrphanCleanup
 from tests.ground.agents import HOUR_MS, RUNNING, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() - interval '1 h' WHERE name = $1")
 
 

@@ -9,11 +9,8 @@ from rota.model.errors import InvalidInput, Refused
 from rota.model.schedule import At, Cron
 from rota.model.settings.agents import AgentKeys
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, now_ms, row
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 NIGHTLY = Cron("0 2 * * *")
 

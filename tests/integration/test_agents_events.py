@@ -7,13 +7,10 @@ from rota.model.access import Role
 from rota.server import services
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history
 from tests.ground.api import Api
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.farm import Farm
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() - interval '1 h', holder = 'other' WHERE name = $1")
 
 

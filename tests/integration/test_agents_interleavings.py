@@ -18,11 +18,8 @@ from rota.model.agent import AgentSpec, Outcome, Plan
 from rota.model.errors import StaleFence
 from rota.model.schedule import Every
 from tests.ground.agents import HOUR_MS, RUNNING, history, in_sets, now_ms, row, sets_of
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import sql
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 SPEC = AgentSpec(name="a", schedule=Every(HOUR_MS))
 CLEAN = sql("DELETE FROM rota.agent")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() - interval '1 h' WHERE name = $1")

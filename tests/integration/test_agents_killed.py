@@ -5,12 +5,8 @@ import signal
 import pytest
 
 from tests.ground.agents import RUNNING, history, in_sets, row
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
 from tests.integration.agents_pod import MAKE_NOTES, NOTES
-
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease; DROP TABLE IF EXISTS rota.agent_note")
 
 LEASE_S = 1.0
 CRASHES = (

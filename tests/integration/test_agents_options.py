@@ -13,12 +13,8 @@ from rota.model.breaker import Phase
 from rota.model.errors import RotaError
 from rota.model.schedule import Every
 from tests.ground.agents import HOUR_MS, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.plugin import redis_async
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 
 
 @pytest.fixture

@@ -18,12 +18,9 @@ from rota.model.breaker import Phase
 from rota.model.schedule import Every
 from rota.model.settings.agents import Agent
 from tests.ground.agents import HOUR_MS, RUNNING, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 
-shared_database_url = one_database()
-database_url = cleaned_by("TRUNCATE rota.agent CASCADE; TRUNCATE rota.lease")
 REMOVE = sql("WITH lost AS (DELETE FROM rota.agent_running WHERE name = $1) DELETE FROM rota.agent WHERE name = $1")
 
 

@@ -14,15 +14,11 @@ from rota.model.errors import ApprovalNotActionable, ApprovalResolved, ApprovalS
 from rota.model.policy import ApprovalTerms, Says
 from rota.policy.approvals import FORGET
 from rota.queue import DeadLetterFilter, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show
+from tests.ground.jobs import a_show
 from tests.ground.kernels import TABLE, word
 from tests.ground.queues import agreed, sql
 from tests.ground.waiting import until
 from tests.integration.approvals_ground import ANN, BOB, DUE, EVE, Desk, person
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 TAMPERED = sql("UPDATE rota.layer SET input = '\\x2a'")
 BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")

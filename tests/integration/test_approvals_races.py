@@ -9,16 +9,12 @@ from rota.engine.ender import mark_cancelled
 from rota.infra import faults
 from rota.model.errors import ApprovalNotActionable, ApprovalResolved
 from rota.queue import DeadLetterFilter, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.kernels import TABLE
-from tests.ground.queues import agreed, sql
+from tests.ground.queues import agreed, sessions_over, sql
 from tests.ground.waiting import until
 from tests.integration import approvals_client
 from tests.integration.approvals_ground import ANN, BOB, DUE, STATES, Desk
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 TORN = sql("""
@@ -185,6 +181,7 @@ async def test_dying_anywhere_leaves_approvals_pending_or_carried_out(
     client = await spawn("tests.integration.approvals_client", env={"URL": database_url, fault: place})
     status = await client.wait()
     assert status == (faults.CRASHED if fault == "CRASH_AT" else 0), await client.errors()
+    await sessions_over(database)
     assert await database.value(TORN) == 0
     await approvals_client.work(desk)
     assert await database.value(TORN) == 0

@@ -12,7 +12,6 @@ from rota.infra.audit import AuditEntry, Head
 from rota.infra.audit.verify import CHUNK
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import InvalidInput
-from tests.ground.databases import cleaned_by, one_database
 
 EMPTY = """
 SET session_replication_role = replica;
@@ -23,10 +22,6 @@ UPDATE rota.audit_head SET seq = 0, hash = decode(repeat('00', 32), 'hex');
 
 def sql(text):
     return parse_query("test", f"-- Test.\n{text}")
-
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 def entry(action="cap.raise", **detail):

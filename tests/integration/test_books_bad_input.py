@@ -10,12 +10,8 @@ from rota.accounting.ledger import BATCH_MAX, GPUS_MAX, Why
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Refusal, Resource
 from rota.model.units import CENTICORES_MAX
-from tests.contract.ledger_suite import EMPTY, outcome_of
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import outcome_of
 from tests.integration.books_ground import Farm
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture(params=[True, False], ids=["managed", "unmanaged"])

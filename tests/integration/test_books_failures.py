@@ -31,15 +31,11 @@ from rota.infra.redis import RedisTarget, connect
 from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level, Refusal, Resource
 from rota.runtime import never_booked
-from tests.contract.ledger_suite import EMPTY, outcome_of
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import outcome_of
 from tests.integration.books_ground import Farm, die, stopped
 
 HOURS_S = 36_000.0
 FULL = Refusal(Level.SUBSCRIPTION, Resource.CORES, 600, 600, 100)
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 class HandClock(SystemClock):

@@ -12,11 +12,7 @@ from rota.accounting.live.seeding import seed
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra.redis import Keys
 from rota.model.quota import Level
-from tests.contract.ledger_suite import EMPTY, LIMITS, MAKE_FOLDER, MAKE_FOLDER_RESOURCE, SUM, Books, sql
-from tests.ground.databases import cleaned_by, one_database
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.contract.ledger_suite import LIMITS, MAKE_FOLDER, MAKE_FOLDER_RESOURCE, SUM, Books, sql
 
 FLIP = sql("SELECT * FROM rota.show_set_managed($1, $2)")
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")

@@ -13,7 +13,6 @@ from rota.infra.postgres import listen as listen_module
 from rota.infra.postgres import pool as pool_module
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import InvalidSetting, LoginRefused, PostgresUnavailable
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
 
 
@@ -23,6 +22,7 @@ def sql(text):
 
 ECHO = sql("SELECT $1::int")
 SLEEP = sql("SELECT pg_sleep(30)")
+pytestmark = pytest.mark.new_connections
 PID = sql("SELECT pg_backend_pid()")
 KILL_OTHERS = sql(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
@@ -32,10 +32,6 @@ SESSIONS = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_da
 NUMBERS = sql("CREATE TABLE number (n int PRIMARY KEY)")
 ADD = sql("INSERT INTO number VALUES ($1)")
 COUNT = sql("SELECT count(*) FROM number")
-
-
-shared_database_url = one_database()
-database_url = cleaned_by("DROP TABLE IF EXISTS rota.number")
 
 
 @pytest.fixture

@@ -20,14 +20,10 @@ from rota.model.lifecycle import JobState
 from rota.model.settings.lifecycle import Replayer as Pace
 from rota.policy.words import Words
 from rota.queue import DeadLetterFilter, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.kernels import AWAY, OPEN, TABLE, Hanging, Table
 from tests.ground.queues import agreed, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 AGE = sql("UPDATE rota.job SET ts_updated = ts_updated - $1 * interval '1 s'")
 DUE = sql("UPDATE rota.job SET ts_ask_at = clock_timestamp() WHERE ts_ask_at IS NOT NULL")

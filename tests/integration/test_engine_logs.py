@@ -11,12 +11,8 @@ from rota.engine.submit import Submitter
 from rota.infra.nats import Heard
 from rota.model.errors import InvalidInput, PostgresUnavailable
 from rota.model.messages import LOG, LogChunk, encode
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.queues import Dispatcher, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.frame_log")
 
 WORKER = UUID(int=7)
 ROWS = sql("SELECT count(*) FROM rota.frame_log")

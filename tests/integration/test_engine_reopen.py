@@ -19,13 +19,9 @@ from rota.model.errors import InvalidInput
 from rota.model.job import Budget, Compensation, ContextHints, LayerSpec, Submission
 from rota.model.lifecycle import JobState
 from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.kernels import TABLE, Table
-from tests.ground.queues import Dispatcher, agreed, entry, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.blob")
+from tests.ground.queues import Dispatcher, agreed, entry, sessions_over, sql
 
 COUNT = sql("SELECT rota.layers_count($1::uuid[], $2::int[], $3, 0)")
 FINISH = sql("SELECT * FROM rota.jobs_finish($1::uuid[])")
@@ -245,6 +241,7 @@ async def test_whoever_is_killed_on_the_way_has_removed_nothing_and_the_next_ret
     arm = {"URL": database_url, "CRASH_AT": "reopen.after_purge"}
     first = await spawn("tests.integration.engine_client", "retry", old, env=arm)
     assert await first.wait() == faults.CRASHED, await first.errors()
+    await sessions_over(database)
     assert await ended.queue.dead_letters.count(DeadLetterFilter(job=old)) == 2
     assert await database.rows(JOBS) == []
     await ended.reopener.retry_job(old)

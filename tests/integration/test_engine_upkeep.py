@@ -16,9 +16,8 @@ from rota.infra.service import Service, Supervisor
 from rota.infra.store import Store
 from rota.model.errors import StaleFence
 from rota.model.settings.lifecycle import Retention
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
-from tests.ground.queues import sql
+from tests.ground.jobs import a_show, task
+from tests.ground.queues import sessions_over, sql
 from tests.ground.waiting import until
 from tests.integration import engine_client
 
@@ -29,8 +28,6 @@ DO $$ DECLARE part text; BEGIN
   END LOOP;
 END $$"""
 
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.worker; DELETE FROM rota.proc; DELETE FROM rota.blob; {NO_DAYS}")
 
 DAYS = sql("SELECT name, day, since, until FROM rota.days_of($1) ORDER BY since")
 ADD_END = sql("""
@@ -323,6 +320,7 @@ async def test_whoever_is_killed_between_two_steps_loses_no_row_and_the_next_doe
     await a_done_layer(database, TODAY, TODAY)
     first = await spawn("tests.integration.engine_client", "days", TODAY, env={"URL": database_url, "CRASH_AT": place})
     assert await first.wait() == faults.CRASHED, await first.errors()
+    await sessions_over(database)
     assert sorted(row["frame"] for row in await database.rows(ENDS)) == [1, 77]
     assert len(await database.rows(DONE)) == KILLED[place]
     await engine_client.days(database, str(TODAY))
@@ -392,6 +390,7 @@ async def test_whoever_is_killed_while_caps_are_forgotten_has_forgotten_none(
     arm = {"URL": database_url, "CRASH_AT": "upkeep.after_caps_before_commit"}
     first = await spawn("tests.integration.engine_client", "caps", "", env=arm)
     assert await first.wait() == faults.CRASHED, await first.errors()
+    await sessions_over(database)
     assert await upkeep.forget_caps(lease) == 1
 
 

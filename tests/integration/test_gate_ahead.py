@@ -20,13 +20,9 @@ from rota.model.policy import Apart, Says
 from rota.policy import guard
 from rota.policy.words import Words
 from rota.queue import Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.kernels import AWAY, TABLE, Hanging, Table, word
 from tests.ground.queues import agreed, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 SAID = sql("SELECT j.topic, j.state, w.told FROM rota.job j LEFT JOIN rota.policy_word w USING (word) ORDER BY j.topic")
 

@@ -12,13 +12,9 @@ from rota.engine.submit import Submitter
 from rota.infra.audit.reading import newest
 from rota.policy.words import Words
 from rota.queue import Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.kernels import AWAY, OPEN, Hanging, Table
 from tests.ground.queues import sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 STATE = sql("""
 SELECT state FROM rota.job WHERE pk_job = $1 UNION ALL SELECT state FROM rota.job_done WHERE pk_job = $1""")

@@ -4,14 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show
+from tests.ground.jobs import a_show
 from tests.ground.queues import sql
 from tests.ground.waiting import until
 from tests.integration import ahead_client
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 NOW = sql("SELECT extract(epoch FROM clock_timestamp())::float8")
 CLIENT = "tests.integration.ahead_client"

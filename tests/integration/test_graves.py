@@ -8,8 +8,7 @@ import pytest
 from rota.accounting import procs
 from rota.accounting.ledger import Why
 from rota.accounting.transactional import TransactionalLedger
-from tests.contract.ledger_suite import EMPTY, Books, outcome_of, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import Books, outcome_of, sql
 from tests.ground.waiting import until
 
 GRAVES = sql("SELECT token_first, token_last, int_fence FROM rota.proc_grave WHERE pk_show = $1 ORDER BY 1")
@@ -20,9 +19,6 @@ BY_HAND = sql(
 )
 # The server is shared with other tests, so only this database counts.
 WAITING = sql("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

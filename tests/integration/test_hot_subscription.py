@@ -5,15 +5,10 @@ import asyncio
 import pytest
 
 from rota.accounting.books import Books
-from tests.contract.ledger_suite import EMPTY
-from tests.ground.databases import cleaned_by, one_database
 from tests.integration.books_ground import Farm
 
 FRAMES = 200
 """Of half a core each; the burst has room for these and a bit, not for one more."""
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 class Pair:

@@ -11,21 +11,16 @@ from rota.infra.lease.hold import STRIKES
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
-from tests.ground.databases import one_database
 from tests.ground.waiting import until
 from tests.integration.lease_ground import (
     EXPIRE,
     LONG_S,
     SOON,
-    clean_leases,
     forever,
     sql,
     take,
     write,
 )
-
-shared_database_url = one_database()
-database_url = clean_leases()
 
 
 @pytest.fixture
@@ -150,6 +145,7 @@ async def test_a_leader_whose_guarded_write_is_refused_campaigns_again(leases, d
     await leader.stop()
 
 
+@pytest.mark.new_connections
 async def test_a_candidate_goes_on_campaigning_while_the_database_is_read_only(database_url, database, monkeypatch):
     name = urlsplit(database_url).path[1:]
     await database.run(sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))

@@ -12,20 +12,15 @@ from rota.infra.lease import hold as hold_module
 from rota.infra.lease.grant import LOST
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import LeaseHeld, LeaseLost, LoginRefused
-from tests.ground.databases import one_database
 from tests.ground.waiting import until
 from tests.integration.lease_ground import (
     EXPIRE,
     LONG_S,
-    clean_leases,
     count,
     forever,
     sql,
     take,
 )
-
-shared_database_url = one_database()
-database_url = clean_leases()
 
 
 @pytest.fixture

@@ -50,16 +50,12 @@ from rota.accounting.live.seeding import seed
 from rota.infra.redis.script import LOADS
 from rota.model.errors import RedisUnavailable, ScriptFailed
 from rota.model.quota import Level, Refusal, Resource, Usage
-from tests.contract.ledger_suite import EMPTY, outcome_of, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import outcome_of, sql
 from tests.integration.books_ground import PLENTY, Farm, stopped
 
 FINISH_JOB = sql("DELETE FROM rota.job_resource WHERE pk_job = $1")
 FINISH_LAYER = sql("DELETE FROM rota.layer_resource WHERE pk_layer = $1")
 LEVELS = ("sub", "folder", "job", "layer", "point")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

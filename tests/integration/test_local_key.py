@@ -14,10 +14,7 @@ from rota.model.access import Role
 from rota.model.errors import InvalidSetting, SetupFailed
 from rota.model.settings import resolve
 from rota.server.access import KeyCheck, Keys
-from tests.ground.databases import cleaned_by, one_database
 
-shared_database_url = one_database()
-database_url = cleaned_by("DELETE FROM rota.api_key")
 KEY = f"rota_{'0' * 10}_{'0' * 39}"
 
 

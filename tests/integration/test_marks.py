@@ -5,12 +5,8 @@ import asyncio
 from rota.engine.marks import Marks
 from rota.engine.submit import Submitter
 from rota.infra.clock import SystemClock
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, task
+from tests.ground.jobs import a_show, task
 from tests.ground.queues import sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 STATES = sql("SELECT str_name, state FROM rota.job ORDER BY str_name")
 LOCK = sql("SELECT pk_job FROM rota.job WHERE pk_job = $1::uuid FOR UPDATE")

@@ -11,7 +11,6 @@ from rota.infra.postgres import Database, PostgresTarget, check_current, migrate
 from rota.infra.postgres.migration_files import discover, in_order, read_migration
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import MigrationRefused
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.waiting import until
 
 ALL = len(discover())
@@ -33,10 +32,6 @@ def made(**texts):
 
 def names(migrations):
     return [migration.name for migration in migrations]
-
-
-shared_database_url = one_database()
-empty_database_url = cleaned_by("DROP SCHEMA IF EXISTS rota CASCADE")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput
+from tests.ground.queues import sessions_over
 from tests.ground.waiting import until
 from tests.integration.relaying import JOBS
 
@@ -171,7 +172,8 @@ async def test_a_relay_that_dies_loses_nothing_and_says_nothing_twice(
     await process.line()
     await commit(database, [message(n) for n in range(5)])
     assert await process.wait() == CRASHED
-    assert await until(lambda: waiting(database)) == 5
+    await sessions_over(database)
+    assert await waiting(database) == 5
     assert await stored(bus) == (0 if point == "outbox.after_claim" else 5)
     async with Running(database, bus) as second:
         await until(second.drained.is_set)

@@ -10,7 +10,7 @@ from rota.infra.faults import CRASHED
 from rota.model.output import OutputSays
 from rota.policy.output.rules import OutputMatch, OutputRule
 from tests.ground.outputs import SECRET, Watched
-from tests.ground.queues import sql
+from tests.ground.queues import sessions_over, sql
 
 CLIENT = "tests.integration.outputs_client"
 FRAMES = sql("SELECT token, state, output, value FROM rota.frame_end ORDER BY frame")
@@ -50,9 +50,11 @@ async def scanned(farm, says):
         pass
 
 
-async def client(spawn, database_url, *words, **env):
+async def client(farm, spawn, database_url, *words, **env):
     process = await spawn(CLIENT, *words, env={"URL": database_url, **env})
-    return await process.wait()
+    status = await process.wait()
+    await sessions_over(farm.database)
+    return status
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ async def client(spawn, database_url, *words, **env):
 )
 async def test_a_scan_outlives_whoever_looks(farm, spawn, database_url, place):
     job = await due(farm)
-    assert await client(spawn, database_url, "scan", "quarantine", CRASH_AT=place) == CRASHED
+    assert await client(farm, spawn, database_url, "scan", "quarantine", CRASH_AT=place) == CRASHED
     await scanned(farm, OutputSays.QUARANTINE)
     done = await farm.done(job)
     assert (done["state"], done["layers"][0]["quarantined"]) == ("OUTPUT_QUARANTINED", 2)
@@ -73,7 +75,7 @@ async def test_a_scan_outlives_whoever_looks(farm, spawn, database_url, place):
 @pytest.mark.parametrize("place", ["outputs.after_redacted", "outputs.before_commit"])
 async def test_a_redaction_is_whole_or_not_at_all(farm, spawn, database_url, place):
     await due(farm)
-    assert await client(spawn, database_url, "scan", "redact", CRASH_AT=place) == CRASHED
+    assert await client(farm, spawn, database_url, "scan", "redact", CRASH_AT=place) == CRASHED
     assert [row["output"] for row in await farm.database.rows(FRAMES)] == [None, None]
     await scanned(farm, OutputSays.REDACT)
     rows = await farm.database.rows(FRAMES)
@@ -95,7 +97,7 @@ async def test_a_release_that_is_interrupted_has_not_happened(farm, spawn, datab
     await scanned(farm, OutputSays.QUARANTINE)
     desk = OutputDesk(farm.database, farm.replica.engine.store, farm.replica.queue)
     [line] = await desk.page()
-    assert await client(spawn, database_url, act, str(line.id), CRASH_AT=place) == CRASHED
+    assert await client(farm, spawn, database_url, act, str(line.id), CRASH_AT=place) == CRASHED
     assert (await farm.done(job))["state"] == "OUTPUT_QUARANTINED"
     assert (await getattr(desk, act)(line.id, Decider("bob", ("bob",)), "fine")).changed
     assert (await farm.done(job))["state"] == "SUCCEEDED"

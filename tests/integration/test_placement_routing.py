@@ -14,14 +14,8 @@ from rota.placement.pools_file import parse, read
 from rota.placement.pools_watch import REFUSED, PoolsWatch
 from rota.placement.routing import RoutesWatch, Routing
 from tests.contract.ledger_suite import sql
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.placement import Moved
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(
-    "DELETE FROM rota.topic_pool; DELETE FROM rota.routing_file; DELETE FROM rota.subscription; DELETE FROM rota.alloc"
-)
 
 AUDITED = sql("SELECT action, target, detail FROM rota.audit WHERE actor = $1 ORDER BY seq")
 LAST = sql("SELECT coalesce(max(seq), 0) FROM rota.audit")

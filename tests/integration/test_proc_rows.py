@@ -12,8 +12,7 @@ from rota.accounting.ledger import Charge, Released, Why
 from rota.accounting.transactional import TransactionalLedger
 from rota.model.errors import PostgresUnavailable
 from rota.model.quota import Level, Usage
-from tests.contract.ledger_suite import EMPTY, Books, everywhere, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import Books, everywhere, sql
 from tests.ground.waiting import until
 
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
@@ -29,10 +28,6 @@ BUSY = sql(
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     " AND query LIKE '%accounting.proc_insert%'"
 )
-
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

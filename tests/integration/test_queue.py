@@ -118,11 +118,7 @@ from rota.queue import (
     enqueue_on_sync,
     storage,
 )
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, EXACT, Dispatcher, agreed, entry, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.queues import EXACT, Dispatcher, agreed, entry, sql
 
 DUE = sql("UPDATE rota.deferred_jobs SET run_at = clock_timestamp()")
 

@@ -8,12 +8,8 @@ import pytest
 
 from rota.infra.postgres import Database, PostgresTarget
 from rota.queue import DeadLetterFilter, FailedFilter, Failure, Pace, Queue, storage
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, Leader, agreed, entry, sql
+from tests.ground.queues import Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 PARKED = uuid4()
 """In whose name the storm parks, so that all of it can be brought back."""

@@ -6,8 +6,7 @@ import asyncpg
 import pytest
 
 from rota.queue import enqueue_on, enqueue_on_sync
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, agreed, entry
+from tests.ground.queues import agreed, entry
 
 sqlalchemy = pytest.importorskip(
     "sqlalchemy", reason="SQLAlchemy is a development dependency: `make setup` installs it"
@@ -15,8 +14,6 @@ sqlalchemy = pytest.importorskip(
 asynchronous = pytest.importorskip("sqlalchemy.ext.asyncio")
 orm = pytest.importorskip("sqlalchemy.orm")
 
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 LATER = entry("short", run_at=datetime(2100, 1, 1, tzinfo=UTC) + timedelta(hours=1))
 

@@ -4,11 +4,7 @@ import pytest
 
 from rota.infra import faults
 from rota.queue import Pace, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, Leader, agreed, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.queues import Dispatcher, Leader, agreed, sessions_over, sql
 
 ROOMS = ("queue.", "failed.", "dead_letters.")
 PLACES = [(kind, name) for kind, name in faults.places() if name.startswith(ROOMS)]
@@ -24,6 +20,7 @@ async def test_dying_or_losing_a_reply_anywhere_loses_and_doubles_nothing(spawn,
     client = await spawn("tests.integration.queue_client", env={"URL": database_url, **arm})
     status = await client.wait()
     assert status == (faults.CRASHED if kind == "at" else 0), await client.errors()
+    await sessions_over(database)
     before = await agreed(database)
     total = sum(sum(counts.values()) for counts in before.values())
     assert total == ENQUEUED if kind == "reply" else total <= ENQUEUED

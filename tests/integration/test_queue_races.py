@@ -7,12 +7,8 @@ import pytest
 
 from rota.infra.postgres import Database, PostgresTarget
 from rota.queue import Pace, Queue, storage
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, Leader, agreed, entry, sql
+from tests.ground.queues import Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 WAITING_LOCKS = sql(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

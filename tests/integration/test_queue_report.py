@@ -18,13 +18,8 @@ from rota.infra.service.lifecycle import State
 from rota.infra.telemetry import metrics
 from rota.queue import Queue, Upkeep, measures, report
 from rota.queue.report import Session
-from tests.contract.ledger_suite import EMPTY as NO_BOOKS
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, Dispatcher, entry, sql
+from tests.ground.queues import Dispatcher, entry, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; {NO_BOOKS}")
 
 OLDER = sql("UPDATE rota.ready_entries SET enqueued_at = clock_timestamp() - interval '1 minute' WHERE lane_id = $1")
 

@@ -10,12 +10,8 @@ from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.queue import FailedFilter, Failure, Pace, Queue, Upkeep, storage, upkeep
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.queues import EMPTY, GENERATION, Dispatcher, Leader, agreed, entry, sql
+from tests.ground.queues import GENERATION, Dispatcher, Leader, agreed, entry, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 PENDING = sql("SELECT count(*) FROM rota.queue_terminal_count_deltas")
 LIVE = sql("SELECT coalesce(sum(completed), 0)::int FROM rota.queue_terminal_live_counts")

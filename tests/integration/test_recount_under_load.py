@@ -12,11 +12,7 @@ from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.live.wire import SPAN
 from rota.infra.redis import Keys
 from rota.model.quota import Level
-from tests.contract.ledger_suite import EMPTY, MAKE_JOB, Books
-from tests.ground.databases import cleaned_by, one_database
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.contract.ledger_suite import MAKE_JOB, Books
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from rota.accounting import procs
 from rota.accounting.books import Books
 from rota.accounting.ledger import Why
 from rota.accounting.live import recount, seeding
-from tests.contract.ledger_suite import EMPTY, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import sql
 from tests.integration.books_ground import Farm, stopped
 
 FRAME = 10
@@ -42,9 +41,6 @@ INSERT = sql(
 )
 DELETE = sql("DELETE FROM rota.proc WHERE pk_show = $1 AND token = $2")
 CORES = sql("SELECT coalesce(sum(int_cores_reserved), 0)::bigint / 100 FROM rota.proc WHERE pk_show = $1")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 class Guarded:

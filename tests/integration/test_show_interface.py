@@ -36,8 +36,7 @@ from rota.model.settings import Settings, resolve
 from rota.model.settings.process import Grpc
 from rota.server import grpc_services, shows
 from rota.server.shows import GetShowRequest, SetSchedulerManagedRequest, Show, ShowInterface
-from tests.contract.ledger_suite import EMPTY, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import sql
 from tests.ground.waiting import until
 
 ROTA = str(Path(sys.executable).with_name("rota"))
@@ -45,9 +44,6 @@ SECRET, STRANGE = "s3cret-" * 4, "str4nge-" * 4
 SET, GET = "SetSchedulerManaged", "GetShow"
 NAME = "/rota.v1.ShowInterface"
 TRAIL = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq")
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @asynccontextmanager

@@ -12,17 +12,14 @@ import pytest
 from rota.engine.jobs import Jobs
 from rota.infra.store import Pointer, Store, StoreTarget, Where, pointer_to
 from rota.model.errors import BlobDamaged, BlobMissing, InvalidInput, SetupFailed
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import sql
 
-shared_database_url = one_database()
 DROP_DAYS = """
 DO $$ DECLARE day text; BEGIN
   FOR day IN SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' LOOP
     EXECUTE format('DROP TABLE rota.%I', day);
   END LOOP;
 END $$"""
-database_url = cleaned_by(f"{DROP_DAYS}; DELETE FROM rota.blob; DELETE FROM rota.frame_end")
 
 SMALL, LARGE = b"small", b"large" * 100
 DAY_S = 86_400.0

@@ -14,12 +14,8 @@ from rota.model.errors import InvalidInput, NotFound
 from rota.model.job import Budget, LayerSpec, Submission
 from rota.model.lifecycle import JobState
 from rota.queue import Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.queues import Dispatcher, agreed, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 LAYERS = sql("SELECT * FROM rota.layer ORDER BY pk_job, number")
 CAPS = sql("""

@@ -13,14 +13,10 @@ from rota.infra.service import Lifecycle
 from rota.model.job import LayerSpec, Submission, encode
 from rota.model.messages import SUBMIT
 from rota.queue import DeadLetterFilter, Queue
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.queues import agreed
 from tests.ground.waiting import until
 from tests.integration.bus_ground import acknowledged, buses
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 SYS = StreamSpec(name="SYS", subjects=("sys.job.>",), storage="memory")
 

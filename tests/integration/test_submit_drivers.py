@@ -7,12 +7,8 @@ import pytest
 from rota.engine.gate import LATER
 from rota.engine.submit import Submitter, submit_on_sync
 from rota.model.errors import IdempotencyConflict, InvalidInput
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.queues import agreed, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 OF_THE_CALLER = "CREATE TABLE IF NOT EXISTS rota.orders_of_the_test (id int)"
 BATCH = [

@@ -13,12 +13,8 @@ from rota.engine.submit_admit import admit, approve, hold, settle
 from rota.model.errors import IllegalTransition
 from rota.model.job import LayerSpec, Submission
 from rota.model.lifecycle import JobState
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.queues import Dispatcher, agreed, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 OUTBOX = sql("SELECT subject, payload FROM rota.outbox ORDER BY id")
 

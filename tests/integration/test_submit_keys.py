@@ -7,13 +7,9 @@ import pytest
 from rota.engine.submit import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import IdempotencyConflict, InvalidInput
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left, task
+from tests.ground.jobs import a_show, left, task
 from tests.ground.queues import agreed, sql
 from tests.ground.waiting import until
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 WAITERS = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 ENDED = sql("""

@@ -3,13 +3,9 @@
 import pytest
 
 from rota.infra import faults
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show, left
-from tests.ground.queues import agreed, sql
+from tests.ground.jobs import a_show, left
+from tests.ground.queues import agreed, sessions_over, sql
 from tests.integration import submit_client
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 # Statements of the client: insert, queues, two lanes, insert, input, message, and one insert more at the end.
 VISITS = {
@@ -39,6 +35,7 @@ async def test_dying_or_losing_a_reply_leaves_whole_jobs_and_the_next_try_comple
     client = await spawn("tests.integration.submit_client", env={"URL": database_url, **arm})
     status = await client.wait()
     assert status == (faults.CRASHED if kind == "at" else 0), await client.errors()
+    await sessions_over(database)
     assert await database.value(TORN) == 0
 
     await submit_client.work(database)

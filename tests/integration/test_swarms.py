@@ -15,13 +15,9 @@ from rota.accounting.live.wire import SPAN
 from rota.infra.telemetry import metrics
 from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level
-from tests.contract.ledger_suite import EMPTY, LIMITS, MAKE_JOB, plain
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import LIMITS, MAKE_JOB, plain
 from tests.ground.swarms import as_swarms
 from tests.integration.books_ground import Farm, stopped
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

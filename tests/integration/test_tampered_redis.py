@@ -21,17 +21,12 @@ from rota.accounting.books import Books
 from rota.accounting.items import Caps
 from rota.accounting.live import recount, state, wire
 from rota.model.quota import Usage
-from tests.contract.ledger_suite import EMPTY
-from tests.ground.databases import cleaned_by, one_database
 from tests.integration.books_ground import PLENTY, Farm, stopped
 
 COUNTING = ("sub", "folder", "job", "layer", "point")
 INSIDE = ("show", "limits", "charges", "buckets", "tokens", "shadow", "seq")
 UNSEEN = {"seq", "shadow"}
 """Nothing is decided by these outside a recount, so an audit does not look at them."""
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,7 @@ from rota.infra import faults
 from rota.infra.postgres import query
 from rota.model.errors import PostgresUnavailable
 from rota.model.quota import Level, Usage
-from tests.contract.ledger_suite import EMPTY, Books, everywhere, outcome_of, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import Books, everywhere, outcome_of, sql
 from tests.ground.waiting import until
 
 FLIP = sql("SELECT was, fence FROM rota.show_set_managed($1, $2)")
@@ -37,10 +36,6 @@ WAITING = sql(
     "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
     " WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted"
 )
-
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 
 @pytest.fixture

@@ -14,17 +14,13 @@ from rota.accounting.live.publisher import MISCONFIGURED
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, State
 from rota.model.quota import Level
-from tests.contract.ledger_suite import EMPTY, outcome_of, sql
-from tests.ground.databases import cleaned_by, one_database
+from tests.contract.ledger_suite import outcome_of, sql
 from tests.ground.waiting import until
 from tests.integration.books_ground import Farm
 
 GRAVES = sql("SELECT count(*) FROM rota.proc_grave")
 SPOIL = sql("UPDATE rota.subscription SET int_cores = 77777")
 NEVER_S = 3600
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; TRUNCATE rota.lease")
 
 
 @pytest.fixture
@@ -151,6 +147,15 @@ async def test_what_ended_while_redis_was_filled_is_given_back_soon_after(farm, 
         gate.set()
         await service.until(State.READY)
         await until(farm.agrees, within_s=5, what="a recount after the seeding")
+
+
+async def test_a_new_leader_repairs_a_release_lost_by_a_server_that_died(farm):
+    await farm.book(range(4))
+    await farm.release([0, 1], by=farm.colleague())  # committed in PostgreSQL, never said to Redis
+    assert not await farm.agrees()
+    async with running(farm.upkeep(recompute_interval_seconds=NEVER_S)) as [service]:
+        await service.until(State.READY)
+        await until(farm.agrees, within_s=5, what="a recount by the new leader")
 
 
 async def test_without_redis_it_warns_sets_the_metric_and_serves_what_it_can(farm):

@@ -16,16 +16,12 @@ from rota.model.errors import (
 )
 from rota.model.workflow import ParallelSpec, StepSpec
 from rota.model.workflow_approval import ApprovalSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
-from tests.ground.queues import sql
+from tests.ground.queues import sessions_over, sql
 from tests.ground.waiting import until
-from tests.ground.workflows import EMPTY, NEWS, Room
+from tests.ground.workflows import NEWS, Room
 from tests.integration.approvals_ground import ANN, BOB, DUE, EVE, Desk, person
 from tests.integration.test_workflow_killed import is_stopped
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"DELETE FROM rota.approval; {EMPTY}")
 
 STATES = sql("SELECT subject, state FROM rota.approval ORDER BY ts_requested")
 TAMPER = sql("UPDATE rota.workflow_value SET value = $1::bytea")
@@ -240,9 +236,6 @@ async def test_two_replicas_that_decide_at_once_decide_once(room, database):
 TORN = sql("""
 SELECT count(*) FROM rota.approval a WHERE a.state = 'pending' AND NOT EXISTS (
   SELECT FROM rota.workflow_run r WHERE a.subject LIKE r.pk_run::text || ':%' AND r.state = 'WAITING')""")
-ALONE = sql("""
-SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-                   AND xact_start IS NOT NULL)""")
 ASKS = [
     ("CRASH_AT", "workflow.after_ask"),
     ("CRASH_AT", "workflow.before_commit"),
@@ -259,7 +252,7 @@ async def done_by(spawn, database, database_url, fault, place, **env):
     client = await spawn(CLIENT, env={"URL": database_url, fault: place, **env})
     status = await client.wait()
     assert status == (faults.CRASHED if fault == "CRASH_AT" else 0), await client.errors()
-    await until(lambda: database.value(ALONE), what="PostgreSQL to notice that the session of the dead is over")
+    await sessions_over(database)
 
 
 @pytest.mark.parametrize(("fault", "place"), ASKS, ids=[place for _, place in ASKS])

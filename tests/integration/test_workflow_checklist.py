@@ -56,14 +56,10 @@ from rota.model.job import Budget, Compensation, LayerSpec, RetrySpec, Submissio
 from rota.model.messages import FATAL, End, Status
 from rota.model.work import Retries
 from rota.model.workflow import StepSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
 from tests.ground.waiting import until
-from tests.ground.workflows import EMPTY, NEWS, Room, end_job
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.workflows import NEWS, Room, end_job
 
 UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
 ENTRIES = sql(

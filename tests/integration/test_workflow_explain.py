@@ -15,15 +15,11 @@ from rota.model.workflow import ParallelSpec, StepSpec
 from rota.model.workflow_approval import ApprovalSpec
 from rota.workflow.explaining import RunExplainer
 from tests.ground.commands import Terminal
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, end_job
+from tests.ground.workflows import end_job
 from tests.integration.approvals_ground import BOB, EVE
 from tests.integration.test_workflow_approvals import Asking
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"DELETE FROM rota.approval; DELETE FROM rota.lease; {EMPTY}")
 
 AFTER = StepSpec(id="z", task="noop", depends_on=("a",))
 UNDO = Compensation(topic="undo", task="undo")

@@ -11,16 +11,12 @@ from rota.infra import faults
 from rota.infra.faults import LostReply
 from rota.infra.redis import RedisTarget, connect
 from rota.model.workflow import StepSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
-from tests.ground.queues import sql
+from tests.ground.queues import sessions_over, sql
 from tests.ground.waiting import until
 from tests.ground.workflow_net import TIMERS, UNSAY, Netted
-from tests.ground.workflows import EMPTY, end_job
+from tests.ground.workflows import end_job
 from tests.integration.test_workflow_sagas import THREE, undo
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.lease")
 
 FLOW = (
     StepSpec(id="lost", task="noop"),
@@ -98,6 +94,7 @@ async def test_dying_there_loses_and_repeats_nothing(spawn, database_url, redis_
     env = {"URL": database_url, "REDIS_URL": redis_url, "RUN": str(run), "CRASH_AT": place}
     client = await spawn("tests.integration.workflow_net_client", env=env)
     assert await client.wait() == faults.CRASHED, await client.errors()
+    await sessions_over(room.database)
     await finished(room)
 
 

@@ -11,15 +11,11 @@ from rota.model.workflow import ApprovalSpec, ParallelSpec, StepSpec
 from rota.model.workflow_advance import new
 from rota.workflow import mending
 from rota.workflow.reconciler import LEASE
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
 from tests.ground.workflow_net import Netted
-from tests.ground.workflows import EMPTY, NEWS, end_job
+from tests.ground.workflows import NEWS, end_job
 from tests.integration.test_workflow_sagas import THREE, undo
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"{EMPTY}; DELETE FROM rota.lease; DELETE FROM rota.approval")
 
 UNSAY = sql("DELETE FROM rota.workflow_news")
 FORGET_JOB = sql("DELETE FROM rota.job WHERE pk_job = $1::uuid")

@@ -4,13 +4,9 @@ import pytest
 
 from rota.model.job import Compensation
 from rota.model.workflow import StepSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, NEWS, Room
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.workflows import NEWS, Room
 
 GARBLE = sql("UPDATE rota.frame_end SET value = '\\xc1'::bytea WHERE value IS NOT NULL")
 LOCK = sql("SELECT FROM rota.workflow_run WHERE pk_run = $1::uuid FOR UPDATE")

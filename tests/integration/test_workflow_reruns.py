@@ -7,13 +7,9 @@ import pytest
 from rota.model.errors import Refused
 from rota.model.job import Compensation
 from rota.model.workflow import LoopSpec, StepSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, Room
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.workflows import Room
 
 OWNERS = sql("SELECT s.workflow_id, e.step FROM rota.saga_entry e JOIN rota.saga s USING (pk_saga) ORDER BY e.number")
 UNDO = Compensation(topic="undo", task="undo")

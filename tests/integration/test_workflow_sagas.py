@@ -11,14 +11,10 @@ from rota.model.policy import Says, Word
 from rota.model.workflow import StepSpec
 from rota.queue import Queue
 from rota.workflow.sagas import Sagas
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
-from tests.ground.queues import sql
+from tests.ground.queues import sessions_over, sql
 from tests.ground.waiting import until
-from tests.ground.workflows import EMPTY, Room, end_job
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.workflows import Room, end_job
 
 UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
 EVERY = sql("""
@@ -408,9 +404,9 @@ async def test_dying_or_losing_a_reply_undoes_each_once_and_in_order(spawn, data
     async def die():
         client = await spawn("tests.integration.workflow_client", env={"URL": database_url, **arm})
         assert await client.wait() in (faults.CRASHED, 0), await client.errors()
+        await sessions_over(room.database)
 
     async def running():
-        # A session whose process was killed may hold its locks for a moment more.
         await room.advance()
         return await undoing(room)
 

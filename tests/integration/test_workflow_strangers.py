@@ -5,13 +5,9 @@ import pytest
 from rota.engine.submit import Submitter
 from rota.model.job import Compensation, LayerSpec, Submission
 from rota.model.workflow import StepSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, Room, end_job
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
+from tests.ground.workflows import Room, end_job
 
 UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
 UNDO = Compensation(topic="undo", task="undo")

@@ -10,15 +10,11 @@ from rota.model.workflow import StepSpec
 from rota.testing.clock import MovableClock
 from rota.workflow import mirror as mirroring
 from rota.workflow.sagas import IS_ACTIVE
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show, task
 from tests.ground.queues import sql
 from tests.ground.workflow_net import POLLING, TIMERS, Netted
-from tests.ground.workflows import EMPTY, end_job
+from tests.ground.workflows import end_job
 from tests.integration.test_workflow_sagas import THREE, undo
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow_timer")
 

@@ -10,13 +10,9 @@ from rota.engine.gatekeeper_approvals import materials
 from rota.engine.submit import Submitter
 from rota.model.job import Budget, Compensation, LayerSpec, Submission, canonical
 from rota.policy.approval_hash import job_hash
-from tests.ground.databases import cleaned_by, one_database
-from tests.ground.jobs import EMPTY, a_show
+from tests.ground.jobs import a_show
 from tests.ground.queues import sql
 from tests.property.test_policy_asking import JOBS
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 CHANGES = st.sampled_from(
     [

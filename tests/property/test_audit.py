@@ -11,7 +11,6 @@ from rota.infra import audit
 from rota.infra.audit import AuditEntry, Head
 from rota.infra.audit.chain import START, Row, row_hash
 from rota.infra.postgres.sql import parse_query
-from tests.ground.databases import cleaned_by, one_database
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 JSON = st.recursive(
@@ -47,10 +46,6 @@ PUT = sql(
     " ON CONFLICT (seq) DO UPDATE SET actor = $3, prev_hash = $7, hash = $8"
 )
 SET_HEAD = sql("UPDATE rota.audit_head SET seq = $1, hash = $2")
-
-
-shared_database_url = one_database()
-database_url = cleaned_by("SELECT 1")
 
 
 async def chain_of(database, batches):

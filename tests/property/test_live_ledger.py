@@ -32,7 +32,6 @@ from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Limit, Usage
 from tests.contract.ledger_suite import EMPTY, plain, sql
-from tests.ground.databases import one_database
 from tests.ground.plugin import redis_async
 from tests.ground.swarms import as_swarms
 from tests.integration.books_ground import Farm
@@ -42,7 +41,6 @@ CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 SUBMIT = sql("INSERT INTO rota.job_resource (pk_job, pk_show, int_max_cores, int_max_gpus) VALUES ($1, $2, 350, 3)")
 NEVER_S = 1e9
 
-shared_database_url = one_database()
 
 TOKENS = st.builds(lambda at, skip: at + skip, st.sampled_from([0, 8, 122, 2**53 - 30]), st.integers(0, 9))
 RUN = st.tuples(TOKENS, st.integers(1, 9), st.sampled_from([1, 1, 1, -1, 2]))
@@ -386,9 +384,9 @@ def hundredths(cores):
 
 
 @pytest.fixture
-def machine(shared_database_url, redis_url):
+def machine(database_url, redis_url):
     with asyncio.Runner() as runner:
-        database = runner.run(Database.open(PostgresTarget(url=shared_database_url)))
+        database = runner.run(Database.open(PostgresTarget(url=database_url)))
         redis = redis_async(redis_url)
         Machine.ground = runner, database, redis
         yield Machine

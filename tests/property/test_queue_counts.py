@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from rota.infra.postgres import Database, PostgresTarget
 from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue, storage
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
-
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 QUEUES = ("film", "short")

@@ -9,12 +9,9 @@ from rota.accounting.ledger import Charge, Group
 from rota.accounting.transactional import TransactionalLedger
 from rota.model.quota import LEVELS, Level, Limit, Standing, Usage, fits
 from tests.contract.ledger_suite import EMPTY, LIMITS, Books, plain, sql
-from tests.ground.databases import cleaned_by, one_database
 
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
 
-shared_database_url = one_database()
-database_url = cleaned_by(EMPTY)
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 TABLES = {

@@ -10,15 +10,11 @@ from rota.model.ids import RunId
 from rota.model.job import Compensation
 from rota.model.workflow import ParallelSpec, StepSpec
 from rota.model.workflow_approval import ApprovalSpec
-from tests.ground.databases import cleaned_by, one_database
 from tests.ground.jobs import a_show
 from tests.ground.queues import sql
-from tests.ground.workflows import EMPTY, end_job
+from tests.ground.workflows import end_job
 from tests.integration.approvals_ground import BOB
 from tests.integration.test_workflow_explain import Explaining
-
-shared_database_url = one_database()
-database_url = cleaned_by(f"DELETE FROM rota.approval; {EMPTY}")
 
 PASS = sql("""
 UPDATE rota.workflow_timer SET ts_due = clock_timestamp() WHERE pk_run = $1::uuid AND ts_due = $2::timestamptz""")

@@ -2,9 +2,10 @@
 
 - *look*, every second, or when a booking met an unseeded show: managed shows that Redis does not have are seeded; where
   the fence lags, all limits are sent;
-- *recompute*, `accounting.recompute_interval_seconds`, and after a seeding, since rows may have gone while they were
-  counted: tokens against rows, counters against tokens; the five tables of managed shows from `SUM(proc)`; and, as
-  often, graves that are needless go;
+- *recompute*, `accounting.recompute_interval_seconds`: tokens against rows, counters against tokens; the five tables of
+  managed shows from `SUM(proc)`; and, as often, graves that are needless go. At once after a seeding, since rows may
+  have gone while they were counted, and after an election, since the leader before may have died between the COMMIT of
+  a release in PostgreSQL and its release in Redis;
 - *limits*, `accounting.limit_reseed_interval_seconds`: all limits to Redis; shows that are no longer managed go there;
 - *pay*, twice a second and in every replica: releases that Redis was not told of while it was away, and those whose
   reply from PostgreSQL was lost;
@@ -66,8 +67,8 @@ class Upkeep:
         self.grace_s = grace_s
         self.rest = rest
         self.leadership = Leadership(leases, "accounting", self._lead, kind="accounting")
-        self._seeded = asyncio.Event()
-        """Set when a show was seeded and not recounted since."""
+        self._recount_due = asyncio.Event()
+        """Set when a show was seeded, or this replica was elected, and nothing was recounted since."""
 
     async def run(self, life: Lifecycle) -> None:
         """Ready once every managed show can be booked, whoever saw to it."""
@@ -105,13 +106,14 @@ class Upkeep:
     async def _lead(self, lease: Lease) -> None:
         del lease
         wanted = self.wanted
+        self._recount_due.set()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_every(wanted.recalculate_subs_interval, "recalculate", self.recalculate))
             tasks.create_task(_every(wanted.recompute_interval_seconds, "graves", self.tend_graves))
             if self.books.live:
                 tasks.create_task(self._look_on())
                 tasks.create_task(
-                    _every(wanted.recompute_interval_seconds, "recompute", self.recompute, soon=self._seeded)
+                    _every(wanted.recompute_interval_seconds, "recompute", self.recompute, soon=self._recount_due)
                 )
                 tasks.create_task(_every(wanted.limit_reseed_interval_seconds, "limits", self.reseed_limits))
 
@@ -132,7 +134,7 @@ class Upkeep:
         for show, found in (await self.lagging()).items():
             away = found.fence is None or await self._is_above(show, found.fence)
             if (away or not await self.books.live.catch_up(show)) and await seeding.seed(self.books.live, show):
-                self._seeded.set()
+                self._recount_due.set()
 
     async def _is_above(self, show: ShowId, fence: int) -> bool:
         """Whether a fence found in Redis lies above that of PostgreSQL, read after it: then it came from elsewhere."""

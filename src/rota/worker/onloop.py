@@ -55,6 +55,7 @@ class OnLoop:
         self._waiting: deque[Batch] = deque()
         self._some = asyncio.Event()
         self._wanted = 1
+        _Forked.here = False  # whoever makes this is no child of a handler, however its process was started
         asyncio.get_running_loop().set_task_factory(task_of)
 
     @property

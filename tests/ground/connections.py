@@ -1,0 +1,119 @@
+"""PostgreSQL connections that outlive a test: returned when a test closes them, lent to the next one.
+
+All tests of a process share one event loop, so a connection may go from test to test with its prepared statements and
+compiled functions. `asyncpg.connect` is replaced: for a pooled database it lends a kept connection with the same
+options. A closed connection is reset (locks, listens, settings, sequences) before it is kept. A connection that is lent
+and not closed when its test ends is a leak of that test, and is cut.
+"""
+
+import asyncio
+import contextlib
+
+import asyncpg
+
+_connect = asyncpg.connect
+RESET = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD SEQUENCES; DISCARD TEMP"
+RESET_TIMEOUT_S = 2.0
+
+
+class KeptConnection(asyncpg.Connection):
+    """A connection that goes back to its keeper when it is closed."""
+
+    keeper = None
+    parked = False
+
+    def is_closed(self):
+        return self.parked or super().is_closed()
+
+    async def close(self, *, timeout=None):
+        if self.keeper is None or self.is_closed() or not await self.keeper.park(self):
+            await super().close(timeout=timeout)
+
+
+class Connections:
+    """Connections of one process, by URL and session settings."""
+
+    def __init__(self):
+        self._parked = {}
+        self._lent = set()
+        self._kept_urls = set()
+        self._loop = None
+
+    def install(self, loop):
+        """Lend to whoever connects in `loop` from now on."""
+        self._loop = loop
+        asyncpg.connect = self.connect
+
+    def keep(self, url):
+        """Keep the connections to this database."""
+        self._kept_urls.add(url)
+
+    async def connect(self, dsn=None, **options):
+        if dsn not in self._kept_urls or asyncio.get_running_loop() is not self._loop or "connection_class" in options:
+            return await _connect(dsn, **options)
+        key = (dsn, repr(sorted(options.items())))
+        connection = self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
+        connection.keeper, connection.key = self, key
+        self._lent.add(connection)
+        return connection
+
+    async def park(self, connection):
+        """Whether it is kept: not when it is busy, broken or in a transaction."""
+        self._lent.discard(connection)
+        connection.keeper = None
+        if connection.key[0] not in self._kept_urls or connection.is_in_transaction():
+            return False
+        for callbacks in ("_listeners", "_log_listeners", "_termination_listeners", "_query_loggers"):
+            getattr(connection, callbacks).clear()
+        try:
+            await connection.execute(RESET, timeout=RESET_TIMEOUT_S)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            return False
+        connection.parked = True
+        self._parked.setdefault(connection.key, []).append(connection)
+        return True
+
+    def pids(self, url):
+        """Backends of this database that are kept for the next test."""
+        return [connection.get_server_pid() for connection in self._of(url)]
+
+    def leaked(self):
+        """Connections that nobody closed; they are cut."""
+        left, self._lent = [item for item in self._lent if not item.is_closed()], set()
+        for connection in left:
+            connection.keeper = None
+            connection.terminate()
+        return left
+
+    def forget(self, url):
+        """Cut every kept connection of this database."""
+        for connection in self._of(url):
+            self._cut(connection)
+        self._parked = {key: kept for key, kept in self._parked.items() if key[0] != url}
+        self._kept_urls.discard(url)
+
+    def close(self):
+        asyncpg.connect = _connect
+        for url in list(self._kept_urls):
+            self.forget(url)
+
+    def _of(self, url):
+        return [item for key, kept in self._parked.items() if key[0] == url for item in kept if _alive(item)]
+
+    def _taken(self, key):
+        kept = self._parked.get(key, [])
+        while kept:
+            connection = kept.pop()
+            if _alive(connection):
+                connection.parked = False
+                return connection
+        return None
+
+    def _cut(self, connection):
+        connection.parked = False
+        with contextlib.suppress(Exception):
+            connection.terminate()
+
+
+def _alive(connection):
+    return not asyncpg.Connection.is_closed(connection)
