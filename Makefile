@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Where a machine forbids it, every process would compile all it imports again.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests wait for servers and timers half of the time, so two processes share a core.
 JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
@@ -41,8 +43,10 @@ tests: $(READY)  ## The suite alone (JOBS processes; ARGS are given to pytest).
 test-system: $(READY)  ## The suite on this machine's own PostgreSQL and redis-server.
 	@TEST_SERVERS=system $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-soak: $(READY)  ## What takes long; its last result is kept in bench/README.md.
+soak: $(READY)  ## What takes hours: soaks, chaos, every property with its full number of examples.
 	@$(BIN)/python -m pytest -n 0 -m soak --timeout 3600 $(ARGS)
+	@ROTA_TEST_EFFORT=full $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property tests/chaos \
+	  tests/integration/test_events_http.py tests/integration/test_http_schema.py tests/acceptance/test_pipeline.py $(ARGS)
 
 models: $(READY)  ## Check the protocols in models/ with spin (a notice where it is absent).
 	@$(BIN)/python models/run.py $(ARGS)

@@ -48,7 +48,7 @@ async def typed(spawn, tmp_path, env):
     (tmp_path / "tasks.py").write_text(TASKS)
 
     async def start(*words):
-        return await spawn(None, argv=["env", "-C", str(tmp_path), str(BIN / "rota"), *words], env=env)
+        return await spawn(None, argv=[str(BIN / "rota"), *words], env=env, cwd=tmp_path)
 
     yield start
     await ended(await start("down"))

@@ -139,6 +139,7 @@ POLICY = [
     ("policy reload", "policy reload", a.PolicyReloaded),
 ]
 
+RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WORKFLOWS = [
     ("workflow validate {flow}", "workflow validate {flow}", a.WorkflowPlan),
     ("workflow declare {flow}", "workflow declare {flow}", a.WorkflowDeclared),
@@ -259,7 +260,7 @@ async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monke
     told = [line.split("  ")[1:3] for line in followed.err.splitlines()[1:]]
     assert (told[0], told[-1], told.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
     await until(lambda: farm.database.value(RUN_ENDED, made["run"]))
-    await played(typed, WORKFLOWS, made)
+    await played(typed, WORKFLOWS, made, farm.database)
 
 
 async def test_what_is_gated_answers_in_text_and_in_json(
@@ -285,12 +286,15 @@ def test_every_command_is_tried():
     assert not missing
 
 
-async def played(typed, lines, made):
+async def played(typed, lines, made, database=None):
     for text, data, type_ in lines:
         if "{letter}" in text:
             made["letter"] = str(json.loads(await typed.out("dlq list --json"))[0]["id"])
         said = await typed(text.format(**made))
         assert (text, said.status, said.err, bool(said.out.strip())) == (text, 0, "", True)
+        if "rerun" in text:  # until it has ended, there is no second one
+            again = RUN_ID.findall(said.out)[-1]
+            await until(lambda run=again: database.value(RUN_ENDED, run), what="the end of the run again")
         said = await typed(f"{data.format(**made)} --json")
         assert (data, said.status, said.err) == (data, 0, "")
         try:

@@ -156,6 +156,7 @@ async def test_rebuilding_counts_names_who_is_in_the_way(typed, queue, database_
     await connection.close()
 
 
+@pytest.mark.new_database
 async def test_the_storage_is_shown_slot_by_slot(typed, queue, dispatcher, database):
     await queue.enqueue([entry(frames=600)])
     await queue.complete((await dispatcher.tokens(100))[:99])

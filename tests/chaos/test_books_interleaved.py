@@ -12,11 +12,13 @@ import pytest
 from tests.chaos.books_explorer import Explorer
 from tests.chaos.books_mutants import MUTANTS, Mutant, applied
 from tests.chaos.books_rules import Broken
+from tests.ground.effort import effort
 
 pytestmark = pytest.mark.timeout(300)  # many small stories, one after the other
 
 
-SCHEDULES = 120
+SCHEDULES = effort(60, 120)
+MUTANT_SCHEDULES = 120
 LONG = 20_000
 REACHED = {
     ("book", "apart"),
@@ -85,7 +87,7 @@ async def test_the_explorer_notices_when_a_rule_is_taken_away(explorer, connecti
     async with applied(mutant, connection):
         await explorer.load()
         with pytest.raises(Broken):
-            await walk(explorer, (mutant.seed, *range(SCHEDULES)))
+            await walk(explorer, (mutant.seed, *range(MUTANT_SCHEDULES)))
 
 
 async def test_scripts_that_differ_in_their_words_alone_break_nothing(explorer, connection):

@@ -3,9 +3,12 @@
 import asyncio
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 from rota.cli.app import main
+from tests.ground import connections
 
 LOGGED = re.compile(r"^\d{4}-\d\d-\d\dT\S+ \[[a-z]+ *\] .*\n", re.MULTILINE)
 """What a farm in this process logs meanwhile, such as that it was too busy: nothing that the command says."""
@@ -22,7 +25,7 @@ class Terminal:
         words = line.split() if isinstance(line, str) else line
         self.tried.append(" ".join(words))
         self._monkeypatch.setattr(sys, "argv", ["rota", *words])
-        status = await asyncio.to_thread(_status)
+        status = await asyncio.get_running_loop().run_in_executor(THREADS, _status)
         said = self._capsys.readouterr()
         assert "Traceback" not in said.err, said.err
         assert "This should not happen" not in said.err, said.err
@@ -35,6 +38,36 @@ class Terminal:
         return said.out
 
 
+class Loops(threading.local):
+    """One event loop per thread of commands, kept from command to command with its connections to PostgreSQL."""
+
+    runner = None
+
+    def run(self, coroutine, **options):
+        """Stands for `asyncio.run`, in these threads alone."""
+        if not threading.current_thread().name.startswith(THREAD_NAME):
+            return _run(coroutine, **options)
+        if self.runner is None:
+            self.runner = asyncio.Runner()
+            RUNNERS.append(self.runner)
+            connections.lend_in(self.runner.get_loop())
+        loop = self.runner.get_loop()
+        try:
+            return self.runner.run(coroutine)
+        finally:
+            for task in (left := asyncio.all_tasks(loop)):
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+THREAD_NAME = "commands"
+THREADS = ThreadPoolExecutor(16, thread_name_prefix=THREAD_NAME)
+RUNNERS = []
+LOOPS = Loops()
+_run, asyncio.run = asyncio.run, LOOPS.run
+
+
 def _status():
     """In a thread, because the command has an event loop of its own."""
     try:
@@ -42,6 +75,13 @@ def _status():
     except SystemExit as ended:
         return ended.code or 0
     return 0
+
+
+def close():
+    """End the loops of all threads; no command runs any more."""
+    THREADS.shutdown()
+    while RUNNERS:
+        RUNNERS.pop().close()
 
 
 def rows(text):

@@ -7,13 +7,18 @@ and not closed when its test ends is a leak of that test, and is cut.
 """
 
 import asyncio
-import contextlib
 
 import asyncpg
 
 _connect = asyncpg.connect
 RESET = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD SEQUENCES; DISCARD TEMP"
 RESET_TIMEOUT_S = 2.0
+_loops = set()
+
+
+def lend_in(loop):
+    """Whoever connects in this loop is lent kept connections; it lives as long as the process."""
+    _loops.add(loop)
 
 
 class KeptConnection(asyncpg.Connection):
@@ -31,27 +36,23 @@ class KeptConnection(asyncpg.Connection):
 
 
 class Connections:
-    """Connections of one process, by URL and session settings."""
+    """Connections of one process, by URL, event loop and options."""
 
     def __init__(self):
+        asyncpg.connect = self.connect
         self._parked = {}
         self._lent = set()
         self._kept_urls = set()
-        self._loop = None
-
-    def install(self, loop):
-        """Lend to whoever connects in `loop` from now on."""
-        self._loop = loop
-        asyncpg.connect = self.connect
 
     def keep(self, url):
         """Keep the connections to this database."""
         self._kept_urls.add(url)
 
     async def connect(self, dsn=None, **options):
-        if dsn not in self._kept_urls or asyncio.get_running_loop() is not self._loop or "connection_class" in options:
+        loop = asyncio.get_running_loop()
+        if dsn not in self._kept_urls or loop not in _loops or "connection_class" in options:
             return await _connect(dsn, **options)
-        key = (dsn, repr(sorted(options.items())))
+        key = (dsn, id(loop), repr(sorted(options.items())))
         connection = self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
         connection.keeper, connection.key = self, key
         self._lent.add(connection)
@@ -111,8 +112,7 @@ class Connections:
 
     def _cut(self, connection):
         connection.parked = False
-        with contextlib.suppress(Exception):
-            connection.terminate()
+        connection._loop.call_soon_threadsafe(connection.terminate)  # perhaps a loop of another thread
 
 
 def _alive(connection):

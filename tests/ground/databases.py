@@ -14,7 +14,6 @@ import time
 import psycopg
 from psycopg import sql
 
-from tests.ground.servers import TEMPLATE
 from tests.ground.waiting import CLOSED_WITHIN_S
 
 NUMBERS = itertools.count()
@@ -69,21 +68,26 @@ TABLES = """
 SELECT oid::bigint, format('rota.%%I', relname) FROM pg_class
 WHERE relnamespace = 'rota'::regnamespace AND relkind IN ('r', 'p')"""
 ADDED = f"SELECT name FROM ({TABLES}) AS now (oid, name) WHERE oid <> ALL (%s::bigint[])"
-SESSIONS = "SELECT pid, application_name, state, query FROM pg_stat_activity WHERE datname = %s AND pid <> ALL (%s)"
+SESSIONS = """
+SELECT pid, application_name, state, query FROM pg_stat_activity
+WHERE datname = %s AND pid <> ALL (%s) AND application_name <> 'rota tests'"""
 
 
 class DatabasePool:
     """Databases of one process. `lend` gives one that is as the template is; `take_back` checks and empties it."""
 
-    def __init__(self, admin, stack, connections):
+    def __init__(self, admin, stack, connections, template):
         self._admin = admin
+        self._template_name = template
         self._stack = stack
         self._connections = connections
         self._idle = []
         self._template = None
+        self._cleaners = {}
+        """One session per database that empties it: a new one each time would cost more than the emptying."""
 
-    def lend(self):
-        return self._idle.pop() if self._idle else self._make()
+    def lend(self, *, new=False):
+        return self._idle.pop() if self._idle and not new else self._make()
 
     def take_back(self, name):
         """Empty the database for the next test; fails, and drops it, when a session of this test is still there."""
@@ -91,16 +95,15 @@ class DatabasePool:
         if strangers:
             self.drop(name)
             raise AssertionError(f"connections to PostgreSQL left behind: {strangers}")
-        url = self._stack.database_url(name)
-        with psycopg.connect(url, autocommit=True) as connection:
-            clean = self._emptied(connection)
-        if clean:
+        if self._emptied(self._cleaner(name)):
             self._idle.append(name)
         else:
             self.drop(name)
 
     def drop(self, name):
         self._connections.forget(self._stack.database_url(name))
+        if cleaner := self._cleaners.pop(name, None):
+            cleaner.close()
         self._admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def close(self):
@@ -108,11 +111,19 @@ class DatabasePool:
             self.drop(self._idle.pop())
 
     def _make(self):
-        name = make_database(self._admin, TEMPLATE)
+        name = make_database(self._admin, self._template_name)
         if self._template is None:
-            with psycopg.connect(self._stack.database_url(name), autocommit=True) as connection:
-                self._template = Template.of(connection)
+            self._template = Template.of(self._cleaner(name))
         return name
+
+    def _cleaner(self, name):
+        cleaner = self._cleaners.get(name)
+        if cleaner is None or cleaner.broken or cleaner.closed:
+            url = self._stack.database_url(name)
+            cleaner = psycopg.connect(url, autocommit=True, prepare_threshold=1, application_name="rota tests")
+            cleaner.execute("SET lock_timeout = '1s'")
+            self._cleaners[name] = cleaner
+        return cleaner
 
     def _strangers(self, name):
         """Sessions that are neither kept for the next test nor gone within the time that closing one takes."""
@@ -126,14 +137,13 @@ class DatabasePool:
 
     def _emptied(self, connection):
         try:
-            connection.execute("SET lock_timeout = '1s'")
             for (table,) in connection.execute(ADDED, [self._template.tables]).fetchall():
                 connection.execute(f"DROP TABLE IF EXISTS {table} CASCADE")
             if connection.execute(FINGERPRINT).fetchone()[0] != self._template.fingerprint:
                 return False
             connection.execute(EMPTY)
             self._template.restore(connection)
-        except psycopg.errors.LockNotAvailable:
+        except (psycopg.errors.LockNotAvailable, psycopg.OperationalError):
             return False
         return True
 

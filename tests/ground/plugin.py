@@ -18,12 +18,19 @@ from redis.asyncio import Redis as AsyncRedis
 
 from rota.infra.telemetry import logs
 from rota.local import LocalStack
-from tests.ground.connections import Connections
+from tests.ground.connections import Connections, lend_in
 from tests.ground.databases import DatabasePool, fresh_database
 from tests.ground.durations import Durations
 from tests.ground.proxy import Proxy
 from tests.ground.second import SecondProcess
-from tests.ground.servers import REDIS_DATABASES, SharedServers, Stack, options_for_tests
+from tests.ground.servers import (
+    REDIS_DATABASES,
+    TEMPLATE,
+    TEMPLATE_WITHOUT_DAYS,
+    SharedServers,
+    Stack,
+    options_for_tests,
+)
 from tests.ground.waiting import until, until_closed
 
 SERVERS = pytest.StashKey[SharedServers]()
@@ -33,6 +40,8 @@ NUMBERS = itertools.count()
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
     config.addinivalue_line("markers", "slow(reason): may take longer than 15 s, and why it has to")
+    config.addinivalue_line("markers", "new_database: made for this test, with no old rows in its files")
+    config.addinivalue_line("markers", "no_days: without the partitions that the first server makes")
     config.addinivalue_line("markers", "new_connections: PostgreSQL sessions are opened and closed, not kept")
     # A background job, nohup or cron ignores SIGINT, and every child would inherit that: tests press Ctrl-C.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -48,6 +57,16 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if "soak" not in item.keywords]
         config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
         items[:] = chosen
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """In CI nothing is skipped: what is missing there has to be installed."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, and CI skips nothing: {report.longrepr[2]}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,9 +94,9 @@ def _admin(stack):
 
 @pytest.fixture(scope="session")
 def _redis_admin(stack):
-    client = Redis.from_url(stack.redis_url)
-    yield client
-    client.close()
+    with Redis.from_url(stack.redis_url, single_connection_client=True) as client:
+        client.set_response_callback("CLIENT LIST", bytes.decode)
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -104,24 +123,29 @@ async def _tasks_end_with_the_test():
 @pytest.fixture(scope="session")
 async def _connections():
     """Connections that are kept from test to test; all tests of a process run in this event loop."""
+    lend_in(asyncio.get_running_loop())
     kept = Connections()
-    kept.install(asyncio.get_running_loop())
     yield kept
     kept.close()
     await asyncio.sleep(0)  # transports close in the next turn
+    if commands := sys.modules.get("tests.ground.commands"):
+        await asyncio.to_thread(commands.close)
 
 
 @pytest.fixture(scope="session")
-def _databases(_admin, stack, _connections):
-    pool = DatabasePool(_admin, stack, _connections)
-    yield pool
-    pool.close()
+def _pools(_admin, stack, _connections):
+    pools = {name: DatabasePool(_admin, stack, _connections, name) for name in (TEMPLATE, TEMPLATE_WITHOUT_DAYS)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture
-def database_url(request, _databases, _connections, stack):
+def database_url(request, _pools, _connections, stack):
     """URL of a database with Rota's schema and nothing else in it."""
-    name = _databases.lend()
+    bare = request.node.get_closest_marker("no_days")
+    databases = _pools[TEMPLATE_WITHOUT_DAYS if bare else TEMPLATE]
+    name = databases.lend(new=request.node.get_closest_marker("new_database") is not None)
     url = stack.database_url(name)
     if request.node.get_closest_marker("new_connections"):
         _connections.forget(url)
@@ -129,9 +153,9 @@ def database_url(request, _databases, _connections, stack):
         _connections.keep(url)
     yield url
     if leaked := _connections.leaked():
-        _databases.drop(name)
+        databases.drop(name)
         pytest.fail(f"connections to PostgreSQL left behind: {leaked}")
-    _databases.take_back(name)
+    databases.take_back(name)
 
 
 @pytest.fixture
@@ -158,19 +182,19 @@ def redis_url(stack, _redis_admin):
     number = worker * share + 1 + next(NUMBERS) % (share - 1)
     yield stack.redis_db_url(number)
     try:
-        until_closed(lambda: all(int(client["db"]) != number for client in _redis_admin.client_list()), "Redis")
-        _no_stray_keys(stack.redis_db_url(number))
+        until_closed(lambda: f" db={number} " not in _redis_admin.execute_command("CLIENT LIST"), "Redis")
     finally:
-        with Redis.from_url(stack.redis_db_url(number)) as client:
-            client.flushdb()
+        _redis_admin.select(number)
+        stray = _stray_keys(_redis_admin)
+        _redis_admin.flushdb()
+        _redis_admin.select(0)
+    assert not stray, f"keys without an owner or a time to live: {stray}"
 
 
-def _no_stray_keys(url):
+def _stray_keys(client):
     from rota.infra.redis import Keys
 
-    with Redis.from_url(url) as client:
-        stray = [key for key in client.scan_iter(count=1000) if client.ttl(key) == -1 and not Keys.owned(key)]
-    assert not stray, f"keys without an owner or a time to live: {stray}"
+    return [key for key in client.scan_iter(count=1000) if not Keys.owned(key) and client.ttl(key) == -1]
 
 
 @pytest.fixture
@@ -312,7 +336,7 @@ async def proxy():
 def certificate(tmp_path):
     """A key and a certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
-        pytest.skip("needs openssl")
+        pytest.skip("openssl not found: install it, such as by `apt-get install openssl`")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=rota"
     files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.ground.forkserver import forkable
 
+ROOT = Path(__file__).parents[2]
 PIPE = asyncio.subprocess.PIPE
 STREAM_LIMIT = 2**20
 START_TIMEOUT_S = 60.0
@@ -56,7 +57,8 @@ class ForkServer:
     def __init__(self):
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-m", "tests.ground.forkserver", str(theirs.fileno())]
-        self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        pass_fds = [theirs.fileno()]
+        self._process = subprocess.Popen(words, pass_fds=pass_fds, stdin=subprocess.DEVNULL, cwd=ROOT)
         theirs.close()
 
     async def fork(self, module, argv, env, cwd, stdin, stdout, stderr):

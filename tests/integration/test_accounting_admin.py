@@ -285,6 +285,7 @@ async def test_changes_and_bookings_at_once_neither_deadlock_nor_pass_a_cap(farm
     show = await farm.show("duck")
     group = await charge_in(farm)
     ledger = TransactionalLedger(farm.admin.database)
+    await farm.change_subscription("duck", "main", burst=6)
 
     async def booker(number):
         for turn in range(20):

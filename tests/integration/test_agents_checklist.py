@@ -158,7 +158,7 @@ async def test_a_backlog_of_another_group_hides_nothing(database, redis, seen):
     settings = {"agent__max_concurrent_agents": 2}
     async with Pod(database, redis, settings=settings, ours=every(50, seen.quick, group="ours")) as pod:
         await until(lambda: seen.count("ours") >= 3)
-        assert pod.agents.health.state == "HEALTHY"
+        await until(lambda: pod.agents.health.state == "HEALTHY", what="good health")
 
 
 async def test_a_backlog_of_agents_that_nobody_runs_hides_nothing_for_long(database, redis, seen):

@@ -21,14 +21,7 @@ from tests.ground.queues import sessions_over, sql
 from tests.ground.waiting import until
 from tests.integration import engine_client
 
-NO_DAYS = """
-DO $$ DECLARE part text; BEGIN
-  FOR part IN SELECT d.name FROM unnest(ARRAY['job_done', 'frame_end', 'frame_log']) t, rota.days_of(t) d LOOP
-    EXECUTE format('DROP TABLE rota.%I', part);
-  END LOOP;
-END $$"""
-
-
+pytestmark = pytest.mark.no_days
 DAYS = sql("SELECT name, day, since, until FROM rota.days_of($1) ORDER BY since")
 ADD_END = sql("""
 INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state, ts_finished)

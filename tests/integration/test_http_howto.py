@@ -22,7 +22,7 @@ SAID = (
 )
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the page is written for curl")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl not found: install it, as by `apt-get install curl`")
 async def test_the_page_works_as_it_is_printed(database_url, redis_url, nats_url, bus_prefix):
     async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm, Api(farm) as api:
         await farm.show()

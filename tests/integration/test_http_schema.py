@@ -11,11 +11,12 @@ from rota.server import services
 from rota.server.http import openapi
 from rota.server.http.app import CONTROLLERS
 from tests.ground.api import Api
+from tests.ground.effort import effort
 from tests.ground.farm import Farm
 
-EXAMPLES = os.environ.get("ROTA_TEST_HTTP_EXAMPLES", "2")
-"""Of each route; the suite takes few, for a long look set more."""
-PHASES = os.environ.get("ROTA_TEST_HTTP_PHASES", "fuzzing,stateful")
+EXAMPLES = effort("1", "25")
+"""Of each route."""
+PHASES = "fuzzing,stateful"
 # A thing is asked for by its name here, and schemathesis would try its id, unless told to go by links alone.
 CONFIG = """
 [phases.stateful]

@@ -314,7 +314,7 @@ def _in_a_small_disk(tmp_path, script):
     words = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
     mount = f"mount -t tmpfs -o size=8m tmpfs '{tmp_path}'"
     if subprocess.run([*words, mount], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets us mount no file system, so a full disk cannot be shown")
+        pytest.skip("no right to mount a file system for a full disk: run as root, or allow user namespaces")
     return subprocess.run(
         [*words, f"{mount} && exec '{sys.executable}' -c \"$SCRIPT\" '{tmp_path}'"],
         capture_output=True,
@@ -375,7 +375,7 @@ async def test_an_interrupted_initdb_leaves_no_half_cluster(private_stack):
     await again.stop()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another account to become")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another account to become: run as root")
 @pytest.mark.parametrize("mode", ["userns", "setuid"])
 async def test_root_runs_postgres_as_somebody_else(spawn, mode):
     with _OpenDirectory() as data:
@@ -386,7 +386,7 @@ async def test_root_runs_postgres_as_somebody_else(spawn, mode):
         assert await owner.wait() == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a plain user already")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a plain user already: run as root")
 async def test_a_plain_user_needs_nothing_special(spawn, tmp_path):
     # A user namespace without any capability: to the servers and to us this is an ordinary account.
     as_user = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid()), "--deathsig", "9"]

@@ -11,6 +11,8 @@ from rota.infra.postgres import Database, PostgresTarget, check_current, migrate
 from rota.infra.postgres.migration_files import discover, in_order, read_migration
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import MigrationRefused
+from tests.ground.databases import fresh_database
+from tests.ground.servers import TEMPLATE_WITHOUT_DAYS
 from tests.ground.waiting import until
 
 ALL = len(discover())
@@ -35,9 +37,10 @@ def names(migrations):
 
 
 @pytest.fixture
-async def database_url(empty_database_url):
-    await migrate(empty_database_url)
-    return empty_database_url
+def database_url(_admin, stack):
+    """URL of a database of this test's own with every migration applied."""
+    with fresh_database(_admin, stack, TEMPLATE_WITHOUT_DAYS) as url:
+        yield url
 
 
 @pytest.fixture

@@ -14,13 +14,7 @@ from rota.infra.store import Pointer, Store, StoreTarget, Where, pointer_to
 from rota.model.errors import BlobDamaged, BlobMissing, InvalidInput, SetupFailed
 from tests.ground.queues import sql
 
-DROP_DAYS = """
-DO $$ DECLARE day text; BEGIN
-  FOR day IN SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' LOOP
-    EXECUTE format('DROP TABLE rota.%I', day);
-  END LOOP;
-END $$"""
-
+pytestmark = pytest.mark.no_days
 SMALL, LARGE = b"small", b"large" * 100
 DAY_S = 86_400.0
 ROWS = sql("SELECT count(*) FROM rota.blob")

@@ -22,6 +22,7 @@ from rota.model.breaker import (
     Windowed,
     step,
 )
+from tests.ground.effort import effort
 
 NAMES = itertools.count()
 START_MS = 1_700_000_000_000
@@ -88,7 +89,7 @@ async def held(client, key):
     return State(Phase(raw.pop("phase")), failed_at_ms=failed_at, **{name: int(value) for name, value in raw.items()})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=effort(50, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=all_rules, seed=seeds)
 async def test_the_script_gives_the_verdicts_and_states_of_the_pure_machine(redis, rules, seed):
     keys, name = Keys(), f"story-{next(NAMES)}"

@@ -7,6 +7,7 @@ from rota.model.quota import Level
 from rota.model.reasons import Reason, Tier
 from rota.placement import PoolStatus
 from tests.ground.dispatching import Rig
+from tests.ground.effort import effort
 from tests.ground.queues import sql
 
 DONE = sql("SELECT reason FROM rota.job_done WHERE pk_job = $1::uuid")
@@ -141,7 +142,7 @@ async def refused_by(rig, job):
 
 
 @settings(
-    max_examples=60,
+    max_examples=effort(25, 600),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an example says enough, and shrinking takes minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],

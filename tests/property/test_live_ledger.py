@@ -32,6 +32,7 @@ from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Limit, Usage
 from tests.contract.ledger_suite import EMPTY, plain, sql
+from tests.ground.effort import effort
 from tests.ground.plugin import redis_async
 from tests.ground.swarms import as_swarms
 from tests.integration.books_ground import Farm
@@ -395,7 +396,7 @@ def machine(database_url, redis_url):
 
 
 QUICK = settings(
-    max_examples=40,
+    max_examples=effort(15, 40),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

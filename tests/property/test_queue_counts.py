@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rota.infra.postgres import Database, PostgresTarget
 from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue, storage
+from tests.ground.effort import effort
 from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
@@ -310,7 +311,7 @@ REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
 
 # Not shrunk: that takes minutes, and the steps of a failure tell enough.
 @settings(
-    max_examples=40,
+    max_examples=effort(15, 40),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

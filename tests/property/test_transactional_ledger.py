@@ -9,6 +9,7 @@ from rota.accounting.ledger import Charge, Group
 from rota.accounting.transactional import TransactionalLedger
 from rota.model.quota import LEVELS, Level, Limit, Standing, Usage, fits
 from tests.contract.ledger_suite import EMPTY, LIMITS, Books, plain, sql
+from tests.ground.effort import effort
 
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
 
@@ -134,7 +135,7 @@ async def book(books, model, groups, *, force):
         assert (outcome.declined, outcome.refusal) == (declined, refusal)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=effort(25, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 async def test_the_ledger_does_what_the_model_says(database, steps):
     for statement in CLEAR:

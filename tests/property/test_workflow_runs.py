@@ -32,6 +32,7 @@ from rota.model.workflow_run import (
     StepState,
 )
 from rota.workflow.rerunning import rerun_from
+from tests.ground.effort import effort
 
 UNDO = Compensation(topic="undo", task="undo")
 GOOD = (StepState.SUCCEEDED, StepState.SKIPPED, StepState.PASSED)
@@ -310,7 +311,7 @@ class World:
         return step.role == "member" or (step.role == "handler" and self.is_of_parallel(self.flow.steps[step.owner]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=effort(100, 300), deadline=None)
 @given(workflows(), st.integers(0, 2**32))
 def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_undone(spec, seed):
     world = World(compiled(spec), random.Random(seed))
@@ -318,7 +319,7 @@ def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_und
     assert sorted(world.ended) == list(range(len(spec.steps))), "each step ended once"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=effort(60, 150), deadline=None)
 @given(workflows(), st.integers(0, 2**32))
 def test_a_rerun_begins_nothing_that_it_takes_over_and_ends_as_any_run(spec, seed):
     chance = random.Random(seed)

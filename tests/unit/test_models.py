@@ -22,7 +22,8 @@ def load_runner():
 
 runner = load_runner()
 needs_spin = pytest.mark.skipif(
-    bool(runner.missing_tools()), reason=f"models not checked, not found: {', '.join(runner.missing_tools())}"
+    bool(runner.missing_tools()),
+    reason=f"{' and '.join(runner.missing_tools())} not found: install it, such as by `apt-get install spin gcc`",
 )
 COMPLETE = "State-vector 96 byte, depth reached 109, errors: 0\n   114258 states, stored\n"
 

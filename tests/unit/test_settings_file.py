@@ -68,9 +68,23 @@ def test_a_directory_is_no_settings_file(tmp_path):
     assert "rota.yaml cannot be read (Is a directory)" in refusal(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission_is_told(tmp_path):
+NOBODY = 65534
+
+
+@pytest.fixture
+def as_plain_user():
+    """Root reads every file: for this test it is somebody else."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+def test_a_file_without_permission_is_told(tmp_path, request):
     write(tmp_path, "{}").chmod(0)
+    request.getfixturevalue("as_plain_user")
     assert "cannot be read (Permission denied)" in refusal(tmp_path)
 
 

@@ -59,7 +59,13 @@ def _file(config: Path | None, environ: Mapping[str, str], directory: Path) -> P
     if named := config or environ.get(CONFIG_ENV, "").strip():
         return directory / named
     path = directory / FILE_NAME
-    return path if path.exists() else None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return path  # it may be there: `_text` says why it cannot be read
+    return path
 
 
 def _text(path: Path) -> str:
