@@ -50,6 +50,7 @@ GATES: dict[str, Callable[[Path], Report]] = {
     "places": tree.places,
     "secrets": tree.secrets,
     "migrations": tree.migrations,
+    "collects": command("pytest", "--collect-only", "-q", "-n0"),
 }
 
 

@@ -97,6 +97,7 @@ async def test_up_serves_until_sigterm_and_leaves_nothing(rota, tmp_path):
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow("two starts of a whole installation")
 async def test_killed_up_takes_its_servers_along_and_can_be_started_again(rota):
     process, _ = await _up(rota)
     family = _descendants(process.pid)

@@ -70,6 +70,7 @@ async def the_worker(typed):
     return worker
 
 
+@pytest.mark.slow("a start of a whole installation and a dozen commands")
 async def test_up_runs_tasks_and_commands_on_a_worker_of_its_own(typed):
     up = await typed("up", "--app", "tasks.py")
     banner = [await up.line(40) for _ in range(7)]
@@ -86,6 +87,7 @@ async def test_up_runs_tasks_and_commands_on_a_worker_of_its_own(typed):
     assert (await ended(up))[0] == 0
 
 
+@pytest.mark.slow("a start of a whole installation, and the silence of a worker")
 async def test_a_worker_that_is_killed_is_replaced_and_its_frame_runs_again(typed):
     up = await typed("up", "--app", "tasks.py")
     assert "Rota is up" in await up.line(40)
@@ -111,6 +113,7 @@ def _worker_pid(parent):
     return None
 
 
+@pytest.mark.slow("two starts of a whole installation")
 async def test_ctrl_c_lets_frames_finish_and_a_killed_up_leaves_no_worker(typed, tmp_path):
     up = await typed("up", "--app", "tasks.py")
     assert "Rota is up" in await up.line(40)
@@ -161,6 +164,7 @@ async def test_up_without_a_worker(typed):
     assert said.startswith("Submitted job")
 
 
+@pytest.mark.slow("a start of a whole installation")
 async def test_the_quick_start_of_the_readme_works_as_it_is_printed(spawn, tmp_path, env):
     """Its commands typed as they stand, and what they print but for ids, times and numbers of processes."""
     text = (ROOT / "README.md").read_text().partition("## Quick start\n")[2]
@@ -181,6 +185,7 @@ def _without_numbers(text):
     return [" ".join(line.split()) for line in text.splitlines() if "[warning" not in line]
 
 
+@pytest.mark.slow("the demo takes as long as a person watches it")
 @pytest.mark.timeout(150)
 async def test_the_demo_keeps_its_promises(spawn, tmp_path):
     process = await spawn(None, argv=[str(BIN / "rota"), "demo"], env={"TMPDIR": str(tmp_path)})

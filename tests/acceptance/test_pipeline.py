@@ -200,6 +200,7 @@ class Up:
         return found
 
 
+@pytest.mark.slow("four starts of a whole installation, one after the other")
 @pytest.mark.timeout(180)
 async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tmp_path, made_data):
     rota = Up(spawn, tmp_path, made_data)

@@ -25,6 +25,7 @@ def same(text):
     return [DIFFERS.sub("*", line) for line in text.splitlines()]
 
 
+@pytest.mark.slow("a start of a whole installation")
 @pytest.mark.timeout(120)
 async def test_the_quick_start_prints_what_it_says(tmp_path):
     setup, _, typed = block("sh").partition("\n")

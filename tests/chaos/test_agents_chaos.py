@@ -158,6 +158,7 @@ async def _ticks(trail, run, wanted):
     return sum(row["run"] == run for row in await trail.rows("long")) > wanted
 
 
+@pytest.mark.slow("agents under faults for a while")
 @pytest.mark.timeout(180)
 async def test_whatever_happens_in_whatever_order(worker, trail, redis, redis_url, database, proxy):
     """Two replicas behind bad networks; Redis emptied, scripts forgotten, one stopped, cut off or killed by turns."""

@@ -88,6 +88,7 @@ def told(befalls, found):
     return "\n".join([*map(str, found[:20]), "what befell the farm:", *map(str, befalls)])
 
 
+@pytest.mark.slow("a farm under faults for a while")
 @pytest.mark.timeout(240)
 async def test_nothing_is_lost_doubled_or_over_its_cap_whatever_befalls_the_farm(farm):
     befalls = one_of_each(SEED)

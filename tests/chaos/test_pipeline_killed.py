@@ -136,6 +136,7 @@ def test_every_place_is_visited_here_or_by_the_test_that_is_named():
     assert known == {name for _, name in [*SERVER, *WORKER]} | {*BY_HAND, *ELSEWHERE}, "a place that is gone"
 
 
+@pytest.mark.slow("a process dies at each of some thirty places")
 @pytest.mark.timeout(300)
 async def test_whoever_is_killed_at_any_named_place_loses_nothing(farm, spawn):
     async with asyncio.TaskGroup() as tasks:

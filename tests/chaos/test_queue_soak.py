@@ -200,6 +200,7 @@ def _check(soak, counts):
     assert soak.completed_in_time >= 0.95 * soak.seconds * soak.rate
 
 
+@pytest.mark.slow("measures a while")
 async def test_a_pinned_reader_leaves_few_dead_rows_and_slows_nothing_down(private_stack, spawn):
     stack = await private_stack("postgres")
     soak, counts = await _run(stack.url("postgres"), spawn, seconds=8, rate=1000, pins=1)

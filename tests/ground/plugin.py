@@ -52,7 +52,10 @@ def pytest_configure(config):
         config.pluginmanager.register(Durations())
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    # The longest first, so that no process ends its run long after the others.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not config.option.markexpr:
         chosen = [item for item in items if "soak" not in item.keywords]
         config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
@@ -134,7 +137,12 @@ async def _connections():
 
 @pytest.fixture(scope="session")
 def _pools(_admin, stack, _connections):
-    pools = {name: DatabasePool(_admin, stack, _connections, name) for name in (TEMPLATE, TEMPLATE_WITHOUT_DAYS)}
+    """Databases by their template and by whether connections to them are kept."""
+    pools = {
+        (template, kept): DatabasePool(_admin, stack, _connections, template)
+        for template in (TEMPLATE, TEMPLATE_WITHOUT_DAYS)
+        for kept in (True, False)
+    }
     yield pools
     for pool in pools.values():
         pool.close()
@@ -143,13 +151,12 @@ def _pools(_admin, stack, _connections):
 @pytest.fixture
 def database_url(request, _pools, _connections, stack):
     """URL of a database with Rota's schema and nothing else in it."""
-    bare = request.node.get_closest_marker("no_days")
-    databases = _pools[TEMPLATE_WITHOUT_DAYS if bare else TEMPLATE]
-    name = databases.lend(new=request.node.get_closest_marker("new_database") is not None)
+    marks = {mark.name for mark in request.node.iter_markers()}
+    kept = "new_connections" not in marks
+    databases = _pools[TEMPLATE_WITHOUT_DAYS if "no_days" in marks else TEMPLATE, kept]
+    name = databases.lend(new="new_database" in marks)
     url = stack.database_url(name)
-    if request.node.get_closest_marker("new_connections"):
-        _connections.forget(url)
-    else:
+    if kept:
         _connections.keep(url)
     yield url
     if leaked := _connections.leaked():

@@ -292,6 +292,7 @@ async def test_a_beat_says_how_far_a_client_has_come_whose_filter_passes_nothing
         assert client.beats
 
 
+@pytest.mark.slow("thousands of connections")
 @pytest.mark.timeout(180)
 async def test_thousands_of_reconnects_leave_nothing_behind(farm):
     key, at_once = await farm.key(), 50

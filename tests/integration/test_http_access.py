@@ -207,6 +207,7 @@ async def test_strangers_are_told_nothing_by_any_route_and_change_nothing(api, m
     assert await digest(api.farm.database) == before
 
 
+@pytest.mark.slow("every route is called by every role")
 async def test_every_route_takes_the_roles_it_names_and_nothing_leaks_or_changes_elsewhere(api, matrix):
     clients = {role: await clients_of(api, role) for role in Role}
     before = await digest(api.farm.database)

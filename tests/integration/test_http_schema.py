@@ -58,6 +58,7 @@ async def probed(folder, api, *options):
     assert process.returncode == 0, told.decode()
 
 
+@pytest.mark.slow("requests of every shape to every route")
 @pytest.mark.timeout(600)
 async def test_whatever_an_administrator_sends_is_answered_as_described(api, tmp_path):
     key = await api.key(Role.ADMIN)
@@ -65,6 +66,7 @@ async def test_whatever_an_administrator_sends_is_answered_as_described(api, tmp
     await probed(tmp_path, api, "-H", f"Authorization: Bearer {key}", "--exclude-operation-id", "revoke_key")
 
 
+@pytest.mark.slow("requests of every shape to every route")
 @pytest.mark.timeout(600)
 async def test_whatever_a_viewer_or_a_stranger_sends_is_answered_as_described(api, tmp_path):
     key = await api.key(Role.VIEWER)

@@ -183,7 +183,7 @@ def test_messages_that_are_no_submission_are_refused_with_a_sentence(case):
     assert len(refused.value.sentence) < 500
 
 
-@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), "\ud800", nested(5000), {1: {2: print}}])
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), "\ud800", nested(100_000), {1: {2: print}}])
 def test_values_that_cannot_travel_are_refused(value):
     with pytest.raises(InvalidInput, match="cannot be written as a message"):
         encode(job(LayerSpec(task="a", input=value)))

@@ -128,7 +128,7 @@ class Records:
         return {row["name"]: row["shard_group"] for row in await self.database.rows(GROUPS, names)}
 
     async def begin(self, lease: Lease, at_ms: int, asked: Sequence[Begin]) -> list[Begun]:
-        """Runs for those that may begin, acquired at `at_ms` on the clock of Redis."""
+        """Runs for those that may begin, in the order of `asked`, acquired at `at_ms` on the clock of Redis."""
         columns = [each.name for each in asked], [each.run for each in asked]
         faults.at("agents.before_begin")
         with _fenced(lease):
@@ -136,11 +136,11 @@ class Records:
                 BEGIN, lease.name, lease.fence, self.replica, *columns, at_ms, [each.timeout_ms for each in asked]
             )
         faults.reply("agents.begin")
-        runs = dict(zip(*columns, strict=True))
+        found = {row["name"]: row for row in rows}  # PostgreSQL returns them in whatever order they lie
         return [
             Begun(
-                row["name"],
-                runs[row["name"]],
+                each.name,
+                each.run,
                 Verdict(row["verdict"]),
                 row["due_ms"],
                 row["slot_ms"],
@@ -148,7 +148,8 @@ class Records:
                 row["backfill"],
                 row["token"],
             )
-            for row in rows
+            for each in asked
+            if (row := found.get(each.name)) is not None
         ]
 
     async def end(self, lease: Lease, ended: Sequence[End]) -> list[Planned]:

@@ -17,6 +17,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -86,10 +87,11 @@ def _places(environment: Mapping[str, str], key: str) -> dict[str, int]:
     return places
 
 
-def places() -> list[tuple[str, str]]:
+@cache
+def places() -> tuple[tuple[str, str], ...]:
     """Every place in Rota's source as (kind, name), kind being `at` or `reply`; for tests that visit them all."""
     sources = [path.read_text() for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
-    return [(found[1], found[2]) for text in sources for found in _CALL.finditer(text)]
+    return tuple((found[1], found[2]) for text in sources for found in _CALL.finditer(text))
 
 
 def _nothing(_name: str) -> None:
