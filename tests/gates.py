@@ -41,6 +41,7 @@ def command(*words: str) -> Callable[[Path], Report]:
 
 GATES: dict[str, Callable[[Path], Report]] = {
     "types": command("mypy", "--no-error-summary"),
+    "collects": command("pytest", "--collect-only", "-q", "-n0"),
     "layers": command("lint-imports", "--no-logo"),
     "lint": command("ruff", "check", "--quiet", "--output-format", "concise", "."),
     "format": command("ruff", "format", "--quiet", "--check", "--output-format", "concise", "."),
@@ -50,7 +51,6 @@ GATES: dict[str, Callable[[Path], Report]] = {
     "places": tree.places,
     "secrets": tree.secrets,
     "migrations": tree.migrations,
-    "collects": command("pytest", "--collect-only", "-q", "-n0"),
 }
 
 

@@ -13,6 +13,7 @@ from rota.accounting.live import seeding
 from rota.accounting.live.publisher import MISCONFIGURED
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, State
+from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level
 from tests.contract.ledger_suite import outcome_of, sql
 from tests.ground.waiting import until
@@ -214,6 +215,24 @@ async def test_while_redis_is_away_it_is_alive_and_not_ready(database, private_r
         await service.until(State.READY)
         assert (await farm.book([1])).booked == [1]
     await client.aclose()
+
+
+async def test_a_round_that_fails_in_the_moment_it_is_cancelled_ends():
+    async def fail():
+        rounds.cancel()
+        raise RedisUnavailable("gone", address="nowhere")
+
+    async def work():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+
+    soon = asyncio.Event()
+    soon.set()
+    rounds = asyncio.create_task(upkeep._every(NEVER_S, "recompute", work, soon))
+    done, _ = await asyncio.wait([rounds], timeout=5)
+    rounds.cancel()
+    assert done == {rounds}
+    assert rounds.cancelled()
 
 
 async def test_many_graves_raise_the_fence_and_go(farm, monkeypatch):

@@ -30,6 +30,7 @@ from rota.accounting import procs
 from rota.accounting.books import GONE, Books
 from rota.accounting.live import recount, seeding, state
 from rota.accounting.live.ledger import LiveLedger
+from rota.infra.cancelling import cancellable
 from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.redis.keys import ACCT_SHOW
 from rota.infra.service import Lifecycle
@@ -212,7 +213,8 @@ async def _round(loop: str, work: Callable[[], Awaitable[None]]) -> None:
     began = time.monotonic()
     failed = None
     try:
-        await work()
+        with cancellable():  # a TaskGroup whose task fails while it is cancelled itself raises the failure alone
+            await work()
     except* Unavailable as away:
         failed = str(away.exceptions[0])
     if failed:

@@ -37,6 +37,7 @@ from rota.engine.marks import Marks
 from rota.engine.parking import Parking
 from rota.engine.tenant import Tenants
 from rota.infra import faults
+from rota.infra.cancelling import cancellable
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus
@@ -138,9 +139,10 @@ class Dispatcher:
                 hold = self.leases.hold(
                     f"dispatcher:{self.leases.owner}", kind="dispatcher", ttl_s=LEASE_S, wait_s=LEASE_S
                 )
-                async with hold as lease:
-                    self._owner = await self.queue.enlist(lease)
-                    await self._serve(life)
+                with cancellable():  # a lease that is lost in the moment of a cancellation does not undo it
+                    async with hold as lease:
+                        self._owner = await self.queue.enlist(lease)
+                        await self._serve(life)
             except* (LeaseLost, StaleFence) as errors:
                 # From a round it comes wrapped by the group of all rounds.
                 codes = sorted({type(error).__name__ for error in errors.exceptions})

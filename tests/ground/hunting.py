@@ -1,0 +1,33 @@
+"""Hunting a test that fails now and then: `make tests ARGS="-k lease --repeat 200 --burn 2"`.
+
+`--repeat N` runs each test N times; `--burn N` keeps N cores busy meanwhile, as a machine does that is shared.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("hunting tests that fail now and then")
+    group.addoption("--repeat", type=int, default=1, metavar="N", help="run each test N times")
+    group.addoption("--burn", type=int, default=0, metavar="N", help="keep N cores busy during the run")
+
+
+def pytest_configure(config):
+    if config.option.burn and not hasattr(config, "workerinput"):
+        words = [sys.executable, "-c", "while True: pass"]
+        burners = [subprocess.Popen(words) for _ in range(config.option.burn)]
+        config.add_cleanup(lambda: [burner.kill() or burner.wait() for burner in burners])
+
+
+@pytest.fixture
+def _repeated(request):
+    return request.param
+
+
+def pytest_generate_tests(metafunc):
+    if (times := metafunc.config.option.repeat) > 1:
+        metafunc.fixturenames.append("_repeated")
+        metafunc.parametrize("_repeated", range(times), indirect=True)
