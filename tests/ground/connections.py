@@ -70,6 +70,9 @@ class Connections:
             await connection.execute(RESET, timeout=RESET_TIMEOUT_S)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             return False
+        except BaseException:
+            connection.terminate()
+            raise
         connection.parked = True
         self._parked.setdefault(connection.key, []).append(connection)
         return True
