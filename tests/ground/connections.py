@@ -53,7 +53,7 @@ class Connections:
         if dsn not in self._kept_urls or loop not in _loops or "connection_class" in options:
             return await _connect(dsn, **options)
         key = (dsn, id(loop), repr(sorted(options.items())))
-        connection = self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
+        connection = await self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
         connection.keeper, connection.key = self, key
         self._lent.add(connection)
         return connection
@@ -104,12 +104,17 @@ class Connections:
     def _of(self, url):
         return [item for key, kept in self._parked.items() if key[0] == url for item in kept if _alive(item)]
 
-    def _taken(self, key):
+    async def _taken(self, key):
         kept = self._parked.get(key, [])
         while kept:
             connection = kept.pop()
-            if _alive(connection):
-                connection.parked = False
+            connection.parked = False
+            try:
+                # One that the server cut is not known to be closed while its loop stands still.
+                await connection.execute("SELECT 1", timeout=RESET_TIMEOUT_S)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                connection.terminate()
+            else:
                 return connection
         return None
 

@@ -6,6 +6,8 @@ import os
 import time
 
 POLL_S = 0.005
+POLL_MAX_S = 0.03
+"""A condition that asks a server is asked less and less often: the asking is not to be the load."""
 CLOSED_WITHIN_S = float(os.environ.get("TEST_CLOSED_WITHIN_S", "3"))
 
 
@@ -14,13 +16,16 @@ async def until(condition, *, within_s=10.0, what="the condition", every_s=POLL_
     deadline = time.monotonic() + within_s
     while True:
         value = condition()
-        if inspect.isawaitable(value):
+        asked = inspect.isawaitable(value)
+        if asked:
             value = await value
         if value:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {within_s} s (last seen: {value!r})")
         await asyncio.sleep(every_s)
+        if asked:
+            every_s = max(every_s, min(every_s * 1.25, POLL_MAX_S))
 
 
 def until_closed(nobody, server):

@@ -86,7 +86,7 @@ class Client:
 async def streaming(replica, key, path="/api/v1/events", *, last="", **params):
     headers = {"authorization": f"Bearer {key}", **({"last-event-id": last} if last else {})}
     async with (
-        httpx.AsyncClient(base_url=replica.listen_url, timeout=30) as client,
+        httpx.AsyncClient(base_url=replica.listen_url, timeout=30, verify=False) as client,
         client.stream("GET", path, params=params, headers=headers) as response,
     ):
         yield Client(response)
