@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# uv keeps what it downloads in the home directory, where it may write there.
+UV := $(BIN)/uv $(shell test -w "$$HOME" || echo --no-cache)
 # Where a machine forbids it, every process would compile all it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 # Tests wait for servers and timers half of the time, so two processes share a core.
@@ -17,8 +19,8 @@ $(READY): requirements.lock requirements-setup.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Rota needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-setup.lock
-	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 setup: $(READY)  ## Make .venv with everything Rota needs.
@@ -54,9 +56,9 @@ models: $(READY)  ## Check the protocols in models/ with spin (a notice where it
 	@$(BIN)/python models/run.py $(ARGS)
 
 lock: $(READY)  ## Resolve the dependencies anew (no address is recorded).
-	@$(BIN)/uv lock -q --upgrade
-	@$(BIN)/uv export -q --frozen --all-extras --group dev --no-emit-project --no-header --no-annotate -o requirements.lock
-	@$(BIN)/uv export -q --frozen --only-group setup --no-emit-project --no-header --no-annotate -o requirements-setup.lock
+	@$(UV) lock -q --upgrade
+	@$(UV) export -q --frozen --all-extras --group dev --no-emit-project --no-header --no-annotate -o requirements.lock
+	@$(UV) export -q --frozen --only-group setup --no-emit-project --no-header --no-annotate -o requirements-setup.lock
 
 clean:  ## Remove what the above made, the local data directory of the demo too.
 	@rm -rf .venv .rota .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
