@@ -114,6 +114,9 @@ class Connections:
                 await connection.execute("SELECT 1", timeout=RESET_TIMEOUT_S)
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 connection.terminate()
+            except BaseException:
+                connection.terminate()
+                raise
             else:
                 return connection
         return None
