@@ -26,6 +26,7 @@ from tests.ground.waiting import until
 ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
 """Those that have a process, or an API, and a test of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
+LOGGED = sql("SELECT count(*) FROM rota.frame_log")
 RUN_ENDED = sql("SELECT ts_ended IS NOT NULL FROM rota.workflow_run WHERE pk_run = $1::uuid")
 PEOPLE = sql("SELECT count(*) = 4 FROM rota.approval")
 
@@ -211,6 +212,7 @@ async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
     made["kept"] = await an_output(farm.database, made["more"], 10**12)
     await until(lambda: farm.database.value(FAILED))
     told = json.loads((await typed("submit --wait --json -- echo hello")).out)
+    await until(lambda: farm.database.value(LOGGED), what="what the command wrote, which may come after its end")
     await played(typed, ENDED, {**made, "command": told["id"]})
 
 

@@ -14,7 +14,8 @@ from tests.chaos.books_mutants import MUTANTS, Mutant, applied
 from tests.chaos.books_rules import Broken
 from tests.ground.effort import effort
 
-pytestmark = pytest.mark.timeout(300)  # many small stories, one after the other
+# Many small stories, one after the other; a script that is forgotten meanwhile would add steps to them.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.keeps_scripts]
 
 
 SCHEDULES = effort(60, 120)

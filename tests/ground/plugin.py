@@ -40,6 +40,7 @@ NUMBERS = itertools.count()
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
     config.addinivalue_line("markers", "slow(reason): may take longer than 15 s, and why it has to")
+    config.addinivalue_line("markers", "keeps_scripts: on a Redis on which no other test flushes scripts")
     config.addinivalue_line("markers", "new_database: made for this test, with no old rows in its files")
     config.addinivalue_line("markers", "no_days: without the partitions that the first server makes")
     config.addinivalue_line("markers", "new_connections: PostgreSQL sessions are opened and closed, not kept")
@@ -96,10 +97,15 @@ def _admin(stack):
 
 
 @pytest.fixture(scope="session")
-def _redis_admin(stack):
-    with Redis.from_url(stack.redis_url, single_connection_client=True) as client:
-        client.set_response_callback("CLIENT LIST", bytes.decode)
-        yield client
+def _redis_admins(stack):
+    """Clients of both servers, by whether it is the calm one."""
+    admins = {}
+    for calm in (False, True):
+        admins[calm] = Redis.from_url(stack.redis_db_url(0, calm=calm), single_connection_client=True)
+        admins[calm].set_response_callback("CLIENT LIST", bytes.decode)
+    yield admins
+    for client in admins.values():
+        client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -182,19 +188,21 @@ async def database(database_url):
 
 
 @pytest.fixture
-def redis_url(stack, _redis_admin):
+def redis_url(request, stack, _redis_admins):
     """URL of an empty logical database of the shared Valkey; what is left in it must be ours or about to expire."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = REDIS_DATABASES // max(16, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     number = worker * share + 1 + next(NUMBERS) % (share - 1)
-    yield stack.redis_db_url(number)
+    calm = request.node.get_closest_marker("keeps_scripts") is not None
+    admin = _redis_admins[calm]
+    yield stack.redis_db_url(number, calm=calm)
     try:
-        until_closed(lambda: f" db={number} " not in _redis_admin.execute_command("CLIENT LIST"), "Redis")
+        until_closed(lambda: f" db={number} " not in admin.execute_command("CLIENT LIST"), "Redis")
     finally:
-        _redis_admin.select(number)
-        stray = _stray_keys(_redis_admin)
-        _redis_admin.flushdb()
-        _redis_admin.select(0)
+        admin.select(number)
+        stray = _stray_keys(admin)
+        admin.flushdb()
+        admin.select(0)
     assert not stray, f"keys without an owner or a time to live: {stray}"
 
 

@@ -24,12 +24,15 @@ class Stack:
     postgres_url: str
     redis_url: str
     nats_url: str
+    calm_redis_url: str
+    """A second one, on which nobody flushes scripts."""
 
     def database_url(self, name):
         return self.postgres_url.replace("/rota?", f"/{name}?")
 
-    def redis_db_url(self, number):
-        return self.redis_url.removesuffix("/0") + f"/{number}"
+    def redis_db_url(self, number, *, calm=False):
+        url = self.calm_redis_url if calm else self.redis_url
+        return url.removesuffix("/0") + f"/{number}"
 
     as_dict = asdict
 
@@ -38,7 +41,7 @@ class SharedServers:
     """Starts the stack on first use and prepares the template database."""
 
     def __init__(self):
-        self._local = None
+        self._local = self._calm = None
         self._dir = None
         self._stack = None
 
@@ -49,7 +52,11 @@ class SharedServers:
             self._dir = Path(tempfile.mkdtemp(prefix="rota-tests-"))
             self._local = LocalStack(options_for_tests(self._dir, redis_databases=REDIS_DATABASES))
             asyncio.run(self._local.start())
-            self._stack = Stack(*(self._local.url(name) for name in ("postgres", "redis", "nats")))
+            options = options_for_tests(self._dir / "calm", redis_databases=REDIS_DATABASES, servers=("redis",))
+            self._calm = LocalStack(options)
+            asyncio.run(self._calm.start())
+            urls = [self._local.url(name) for name in ("postgres", "redis", "nats")]
+            self._stack = Stack(*urls, self._calm.url("redis"))
             with psycopg.connect(self._stack.postgres_url, autocommit=True) as admin:
                 admin.execute(f"CREATE DATABASE {TEMPLATE}")
             url = self._stack.database_url(TEMPLATE)
@@ -62,6 +69,7 @@ class SharedServers:
     def stop(self):
         if self._local:
             asyncio.run(self._local.stop())
+            asyncio.run(self._calm.stop())
             shutil.rmtree(self._dir, ignore_errors=True)
 
 

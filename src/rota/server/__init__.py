@@ -7,7 +7,7 @@ API is `rota.server.http`; what gRPC serves to whom is said in `rota.infra.rpc.c
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rota.infra.service import Service
 from rota.infra.service.listener import App
@@ -53,7 +53,7 @@ def http_services(replica: Replica) -> list[Service]:
 def _built(desk: Desk) -> App:
     from rota.server.http.app import build  # takes as long as everything else that a server does to start
 
-    return cast("App", build(desk))
+    return build(desk)
 
 
 def grpc_services(replica: Replica) -> list[Service]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
-from litestar import Litestar, Router, get
+from litestar import Litestar, Router, get, types
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
+from rota.infra.service.listener import App, Receive, Scope, Send
 from rota.model.access import Role
 from rota.model.errors import RotaError
 from rota.server.http import openapi, refusing
@@ -54,10 +56,24 @@ CONTROLLERS: Final = (
 )
 
 
-def build(desk: Desk) -> Litestar:
+DESK: Final = "rota.desk"
+
+
+def build(desk: Desk) -> App:
+    """The API over this desk. Routes are compiled once per process, whoever serves them."""
+    app = _routes()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, DESK: desk}, receive, send)  # type: ignore[arg-type]
+
+    return answer
+
+
+@cache
+def _routes() -> Litestar:
     app = Litestar(
         [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[let_in])],
-        dependencies={"desk": Provide(lambda: desk, sync_to_thread=False)},
+        dependencies={"desk": Provide(_desk_of, sync_to_thread=False)},
         exception_handlers={
             RotaError: refusing.on_error,
             HTTPException: refusing.on_http,
@@ -71,6 +87,12 @@ def build(desk: Desk) -> Litestar:
     )
     _check_roles(app)
     return app
+
+
+def _desk_of(scope: types.Scope) -> Desk:
+    desk = scope[DESK]  # type: ignore[typeddict-item]
+    assert isinstance(desk, Desk)
+    return desk
 
 
 @get("/openapi.json", opt=needs(Role.VIEWER, "somewhere"), media_type="application/json", include_in_schema=False)
