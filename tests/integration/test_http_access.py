@@ -14,7 +14,7 @@ from rota.model.schedule import Every
 from rota.model.workflow import StepSpec, WorkflowSpec
 from rota.queue import DeadLetter
 from rota.server import services
-from rota.server.http.app import build
+from rota.server.http.app import compiled
 from rota.server.http.routes import table
 from tests.ground.api import Api, a_job, problem
 from tests.ground.calls import Caller
@@ -195,7 +195,7 @@ async def clients_of(api, role):
 
 @pytest.fixture
 async def matrix(api):
-    routes = table(build(None))
+    routes = table(compiled())
     return Matrix(routes, await things_of(api, OWN), await things_of(api, FOREIGN))
 
 

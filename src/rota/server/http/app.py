@@ -61,7 +61,7 @@ DESK: Final = "rota.desk"
 
 def build(desk: Desk) -> App:
     """The API over this desk. Routes are compiled once per process, whoever serves them."""
-    app = _routes()
+    app = compiled()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, DESK: desk}, receive, send)  # type: ignore[arg-type]
@@ -70,7 +70,8 @@ def build(desk: Desk) -> App:
 
 
 @cache
-def _routes() -> Litestar:
+def compiled() -> Litestar:
+    """Every route of the API, each with the role that it needs. The desk comes with each request."""
     app = Litestar(
         [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[let_in])],
         dependencies={"desk": Provide(_desk_of, sync_to_thread=False)},
