@@ -180,7 +180,7 @@ class Up:
         }
 
     async def start(self, *words):
-        return await self.spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=self.env)
+        return await self.spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=self.env, fork=False)
 
     async def ready(self, process):
         assert "Rota is up" in await process.line(60)

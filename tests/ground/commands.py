@@ -1,6 +1,7 @@
 """Commands typed in this process: `said = await typed(line)`, with its status, its output and its errors."""
 
 import asyncio
+import contextvars
 import re
 import sys
 import threading
@@ -53,8 +54,9 @@ class Loops(threading.local):
             connections.lend_in(self.runner.get_loop())
         loop = self.runner.get_loop()
         try:
-            return self.runner.run(coroutine)
+            return self.runner.run(coroutine, context=contextvars.copy_context())
         finally:
+            loop.run_until_complete(asyncio.sleep(0))
             for task in (left := asyncio.all_tasks(loop)):
                 task.cancel()
             if left:

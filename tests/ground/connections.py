@@ -11,7 +11,12 @@ import asyncio
 import asyncpg
 
 _connect = asyncpg.connect
-RESET = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD SEQUENCES; DISCARD TEMP"
+RESET = (
+    "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET SESSION AUTHORIZATION; RESET ALL; DISCARD SEQUENCES;"
+    " DISCARD TEMP"
+)
+PARKED_MAX = 8
+"""Of one database, loop and set of options: a server has 200 connections for all test processes."""
 RESET_TIMEOUT_S = 2.0
 _loops = set()
 
@@ -26,6 +31,12 @@ class KeptConnection(asyncpg.Connection):
 
     keeper = None
     parked = False
+
+    async def set_type_codec(self, *args, **options):
+        """Nobody could undo it: whoever does this has the connection for good."""
+        if self.keeper is not None:
+            self.keeper.release(self)
+        await super().set_type_codec(*args, **options)
 
     def is_closed(self):
         return self.parked or super().is_closed()
@@ -58,11 +69,17 @@ class Connections:
         self._lent.add(connection)
         return connection
 
+    def release(self, connection):
+        """It is closed when its test closes it."""
+        self._lent.discard(connection)
+        connection.keeper = None
+
     async def park(self, connection):
         """Whether it is kept: not when it is busy, broken or in a transaction."""
         self._lent.discard(connection)
         connection.keeper = None
-        if connection.key[0] not in self._kept_urls or connection.is_in_transaction():
+        full = len(self._parked.get(connection.key, ())) >= PARKED_MAX
+        if full or connection.key[0] not in self._kept_urls or connection.is_in_transaction():
             return False
         for callbacks in ("_listeners", "_log_listeners", "_termination_listeners", "_query_loggers"):
             getattr(connection, callbacks).clear()
@@ -83,10 +100,10 @@ class Connections:
 
     def leaked(self):
         """Connections that nobody closed; they are cut."""
-        left, self._lent = [item for item in self._lent if not item.is_closed()], set()
+        left, self._lent = [item for item in list(self._lent) if not item.is_closed()], set()
         for connection in left:
             connection.keeper = None
-            connection.terminate()
+            self._cut(connection)
         return left
 
     def forget(self, url):
@@ -102,7 +119,8 @@ class Connections:
             self.forget(url)
 
     def _of(self, url):
-        return [item for key, kept in self._parked.items() if key[0] == url for item in kept if _alive(item)]
+        parked = [item for key, kept in list(self._parked.items()) if key[0] == url for item in list(kept)]
+        return [item for item in parked if _alive(item)]
 
     async def _taken(self, key):
         kept = self._parked.get(key, [])

@@ -1,13 +1,14 @@
 """A process that has imported Rota and forks children on request: `python -m tests.ground.forkserver FD`.
 
 Starting an interpreter and importing Rota costs 0.5 s of CPU; a fork costs 10 ms. A request on the socket FD is JSON
-(`words`, `env`, `cwd`) with four descriptors: standard input, output, error, and a pipe. The child's pid, and later its
-exit status, are written to that pipe as two signed 32-bit integers. The child has a session of its own and the default
-signal handlers, and runs a module the way `python -m` does.
+(`module`, `words`, `env`, `cwd`) with four descriptors: standard input, output, error, and a pipe, to which the child
+writes its pid and the server later its exit status, two signed 32-bit integers. The child has a session of its own and
+the default signal handlers, and runs a module the way `python -m` does.
 
 It has no threads, so forking it is safe. When the socket closes it kills its children and ends.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -27,7 +28,9 @@ import rota
 
 REQUEST_MAX = 1 << 20
 PRELOADED = ("uvloop", "tests.ground.queues", "tests.ground.jobs")
-DEFAULT = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP)]
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""By every Python."""
+DEFAULT = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP, *IGNORED)]
 
 
 def forkable(words):
@@ -74,7 +77,6 @@ class Server:
         for fd in fds[:3]:
             os.close(fd)
         self._children[pid] = fds[3]
-        os.write(fds[3], struct.pack("i", pid))
         return None
 
     def _become(self, request, fds):
@@ -82,8 +84,10 @@ class Server:
         for number in DEFAULT:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
         os.setsid()
+        tell(fds[3], os.getpid())  # from here on it can be sent signals
         for target, fd in enumerate(fds[:3]):
             os.dup2(fd, target)
         for fd in (*fds, *self._children.values(), self._ended):
@@ -105,16 +109,19 @@ class Server:
             if pid == 0:
                 return
             fd = self._children.pop(pid)
-            os.write(fd, struct.pack("i", os.waitstatus_to_exitcode(status)))
+            tell(fd, os.waitstatus_to_exitcode(status))
             os.close(fd)
 
 
+def tell(fd, number):
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        os.write(fd, struct.pack("i", number))
+
+
 def main(fd):
-    warnings.simplefilter("ignore")
-    for name in (*(found.name for found in pkgutil.walk_packages(rota.__path__, "rota.")), *PRELOADED):
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
-    warnings.resetwarnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        preload()
     gc.collect()
     gc.freeze()
     request = Server(fd).serve()
@@ -123,8 +130,15 @@ def main(fd):
     random.seed()
     # Armed by the environment when it is imported, see `rota.infra.faults`.
     importlib.reload(sys.modules["rota.infra.faults"])
+    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # of runpy, for what was preloaded
     module, sys.argv = request["module"], request["words"]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def preload():
+    for name in (*(found.name for found in pkgutil.walk_packages(rota.__path__, "rota.")), *PRELOADED):
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
 import asyncio
 import atexit
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -22,15 +21,15 @@ ROOT = Path(__file__).parents[2]
 PIPE = asyncio.subprocess.PIPE
 STREAM_LIMIT = 2**20
 START_TIMEOUT_S = 60.0
-_SPECIAL = ("PYTHON", "LD_")
+_SPECIAL = ("PYTHON", "LD_", "LC_", "LANG", "TZ")
 """Variables that only an interpreter that starts reads."""
 
 
-async def start(words, *, env=None, cwd=None, stdin=None, stdout=None, stderr=None):
-    """A process in a session of its own."""
+async def start(words, *, env=None, cwd=None, stdin=None, stdout=None, stderr=None, fork=True):
+    """A process in a session of its own. Without `fork` it is what a person starts, from its first line on."""
     words = list(map(str, words))
     env = dict(os.environ if env is None else env)
-    if (found := forkable(words)) and not _changed(env):
+    if fork and (found := forkable(words)) and not _changed(env):
         module, argv = found
         return await _server().fork(module, argv, env, cwd or Path.cwd(), stdin, stdout, stderr)
     return await asyncio.create_subprocess_exec(
@@ -43,12 +42,15 @@ def _changed(env):
     return any(env.get(name) != os.environ.get(name) for name in special)
 
 
-@functools.cache
+_servers = []
+
+
 def _server():
-    """The fork server of this process, started when it is first needed."""
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
+    """The fork server of this process, started when it is first needed, and again should it have died."""
+    if not _servers or _servers[-1].ended:
+        _servers.append(ForkServer())
+        atexit.register(_servers[-1].close)
+    return _servers[-1]
 
 
 class ForkServer:
@@ -60,6 +62,10 @@ class ForkServer:
         pass_fds = [theirs.fileno()]
         self._process = subprocess.Popen(words, pass_fds=pass_fds, stdin=subprocess.DEVNULL, cwd=ROOT)
         theirs.close()
+
+    @property
+    def ended(self):
+        return self._process.poll() is not None
 
     async def fork(self, module, argv, env, cwd, stdin, stdout, stderr):
         streams = [_Stream.of(given, writes=number == 0) for number, given in enumerate((stdin, stdout, stderr))]
@@ -97,7 +103,7 @@ class _Stream:
             theirs, ours = (reading, writing) if writes else (writing, reading)
             return cls(theirs, ours, writes=writes, close=[theirs])
         if wanted is None:
-            return cls(0 if writes else 1)
+            return cls(0 if writes else 2)
         if wanted == subprocess.DEVNULL:
             opened = os.open(os.devnull, os.O_RDWR)
             return cls(opened, close=[opened])

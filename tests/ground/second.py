@@ -17,10 +17,10 @@ class SecondProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, module, *args, env=None, argv=None, cwd=None):
+    async def start(cls, module, *args, env=None, argv=None, cwd=None, fork=True):
         words = argv or [sys.executable, "-m", module, *map(str, args)]
         given = {**os.environ, **(env or {})}
-        return cls(await processes.start(words, env=given, cwd=cwd, stdin=PIPE, stdout=PIPE, stderr=PIPE))
+        return cls(await processes.start(words, env=given, cwd=cwd, fork=fork, stdin=PIPE, stdout=PIPE, stderr=PIPE))
 
     @property
     def pid(self):

@@ -159,6 +159,23 @@ async def test_a_new_leader_repairs_a_release_lost_by_a_server_that_died(farm):
         await until(farm.agrees, within_s=5, what="a recount by the new leader")
 
 
+async def test_a_recount_that_was_due_at_once_and_failed_is_tried_again_in_a_moment(monkeypatch):
+    monkeypatch.setattr(upkeep, "LOOK_S", 0.01)
+    tried, soon = [], asyncio.Event()
+
+    async def work():
+        tried.append(len(tried))
+        if len(tried) < 3:
+            raise RedisUnavailable("gone", address="nowhere")
+
+    soon.set()
+    rounds = asyncio.create_task(upkeep._every(NEVER_S, "recompute", work, soon))
+    await until(lambda: len(tried) == 3, what="a round that ends well")
+    assert not soon.is_set()
+    rounds.cancel()
+    await asyncio.wait([rounds])
+
+
 async def test_without_redis_it_warns_sets_the_metric_and_serves_what_it_can(farm):
     goose = await Farm(farm.books).make(managed=False, name="goose")
     await farm.book([1])

@@ -199,17 +199,22 @@ class Upkeep:
 async def _every(
     interval_s: float, loop: str, work: Callable[[], Awaitable[None]], soon: asyncio.Event | None = None
 ) -> None:
-    """Rounds of work, the first after one interval, since the leader before has just done the same, or `soon`."""
+    """Rounds of work: the first after one interval, since the leader before has just done the same, or when it is due
+    `soon`. A round that was due soon and failed is tried again in a moment."""
     soon = soon or asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await soon.wait()
+        was_due = soon.is_set()
         soon.clear()
-        await _round(loop, work)
+        if not await _round(loop, work) and was_due:
+            await asyncio.sleep(LOOK_S)
+            soon.set()
 
 
-async def _round(loop: str, work: Callable[[], Awaitable[None]]) -> None:
+async def _round(loop: str, work: Callable[[], Awaitable[None]]) -> bool:
+    """Whether nobody was away."""
     began = time.monotonic()
     failed = None
     try:
@@ -219,6 +224,7 @@ async def _round(loop: str, work: Callable[[], Awaitable[None]]) -> None:
         failed = str(away.exceptions[0])
     if failed:
         log.warning("books_round_failed", loop=loop, why=failed)
-        return
+        return False
     TOOK.labels(loop).observe(time.monotonic() - began)
     LAST.labels(loop).set_to_current_time()
+    return True

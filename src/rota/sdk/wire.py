@@ -243,7 +243,8 @@ def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def _client(endpoint: Endpoint) -> httpx.AsyncClient:
-    here = _is_here(httpx.URL(endpoint.url).host)
+    url = httpx.URL(endpoint.url)
+    here = _is_here(url.host)
     return httpx.AsyncClient(
         base_url=endpoint.url,
         headers={"authorization": f"Bearer {endpoint.key}", "accept": MSGPACK, "user-agent": "rota-sdk"},
@@ -253,18 +254,18 @@ def _client(endpoint: Endpoint) -> httpx.AsyncClient:
         timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S, pool=TURN_S),
         # A proxy that is set for this machine's way out knows nothing of its own addresses.
         trust_env=not here,
-        verify=_verification(endpoint.url, here=here),
+        verify=_verification(url, here=here),
     )
 
 
-def _verification(url: str, *, here: bool) -> ssl.SSLContext | bool:
+def _verification(url: httpx.URL, *, here: bool) -> ssl.SSLContext | bool:
     """What this machine trusts, or SSL_CERT_FILE says.
 
     Plain HTTP within this machine meets no TLS, of a proxy either, so no certificates are loaded, which takes 20 ms.
     """
-    if url.startswith("https:"):
+    if url.scheme == "https":
         return ssl.create_default_context()
-    return not here
+    return not (here and url.scheme == "http")
 
 
 async def _held(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
