@@ -23,7 +23,6 @@ from tests.ground.queues import sql
 from tests.ground.servers import options_for_tests
 from tests.ground.waiting import until
 
-ROOT = Path(__file__).parents[2]
 CORES = sql("SELECT pk_show::text AS show, sum(int_cores_reserved)::bigint AS cores FROM rota.proc GROUP BY 1")
 WRITTEN = sql("""
 SELECT (SELECT count(*) FROM rota.job) + (SELECT count(*) FROM rota.layer) + (SELECT count(*) FROM rota.ready_entries)

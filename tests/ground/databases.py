@@ -14,7 +14,7 @@ import time
 import psycopg
 from psycopg import sql
 
-from tests.ground.waiting import CLOSED_WITHIN_S
+from tests.ground.waiting import CLOSED_WITHIN_S, until_closed
 
 NUMBERS = itertools.count()
 
@@ -198,12 +198,8 @@ def make_database(admin, template):
 def fresh_database(admin, stack, template):
     """URL of a database of one test's own, dropped afterwards; fails when a session is left behind."""
     name = make_database(admin, template)
-    deadline_s = CLOSED_WITHIN_S
     try:
         yield stack.database_url(name)
-        deadline = time.monotonic() + deadline_s
-        while left := admin.execute(SESSIONS, [name, []]).fetchall():
-            assert time.monotonic() < deadline, f"connections to PostgreSQL left behind: {left}"
-            time.sleep(0.002)
+        until_closed(lambda: not admin.execute(SESSIONS, [name, []]).fetchall(), "PostgreSQL")
     finally:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -19,18 +19,7 @@ from rota.workflow.definitions import Definitions
 from rota.workflow.desk import Desk
 from rota.workflow.looking import Looking
 from rota.workflow.sagas import Sagas
-from tests.ground.jobs import EMPTY as EMPTY_JOBS
 from tests.ground.queues import sql
-
-TABLES = ("news", "timer", "value", "event", "run")
-EMPTY = "; ".join(
-    [
-        "DELETE FROM rota.saga",
-        *(f"DELETE FROM rota.workflow_{table}" for table in TABLES),
-        "DELETE FROM rota.workflow",
-        EMPTY_JOBS,
-    ]
-)
 
 LAYER = sql("SELECT pk_layer, frames FROM rota.layer WHERE pk_job = $1::uuid")
 RETURN = sql("""

@@ -16,12 +16,6 @@ from rota.model.errors import InvalidInput, Refused
 from tests.contract.ledger_suite import sql
 
 TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
-EMPTY_TRAIL = """
-SET session_replication_role = replica;
-DELETE FROM rota.audit;
-UPDATE rota.audit_head SET seq = 0, hash = decode(repeat('00', 32), 'hex');
-SET session_replication_role = origin;
-"""
 
 
 class By:

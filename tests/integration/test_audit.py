@@ -13,12 +13,6 @@ from rota.infra.audit.verify import CHUNK
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import InvalidInput
 
-EMPTY = """
-SET session_replication_role = replica;
-DELETE FROM rota.audit;
-UPDATE rota.audit_head SET seq = 0, hash = decode(repeat('00', 32), 'hex');
-"""
-
 
 def sql(text):
     return parse_query("test", f"-- Test.\n{text}")

@@ -214,7 +214,7 @@ async def _every(
 
 
 async def _round(loop: str, work: Callable[[], Awaitable[None]]) -> bool:
-    """Whether nobody was away."""
+    """Run `work` once; False when PostgreSQL or Redis was unavailable."""
     began = time.monotonic()
     failed = None
     try:

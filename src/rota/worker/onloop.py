@@ -55,7 +55,7 @@ class OnLoop:
         self._waiting: deque[Batch] = deque()
         self._some = asyncio.Event()
         self._wanted = 1
-        _Forked.here = False  # whoever makes this is no child of a handler, however its process was started
+        _Forked.here = False  # the flag marks children of task handlers, and a worker process may itself be forked
         asyncio.get_running_loop().set_task_factory(task_of)
 
     @property

@@ -60,7 +60,7 @@ DESK: Final = "rota.desk"
 
 
 def build(desk: Desk) -> App:
-    """The API over this desk. Routes are compiled once per process, whoever serves them."""
+    """The ASGI app that answers with `desk`. All replicas of a process share its compiled routes."""
     app = compiled()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
