@@ -12,16 +12,16 @@ import sys
 
 import msgspec
 
-from rota.agents.registry import Declared
-from rota.agents.runs import AgentRun
-from rota.agents.scheduler import Agents
+from rota.agents.registry import DeclaredAgent
+from rota.agents.running import AgentRun
+from rota.agents.scheduler import AgentScheduler
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Lifecycle, Service, Supervisor, run_until_signalled
 from rota.infra.telemetry import logs
-from rota.model.agent import AgentSpec
-from rota.model.schedule import Every
+from rota.model.agents import AgentSpec
+from rota.model.schedules import IntervalSchedule
 from rota.model.settings import Settings
 
 SHORTEST_MS, LONGEST_MS = 30_000, 60_000
@@ -48,12 +48,14 @@ async def noop(_run: AgentRun) -> None:
 async def main(name: str, count: int, spread_s: int) -> int:
     database = await Database.open(PostgresTarget(url=os.environ["ROTA_BENCH_POSTGRES"]))
     redis = connect(RedisTarget(url=os.environ["ROTA_BENCH_REDIS"]))
-    declared = [Declared(AgentSpec(name=f"a{at}", schedule=Every(interval_ms(at))), noop) for at in range(count)]
+    declared = [
+        DeclaredAgent(AgentSpec(name=f"a{at}", schedule=IntervalSchedule(interval_ms(at))), noop) for at in range(count)
+    ]
 
-    async def all_of_them() -> list[Declared]:
+    async def all_of_them() -> list[DeclaredAgent]:
         return declared
 
-    agents = Agents(settings(spread_s=spread_s), database, redis, all_of_them, leases=Leases(database, name))
+    agents = AgentScheduler(settings(spread_s=spread_s), database, redis, all_of_them, leases=Leases(database, name))
 
     async def say(life: Lifecycle) -> None:
         print("ready", flush=True)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from bench.e2e_ground import Ground
 from bench.report import Figure
-from rota.agents.sets import BATCH_MAX, Claim, Over, Sets
-from rota.infra.redis import Keys, RedisTarget, connect
+from rota.agents.redis_index import BATCH_MAX, AgentClaim, AgentIndex, FinishedRun
+from rota.infra.redis import RedisKeys, RedisTarget, connect
 
 AGENTS: Final = 100_000
 REDIS: Final = 6
@@ -25,7 +25,7 @@ async def longest(ground: Ground, agents: int = AGENTS, rounds: int = 3) -> Figu
 async def _round_ms(ground: Ground, agents: int) -> float:
     await ground.flush(REDIS)
     client = connect(RedisTarget(url=ground.redis_url(REDIS)))
-    sets = Sets(client, Keys().of_agents())
+    sets = AgentIndex(client, RedisKeys().agent_keys())
     now_ms = int(time.time() * 1000)
     await sets.repopulate((f"agent-{at}", now_ms - 1000 if at % 2 else now_ms + HOUR_MS) for at in range(agents))
     await client.config_set("slowlog-max-len", 100_000)
@@ -38,15 +38,15 @@ async def _round_ms(ground: Ground, agents: int) -> float:
     return float(max(entry["duration"] for entry in entries if _is_script(entry))) / 1000
 
 
-async def _turns(sets: Sets) -> None:
+async def _turns(sets: AgentIndex) -> None:
     """As two loops do it at full load: look, take, give back, refresh, sweep."""
     for turn in range(TURNS):
         look = await sets.ready(BATCH_MAX)
-        claims = [Claim(each, turn * BATCH_MAX + at + 1, 60_000) for at, each in enumerate(look.candidates)]
+        claims = [AgentClaim(each, turn * BATCH_MAX + at + 1, 60_000) for at, each in enumerate(look.candidates)]
         _, ours = await sets.acquire(1, claims)
         await sets.running()
         due_ms = look.now_ms + HOUR_MS
-        await sets.finish([Over(each.candidate.name, each.run, due_ms, add=True) for each in ours])
+        await sets.finish([FinishedRun(each.candidate.name, each.run, due_ms, add=True) for each in ours])
         await sets.repopulate([(each.name, due_ms) for each in look.candidates])
 
 

@@ -16,17 +16,17 @@ import msgspec
 
 from bench.report import Figure
 from bench.server import Server, opened, statement
-from rota.accounting.books import Books
-from rota.engine.board import Board
-from rota.engine.explain import Explainer
-from rota.engine.submit import Submitter
+from rota.accounting.service import AccountingService
+from rota.engine.dispatch.pending_queues import PendingQueues
+from rota.engine.explain.explainer import Explainer
+from rota.engine.submission.submitter import Submitter
 from rota.infra.clock import SystemClock
 from rota.infra.postgres import Database, migrate
 from rota.model.ids import JobId, PoolId
-from rota.model.job import LayerSpec, Submission
-from rota.model.messages import Heartbeat, Hello
-from rota.placement import Pool, PoolSpec, Registry, Routes
-from rota.placement.routing import Routing
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.model.protocol import Heartbeat, Register
+from rota.placement import Pool, PoolSpec, Routes, WorkerRegistry
+from rota.placement.route_store import RouteStore
 from rota.queue import Queue
 
 WAITING: Final = 100_000
@@ -87,7 +87,7 @@ async def _asked(explainer: Explainer, jobs: Sequence[JobId], asks: int) -> list
 
 
 async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explainer]:
-    books = Books(database, None)
+    books = AccountingService(database, None)
     admin = books.admin
     await admin.create_show("film", actor="bench")
     await admin.create_folder("film", "default", actor="bench")
@@ -96,12 +96,12 @@ async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explai
     assert change.after is not None
     pool = PoolId(change.after.id)
     await admin.create_subscription("film", "farm", size=BOOKED, burst=BOOKED, actor="bench")
-    await Routing(database).set_topic("*", ["farm"], actor="bench")
+    await RouteStore(database).set_topic("*", ["farm"], actor="bench")
     jobs = [job async for job in _submitted(database, waiting)]
     registry = await _booked(database, pool)
     await database.run(ANALYSE)
-    board = Board(database, Queue(database), SystemClock())
-    await board.look()
+    board = PendingQueues(database, Queue(database), SystemClock())
+    await board.refresh()
     return jobs, Explainer(database, books=books, registry=registry, board=board)
 
 
@@ -116,16 +116,16 @@ async def _submitted(database: Database, waiting: int) -> AsyncIterator[JobId]:
     yield large.job
 
 
-async def _booked(database: Database, pool: PoolId) -> Registry:
+async def _booked(database: Database, pool: PoolId) -> WorkerRegistry:
     """Full workers, in PostgreSQL and in memory."""
-    registry = Registry()
-    registry.route(Routes({"*": ("farm",)}, {"farm": Pool(pool, PoolSpec(name="farm"))}))
+    registry = WorkerRegistry()
+    registry.set_routes(Routes({"*": ("farm",)}, {"farm": Pool(pool, PoolSpec(name="farm"))}))
     each = BOOKED // WORKERS
-    hello = Hello(name="w", pool="farm", slots=each + 1, cores=100 * (each + 1), tasks=("noop",))
+    hello = Register(name="w", pool="farm", slots=each + 1, cores=100 * (each + 1), tasks=("noop",))
     hosts = [uuid4() for _ in range(WORKERS)]
     for number, host in enumerate(hosts):
         await database.run(WORKER, host, f"w{number}", pool, msgspec.msgpack.encode(hello))
-        registry.heartbeat(
+        registry.record_heartbeat(
             Heartbeat(
                 worker=host,
                 name=f"w{number}",

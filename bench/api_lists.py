@@ -16,12 +16,12 @@ from bench.api_submits import Client
 from bench.e2e_ground import Ground
 from bench.report import Figure
 from bench.server import opened, statement
-from rota.accounting.books import Books
-from rota.engine.submit import Submitter
+from rota.accounting.service import AccountingService
+from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import migrate
 from rota.model.access import GrantSpec, Role
-from rota.model.job import LayerSpec, Submission
-from rota.server.access import Keys
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.server.access import ApiKeyStore
 
 JOBS: Final = 1_000_000
 ASKS: Final = 200
@@ -80,7 +80,7 @@ async def lists(ground: Ground, *, jobs: int = JOBS, asks: int = ASKS) -> Sample
 
 async def _filled(url: str, jobs: int) -> str:
     async with opened(url) as database:
-        admin = Books(database, None).admin
+        admin = AccountingService(database, None).admin
         await admin.create_show("film", actor="bench")
         await admin.create_folder("film", "default", actor="bench")
         await admin.create_dept("default", actor="bench")
@@ -89,7 +89,7 @@ async def _filled(url: str, jobs: int) -> str:
             first, last = (1, jobs // 2) if fill is DONE else (jobs // 2 + 1, jobs)
             await database.run(fill, first, last)
         await database.run(ANALYSE)
-        made = await Keys(database).create("bench", [GrantSpec(Role.VIEWER)], actor="bench")
+        made = await ApiKeyStore(database).create("bench", [GrantSpec(Role.VIEWER)], actor="bench")
         return made.plain.text
 
 

@@ -20,14 +20,14 @@ from bench.api_explain import p99
 from bench.api_server import serving
 from bench.e2e_ground import Ground
 from bench.report import Figure
-from rota.accounting.books import Books
-from rota.engine.events import Teller
+from rota.accounting.service import AccountingService
+from rota.engine.events.publisher import EventPublisher
 from rota.infra.nats import Bus, NatsTarget
-from rota.infra.nats.declared import events as stream_of
+from rota.infra.nats.topology import events_stream as stream_of
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.model.access import GrantSpec, Role
-from rota.model.settings.servers import Nats
-from rota.server.access import Keys
+from rota.model.settings.servers import NatsSettings
+from rota.server.access import ApiKeyStore
 
 CLIENTS: Final = 200
 EVENTS: Final = 2_000
@@ -93,17 +93,17 @@ async def sse(ground: Ground, *, clients: int = CLIENTS, events: int = EVENTS) -
         await migrate(url)
         database = await Database.open(PostgresTarget(url=url))
         closing.push_async_callback(database.close)
-        await Books(database, None).admin.create_show("film", actor="bench")
-        made = await Keys(database).create("bench", [GrantSpec(Role.VIEWER)], actor="bench")
+        await AccountingService(database, None).admin.create_show("film", actor="bench")
+        made = await ApiKeyStore(database).create("bench", [GrantSpec(Role.VIEWER)], actor="bench")
         port = await closing.enter_async_context(serving(ground, url, prefix))
         bus = await Bus.connect(NatsTarget(url=ground.nats_url, prefix=prefix))
         closing.push_async_callback(bus.close)
-        await bus.ensure([stream_of(Nats())])
+        await bus.ensure([stream_of(NatsSettings())])
         head = (
             f"GET /api/v1/events?kind=job HTTP/1.1\r\nhost: localhost\r\nx-api-key: {made.plain.text}\r\n\r\n".encode()
         )
         opened = [await _client(port, head, sent, latencies_ms, closing) for _ in range(clients)]
-        teller = Teller(database, bus)
+        teller = EventPublisher(database, bus)
         seconds = await _all_at_once(teller, opened, events)
         reached = sum(client.events == events for client in opened)
         await _paced(teller, opened, events, sent)
@@ -120,19 +120,19 @@ async def _client(
     return client
 
 
-async def _all_at_once(teller: Teller, clients: list[Client], events: int) -> float:
+async def _all_at_once(teller: EventPublisher, clients: list[Client], events: int) -> float:
     began = time.perf_counter()
     for first in range(0, events, BATCH):
-        teller.tell("job.succeeded", show="film", jobs=[UUID(int=first + at) for at in range(BATCH)], topic="bench")
+        teller.emit("job.succeeded", show="film", jobs=[UUID(int=first + at) for at in range(BATCH)], topic="bench")
         await teller.publish()
     await _until(lambda: all(client.events >= events for client in clients))
     return time.perf_counter() - began
 
 
-async def _paced(teller: Teller, clients: list[Client], events: int, sent: dict[int, float]) -> None:
+async def _paced(teller: EventPublisher, clients: list[Client], events: int, sent: dict[int, float]) -> None:
     for number in range(10_000_000, 10_000_000 + PACED):
         sent[number] = time.perf_counter()
-        teller.tell("job.succeeded", show="film", jobs=[UUID(int=number)], topic="bench")
+        teller.emit("job.succeeded", show="film", jobs=[UUID(int=number)], topic="bench")
         await teller.publish()
         await asyncio.sleep(EVERY_S)
     await _until(lambda: all(client.events >= events + PACED for client in clients))

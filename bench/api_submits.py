@@ -22,13 +22,13 @@ from bench.contenders.serve import PRODUCERS
 from bench.e2e_ground import Ground
 from bench.report import Figure
 from rota import Rota
-from rota.accounting.books import Books
+from rota.accounting.service import AccountingService
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.model.access import GrantSpec, Role
 from rota.model.ids import JobId, LayerId
-from rota.placement.routing import Routing
-from rota.queue import Entry, Queue
-from rota.server.access import Keys
+from rota.placement.route_store import RouteStore
+from rota.queue import Queue, QueueEntry
+from rota.server.access import ApiKeyStore
 
 LINES: Final = 2_000
 ENTRIES: Final = 1_000
@@ -94,14 +94,14 @@ async def submits(ground: Ground, sizes: Sizes) -> Samples:
 
 async def _prepared(database: Database) -> str:
     """A pool without workers: what is submitted waits, and nobody but who submits is busy."""
-    admin = Books(database, None).admin
+    admin = AccountingService(database, None).admin
     await admin.create_show("film", actor="bench")
     await admin.create_folder("film", "default", actor="bench")
     await admin.create_dept("default", actor="bench")
     await admin.create_pool("farm", actor="bench")
     await admin.create_subscription("film", "farm", size=100, burst=100, actor="bench")
-    await Routing(database).set_topic("*", ["farm"], actor="bench")
-    made = await Keys(database).create("bench", [GrantSpec(Role.SUBMITTER)], actor="bench")
+    await RouteStore(database).set_topic("*", ["farm"], actor="bench")
+    made = await ApiKeyStore(database).create("bench", [GrantSpec(Role.SUBMITTER)], actor="bench")
     return made.plain.text
 
 
@@ -125,7 +125,7 @@ class Bench:
         self._render = app.task(name="render")(_render)
 
     async def warm_up(self) -> None:
-        await self._queue.make("bench")
+        await self._queue.ensure_queue("bench")
         await self._bulk(LINES)
         await self._singles(100)
         await self._render.submit({})
@@ -145,7 +145,7 @@ class Bench:
 
         async def put(_batch: int) -> None:
             entries = [
-                Entry(queue="bench", job=JobId(ids.pop()), layer=LayerId(ids.pop()), payload=payload)
+                QueueEntry(queue="bench", job=JobId(ids.pop()), layer=LayerId(ids.pop()), payload=payload)
                 for _ in range(ENTRIES)
             ]
             await self._queue.enqueue(entries)

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from bench.books import Farm, Servers
-from rota.accounting.ledger import BATCH_MAX, Group, Ledger
-from rota.accounting.live.ledger import Apart
-from rota.infra.redis import ShowKeys, script
+from rota.accounting.ledger import BATCH_MAX, BookingGroup, Ledger
+from rota.accounting.live.ledger import ExpandRequiredReply
+from rota.infra.redis import ShowRedisKeys, script
 
 BOOKERS: Final = 8
 BATCH: Final = 50
@@ -35,7 +35,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 BARE = script("bench", "bare_book", replies=Booked | Refused)
-Book = Callable[[list[Group]], Awaitable[object]]
+Book = Callable[[list[BookingGroup]], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Variant:
         for start in range(first, last + 1, BATCH_MAX):
             await self.ledger.release(self.farm.show, range(start, min(start + BATCH_MAX, last + 1)))
 
-    async def _book(self, waiting: Iterator[list[Group]]) -> None:
+    async def _book(self, waiting: Iterator[list[BookingGroup]]) -> None:
         for groups in waiting:
             [outcome] = await self.ledger.book(self.farm.show, groups)
             assert outcome.booked == groups[0].tokens, "nothing is refused here"
@@ -120,7 +120,7 @@ async def scripts(servers: Servers, rounds: int, calls: int) -> tuple[Scripts, S
     return layer, jobs
 
 
-async def _us(batches: Sequence[list[Group]], book: Book) -> float:
+async def _us(batches: Sequence[list[BookingGroup]], book: Book) -> float:
     began = time.perf_counter()
     for groups in batches:
         await book(groups)
@@ -128,19 +128,19 @@ async def _us(batches: Sequence[list[Group]], book: Book) -> float:
 
 
 def _ours(farm: Farm) -> Book:
-    async def book(groups: list[Group]) -> None:
+    async def book(groups: list[BookingGroup]) -> None:
         booked = await farm.servers.live._book(farm.show, groups, "limits")
         assert booked is not None
-        assert not isinstance(booked, Apart)
+        assert not isinstance(booked, ExpandRequiredReply)
         assert sum(told.fit for told in booked.groups) == BATCH
 
     return book
 
 
 def _bare(farm: Farm) -> Book:
-    keys = farm.servers.live.keys.of_show(str(farm.show))
+    keys = farm.servers.live.keys.show_keys(str(farm.show))
 
-    async def book(groups: list[Group]) -> None:
+    async def book(groups: list[BookingGroup]) -> None:
         places, frames = _wired(keys, groups)
         reply = await BARE(farm.servers.client, seq=keys.seq, places=places, frames=frames)
         assert reply == Booked(BATCH)
@@ -148,13 +148,13 @@ def _bare(farm: Farm) -> Book:
     return book
 
 
-def _wired(keys: ShowKeys, groups: Sequence[Group]) -> tuple[list[str], list[int]]:
+def _wired(keys: ShowRedisKeys, groups: Sequence[BookingGroup]) -> tuple[list[str], list[int]]:
     """As lean as our own: each key is sent once, frames name their places."""
     at: dict[str, int] = {}
     frames: list[int] = []
     for group in groups:
         charge = group.charge
         charged = (str(charge.alloc), str(charge.folder), str(charge.job), str(charge.layer), str(charge.dept))
-        places = [at.setdefault(key, len(at) + 1) for key in keys.counting_of(charged)]
+        places = [at.setdefault(key, len(at) + 1) for key in keys.counter_keys(charged)]
         frames += [*places, charge.cores // 100, charge.gpus] * len(group.tokens)
     return list(at), frames

@@ -16,13 +16,13 @@ from uuid import UUID, uuid4
 import msgspec
 import redis.asyncio
 
-from rota.accounting import procs
-from rota.accounting.ledger import Charge, Group
+from rota.accounting import allocations
+from rota.accounting.ledger import BookingGroup, Charge
 from rota.accounting.live.ledger import LiveLedger
-from rota.accounting.live.seeding import Seeded, seed
+from rota.accounting.live.seeding import SeedingResult, seed
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra.postgres import Database, PostgresTarget, migrate, query
-from rota.infra.redis import Keys, RedisTarget, connect
+from rota.infra.redis import RedisKeys, RedisTarget, connect
 from rota.local import LocalStack, StackOptions
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
 from rota.model.units import Centicores
@@ -53,7 +53,7 @@ async def opened(postgres_url: str, redis_url: str) -> AsyncIterator[Servers]:
         closing.push_async_callback(database.close)
         client = connect(RedisTarget(url=redis_url))
         closing.push_async_callback(client.aclose)
-        live = LiveLedger(database, client, Keys())
+        live = LiveLedger(database, client, RedisKeys())
         yield Servers(postgres_url, redis_url, database, client, live, TransactionalLedger(database))
 
 
@@ -96,25 +96,25 @@ class Farm:
             await self.seed()
         return self
 
-    async def seed(self) -> Seeded:
+    async def seed(self) -> SeedingResult:
         """Redis as PostgreSQL has it: tokens without rows are gone."""
         seeded = await seed(self.servers.live, self.show)
         assert seeded, "nobody else seeds here"
         self.fence = seeded.fence
         return seeded
 
-    def frames(self, number: int, layer: int = 0) -> list[Group]:
+    def frames(self, number: int, layer: int = 0) -> list[BookingGroup]:
         """Frames of a layer that has limits."""
-        return [Group(self.layers[layer], HOST, self._tokens(number))]
+        return [BookingGroup(self.layers[layer], HOST, self._tokens(number))]
 
-    def jobs(self, number: int) -> list[Group]:
+    def jobs(self, number: int) -> list[BookingGroup]:
         """Jobs of one frame, without limits of their own."""
-        return [Group(self._another_job(), HOST, self._tokens(1), capped=False) for _ in range(number)]
+        return [BookingGroup(self._another_job(), HOST, self._tokens(1), capped=False) for _ in range(number)]
 
-    async def insert(self, groups: Sequence[Group]) -> None:
+    async def insert(self, groups: Sequence[BookingGroup]) -> None:
         """Rows alone, as if they had been booked under the fence that stands."""
-        inserted = await procs.insert(self.servers.database, self.show, self.fence, groups)
-        assert inserted == procs.Inserted(), "every row is new"
+        inserted = await allocations.insert(self.servers.database, self.show, self.fence, groups)
+        assert inserted == allocations.ProcInsertResult(), "every row is new"
 
     def _another_job(self) -> Charge:
         return msgspec.structs.replace(self._job, job=JobId(uuid4()), layer=LayerId(uuid4()))

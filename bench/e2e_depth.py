@@ -15,8 +15,8 @@ from bench.e2e_farm import ELSEWHERE, SHOW, farm, put_all
 from bench.e2e_ground import Ground
 from bench.report import Figure
 from bench.server import opened
-from rota.engine.submit import Submitter
-from rota.model.job import LayerSpec, Submission
+from rota.engine.submission.submitter import Submitter
+from rota.model.jobs.submission import LayerSpec, Submission
 from rota.queue import Queue
 
 SMALL: Final = 1_000

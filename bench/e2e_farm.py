@@ -28,14 +28,14 @@ from bench.contenders.serve import FILL, PRODUCERS, body
 from bench.e2e_cpu import used_s
 from bench.e2e_ground import Ground
 from bench.server import statement
-from rota.accounting.books import Books
-from rota.accounting.items import Caps
-from rota.engine.submit import Submitter
+from rota.accounting.resources import CapsUpdate
+from rota.accounting.service import AccountingService
+from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget, migrate
-from rota.model.job import LayerSpec, Submission
-from rota.placement.routing import Routing
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.placement.route_store import RouteStore
 from rota.queue import Queue
-from rota.queue.counts import Counts
+from rota.queue.counts import QueueCounts
 
 SLOTS: Final = 2000
 """Twice the frames of the batches that are under way."""
@@ -84,10 +84,10 @@ async def prepare(ground: Ground, database: str) -> None:
     url = await ground.postgres.create(database)
     await migrate(url)
     opened = await Database.open(PostgresTarget(url=url))
-    admin, caps = Books(opened, None).admin, Caps(max_cores=PLENTY, max_gpus=PLENTY)
+    admin, caps = AccountingService(opened, None).admin, CapsUpdate(max_cores=PLENTY, max_gpus=PLENTY)
     for pool in (POOL, ELSEWHERE):
         await admin.create_pool(pool, actor="bench")
-        await Routing(opened).set_topic(pool, [pool], actor="bench")
+        await RouteStore(opened).set_topic(pool, [pool], actor="bench")
     await admin.create_dept("default", actor="bench")
     await admin.create_show(SHOW, actor="bench", managed=True)
     await admin.create_folder(SHOW, "default", actor="bench", caps=caps)
@@ -186,7 +186,7 @@ class Farm:
     async def check(self) -> None:
         """The books: each frame ended once, nothing is booked any more, in PostgreSQL and in Redis."""
         counts = (await self.queue.counts_exact()).values()
-        found = {word: sum(getattr(each, word) for each in counts) for word in Counts.__struct_fields__}
+        found = {word: sum(getattr(each, word) for each in counts) for word in QueueCounts.__struct_fields__}
         wanted = dict.fromkeys(found, 0) | {"completed": self._ended_before + self.submitted, "waiting": self._others}
         if found != wanted:
             raise Broken(f"the queue counts {found} after {self.submitted} frames were submitted")

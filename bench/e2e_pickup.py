@@ -18,7 +18,7 @@ from bench.e2e_farm import POOL, SHOW, Farm, farm
 from bench.e2e_ground import Ground
 from bench.queue_depth import quantile
 from bench.report import Figure
-from rota.model.job import LayerSpec, Submission
+from rota.model.jobs.submission import LayerSpec, Submission
 
 PER_S: Final = 100
 P50_BAR_MS: Final = 8.0

@@ -20,8 +20,8 @@ import msgspec
 
 from bench.books import Farm, Servers
 from bench.recounting import Recompute, Told
-from rota.accounting.ledger import BATCH_MAX, Group
-from rota.accounting.live import limits, recount, seeding
+from rota.accounting.ledger import BATCH_MAX, BookingGroup
+from rota.accounting.live import limits, reconcile, seeding
 from rota.accounting.live.ledger import BOOK
 from rota.infra.postgres import query
 
@@ -34,10 +34,10 @@ HELD: Final = 4
 """Batches a loader holds before it releases the oldest."""
 RECOMPUTE_MAX_S: Final = 120.0
 SLOW_US: Final = 500
-RECOMPUTING: Final = (recount.COUNT.sha, recount.SETTLE.sha)
-BOOTSTRAPPING: Final = (seeding.SEED.sha, limits.WRITE.sha, BOOK.sha)
+RECOMPUTING: Final = (reconcile.COUNT.sha, reconcile.SETTLE.sha)
+BOOTSTRAPPING: Final = (seeding.SEED.sha, limits.WRITE_LIMITS.sha, BOOK.sha)
 
-Kind = Callable[[Farm, int, int], list[Group]]
+Kind = Callable[[Farm, int, int], list[BookingGroup]]
 """How many frames, of which layer."""
 
 
@@ -55,12 +55,12 @@ class Recomputes:
     quiet_per_s: list[float] = field(default_factory=list)
 
 
-def frames_of(farm: Farm, number: int, layer: int) -> list[Group]:
+def frames_of(farm: Farm, number: int, layer: int) -> list[BookingGroup]:
     """Of a layer with limits."""
     return farm.frames(number, layer % len(farm.layers))
 
 
-def jobs_of(farm: Farm, number: int, _layer: int) -> list[Group]:
+def jobs_of(farm: Farm, number: int, _layer: int) -> list[BookingGroup]:
     """Jobs of one frame without limits."""
     return farm.jobs(number)
 
@@ -106,7 +106,7 @@ async def recomputes(servers: Servers, farm: Farm, kind: Kind, rounds: int, quie
             taken.scan_s.append(done.scan_s)
             taken.longest_ms.append(longest())
             before = behind
-    found = await recount.recount(servers.live, farm.show, grace_s=0)
+    found = await reconcile.reconcile_show(servers.live, farm.show, grace_s=0)
     assert found, "nobody else recounts here"
     assert found.clean, f"the books do not agree after the load: {found}"
     return taken

@@ -24,14 +24,14 @@ from bench import policy_outputs, policy_pipeline
 from bench.report import Figure, Report
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
-from rota.model.policy import Asked, Question
+from rota.model.policy.decision import PolicyRequest, PolicyRequestGroup
 from rota.model.settings import Settings
-from rota.model.settings.lifecycle import Safety, SafetyKernel
+from rota.model.settings.lifecycle import SafetyKernelSettings, SafetySettings
 from rota.policy.client import RemoteKernel
-from rota.policy.evaluate import Policy
+from rota.policy.evaluate import CompiledPolicy
 from rota.policy.kernel import LocalKernel
-from rota.policy.load import parse, snapshot_of
-from rota.policy.snapshots import Snapshots
+from rota.policy.loader import parse, snapshot_id
+from rota.policy.snapshots import PolicySnapshots
 
 SIZES = (10, 100, 1000)
 KINDS = 200
@@ -64,16 +64,18 @@ def policy_text(rules: int) -> str:
     return f"rules:\n{written}  - {{id: rest, decision: allow}}\n"
 
 
-def asked(number: int, rules: int, mark: str = "") -> Asked:
+def asked(number: int, rules: int, mark: str = "") -> PolicyRequest:
     """Something for every kind of rule."""
     at = number * 7 % rules
     topic = (f"job.t{at}", f"job.p{at}.x", f"job.w{at}", "job.other")[number % 4]
     labels = {"env": f"e{at}", "shot": f"{number}{mark}"}
-    return Asked(show=f"show{number % 20}", topic=topic, labels=labels, requires=("gpu",), frames=number, tasks=("t",))
+    return PolicyRequest(
+        show=f"show{number % 20}", topic=topic, labels=labels, requires=("gpu",), frames=number, tasks=("t",)
+    )
 
 
-def questions(count: int, rules: int, mark: str = "") -> list[Question]:
-    return [Question(asked(number % KINDS, rules, mark), (JobId(uuid4()),)) for number in range(count)]
+def questions(count: int, rules: int, mark: str = "") -> list[PolicyRequestGroup]:
+    return [PolicyRequestGroup(asked(number % KINDS, rules, mark), (JobId(uuid4()),)) for number in range(count)]
 
 
 def run(quick: bool) -> Report:
@@ -88,7 +90,7 @@ def run(quick: bool) -> Report:
 async def _of(report: Report, rules: int, rounds: int) -> None:
     text = policy_text(rules)
     name = "" if rules == 100 else f"_{rules}"
-    kernel = LocalKernel(Snapshots(Policy(parse(text), snapshot_of(text))))
+    kernel = LocalKernel(PolicySnapshots(CompiledPolicy(parse(text), snapshot_id(text))))
     known = [await _rate(kernel, questions(5000, rules)) for _ in range(rounds)]
     report.add(
         Figure(f"checks_per_s_inproc{name}", known, note=f"{rules} rules, jobs of {KINDS} kinds, {BATCH} a call")
@@ -109,17 +111,20 @@ async def _of(report: Report, rules: int, rounds: int) -> None:
             report.add(Figure(f"p99_ms_at_1000_per_s{name}", waits, note=f"one job a call over gRPC, {RATE} calls/s"))
 
 
-def _never_seen(rules: int, at: int) -> list[Question]:
-    return [Question(asked(number, rules, f".{at}.{number}"), (JobId(uuid4()),)) for number in range(2000)]
+def _never_seen(rules: int, at: int) -> list[PolicyRequestGroup]:
+    return [PolicyRequestGroup(asked(number, rules, f".{at}.{number}"), (JobId(uuid4()),)) for number in range(2000)]
 
 
-def _alike(count: int, rules: int) -> list[Question]:
+def _alike(count: int, rules: int) -> list[PolicyRequestGroup]:
     """As a server asks: jobs that are alike are one question."""
     each = BATCH // 20
-    return [Question(asked(n % KINDS, rules), tuple(JobId(uuid4()) for _ in range(each))) for n in range(count // each)]
+    return [
+        PolicyRequestGroup(asked(n % KINDS, rules), tuple(JobId(uuid4()) for _ in range(each)))
+        for n in range(count // each)
+    ]
 
 
-async def _rate(kernel: LocalKernel | RemoteKernel, asked: Sequence[Question]) -> float:
+async def _rate(kernel: LocalKernel | RemoteKernel, asked: Sequence[PolicyRequestGroup]) -> float:
     """Jobs a second, `BATCH` of them a call."""
     per_call = max(1, BATCH // len(asked[0].jobs))
     began = time.perf_counter()
@@ -128,7 +133,7 @@ async def _rate(kernel: LocalKernel | RemoteKernel, asked: Sequence[Question]) -
     return sum(len(each.jobs) for each in asked) / (time.perf_counter() - began)
 
 
-async def _single(kernel: RemoteKernel, asked: Sequence[Question]) -> float:
+async def _single(kernel: RemoteKernel, asked: Sequence[PolicyRequestGroup]) -> float:
     waiting = iter(asked)
 
     async def caller() -> None:
@@ -147,7 +152,7 @@ async def _p99_ms(kernel: RemoteKernel, rules: int, seconds: float) -> float:
     took: list[float] = []
     due = questions(int(RATE * seconds), rules)
 
-    async def call(each: Question, at: float) -> None:
+    async def call(each: PolicyRequestGroup, at: float) -> None:
         await kernel.check([each])
         took.append(time.perf_counter() - at)
 
@@ -173,8 +178,8 @@ async def _kernel(folder: Path, text: str) -> AsyncIterator[RemoteKernel]:
         "ROTA_LOG_LEVEL": "error",
     }
     process = _started(env, folder)
-    safety = Safety(timeout=30.0, circuit_fail_budget=1_000_000)
-    kernel = RemoteKernel(Settings(safety_kernel=SafetyKernel(addr=f"127.0.0.1:{port}"), safety=safety), None)
+    safety = SafetySettings(timeout=30.0, circuit_fail_budget=1_000_000)
+    kernel = RemoteKernel(Settings(safety_kernel=SafetyKernelSettings(addr=f"127.0.0.1:{port}"), safety=safety), None)
     try:
         await _until_answered(kernel)
         yield kernel

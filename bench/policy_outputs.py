@@ -11,13 +11,13 @@ from uuid import UUID, uuid4
 import msgspec
 
 from bench.report import Figure
-from rota.engine.finish import Ending, Frame
-from rota.engine.outputs import Looked, Outputs
+from rota.engine.completion.finisher import AttemptOutcome, EndedAttempt
+from rota.engine.outputs.sync_check import CheckedFrames, SyncOutputChecker
 from rota.model.ids import JobId, LayerId, ShowId
-from rota.model.job import Details, encode_details
-from rota.model.messages import End, Status
-from rota.model.output import OutputMeta, OutputSays
-from rota.policy.output.judging import Content, OutputPolicy, within
+from rota.model.jobs.submission import SubmissionDetails, encode_details
+from rota.model.policy.outputs import OutputEffect, OutputMeta
+from rota.model.protocol import AttemptResult, AttemptStatus
+from rota.policy.output.evaluate import CompiledOutputPolicy, OutputContent, deadline_after
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule, OutputRules
 
 OUTPUTS: Final = 64
@@ -40,29 +40,29 @@ def figures(quick: bool = False) -> list[Figure]:
     ]
 
 
-def policy(rules: int = RULES) -> OutputPolicy:
+def policy(rules: int = RULES) -> CompiledOutputPolicy:
     """The default rules behind many that are about other topics, as a grown policy has them."""
     others = tuple(
         OutputRule(
             id=f"r{at}",
-            decision=OutputSays.QUARANTINE,
+            decision=OutputEffect.QUARANTINE,
             match=OutputMatch(topics=(f"job.{at}.*", "job.pay.?"), max_output_bytes=1000 * at),
         )
         for at in range(rules - len(DEFAULT_RULES))
     )
-    return OutputPolicy(OutputRules(rules=(*others, *DEFAULT_RULES)), snapshot="bench")
+    return CompiledOutputPolicy(OutputRules(rules=(*others, *DEFAULT_RULES)), snapshot="bench")
 
 
 async def _sync_ms(rounds: int) -> list[float]:
     ready = policy()
-    parts = Outputs(lambda: ready, "bench")
+    parts = SyncOutputChecker(lambda: ready, "bench")
     given = _report()
     layer = next(iter(given.frames.values())).layer
     tx: Any = SimpleNamespace(rows=_rows_of(layer))
     took = []
     for _ in range(rounds):
         began_s = time.perf_counter()
-        await parts.look(tx, None, given)
+        await parts.check(tx, None, given)
         took.append((time.perf_counter() - began_s) * 1000)
     return took
 
@@ -76,7 +76,7 @@ def _rows_of(layer: UUID) -> Any:
         "topic": "job.render",
         "show": "film",
         "labels": '{"shot": "12"}',
-        "request": encode_details(Details(risk_tags=("network",), capability="render")),
+        "request": encode_details(SubmissionDetails(risk_tags=("network",), capability="render")),
     }
 
     async def rows(_query: object, _layers: object) -> list[dict[str, object]]:
@@ -85,20 +85,23 @@ def _rows_of(layer: UUID) -> Any:
     return rows
 
 
-def _report() -> Looked:
+def _report() -> CheckedFrames:
     show, job, layer = ShowId(uuid4()), JobId(uuid4()), LayerId(uuid4())
     value = msgspec.msgpack.encode({"took": 12, "text": TEXT})
-    frames = {at: Frame(End(at, Status.SUCCEEDED, value), show, job, layer, at, 1) for at in range(OUTPUTS)}
-    return Looked(frames, dict.fromkeys(frames, Ending("SUCCEEDED", "")), {})
+    frames = {
+        at: EndedAttempt(AttemptResult(at, AttemptStatus.SUCCEEDED, value), show, job, layer, at, 1)
+        for at in range(OUTPUTS)
+    }
+    return CheckedFrames(frames, dict.fromkeys(frames, AttemptOutcome("SUCCEEDED", "")), {})
 
 
 def _scans_per_s(rounds: int) -> list[float]:
-    ready, content = policy(), Content(msgspec.msgpack.encode({"took": 12, "text": TEXT}))
+    ready, content = policy(), OutputContent(msgspec.msgpack.encode({"took": 12, "text": TEXT}))
     meta = OutputMeta(show="film", topic="job.render", bytes=1000)
     rates = []
     for _ in range(5):
         began_s = time.perf_counter()
         for _ in range(rounds):
-            ready.second(meta, content, within(30))
+            ready.check_content(meta, content, deadline_after(30))
         rates.append(rounds / (time.perf_counter() - began_s))
     return rates

@@ -20,16 +20,16 @@ from uuid import UUID
 from bench.e2e_farm import Farm, farm, job_of, prepare
 from bench.e2e_ground import Ground, one_ground
 from bench.report import Figure, Report
-from rota.engine.gate import AskLater
-from rota.engine.gate_ahead import Ahead
-from rota.engine.submit import Submitter
+from rota.engine.admission.decision import DeferAll
+from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.submission.submitter import Submitter
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
-from rota.model.job_plan import plan
+from rota.model.jobs.validation import validate_submission
 from rota.model.settings import Settings
-from rota.model.settings.lifecycle import Safety, SafetyKernel
-from rota.policy.asking import Asking
+from rota.model.settings.lifecycle import SafetyKernelSettings, SafetySettings
 from rota.policy.client import RemoteKernel
+from rota.policy.request_builder import PolicyRequestBuilder
 
 MADE: Final = "policy_made"
 RULES: Final = 100
@@ -95,7 +95,7 @@ async def _submitting(running: Farm, addr: str) -> AsyncIterator[None]:
         yield
         return
     kernel = _client(addr)
-    running.submitter = Submitter(running.database, gate=AskLater(), ahead=Ahead(running.database, kernel))
+    running.submitter = Submitter(running.database, gate=DeferAll(), ahead=AdmissionPrecheck(running.database, kernel))
     try:
         yield
     finally:
@@ -104,8 +104,8 @@ async def _submitting(running: Farm, addr: str) -> AsyncIterator[None]:
 
 def _client(addr: str) -> RemoteKernel:
     """One that asks however often it failed."""
-    safety = Safety(circuit_fail_budget=1_000_000)
-    return RemoteKernel(Settings(safety_kernel=SafetyKernel(addr=addr), safety=safety), None)
+    safety = SafetySettings(circuit_fail_budget=1_000_000)
+    return RemoteKernel(Settings(safety_kernel=SafetyKernelSettings(addr=addr), safety=safety), None)
 
 
 @asynccontextmanager
@@ -133,7 +133,7 @@ async def _kernel(ground: Ground) -> AsyncIterator[str]:
 
 async def _until_it_answers(addr: str) -> None:
     kernel, give_up_at = _client(addr), time.monotonic() + START_S
-    [question] = Asking().about_plans([JobId(_NOBODY)], [plan(job_of(0))]).questions
+    [question] = PolicyRequestBuilder().group_submissions([JobId(_NOBODY)], [validate_submission(job_of(0))]).questions
     while True:
         try:
             await kernel.check([question])
@@ -148,11 +148,11 @@ async def _until_it_answers(addr: str) -> None:
 
 def _asking_us() -> float:
     """Of 500 jobs of one task with a payload each, as they come in one batch."""
-    plans = [plan(job_of(number)) for number in range(500)]
-    jobs, asking = [JobId(_NOBODY)] * 500, Asking()
+    plans = [validate_submission(job_of(number)) for number in range(500)]
+    jobs, asking = [JobId(_NOBODY)] * 500, PolicyRequestBuilder()
     took = []
     for _ in range(20):
         began = time.perf_counter()
-        asking.about_plans(jobs, plans)
+        asking.group_submissions(jobs, plans)
         took.append(time.perf_counter() - began)
     return statistics.median(took) / 500 * 1e6

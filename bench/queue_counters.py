@@ -25,8 +25,8 @@ from bench.report import Figure
 from bench.server import Server, opened, statement
 from rota.infra.postgres import Database, Query
 from rota.model.ids import JobId, LayerId
-from rota.queue import CounterMode, Entry, Pace, Queue, storage
-from rota.queue.room import COMPLETE, OWNER_ADD
+from rota.queue import CounterMode, MaintenanceIntervals, Queue, QueueEntry, storage
+from rota.queue.queue import COMPLETE, OWNER_ADD
 from rota.queue.tokens import CLAIM_MAX, masks_of
 
 COST_BAR: Final = 0.1
@@ -35,7 +35,7 @@ FRAMES: Final = 32
 READS: Final = 15
 QUEUE: Final = "skewed"
 OWNER: Final = 1
-FOLD_EVERY_S: Final = Pace().fold_s
+FOLD_EVERY_S: Final = MaintenanceIntervals().fold_s
 
 CLAIM_MANY = statement(
     "SELECT c.claim_id FROM generate_series(1, $2::int) AS i,"
@@ -62,7 +62,9 @@ class Way:
 
 def ways() -> list[Way]:
     columns = {"claim": "lane_id, n", "closure": "outcome, n"}
-    indexes = [COVERING.format(what, slot, named) for what, named in columns.items() for slot in range(storage.RING)]
+    indexes = [
+        COVERING.format(what, slot, named) for what, named in columns.items() for slot in range(storage.RING_SLOTS)
+    ]
     return [
         Way("none", "scan", extra=[UNCOUNTED]),
         Way("ledger", "ledger"),
@@ -120,7 +122,7 @@ class Rack:
 
     async def _claimed(self, batches: int) -> list[int]:
         job, layer = JobId(UUID(int=1)), LayerId(UUID(int=2))
-        await self._queue.enqueue([Entry(queue=QUEUE, job=job, layer=layer, frames=batches * FRAMES)])
+        await self._queue.enqueue([QueueEntry(queue=QUEUE, job=job, layer=layer, frames=batches * FRAMES)])
         claims = [row["claim_id"] for row in await self._database.rows(CLAIM_MANY, self._lane, batches)]
         assert len(claims) == batches
         if self._way.mode == "ledger":
@@ -152,7 +154,7 @@ async def _rack(server: Server, template: str, way: Way) -> AsyncIterator[Rack]:
         for text in way.extra:
             await database.run(Query(name="bench", purpose="", text=text))
         queue = Queue(database)
-        await queue.make(QUEUE, shards=1, priorities=[5])
+        await queue.ensure_queue(QUEUE, shards=1, priorities=[5])
         await queue.rebuild_counts(way.mode, way.stripes)
         await database.run(OWNER_ADD, OWNER, "bench")
         lane = await database.value(statement("SELECT lane_id FROM rota.queue_lanes"))

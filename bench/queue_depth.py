@@ -15,7 +15,7 @@ from bench.report import Figure
 from bench.server import Server, opened, statement
 from rota.infra.postgres import Database
 from rota.queue import Queue, storage
-from rota.queue.room import OWNER_ADD
+from rota.queue.queue import OWNER_ADD
 
 SMALL: Final = 10_000
 LARGE: Final = 1_000_000
@@ -78,7 +78,7 @@ class Depth:
         self._filled = 0
 
     async def fill(self) -> None:
-        await self.queue.make(QUEUE, shards=1, priorities=[5])
+        await self.queue.ensure_queue(QUEUE, shards=1, priorities=[5])
         await self.database.run(OWNER_ADD, OWNER, "bench")
         self.lane = await self.database.value(statement("SELECT lane_id FROM rota.queue_lanes"))
         for _ in range(0, self.depth, FILL):

@@ -16,12 +16,12 @@ from typing import Final, Self
 import msgspec
 
 from bench.books import Servers, opened
-from rota.accounting.live import recount
+from rota.accounting.live import reconcile
 from rota.infra.telemetry import logs
 from rota.model.ids import ShowId
 
 REST: Final = 4.0
-"""As `rota.accounting.upkeep` has it."""
+"""As `rota.accounting.maintenance` has it."""
 GRACE_S: Final = 1.0
 """Shorter than there: nobody dies here, and the pause before the burial is not counted."""
 
@@ -60,10 +60,10 @@ class Scan:
 
 async def recompute(servers: Servers, show: ShowId) -> Recompute:
     scan = Scan()
-    found = await recount.recount(servers.live, show, grace_s=GRACE_S, rest=REST, turn=scan)
+    found = await reconcile.reconcile_show(servers.live, show, grace_s=GRACE_S, rest=REST, turn=scan)
     assert found, "nobody else recounts here"
     waited = time.monotonic() - scan.ended >= GRACE_S
-    await servers.transactional.rewrite(show)
+    await servers.transactional.refresh_managed_tables(show)
     rest = (scan.ended + GRACE_S * waited, time.monotonic())
     return Recompute(((scan.began, scan.ended), rest), found.chunks, found.tokens)
 

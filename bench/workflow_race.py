@@ -20,12 +20,12 @@ from bench.e2e_ground import Ground
 from bench.queue_race import Stopped, made, started
 from bench.report import Figure
 from bench.server import statement
-from rota.model.workflow import StepSpec, WorkflowSpec
+from rota.model.workflows.spec import StepSpec, WorkflowSpec
 from rota.queue import Queue
-from rota.workflow.advancer import Advancer
-from rota.workflow.advancing import Advancing
+from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
-from rota.workflow.desk import Desk
+from rota.workflow.executor import RunExecutor
+from rota.workflow.run_commands import RunCommands
 from rota.workflow.sagas import Sagas
 
 PEER: Final = "dbos_workflows"
@@ -101,12 +101,14 @@ async def _ours(ground: Ground, shape: str, n: int) -> float:
         await ground.postgres.drop(DATABASE)
 
 
-def desk_of(running: Farm) -> Desk:
+def desk_of(running: Farm) -> RunCommands:
     sagas = Sagas(running.database, Queue(running.database).dead_letters)
-    return Desk(Advancer(running.database, Advancing(running.submitter, Definitions(running.database), sagas)))
+    return RunCommands(
+        RunExecutor(running.database, AdvanceTransaction(running.submitter, Definitions(running.database), sagas))
+    )
 
 
-async def lap(running: Farm, desk: Desk, shape: str, n: int) -> float:
+async def lap(running: Farm, desk: RunCommands, shape: str, n: int) -> float:
     running.expect(n * FRAMES[shape])
     began = time.perf_counter()
     for first in range(0, n, START):

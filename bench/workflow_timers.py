@@ -23,8 +23,8 @@ from bench.report import Figure
 from bench.server import opened, statement
 from bench.workflow_race import POLL_S, desk_of
 from rota.infra.postgres import Database
-from rota.model.workflow import StepSpec, WorkflowSpec
-from rota.model.workflow_run import RunNow, StepNow, StepState
+from rota.model.workflows.run_state import RunStatus, StepState, StepStatus
+from rota.model.workflows.spec import StepSpec, WorkflowSpec
 
 PENDING: Final = 100_000
 DUE: Final = 10_000
@@ -36,7 +36,7 @@ WAIT_S: Final = 180.0
 YEAR_S: Final = 366 * 86_400.0
 DATABASE: Final = "timers_of_workflows"
 FLOW: Final = WorkflowSpec(name="wait", show=SHOW, steps=(StepSpec(id="wait", type="delay", delay_sec=3600),))
-STEPS: Final = msgspec.msgpack.encode(RunNow([StepNow(StepState.RUNNING, 1, None, "", timed=True)]))
+STEPS: Final = msgspec.msgpack.encode(RunStatus([StepStatus(StepState.RUNNING, 1, None, "", timed=True)]))
 NO_INPUT: Final = msgspec.msgpack.encode({})
 
 MAKE = statement("""

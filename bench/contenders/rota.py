@@ -13,7 +13,7 @@ from bench.contenders.serve import PRODUCERS, Body, Countdown, fill_s, serve
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7
-from rota.queue import Entry, Queue
+from rota.queue import Queue, QueueEntry
 
 QUEUE = "bench"
 BATCH = 256
@@ -27,7 +27,7 @@ class Rota:
     async def fill(self, url: str, bodies: list[Body]) -> float:
         database = await Database.open(PostgresTarget(url=url, pool_min=PRODUCERS))
         queue = Queue(database)
-        await queue.make(QUEUE)
+        await queue.ensure_queue(QUEUE)
         ids = new_ids(2 * len(bodies))
 
         async def put(batch: list[Body]) -> None:
@@ -41,7 +41,7 @@ class Rota:
         database = await Database.open(PostgresTarget(url=url, pool_min=IN_FLIGHT))
         queue = Queue(database)
         granted = (await Leases(database).acquire([f"dispatcher:{QUEUE}"], kind="dispatcher", ttl_s=300)).granted
-        owner = await queue.enlist(granted[0])
+        owner = await queue.register_owner(granted[0])
         lanes = [candidate.lane for candidate in await queue.candidates()]
         ran = Countdown(n)
         began = time.perf_counter()
@@ -56,8 +56,8 @@ class Rota:
         return took_s
 
 
-def _entry(job: UUID, layer: UUID, body: Body) -> Entry:
-    return Entry(queue=QUEUE, job=JobId(job), layer=LayerId(layer), payload=msgspec.json.encode(body))
+def _entry(job: UUID, layer: UUID, body: Body) -> QueueEntry:
+    return QueueEntry(queue=QUEUE, job=JobId(job), layer=LayerId(layer), payload=msgspec.json.encode(body))
 
 
 async def _work(queue: Queue, lanes: list[int], owner: int, ran: Countdown) -> None:
@@ -67,7 +67,7 @@ async def _work(queue: Queue, lanes: list[int], owner: int, ran: Countdown) -> N
         if not claims:
             await asyncio.sleep(0.001)
         for claim in claims:
-            for piece in claim.pieces():
+            for piece in claim.ranges():
                 for _ in piece.frames:
                     await _noop(piece.payload, ran)
             ended = await queue.complete(claim.tokens)

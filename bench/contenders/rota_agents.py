@@ -8,17 +8,17 @@ import time
 
 from bench.agents_pod import settings
 from bench.contenders.serve import Body, Countdown, serve
-from rota.agents.records import Records
-from rota.agents.registry import Declared
-from rota.agents.runs import AgentRun
-from rota.agents.scheduler import Agents
+from rota.agents.registry import DeclaredAgent
+from rota.agents.repository import AgentRepository
+from rota.agents.running import AgentRun
+from rota.agents.scheduler import AgentScheduler
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.infra.postgres.sql import parse_query
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, Supervisor
-from rota.model.agent import AgentSpec
-from rota.model.schedule import Every
+from rota.model.agents import AgentSpec
+from rota.model.schedules import IntervalSchedule
 
 HOUR_MS = 3_600_000
 DECLARED_AT_ONCE = 1000
@@ -31,7 +31,7 @@ class RotaAgents:
 
     async def fill(self, url: str, bodies: list[Body]) -> float:
         database = await Database.open(PostgresTarget(url=url))
-        records, specs = Records(database, "bench"), _specs(len(bodies))
+        records, specs = AgentRepository(database, "bench"), _specs(len(bodies))
         now_ms = time.time_ns() // 1_000_000
         began = time.perf_counter()
         for first in range(0, len(specs), DECLARED_AT_ONCE):
@@ -53,13 +53,13 @@ class RotaAgents:
                 first.append(time.perf_counter())
             ran.tick()
 
-        declared = [Declared(spec, noop) for spec in _specs(n)]
+        declared = [DeclaredAgent(spec, noop) for spec in _specs(n)]
 
-        async def all_of_them() -> list[Declared]:
+        async def all_of_them() -> list[DeclaredAgent]:
             return declared
 
         supervisor = Supervisor(drain_budget_s=20.0)
-        agents = Agents(settings(), database, redis, all_of_them, leases=Leases(database, "bench"))
+        agents = AgentScheduler(settings(), database, redis, all_of_them, leases=Leases(database, "bench"))
         supervisor.add(Service("agents", agents.run))
         async with supervisor.running():
             await ran.finished()
@@ -72,7 +72,7 @@ class RotaAgents:
 
 
 def _specs(n: int) -> list[AgentSpec]:
-    return [AgentSpec(name=f"agent-{at}", schedule=Every(HOUR_MS)) for at in range(n)]
+    return [AgentSpec(name=f"agent-{at}", schedule=IntervalSchedule(HOUR_MS)) for at in range(n)]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rota.testing.rehearsal import Rehearsal
+    from rota.testing.in_memory import Rehearsal
 
 
 @pytest.fixture

@@ -18,56 +18,63 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from rota.accounting import procs
-from rota.accounting.books import Books
-from rota.accounting.upkeep import Upkeep as BooksUpkeep
-from rota.agents.jobs import of_servers
-from rota.agents.records import Records
-from rota.agents.scheduler import Agents
+from rota.accounting import allocations
+from rota.accounting.maintenance import AccountingMaintenance as BooksUpkeep
+from rota.accounting.service import AccountingService
+from rota.agents.job_agents import job_agents_loader
+from rota.agents.repository import AgentRepository
+from rota.agents.scheduler import AgentScheduler
+from rota.engine.admission.decision import AdmissionGate, AllowAll, DeferAll
 from rota.engine.engine import Engine, store_target
-from rota.engine.events_history import Histories
-from rota.engine.gate import AllowAll, AskLater, Gate
-from rota.engine.reopen import Reopener
-from rota.engine.submit import Submitter
+from rota.engine.events.history import HistoryWatcher
+from rota.engine.resubmission.resubmitter import Resubmitter
+from rota.engine.submission.submitter import Submitter
 from rota.infra import redis as redis_infra
+from rota.infra.blob_store import BlobStore
 from rota.infra.lease import Leases
 from rota.infra.nats import Bus, NatsTarget
-from rota.infra.outbox import Relay
+from rota.infra.outbox import OutboxRelay
 from rota.infra.postgres import Database, PostgresTarget, check_current
 from rota.infra.redis import RedisTarget
 from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
-from rota.infra.service.listener import Listener, Tls
-from rota.infra.store import Store
+from rota.infra.service.listener import HttpListener, TlsFiles
 from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
-from rota.model.output import Mode
-from rota.model.policy import Kernel
-from rota.model.settings import RedisUser, Settings, redis_for
-from rota.policy import guard, opening
+from rota.model.policy.decision import Kernel
+from rota.model.policy.outputs import OutputScanMode
+from rota.model.settings import RedisPurpose, Settings, redis_for
+from rota.policy import enabled_flag, factory
 from rota.policy.kernel import LocalKernel, PolicyKernel
-from rota.policy.output.asking import ByKernel, Checker, OfFile, Source, elsewhere, of_nobody
-from rota.queue import Pace, Queue
-from rota.queue import Upkeep as QueueUpkeep
-from rota.workflow.advancer import Advancer
-from rota.workflow.advancing import Advancing
+from rota.policy.output.checker import (
+    ContentChecker,
+    FileOutputPolicySource,
+    KernelContentChecker,
+    OutputPolicySource,
+    default_output_policy,
+    remote_output_policy,
+)
+from rota.queue import MaintenanceIntervals, Queue
+from rota.queue import QueueMaintenance as QueueUpkeep
+from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
-from rota.workflow.desk import Desk
-from rota.workflow.mirror import Mirror
-from rota.workflow.poller import Poller
-from rota.workflow.reconciler import Reconciler
-from rota.workflow.saga_mirror import SagaMirror
+from rota.workflow.executor import RunExecutor
+from rota.workflow.recovery.reconciler import WorkflowReconciler
+from rota.workflow.redis_mirror.publisher import MirrorPublisher
+from rota.workflow.redis_mirror.reconciler import MirrorReconciler
+from rota.workflow.redis_mirror.sagas import SagaMirror
+from rota.workflow.redis_mirror.timers import TimerMirror
+from rota.workflow.run_commands import RunCommands
+from rota.workflow.run_events import RunEventPublisher
+from rota.workflow.run_history import RunHistorySource
 from rota.workflow.sagas import Sagas
-from rota.workflow.telling import RunTeller
-from rota.workflow.timer_index import TimerIndex
-from rota.workflow.watching import OfRuns
 
 log = structlog.get_logger(__name__)
 
 SERVERS = ("postgres", "redis", "nats")
-ASK_AGAIN_S = 1.0
+CONNECT_RETRY_INTERVAL_S = 1.0
 
 
-class Urls(msgspec.Struct, frozen=True):
+class ServerUrls(msgspec.Struct, frozen=True):
     """Where the three servers are."""
 
     postgres: str
@@ -75,9 +82,9 @@ class Urls(msgspec.Struct, frozen=True):
     nats: str
 
     @classmethod
-    def of(cls, settings: Settings) -> Urls:
+    def from_settings(cls, settings: Settings) -> ServerUrls:
         """The URLs of `settings`; all three must be set."""
-        named = named_urls(settings)
+        named = configured_urls(settings)
         missing = [f"{name}.url" for name in SERVERS if name not in named]
         if missing:
             raise InvalidSetting(
@@ -87,7 +94,7 @@ class Urls(msgspec.Struct, frozen=True):
         return cls(**named)
 
 
-def named_urls(settings: Settings) -> dict[str, str]:
+def configured_urls(settings: Settings) -> dict[str, str]:
     """The servers that are named by a URL."""
     urls = {name: getattr(settings, name).url for name in SERVERS}
     return {name: url for name, url in urls.items() if url}
@@ -99,11 +106,11 @@ class Replica:
     def __init__(
         self,
         settings: Settings,
-        urls: Urls,
+        urls: ServerUrls,
         database: Database,
         redis: Redis,
         bus: Bus,
-        books: Books,
+        books: AccountingService,
         agents: Redis,
         kernel: Kernel | None = None,
     ) -> None:
@@ -116,45 +123,45 @@ class Replica:
         self.agents = agents
         self.kernel = kernel
         self.queue = Queue(database)
-        looks = outputs_of(settings, kernel, redis)
+        looks = build_output_checks(settings, kernel, redis)
         self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel, looks)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
-        self.listener = Listener(
+        self.listener = HttpListener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
         )
-        self._check_servers()
+        self._add_health_checks()
         self.supervisor.add(
             self.listener.service,
-            Service("outbox_relay", Relay(database, bus).run),
+            Service("outbox_relay", OutboxRelay(database, bus).run),
             Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
-            Service("queue", self._queue_upkeep().run),
+            Service("queue", self._queue_maintenance().run),
             *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
-            Service("agents", self._agents(agents).run),
-            Service("workflows", self._workflows().run),
+            Service("agents", self._build_agents(agents).run),
+            Service("workflows", self._build_workflows().run),
             Service("run_histories", self.run_histories.run),
-            *self._workflow_upkeep(),
+            *self._workflow_maintenance(),
         )
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, urls: Urls) -> AsyncIterator[Replica]:
+    async def open(cls, settings: Settings, urls: ServerUrls) -> AsyncIterator[Replica]:
         async with AsyncExitStack() as closing:
             database = await Database.open(postgres_target(settings, urls.postgres))
             closing.push_async_callback(database.close)
             await check_current(database)
             redis = redis_infra.connect(redis_target(settings, urls.redis))
             closing.push_async_callback(redis.aclose)
-            await redis_infra.check_fit(redis)
-            books = await closing.enter_async_context(opened_books(settings, database, urls.redis))
+            await redis_infra.check_server(redis)
+            books = await closing.enter_async_context(open_accounting(settings, database, urls.redis))
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
             agents = redis_infra.connect(redis_target(settings, urls.redis, "agents"))
             closing.push_async_callback(agents.aclose)
-            kernel = policy_of(settings, redis)
+            kernel = build_policy_kernel(settings, redis)
             if isinstance(kernel, PolicyKernel):
                 closing.push_async_callback(kernel.close)
-            await guard.tell(database, asks=kernel is not None)
+            await enabled_flag.set_enabled(database, asks=kernel is not None)
             replica = cls(settings, urls, database, redis, bus, books, agents, kernel)
             if replica.engine.scanner is not None:
                 closing.push_async_callback(replica.engine.scanner.close)
@@ -162,56 +169,56 @@ class Replica:
             await replica.engine.warm_up()
             yield replica
 
-    def _queue_upkeep(self) -> QueueUpkeep:
+    def _queue_maintenance(self) -> QueueUpkeep:
         async def bury(tokens: Sequence[int]) -> set[int]:
-            return await never_booked(self.books, tokens)
+            return await tombstone_unbooked(self.books, tokens)
 
-        pace = Pace(failed_retention_s=self.settings.retention.failed_frames)
+        pace = MaintenanceIntervals(failed_retention_s=self.settings.retention.failed_frames)
         return QueueUpkeep(self.queue, Leases(self.database), bury, pace)
 
-    def _agents(self, client: Redis) -> Agents:
+    def _build_agents(self, client: Redis) -> AgentScheduler:
         """Those that submit a job, which need nobody's code."""
         leases = Leases(self.database)
-        declared = of_servers(Records(self.database, leases.owner), self.engine.submitter)
-        tell = self.engine.teller.tell
-        return Agents(self.settings, self.database, client, declared, leases=leases, crowd="servers", tell=tell)
+        declared = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
+        tell = self.engine.teller.emit
+        return AgentScheduler(self.settings, self.database, client, declared, leases=leases, crowd="servers", tell=tell)
 
-    def _workflows(self) -> Advancer:
+    def _build_workflows(self) -> RunExecutor:
         """Runs are advanced by whoever ends their jobs, at once."""
         sagas = Sagas(self.database, self.queue.dead_letters, self.kernel)
-        advancing = Advancing(self.engine.submitter, Definitions(self.database), sagas)
+        advancing = AdvanceTransaction(self.engine.submitter, Definitions(self.database), sagas)
         wanted = self.settings
-        advancer = Advancer(self.database, advancing, workflow=wanted.workflow, saga=wanted.saga)
-        advancer.stop_job = self.engine.ender.go_on
+        advancer = RunExecutor(self.database, advancing, workflow=wanted.workflow, saga=wanted.saga)
+        advancer.stop_job = self.engine.ender.continue_termination
         advancer.on_asked = self.engine.gatekeeper.gated.on_requested
-        telling = RunTeller(self.engine.teller)
-        advancer.on_happened, advancer.on_undone = telling.advanced, telling.undone
+        telling = RunEventPublisher(self.engine.teller)
+        advancer.on_happened, advancer.on_undone = telling.publish_advances, telling.publish_sagas
         self.engine.approver.subjects["step"] = advancing.approving
-        self.engine.finisher.listeners.append(advancer.heard)
+        self.engine.finisher.listeners.append(advancer.on_jobs_ended)
         if self.engine.scanner is not None:
             self.engine.scanner.on_settled = advancer.wake
-        self.workflows = Desk(advancer)
-        self.run_histories = Histories(OfRuns(self.database), self.engine.feed)
+        self.workflows = RunCommands(advancer)
+        self.run_histories = HistoryWatcher(RunHistorySource(self.database), self.engine.feed)
         return advancer
 
-    def _workflow_upkeep(self) -> Sequence[Service]:
+    def _workflow_maintenance(self) -> Sequence[Service]:
         """What Redis shows of timers and sagas, and the net below them."""
         advancer, wanted = self.workflows.advancer, self.settings
         sagas = advancer.advancing.sagas
-        timers = TimerIndex(self.database, self.redis, self.workflows.definitions)
+        timers = TimerMirror(self.database, self.redis, self.workflows.definitions)
         stacks = SagaMirror(self.database, self.redis, wanted.saga.lock_ttl)
-        mirror = Mirror(timers, stacks)
-        advancer.on_done = mirror.heard
-        sagas.on_change = mirror.changed
-        poller = Poller(Leases(self.database), timers, stacks, sagas, wanted.workflow.delay)
-        net = Reconciler(Leases(self.database), advancer, wanted.retention)
+        mirror = MirrorPublisher(timers, stacks)
+        advancer.on_done = mirror.on_advanced
+        sagas.on_change = mirror.on_sagas_changed
+        poller = MirrorReconciler(Leases(self.database), timers, stacks, sagas, wanted.workflow.delay)
+        net = WorkflowReconciler(Leases(self.database), advancer, wanted.retention)
         return (
             Service("workflow_mirror", mirror.run),
             Service("workflow_poller", poller.run),
             Service("workflow_reconciler", net.run),
         )
 
-    def _check_servers(self) -> None:
+    def _add_health_checks(self) -> None:
         checks = self.listener.checks
         checks.add("postgres", lambda: check_current(self.database))
         checks.add("redis", lambda: redis_infra.health(self.redis))
@@ -228,11 +235,11 @@ class Replica:
 
 
 async def serve(
-    settings: Settings, urls: Urls, faces: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
+    settings: Settings, urls: ServerUrls, faces: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
 ) -> int:
     """Run a replica with what else it shows to the outside, which lies above this module."""
     async with AsyncExitStack() as closing:
-        replica = await _opened(settings, urls, closing)
+        replica = await _open_with_retry(settings, urls, closing)
         replica.supervisor.add(*faces(replica))
         # What is loaded by now stays: the collector need not look at it each time jobs have come and gone.
         gc.collect()
@@ -240,7 +247,7 @@ async def serve(
         return await replica.run()
 
 
-async def _opened(settings: Settings, urls: Urls, closing: AsyncExitStack) -> Replica:
+async def _open_with_retry(settings: Settings, urls: ServerUrls, closing: AsyncExitStack) -> Replica:
     """After a power cut everything starts at once: who does not answer yet is waited for, who refuses us is told."""
     give_up_at = time.monotonic() + settings.service.start_timeout
     while True:
@@ -250,12 +257,12 @@ async def _opened(settings: Settings, urls: Urls, closing: AsyncExitStack) -> Re
             if time.monotonic() >= give_up_at:
                 raise
             log.warning("start_waits", code=error.code, because=error.sentence)
-        await asyncio.sleep(ASK_AGAIN_S)
+        await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
 
 
-def listen_tls(settings: Settings) -> Tls | None:
+def listen_tls(settings: Settings) -> TlsFiles | None:
     wanted = settings.listen
-    return Tls(wanted.tls_cert, wanted.tls_key) if wanted.tls_cert and wanted.tls_key else None
+    return TlsFiles(wanted.tls_cert, wanted.tls_key) if wanted.tls_cert and wanted.tls_key else None
 
 
 def postgres_target(settings: Settings, url: str) -> PostgresTarget:
@@ -283,71 +290,75 @@ def nats_target(settings: Settings, url: str) -> NatsTarget:
     )
 
 
-def redis_target(settings: Settings, url: str | None, user: RedisUser = "scheduler") -> RedisTarget:
+def redis_target(settings: Settings, url: str | None, user: RedisPurpose = "scheduler") -> RedisTarget:
     use = redis_for(settings, user, url)
     return RedisTarget(**msgspec.structs.asdict(use), client_name=replica_name())
 
 
 @asynccontextmanager
-async def opened_books(settings: Settings, database: Database, redis_url: str | None) -> AsyncIterator[Books]:
+async def open_accounting(
+    settings: Settings, database: Database, redis_url: str | None
+) -> AsyncIterator[AccountingService]:
     """The books with a Redis connection of their own, which need not answer yet; without one where that is off."""
     remember_s = settings.accounting.managed_shows_ttl
     if not settings.accounting.redis.enabled:
-        yield Books(database, None, remember_s=remember_s)
+        yield AccountingService(database, None, remember_s=remember_s)
         return
     client = redis_infra.connect(redis_target(settings, redis_url, "accounting"))
     try:
-        yield Books(database, client, remember_s=remember_s)
+        yield AccountingService(database, client, remember_s=remember_s)
     finally:
         await client.aclose()
 
 
-def policy_of(settings: Settings, redis: Redis | None = None) -> Kernel | None:
+def build_policy_kernel(settings: Settings, redis: Redis | None = None) -> Kernel | None:
     """Who decides whether a job may run, for all replicas and faces of this installation; None: every job may."""
-    return opening.opened(settings, redis)
+    return factory.open_kernel(settings, redis)
 
 
-def gate_of(settings: Settings) -> Gate:
+def build_gate(settings: Settings) -> AdmissionGate:
     """Of who submits without a replica: where there is a policy, jobs are written as PENDING and servers ask."""
-    return AskLater() if opening.has_policy(settings) else AllowAll()
+    return DeferAll() if factory.has_policy(settings) else AllowAll()
 
 
-def outputs_of(settings: Settings, kernel: Kernel | None, redis: Redis | None) -> tuple[Source, Checker | None] | None:
+def build_output_checks(
+    settings: Settings, kernel: Kernel | None, redis: Redis | None
+) -> tuple[OutputPolicySource, ContentChecker | None] | None:
     """By which rules outputs are looked at, and who looks into them; None: nobody does."""
     wanted = settings.output_policy
     if not wanted.enabled:
         return None
-    otherwise = Mode.HOLD if wanted.fail_mode == "closed" else Mode.PASS
+    otherwise = OutputScanMode.HOLD if wanted.fail_mode == "closed" else OutputScanMode.PASS
     if isinstance(kernel, LocalKernel):
-        return OfFile(kernel.snapshots, otherwise), None
+        return FileOutputPolicySource(kernel.snapshots, otherwise), None
     if settings.safety_kernel.addr:
-        from rota.policy.client import RemoteOutputs
+        from rota.policy.client import RemoteOutputKernel
 
-        unknown = elsewhere(otherwise)
-        return lambda: unknown, ByKernel(RemoteOutputs(settings, redis))
-    rules = of_nobody(otherwise)
+        unknown = remote_output_policy(otherwise)
+        return lambda: unknown, KernelContentChecker(RemoteOutputKernel(settings, redis))
+    rules = default_output_policy(otherwise)
     return lambda: rules, None
 
 
-def submitter_of(settings: Settings, database: Database) -> Submitter:
+def build_submitter(settings: Settings, database: Database) -> Submitter:
     """For a face without a replica. Every job comes in by this or by that of the engine: behind the same gate."""
-    return Submitter(database, gate=gate_of(settings))
+    return Submitter(database, gate=build_gate(settings))
 
 
-def workflows_of(settings: Settings, queue: Queue) -> Desk:
+def build_run_commands(settings: Settings, queue: Queue) -> RunCommands:
     """For a face without a replica: what it starts servers advance."""
     database = queue.database
     sagas = Sagas(database, queue.dead_letters)
-    advancing = Advancing(submitter_of(settings, database), Definitions(database), sagas)
-    return Desk(Advancer(database, advancing, workflow=settings.workflow, saga=settings.saga))
+    advancing = AdvanceTransaction(build_submitter(settings, database), Definitions(database), sagas)
+    return RunCommands(RunExecutor(database, advancing, workflow=settings.workflow, saga=settings.saga))
 
 
-def reopener_of(settings: Settings, queue: Queue) -> Reopener:
-    store = Store(queue.database, store_target(settings))
-    return Reopener(queue.database, queue, submitter_of(settings, queue.database), store)
+def build_resubmitter(settings: Settings, queue: Queue) -> Resubmitter:
+    store = BlobStore(queue.database, store_target(settings))
+    return Resubmitter(queue.database, queue, build_submitter(settings, queue.database), store)
 
 
-async def never_booked(books: Books, tokens: Sequence[int]) -> set[int]:
+async def tombstone_unbooked(books: AccountingService, tokens: Sequence[int]) -> set[int]:
     """Those of a dead dispatcher's tokens that have no proc row and, from here on, cannot get one in any show.
 
     A claim does not say whose frames it holds, so they are buried everywhere; that is rare, and graves are pruned. It
@@ -355,15 +366,15 @@ async def never_booked(books: Books, tokens: Sequence[int]) -> set[int]:
     """
     left = set(tokens)
     for show in await books.admin.shows():
-        left = await procs.bury(books.database, show.id, sorted(left)) if left else left
+        left = await allocations.tombstone(books.database, show.id, sorted(left)) if left else left
     try:
-        await books.forget(sorted(left))
+        await books.release_tombstoned(sorted(left))
     except RedisUnavailable as away:
         log.warning("tokens_not_forgotten", tokens=len(left), reason=away.sentence, remedy="the recount mends it")
     return left
 
 
-async def ask(settings: Settings, name: str, url: str) -> None:
+async def check_server(settings: Settings, name: str, url: str) -> None:
     """Raises unless the server at `url` answers and is fit for its role; changes nothing in it."""
     match name:
         case "postgres":
@@ -371,17 +382,17 @@ async def ask(settings: Settings, name: str, url: str) -> None:
         case "redis":
             client = redis_infra.connect(redis_target(settings, url))
             try:
-                await redis_infra.check_fit(client)
+                await redis_infra.check_server(client)
             finally:
                 await client.aclose()
         case "nats":
             await (await Bus.connect(nats_target(settings, url))).close()
 
 
-async def problem_with(settings: Settings, name: str, url: str) -> str | None:
+async def server_problem(settings: Settings, name: str, url: str) -> str | None:
     """What is wrong with the server at `url`, in a sentence; None when it answers."""
     try:
-        await ask(settings, name, url)
+        await check_server(settings, name, url)
     except RotaError as error:
         return error.sentence
     return None

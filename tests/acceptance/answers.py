@@ -9,19 +9,18 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting.audit import Audited
-from rota.cli.doctor_told import Check
-from rota.cli.local import Status
-from rota.engine.explain_told import Explained
-from rota.engine.jobs import Moment
+from rota.accounting.audit import LedgerAudit
+from rota.api.explanation import JobExplanation
+from rota.cli.doctor.view import DoctorCheck
+from rota.cli.local.up import LocalStatus
+from rota.engine.queries.jobs import JobHistoryEntry
 from rota.infra.postgres.migrate import MigrationStatus
 from rota.model.access import Role
-from rota.model.lifecycle import FrameState, JobState
-from rota.model.output import Check as OutputCheck
-from rota.model.output import OutputChanged, OutputLine
-from rota.model.workflow_run import Happened, RunState, StepState
-from rota.queue.counts import Counts
-from rota.queue.report import Session, TableSize
+from rota.model.job_states import FrameState, JobState
+from rota.model.policy.outputs import OutputCheck, OutputReviewResult, OutputSummary
+from rota.model.workflows.run_state import HistoryEvent, RunState, StepState
+from rota.queue.counts import QueueCounts as Counts
+from rota.queue.storage_report import LongTransaction, TableSize
 
 Number = int | float
 
@@ -138,7 +137,7 @@ JobAlone = answer(
     wait_until=datetime | None,
     run_at=datetime | None,
     finished_at=datetime | None,
-    history=list[Moment],
+    history=list[JobHistoryEntry],
     layers=list[Layer],
     policy=dict[str, Any] | None,
 )
@@ -146,7 +145,9 @@ Job = answer("Job", [JobAlone], artifacts=int, artifact_bytes=int)
 Ended = answer("Ended", [JobAlone], results=list[dict[str, Any]])
 Submitted = answer("Submitted", job=UUID, state=JobState | None, already=bool)
 Gate = answer("Gate", verdict=str, reason=str | None)
-DryRun = answer("DryRun", already=UUID | None, gate=Gate, state=JobState, frames=int, starts=int, explained=Explained)
+DryRun = answer(
+    "DryRun", already=UUID | None, gate=Gate, state=JobState, frames=int, starts=int, explained=JobExplanation
+)
 Retried = answer("Retried", job=UUID, retry_of=UUID, frames=int)
 Cancelled = answer("Cancelled", job=UUID, state=JobState, changed=bool)
 LogPiece = answer("LogPiece", attempt=int, stream=str, at=int, text=str, dropped=int, lost=int)
@@ -199,7 +200,7 @@ Storage = answer(
     as_of=datetime,
     slots=list[Slot],
     tables=list[TableSize],
-    sessions=list[Session],
+    sessions=list[LongTransaction],
 )
 Act = maybe(
     "Act",
@@ -223,11 +224,11 @@ RevokedKey = answer("RevokedKey", [Key], changed=bool)
 Setting = answer("Setting", path=str, value=Any, unit=str | None, source=str, where=str | None)
 Migrated = answer("Migrated", dry_run=bool, migrations=list[str])
 AuditVerified = answer("AuditVerified", ok=bool, checked=int, head=str, problem=dict[str, Any] | None)
-LedgerAudited = answer("LedgerAudited", ok=bool, shows=list[Audited], strangers=list[str])
+LedgerAudited = answer("LedgerAudited", ok=bool, shows=list[LedgerAudit], strangers=list[str])
 Mapped = answer("Mapped", topic=str, pools=list[str], changed=bool, notes=list[str])
 Unmapped = answer("Unmapped", topic=str, pools=list[str], changed=bool)
 PoolStatus = answer("PoolStatus", pool=str, status=Literal["active", "draining"], changed=bool)
-Doctor = answer("Doctor", ok=bool, checks=list[Check])
+Doctor = answer("Doctor", ok=bool, checks=list[DoctorCheck])
 Top = answer(
     "Top",
     at=datetime,
@@ -307,13 +308,13 @@ ApprovalSaid = answer("ApprovalSaid", approval=Approval, changed=bool)
 Remediated = answer("Remediated", job=UUID, remediation_of=UUID, frames=int)
 Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime)
 
-__all__ = ["Check", "Explained", "MigrationStatus", "Status"]
+__all__ = ["DoctorCheck", "JobExplanation", "LocalStatus", "MigrationStatus"]
 
-KeptOutput = answer("KeptOutput", (OutputLine,))
+KeptOutput = answer("KeptOutput", (OutputSummary,))
 KeptOutputShown = maybe(
-    "KeptOutputShown", answer("Shown", (OutputLine,), checks=list[OutputCheck], artifacts=list[str]), value=Any
+    "KeptOutputShown", answer("Shown", (OutputSummary,), checks=list[OutputCheck], artifacts=list[str]), value=Any
 )
-KeptOutputChange = answer("KeptOutputChange", (OutputChanged,))
+KeptOutputChange = answer("KeptOutputChange", (OutputReviewResult,))
 PolicyReloaded = answer("PolicyReloaded", snapshot=str, changed=bool | None)
 
 _STEP = answer("_StepPlan", id=str, type=str, after=list[str])
@@ -356,6 +357,6 @@ RunShown = answer(
     steps=list[_RUN_STEP],
     saga=_SAGA | None,
 )
-RunMoment = answer("RunMoment", (Happened,), at=datetime)
+RunMoment = answer("RunMoment", (HistoryEvent,), at=datetime)
 RunRolledBack = answer("RunRolledBack", run=UUID, entries=int)
 RunChanged = answer("RunChanged", run=UUID, changed=bool)

@@ -5,7 +5,7 @@ import sys
 
 import uvloop
 
-from rota.infra.service import Restarts, Service, Supervisor, lifecycle, run_until_signalled
+from rota.infra.service import RestartPolicy, Service, Supervisor, lifecycle, run_until_signalled
 from rota.infra.telemetry import logs
 from rota.model.backoff import Backoff
 
@@ -40,7 +40,7 @@ def main():
     logs.configure("json", "info")
     lifecycle.CANCEL_GRACE_S = 0.05
     supervisor = Supervisor(drain_budget_s=60)
-    supervisor.add(Service("one", body, restarts=Restarts(limit=1, pauses=Backoff(0.001, 10.0))))
+    supervisor.add(Service("one", body, restarts=RestartPolicy(limit=1, pauses=Backoff(0.001, 10.0))))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if "uvloop" in sys.argv else None) as runner:
         sys.exit(runner.run(run_until_signalled(supervisor)))
 

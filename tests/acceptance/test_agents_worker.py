@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from tests.ground.agents import RUNNING, history, row
-from tests.ground.waiting import until
-from tests.integration.worker_ground import serving
+from tests.integration.worker.worker_support import serving
+from tests.support.agents import RUNNING, history, row
+from tests.support.waiting import until
 
-APP = "tests.ground.agent_tasks:app"
+APP = "tests.support.agent_tasks:app"
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 
 from rota.local.datadir import _free_port as free_port
 from rota.model.access import GrantSpec, Role
-from rota.server.access import Keys
-from tests.chaos.pipeline_farm import Actor, Farm
-from tests.ground.queues import sql
-from tests.ground.waiting import until
+from rota.server.access import ApiKeyStore
+from tests.chaos.pipeline.deployment import Actor, Farm
+from tests.support.queue import sql
+from tests.support.waiting import until
 
 CANARY = "AKIA" + "CANARYBIRDSINGSX"
 SUNG = (CANARY, base64.b64encode(CANARY.encode()).decode().rstrip("="), CANARY.encode().hex(), CANARY[::-1])
@@ -94,7 +94,7 @@ async def farm(private_stack, tmp_path, proxy):
 
 @pytest.fixture
 async def client(farm):
-    made = await Keys(farm.database).create("boss", [GrantSpec(Role.ADMIN)], actor="test")
+    made = await ApiKeyStore(farm.database).create("boss", [GrantSpec(Role.ADMIN)], actor="test")
     url = f"http://127.0.0.1:{farm.server.port}"
     async with httpx.AsyncClient(
         base_url=url, headers={"Authorization": f"Bearer {made.plain.text}"}, timeout=30

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ground.servers import options_for_tests
-from tests.ground.waiting import until
+from tests.support.harness.servers import options_for_tests
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -14,10 +14,10 @@ import pytest
 
 from rota.model.access import Role
 from rota.server import services
-from tests.ground.api import Api
-from tests.ground.commands import Terminal, rows
-from tests.ground.farm import Farm
-from tests.ground.waiting import until
+from tests.support.api import Api
+from tests.support.commands import Terminal, rows
+from tests.support.replica_and_worker import Farm
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "examples/README.md").read_text()

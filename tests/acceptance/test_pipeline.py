@@ -11,17 +11,17 @@ import asyncpg
 import msgspec
 import pytest
 
-from rota.engine.submit import Submitter
+from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget
-from rota.model.job import LayerSpec, Submission
-from tests.chaos.pipeline_farm import STUCK
-from tests.chaos.pipeline_farm import Farm as Processes
-from tests.chaos.pipeline_history import faults
-from tests.ground.effort import effort
-from tests.ground.farm import Farm, hanging, seen
-from tests.ground.queues import sql
-from tests.ground.servers import options_for_tests
-from tests.ground.waiting import until
+from rota.model.jobs.submission import LayerSpec, Submission
+from tests.chaos.pipeline.deployment import STUCK
+from tests.chaos.pipeline.deployment import Farm as Processes
+from tests.chaos.pipeline.history import faults
+from tests.support.harness.effort import effort
+from tests.support.harness.servers import options_for_tests
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, hanging, seen
+from tests.support.waiting import until
 
 CORES = sql("SELECT pk_show::text AS show, sum(int_cores_reserved)::bigint AS cores FROM rota.proc GROUP BY 1")
 WRITTEN = sql("""
@@ -99,7 +99,9 @@ async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_mom
     gate = hanging("x")
     job = await farm.submit("hang", "x", frames=10)
     await farm.running("x", 1)
-    await until(lambda: farm.replica.engine.dispatcher.board.by_reason().get("quota_subscription"), what="a reason")
+    await until(
+        lambda: farm.replica.engine.dispatcher.board.frames_by_reason().get("quota_subscription"), what="a reason"
+    )
     began = time.monotonic()
     await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))
     await farm.running("x", 10)
@@ -208,7 +210,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
         up = await rota.start("up", *(["--no-worker"] if moment_s is None else []))
         if moment_s is None:
             jobs += await _submit(await rota.ready(up))
-            worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "2", "--cores", "2")
+            worker = await rota.start("worker", "tests/chaos/pipeline/tasks.py:app", "--slots", "2", "--cores", "2")
             await until(lambda: list(rota.runs.iterdir()), within_s=30, what="a frame that runs")
             worker.send(signal.SIGINT)
             assert await worker.wait(20) == 0
@@ -220,7 +222,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
 
     up = await rota.start("up", "--no-worker")
     url = await rota.ready(up)
-    worker = await rota.start("worker", "tests/chaos/pipeline_tasks.py:app", "--slots", "50", "--cores", "50")
+    worker = await rota.start("worker", "tests/chaos/pipeline/tasks.py:app", "--slots", "50", "--cores", "50")
     database = await Database.open(PostgresTarget(url=url))
     states = sql("SELECT pk_job, state FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])")
     try:

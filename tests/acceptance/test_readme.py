@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ground.servers import options_for_tests
+from tests.support.harness.servers import options_for_tests
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 QUICK = README.partition("## Quick start\n")[2].partition("\n## ")[0]

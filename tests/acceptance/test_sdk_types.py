@@ -17,8 +17,8 @@ HEAD = """
 from datetime import UTC, datetime
 from collections.abc import Sequence
 from typing import Any, TypedDict, assert_type
-from rota.engine.jobs import JobLine
-from rota.model.farm import Capped, Share, ShowTold
+from rota.engine.queries.jobs import JobSummary
+from rota.api.resources import CapsView, SubscriptionView, ShowView
 from rota import Call, Job, JobFailed, LayerSpec, Rota, Run, Step, Steps, Submission, SyncJob, SyncRun
 
 app = Rota("http://localhost", key="...", show="film")
@@ -78,9 +78,9 @@ async def right() -> None:
     assert_type(await later("a"), bytes)
     assert_type(await render.on(object()).submit("a"), Job[bytes])
     assert_type(await render.job("...").result(), bytes)
-    assert_type(await app.shows.set_managed("film", True), ShowTold)
-    assert_type(await app.folders.change("film", "fx", max_cores=2.5), Capped)
-    assert_type(await app.jobs.list(state="RUNNING", most=5), Sequence[JobLine])
+    assert_type(await app.shows.set_managed("film", True), ShowView)
+    assert_type(await app.folders.change("film", "fx", max_cores=2.5), CapsView)
+    assert_type(await app.jobs.list(state="RUNNING", most=5), Sequence[JobSummary])
     try:
         await nothing.submit()
     except JobFailed as failure:
@@ -104,8 +104,8 @@ def right_without_a_loop() -> None:
     assert_type(square.sync.map([1, 2]).result(), list[float])
     assert_type(square.sync.submit_frames(3, 2).result(), list[float])
     assert_type(square.sync.submit_many([square.call(1)])[0].result(), float)
-    assert_type(app.sync.shows.set_managed("film", True), ShowTold)
-    assert_type(app.sync.subscriptions.create("film", "local", size=4, burst=8), Share)
+    assert_type(app.sync.shows.set_managed("film", True), ShowView)
+    assert_type(app.sync.subscriptions.create("film", "local", size=4, burst=8), SubscriptionView)
     for line in render.sync.submit("a").logs(follow=True):
         assert_type(line, str)
 """

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from rota.infra.telemetry import logs
-from rota.model.messages import Status
-from tests.ground.commands import Terminal
-from tests.ground.waiting import until
-from tests.integration.worker_ground import APP, alive, command, processes_of, serving, task
+from rota.model.protocol import AttemptStatus
+from tests.integration.worker.worker_support import APP, alive, command, processes_of, serving, task
+from tests.support.commands import Terminal
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_the_first_signal_lets_frames_finish(server, rota_worker):
     process.send(signal.SIGTERM)
     assert await process.wait() == 0
     ends = [await server.ended(token) for token in tokens]
-    assert [end is None or end.status is Status.SUCCEEDED for end in ends] == [True] * 3
+    assert [end is None or end.status is AttemptStatus.SUCCEEDED for end in ends] == [True] * 3
     last = server.beats()[-1]
     assert (last.draining, last.held) == (True, [])
 
@@ -120,7 +120,7 @@ async def test_the_second_signal_gives_frames_back_at_once(server, rota_worker, 
     assert await process.wait(timeout_s=5) == 128 + second
     for token in tokens:
         end = await server.ended(token)
-        assert (end.status, end.code) == (Status.REFUSED, "worker_stopped")
+        assert (end.status, end.code) == (AttemptStatus.REFUSED, "worker_stopped")
     await gone(children)
     last = server.beats()[-1]
     assert (last.draining, last.held) == (True, [])

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from rota.accounting.ledger import Charge, Group, Outcome, Why
+from rota.accounting.ledger import BookingGroup, BookingOutcome, Charge, DeclineReason
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import InvalidInput
 from rota.model.quota import LEVELS, Level, Refusal, Resource, Usage
@@ -114,7 +114,7 @@ class Books:
         return Charge(**(keys | other), cores=cores, gpus=gpus)
 
     def group(self, tokens, cores=100, gpus=0, **other):
-        return Group(self.charge(cores, gpus, **other), self.host, tokens)
+        return BookingGroup(self.charge(cores, gpus, **other), self.host, tokens)
 
     async def book(self, tokens, cores=100, gpus=0, *, force=False, **other):
         [outcome] = await self.ledger.book(self.show, [self.group(tokens, cores, gpus, **other)], force=force)
@@ -138,13 +138,13 @@ class Books:
 
 
 def outcome_of(booked=(), already=(), refused=(), declined=None, refusal=None):
-    return plain(Outcome(booked, already, refused, declined or {}, refusal))
+    return plain(BookingOutcome(booked, already, refused, declined or {}, refusal))
 
 
 def plain(outcome):
     """With lists of tokens, which compare as such whatever they were made of."""
     tokens = (list(outcome.booked), list(outcome.already), list(outcome.refused))
-    return Outcome(*tokens, outcome.declined, outcome.refusal)
+    return BookingOutcome(*tokens, outcome.declined, outcome.refusal)
 
 
 def everywhere(cores, gpus=0):
@@ -251,7 +251,7 @@ class LedgerSuite:
         await books.book(range(3))
         again = await books.book(range(3))
         assert again == outcome_of(already=[0, 1, 2])
-        assert again.held == [0, 1, 2]
+        assert again.all_booked == [0, 1, 2]
         assert await books.counted() == everywhere(300)
 
     async def test_a_batch_that_is_partly_there_books_the_rest(self, books):
@@ -265,7 +265,7 @@ class LedgerSuite:
     async def test_a_token_that_is_booked_otherwise_is_declined(self, books):
         await books.book([1], cores=100)
         outcome = await books.book([1, 2], cores=200)
-        assert (outcome.declined, outcome.booked) == ({1: Why.DUPLICATE}, [2])
+        assert (outcome.declined, outcome.booked) == ({1: DeclineReason.DUPLICATE}, [2])
         assert await books.counted() == everywhere(300)
 
     async def test_tokens_may_come_in_any_order(self, books):
@@ -297,9 +297,9 @@ class LedgerSuite:
         await books.book(range(4))
         await books.ledger.release(books.show, [1, 2])
         assert await books.book(range(6)) == outcome_of(
-            already=[0, 3], booked=[4, 5], declined={1: Why.TOMBSTONED, 2: Why.TOMBSTONED}
+            already=[0, 3], booked=[4, 5], declined={1: DeclineReason.TOMBSTONED, 2: DeclineReason.TOMBSTONED}
         )
-        assert (await books.book([2], cores=30, force=True)).declined == {2: Why.TOMBSTONED}
+        assert (await books.book([2], cores=30, force=True)).declined == {2: DeclineReason.TOMBSTONED}
         assert await books.tokens() == [0, 3, 4, 5]
         assert await books.counted() == everywhere(400)
 
@@ -354,7 +354,7 @@ class LedgerSuite:
 
     async def test_an_unknown_show_is_declined(self, books):
         [outcome] = await books.ledger.book(uuid4(), [books.group([1])])
-        assert outcome.held == []
+        assert outcome.all_booked == []
         assert await books.tokens() == []
 
     async def test_many_bookers_on_one_hot_subscription_never_pass_it_and_leave_nothing_unused(self, books):
@@ -423,7 +423,7 @@ class LedgerSuite:
     async def test_the_same_batch_sent_by_many_at_once_is_booked_once(self, books):
         outcomes = await asyncio.gather(*(books.book(range(20)) for _ in range(6)))
         assert sorted(len(outcome.booked) for outcome in outcomes) == [0] * 5 + [20]
-        assert all(sorted(outcome.held) == list(range(20)) for outcome in outcomes)
+        assert all(sorted(outcome.all_booked) == list(range(20)) for outcome in outcomes)
         assert await books.counted() == everywhere(2000)
 
     async def test_the_same_tokens_released_by_many_at_once_are_given_back_once(self, books):

@@ -1,4 +1,4 @@
-"""Every `.sql` file of Rota is prepared on the migrated schema, which checks names, types and syntax."""
+"""Every statement of Rota is prepared on the migrated schema, which checks names, types and syntax."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,22 +6,23 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from rota.infra.postgres.sql import parse_query
+from rota.infra.postgres.sql import parse_query, queries
 
 ROOT = Path(str(files("rota")))
 
 
 async def test_every_query_prepares_on_the_migrated_schema(database):
-    paths = [path for path in ROOT.rglob("*.sql") if path.parent.name != "migrations"]
-    assert paths
+    packages = ["rota." + ".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.rglob("queries.sql")]
+    found = [query for package in packages for query in queries(package).values()]
+    assert found
     refused = {}
     async with database.transaction() as tx:
-        for path in paths:
+        for query in found:
             try:
                 async with tx.savepoint():
-                    await tx.connection.prepare(parse_query(path.stem, path.read_text()).text)
+                    await tx.connection.prepare(query.text)
             except asyncpg.PostgresError as error:
-                refused[str(path.relative_to(ROOT))] = str(error)
+                refused[query.name] = str(error)
     assert not refused
 
 

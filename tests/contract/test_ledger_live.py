@@ -4,20 +4,20 @@ import pytest
 
 from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.live.seeding import seed
-from rota.infra.redis import Keys
+from rota.infra.redis import RedisKeys
 from tests.contract.ledger_suite import Books, LedgerSuite
-from tests.contract.swarm_suite import SwarmSuite
+from tests.contract.single_frame_batch_suite import SwarmSuite
 
 
 @pytest.fixture
 def ledger(database, redis):
-    return LiveLedger(database, redis, Keys())
+    return LiveLedger(database, redis, RedisKeys())
 
 
 @pytest.fixture
 async def books(database, ledger):
     async def tell(show):
-        if not await ledger.catch_up(show):
+        if not await ledger.sync_limits(show):
             assert await seed(ledger, show)
 
     return await Books(database, ledger, managed=True, tell=tell).make()

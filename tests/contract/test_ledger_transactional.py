@@ -4,7 +4,7 @@ import pytest
 
 from rota.accounting.transactional import TransactionalLedger
 from tests.contract.ledger_suite import Books, LedgerSuite
-from tests.contract.swarm_suite import SwarmSuite
+from tests.contract.single_frame_batch_suite import SwarmSuite
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.engine.gate import AskLater
-from rota.engine.gatekeeper_approvals import materials
-from rota.engine.submit import Submitter
-from rota.model.job import Budget, Compensation, LayerSpec, Submission, canonical
+from rota.engine.admission.approval_requests import approvable_jobs
+from rota.engine.admission.decision import DeferAll
+from rota.engine.submission.submitter import Submitter
+from rota.model.jobs.submission import Budget, Compensation, LayerSpec, Submission, canonical_bytes
 from rota.policy.approval_hash import job_hash
-from tests.ground.jobs import a_show
-from tests.ground.queues import sql
-from tests.property.test_policy_asking import JOBS
+from tests.property.test_policy_request_builder import JOBS
+from tests.support.jobs import a_show
+from tests.support.queue import sql
 
 CHANGES = st.sampled_from(
     [
@@ -65,12 +65,12 @@ def examples(most):
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database, gate=AskLater())
+    return Submitter(database, gate=DeferAll())
 
 
 async def hashes(submitter, submissions):
     jobs = [one.job for one in await submitter.submit(submissions)]
-    found = await materials(submitter.database, jobs)
+    found = await approvable_jobs(submitter.database, jobs)
     return [found[job].hash for job in jobs]
 
 
@@ -80,7 +80,7 @@ async def test_the_hash_changes_exactly_when_the_payload_does(submitter):
     two = await hashes(submitter, [second for _, second in pairs])
     assert {a == b for a, b in zip(one, two, strict=True)} == {True, False}
     for (first, second), a, b in zip(pairs, one, two, strict=True):
-        assert (a == b) == (canonical(first) == canonical(second)), (first, second)
+        assert (a == b) == (canonical_bytes(first) == canonical_bytes(second)), (first, second)
 
 
 async def test_it_is_the_same_whenever_it_is_computed_and_whatever_else_happens_to_the_job(submitter, database):
@@ -92,7 +92,7 @@ async def test_it_is_the_same_whenever_it_is_computed_and_whatever_else_happens_
                history = '[]', labels = coalesce(labels, '{}') || '{"approval_by": "ann", "Approval_x": "1"}'""")
     )
     [job] = [row["pk_job"] for row in await database.rows(sql("SELECT pk_job FROM rota.job"))]
-    assert (await materials(database, [job]))[job].hash == before
+    assert (await approvable_jobs(database, [job]))[job].hash == before
 
 
 async def test_a_trace_is_no_part_of_it_and_fields_of_a_later_version_are(submitter, database):
@@ -103,7 +103,7 @@ async def test_a_trace_is_no_part_of_it_and_fields_of_a_later_version_are(submit
     for more, same in (({"trace": "00-1-2-01"}, True), ({"unheard_of": 1}, False)):
         packed = msgspec.msgpack.encode({**details, **more})
         await database.run(sql("UPDATE rota.job SET request = $1"), packed)
-        assert ((await materials(database, [row["pk_job"]]))[row["pk_job"]].hash == before) is same
+        assert ((await approvable_jobs(database, [row["pk_job"]]))[row["pk_job"]].hash == before) is same
 
 
 STORED = [
@@ -130,7 +130,7 @@ async def test_whatever_of_it_is_changed_where_it_is_stored_is_noticed(submitter
     [before] = await hashes(submitter, [Submission(show="film", layers=(layer,), labels={"a": "1"}, env={"A": "1"})])
     await database.run(sql(change))
     [row] = await database.rows(sql("SELECT pk_job FROM rota.job"))
-    assert (await materials(database, [row["pk_job"]]))[row["pk_job"]].hash != before
+    assert (await approvable_jobs(database, [row["pk_job"]]))[row["pk_job"]].hash != before
 
 
 def test_nothing_has_no_hash():

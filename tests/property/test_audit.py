@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rota.infra import audit
-from rota.infra.audit import AuditEntry, Head
-from rota.infra.audit.chain import START, Row, row_hash
+from rota.infra.audit import AuditEntry, ChainHead
+from rota.infra.audit.chain import CHAIN_START, ChainRow, row_hash
 from rota.infra.postgres.sql import parse_query
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -51,11 +51,11 @@ SET_HEAD = sql("UPDATE rota.audit_head SET seq = $1, hash = $2")
 async def chain_of(database, batches):
     """A fresh chain of these batches; returns its rows and its head."""
     await tamper(database, (EMPTY,))
-    head = START
+    head = CHAIN_START
     for batch in batches:
         async with database.transaction() as tx:
             head = await audit.append(tx, batch)
-    return [Row(*row) for row in await database.rows(ROWS)], head
+    return [ChainRow(*row) for row in await database.rows(ROWS)], head
 
 
 async def tamper(database, *statements):
@@ -140,7 +140,7 @@ async def test_a_chain_rewritten_to_its_head_is_found_by_a_head_kept_elsewhere(d
 async def test_a_tail_cut_off_with_its_head_is_found_by_a_head_kept_elsewhere(database, batches, where):
     rows, head = await chain_of(database, batches)
     kept = int(where * len(rows))
-    end = Head(rows[kept - 1].seq, rows[kept - 1].hash) if kept else START
+    end = ChainHead(rows[kept - 1].seq, rows[kept - 1].hash) if kept else CHAIN_START
     await tamper(database, (REMOVE, [row.seq for row in rows[kept:]]), (SET_HEAD, end.seq, end.hash))
     assert (await audit.verify(database)).ok, "flawless in itself"
     problem = (await audit.verify(database, anchor=head)).problem

@@ -7,22 +7,22 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rota.infra.breaker.machine import STEP, _numbers
-from rota.infra.redis import Keys
-from rota.model.breaker import (
-    Consecutive,
-    Event,
-    Granted,
-    Phase,
+from rota.infra.breaker.machine import STEP, _script_args
+from rota.infra.redis import RedisKeys
+from rota.model.circuit_breaker import (
+    BreakerConfig,
+    BreakerEvent,
+    BreakerPhase,
+    BreakerState,
+    CallPermitted,
+    CallRejected,
+    ConsecutiveFailures,
     ProbesByCount,
     ProbesByDuration,
-    Refused,
-    Rules,
-    State,
-    Windowed,
+    WindowedFailures,
     step,
 )
-from tests.ground.effort import effort
+from tests.support.harness.effort import effort
 
 NAMES = itertools.count()
 START_MS = 1_700_000_000_000
@@ -31,7 +31,7 @@ SPANS = (1, 50, 100)
 
 small = st.integers(1, 3)
 spans = st.sampled_from(SPANS)
-countings = st.builds(Consecutive, small) | st.builds(Windowed, small, spans)
+countings = st.builds(ConsecutiveFailures, small) | st.builds(WindowedFailures, small, spans)
 
 
 @st.composite
@@ -40,7 +40,9 @@ def by_count(draw):
     return ProbesByCount(probes, draw(st.integers(1, probes)), draw(spans))
 
 
-all_rules = st.builds(Rules, counting=countings, open_ms=spans, probing=by_count() | st.builds(ProbesByDuration, spans))
+all_rules = st.builds(
+    BreakerConfig, counting=countings, open_ms=spans, probing=by_count() | st.builds(ProbesByDuration, spans)
+)
 seeds = st.integers(0, 2**32)
 
 
@@ -49,18 +51,18 @@ class Story:
 
     def __init__(self, rules, seed, now_ms=START_MS):
         self.rules = rules
-        self.state = State()
+        self.state = BreakerState()
         self.now_ms = now_ms
         self._random = Random(seed)
         self._permits = [0]
 
     def steps(self, count):
         for _ in range(count):
-            event = self._random.choices(list(Event), weights=(45, 20, 25, 5, 5))[0]
-            generation = 0 if event in (Event.ALLOW, Event.PEEK) else self._permit()
+            event = self._random.choices(list(BreakerEvent), weights=(45, 20, 25, 5, 5))[0]
+            generation = 0 if event in (BreakerEvent.ALLOW, BreakerEvent.PEEK) else self._permit()
             self.now_ms += self._move_ms()
             self.state, verdict = step(self.rules, self.state, event, generation, self.now_ms)
-            if isinstance(verdict, Granted):
+            if isinstance(verdict, CallPermitted):
                 self._permits.append(verdict.generation)
             yield event, generation, verdict
 
@@ -84,23 +86,25 @@ class Story:
 async def held(client, key):
     raw = {name.decode(): value.decode() for name, value in (await client.hgetall(key)).items()}
     if not raw:
-        return State()
+        return BreakerState()
     failed_at = tuple(int(at) for at in raw.pop("failed_at_ms").split(",") if at)
-    return State(Phase(raw.pop("phase")), failed_at_ms=failed_at, **{name: int(value) for name, value in raw.items()})
+    return BreakerState(
+        BreakerPhase(raw.pop("phase")), failed_at_ms=failed_at, **{name: int(value) for name, value in raw.items()}
+    )
 
 
 @settings(max_examples=effort(50, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=all_rules, seed=seeds)
 async def test_the_script_gives_the_verdicts_and_states_of_the_pure_machine(redis, rules, seed):
-    keys, name = Keys(), f"story-{next(NAMES)}"
-    given = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_numbers(rules)}
+    keys, name = RedisKeys(), f"story-{next(NAMES)}"
+    given = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_script_args(rules)}
     story = Story(rules, seed)
     for event, generation, expected in story.steps(60):
         verdict = await STEP(redis, event=event, generation=generation, at_ms=story.now_ms, **given)
         assert verdict == expected
     assert await held(redis, keys.breaker_state(name)) == story.state
     # The mirror of a window runs out by the server's own clock, which this test does not move.
-    if isinstance(rules.counting, Consecutive):
+    if isinstance(rules.counting, ConsecutiveFailures):
         assert int(await redis.get(keys.breaker_failures(name)) or 0) == story.state.failures
 
 
@@ -108,21 +112,21 @@ async def test_the_script_gives_the_verdicts_and_states_of_the_pure_machine(redi
 def test_from_every_state_a_call_goes_through_once_the_waiting_is_over(rules, seed, length):
     story = Story(rules, seed)
     list(story.steps(length))
-    state, verdict = step(rules, story.state, Event.ALLOW, 0, story.now_ms)
-    if isinstance(verdict, Refused):
+    state, verdict = step(rules, story.state, BreakerEvent.ALLOW, 0, story.now_ms)
+    if isinstance(verdict, CallRejected):
         assert 1 <= verdict.retry_ms <= max(SPANS)
-        state, verdict = step(rules, state, Event.ALLOW, 0, story.now_ms + verdict.retry_ms)
-    assert isinstance(verdict, Granted)
+        state, verdict = step(rules, state, BreakerEvent.ALLOW, 0, story.now_ms + verdict.retry_ms)
+    assert isinstance(verdict, CallPermitted)
 
 
-@given(rules=st.builds(Rules, counting=countings, open_ms=spans, probing=by_count()), seed=seeds)
+@given(rules=st.builds(BreakerConfig, counting=countings, open_ms=spans, probing=by_count()), seed=seeds)
 def test_no_round_of_probes_lets_through_more_than_its_cap(rules, seed):
     story = Story(rules, seed)
     granted, given_back = Counter(), Counter()
     for event, generation, verdict in story.steps(60):
-        if isinstance(verdict, Granted) and verdict.phase is Phase.HALF_OPEN:
+        if isinstance(verdict, CallPermitted) and verdict.phase is BreakerPhase.HALF_OPEN:
             granted[verdict.generation] += 1
-        elif event is Event.CANCEL:
+        elif event is BreakerEvent.CANCEL:
             given_back[generation] += 1
         assert all(granted[one] - given_back[one] <= rules.probing.probes_max for one in granted)
 
@@ -139,13 +143,15 @@ def test_generations_only_grow_and_change_with_every_change_of_phase(rules, seed
 
 def test_the_stories_reach_every_transition():
     seen = Counter()
-    rules = Rules(counting=Consecutive(2), open_ms=50, probing=ProbesByCount(2, successes=2, lost_after_ms=50))
+    rules = BreakerConfig(
+        counting=ConsecutiveFailures(2), open_ms=50, probing=ProbesByCount(2, successes=2, lost_after_ms=50)
+    )
     for seed in range(20):
         for _, _, verdict in Story(rules, seed).steps(60):
             seen[verdict.was, verdict.phase] += 1
     assert {pair for pair in seen if pair[0] is not pair[1]} == {
-        (Phase.CLOSED, Phase.OPEN),
-        (Phase.OPEN, Phase.HALF_OPEN),
-        (Phase.HALF_OPEN, Phase.OPEN),
-        (Phase.HALF_OPEN, Phase.CLOSED),
+        (BreakerPhase.CLOSED, BreakerPhase.OPEN),
+        (BreakerPhase.OPEN, BreakerPhase.HALF_OPEN),
+        (BreakerPhase.HALF_OPEN, BreakerPhase.OPEN),
+        (BreakerPhase.HALF_OPEN, BreakerPhase.CLOSED),
     }

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from rota.model.quota import Level
 from rota.model.reasons import Reason, Tier
 from rota.placement import PoolStatus
-from tests.ground.dispatching import Rig
-from tests.ground.effort import effort
-from tests.ground.queues import sql
+from tests.support.dispatch import Rig
+from tests.support.harness.effort import effort
+from tests.support.queue import sql
 
 DONE = sql("SELECT reason FROM rota.job_done WHERE pk_job = $1::uuid")
 WHY = sql("SELECT reason FROM rota.job WHERE pk_job = $1::uuid")

@@ -23,20 +23,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rota.accounting import procs
-from rota.accounting.books import Books
-from rota.accounting.items import Caps
-from rota.accounting.ledger import NOBODY, Group, Swarm, Why, apart
-from rota.accounting.live.ledger import Booked
+from rota.accounting import allocations
+from rota.accounting.ledger import NIL_UUID, BookingGroup, DeclineReason, SingleFrameBatch, expand_single_frames
+from rota.accounting.live.ledger import BookedReply
+from rota.accounting.resources import CapsUpdate
+from rota.accounting.service import AccountingService
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Limit, Usage
 from tests.contract.ledger_suite import EMPTY, plain, sql
-from tests.ground.effort import effort
-from tests.ground.plugin import redis_async
-from tests.ground.swarms import as_swarms
-from tests.integration.books_ground import Farm
-from tests.property.books_model import Model
+from tests.integration.accounting.accounting_support import Farm
+from tests.property.accounting_model import Model
+from tests.support.harness.effort import effort
+from tests.support.harness.fixtures import redis_async
+from tests.support.single_frame_batches import as_swarms
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 SUBMIT = sql("INSERT INTO rota.job_resource (pk_job, pk_show, int_max_cores, int_max_gpus) VALUES ($1, $2, 350, 3)")
@@ -76,13 +76,13 @@ class Machine(RuleBasedStateMachine):
         for statement in CLEAR:
             await self.database.run(statement)
         await self.redis.flushdb()
-        self.farm = farm = await Farm(Books(self.database, self.redis)).make(burst=burst)
+        self.farm = farm = await Farm(AccountingService(self.database, self.redis)).make(burst=burst)
         pool = (await farm.change("create_pool", "other")).after.id
         await farm.change("create_subscription", "duck", "other", size=1, burst=burst)
         folder = (await farm.change("create_folder", "duck", "assets")).after.id
         dept = (await farm.change("create_dept", "sims")).after.id
-        self.books = {"one": farm.books, "two": Books(self.database, self.redis, remember_s=NEVER_S)}
-        self.silent = Books(self.database, None, remember_s=NEVER_S)
+        self.books = {"one": farm.books, "two": AccountingService(self.database, self.redis, remember_s=NEVER_S)}
+        self.silent = AccountingService(self.database, None, remember_s=NEVER_S)
         self.pools, self.folders, self.depts = (farm.pool, pool), (farm.folder, folder), (farm.dept, dept)
         self.names = {pool: "other", farm.pool: "duck-main", folder: "assets", farm.folder: "shots"}
         self.names |= {dept: "sims", farm.dept: "duck-fx"}
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
                 layer=self.layer(job, layer),
                 dept=self.depts[dept],
             )
-            groups.append(Group(charge, self.hosts[host], tokens, capped or job == 2))
+            groups.append(BookingGroup(charge, self.hosts[host], tokens, capped or job == 2))
         return groups
 
     def batch(self, drawn):
@@ -129,39 +129,43 @@ class Machine(RuleBasedStateMachine):
     def swarm(self, group, owners):
         turns = [owners[at % len(owners)] for at in range(len(group.tokens))]
         jobs, layers = [self.jobs[job] for job, _ in turns], [self.layer(*turn) for turn in turns]
-        charge = msgspec.structs.replace(group.charge, job=NOBODY, layer=NOBODY)
-        return Swarm(charge, group.host, group.tokens, jobs, layers)
+        charge = msgspec.structs.replace(group.charge, job=NIL_UUID, layer=NIL_UUID)
+        return SingleFrameBatch(charge, group.host, group.tokens, jobs, layers)
 
     def layer(self, job, layer):
         return UUID(int=self.jobs[job].int ^ (16 << layer))
 
     @rule(drawn=st.lists(GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
     def book(self, drawn, force, who):
-        off = None if self.model.seeded or not self.model.managed else Why.UNSEEDED
+        off = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
         self._book(self.books[who], self.groups(drawn), force=force, off=off)
 
     @rule(drawn=st.lists(SWARM | SWARM | GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
     def book_swarms(self, drawn, force, who):
-        off = None if self.model.seeded or not self.model.managed else Why.UNSEEDED
+        off = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
         self._book(self.books[who], self.batch(drawn), force=force, off=off)
 
     @rule(who=WHO)
     def repeat(self, who):
-        groups = [Group(charge, host, [token]) for token, (charge, host) in self.model.booked.items()]
+        groups = [BookingGroup(charge, host, [token]) for token, (charge, host) in self.model.booked.items()]
         self._book(
-            self.books[who], groups, off=None if self.model.seeded else Why.UNSEEDED if self.model.managed else None
+            self.books[who],
+            groups,
+            off=None if self.model.seeded else DeclineReason.UNSEEDED if self.model.managed else None,
         )
 
     @rule(drawn=st.lists(SWARM | GROUP, min_size=1, max_size=2))
     def book_without_redis(self, drawn):
-        self._book(self.silent, self.batch(drawn), off=Why.REDIS_OFF if self.model.managed else None)
+        self._book(self.silent, self.batch(drawn), off=DeclineReason.REDIS_OFF if self.model.managed else None)
 
     def _book(self, books, groups, *, force=False, off=None):
         elsewhere = not self.run(books.is_managed(self.farm.show))
         told = [plain(each) for each in self.run(books.book(self.farm.show, groups, force=force))]
-        expected = iter(self.model.book(apart(groups), self.fence(), force=force, off=off, elsewhere=elsewhere))
+        expected = iter(
+            self.model.book(expand_single_frames(groups), self.fence(), force=force, off=off, elsewhere=elsewhere)
+        )
         for group, outcome in zip(groups, told, strict=True):
-            if isinstance(group, Swarm):
+            if isinstance(group, SingleFrameBatch):
                 came_of_swarm(outcome, [next(expected) for _ in group.tokens])
             else:
                 came_of_group(outcome, *next(expected))
@@ -183,8 +187,8 @@ class Machine(RuleBasedStateMachine):
         for group in swarm.groups():
             refused, otherwise, _ = self.model.decide(group, False, counters)
             left += [token for token in group.tokens if token not in refused and token not in otherwise]
-        if isinstance(self.run(self.farm.live._book(self.farm.show, [swarm], "limits")), Booked):
-            self.model.ghosts |= {each.tokens[0]: (each.charge, self.fence()) for each in swarm.only(left).groups()}
+        if isinstance(self.run(self.farm.live._book(self.farm.show, [swarm], "limits")), BookedReply):
+            self.model.ghosts |= {each.tokens[0]: (each.charge, self.fence()) for each in swarm.subset(left).groups()}
 
     @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
     def release(self, tokens, who):
@@ -194,8 +198,8 @@ class Machine(RuleBasedStateMachine):
     @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
     def release_swarms(self, tokens, who):
         tokens = [first + at for first, number, _ in tokens for at in range(number)]
-        deleted = self.run(procs.delete(self.database, self.farm.show, tokens))
-        self.run(self.who(who).publisher.released(self.farm.show, as_swarms(deleted)))
+        deleted = self.run(allocations.delete(self.database, self.farm.show, tokens))
+        self.run(self.who(who).publisher.publish(self.farm.show, as_swarms(deleted)))
         self._released(deleted.released, tokens, who)
 
     @rule(who=BY)
@@ -256,7 +260,7 @@ class Machine(RuleBasedStateMachine):
             self.least[thing] = 0
         new, low = self.changed((level, thing), cores, gpus), self.least.get(thing, 0) if least is None else 100 * least
         action = "change_folder" if level is Level.FOLDER else "change_point"
-        arguments = ("duck", self.names[thing], Caps(min_cores=least, max_cores=cores, max_gpus=gpus))
+        arguments = ("duck", self.names[thing], CapsUpdate(min_cores=least, max_cores=cores, max_gpus=gpus))
         if 0 < new.cores < low:
             with pytest.raises(InvalidInput):
                 self.change(who, action, *arguments)
@@ -305,7 +309,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        self.run(self.upkeep.look())
+        self.run(self.upkeep.seed_lagging_shows())
         self.model.seeded = self.model.managed
 
     @rule()
@@ -320,21 +324,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reseed(self):
-        assert self.run(self.farm.live.catch_up(self.farm.show)) == self.model.live
+        assert self.run(self.farm.live.sync_limits(self.farm.show)) == self.model.live
         self.run(self.upkeep.reseed_limits())
 
     @rule()
     def write_tables(self):
         ledger = self.farm.books.transactional
         if self.model.managed:
-            self.run(ledger.rewrite(self.farm.show))
-            assert self.run(ledger.rewrite(self.farm.show)) == {}
+            self.run(ledger.refresh_managed_tables(self.farm.show))
+            assert self.run(ledger.refresh_managed_tables(self.farm.show)) == {}
         else:
             assert self.run(ledger.recompute(self.farm.show)) == {}
 
     @rule()
     def tend_graves(self):
-        self.run(self.upkeep.tend_graves())
+        self.run(self.upkeep.prune_tombstones())
 
     @invariant()
     def the_books_are_right(self):
@@ -347,7 +351,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.model.managed or self.model.seeded or not counters
         if self.model.live or not self.model.managed:
             assert {key: usage for key, usage in counters.items() if usage != Usage()} == self.model.counters()
-        rows = await procs.page(self.database, self.farm.show)
+        rows = await allocations.page(self.database, self.farm.show)
         assert {row.token: (row.charge, row.host) for row in rows} == self.model.booked
 
     def teardown(self):
@@ -370,7 +374,7 @@ def came_of_swarm(outcome, singles):
     for _, _, tokens, why, refusal in singles:
         declined |= why
         if refusal is not None and refusal.table in (Level.JOB, Level.LAYER):
-            declined |= dict.fromkeys(tokens, Why.CAPPED)
+            declined |= dict.fromkeys(tokens, DeclineReason.CAPPED)
         elif refusal is not None:
             refused += tokens
             refusals = {refusal} if None in refusals else refusals | {refusal}

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from rota.placement import Need, class_of
-from rota.placement.holdings import Holdings, in_order, intersect, subtract
-from rota.placement.routes import matches, specificity
+from rota.placement import Resources, requirements_of
 from rota.placement.scoring import spread
-from tests.ground.placement import Fleet, id_of, pool, routes
+from rota.placement.topic_routes import matches, specificity
+from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
+from tests.support.placement import Fleet, id_of, pool, routes
 
-RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=8).map(in_order)
+RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=8).map(merge_ranges)
 LABELS = st.dictionaries(st.sampled_from(["node.disk", "placement.zone"]), st.sampled_from(["x", "y"]))
 NAMES = st.sampled_from("abcdef")
 
@@ -52,9 +52,9 @@ def test_a_batch_spreads_as_one_frame_after_the_other_would(workers, n):
 
 @given(RUNS, RUNS)
 def test_runs_are_sets_of_tokens(some, others):
-    assert tokens(subtract(some, others)) == tokens(some) - tokens(others)
-    assert tokens(intersect(some, others)) == tokens(some) & tokens(others)
-    assert subtract(some, others) == sorted(subtract(some, others))
+    assert tokens(subtract_ranges(some, others)) == tokens(some) - tokens(others)
+    assert tokens(intersect_ranges(some, others)) == tokens(some) & tokens(others)
+    assert subtract_ranges(some, others) == sorted(subtract_ranges(some, others))
 
 
 STEPS = st.lists(
@@ -64,15 +64,15 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_holdings_count_what_a_set_of_tokens_would(steps):
-    holdings, model = Holdings(), {}
+    holdings, model = WorkerAllocations(), {}
     for what, first, n, cores in steps:
         run = range(first, first + n)
         if what == "add":
-            holdings.add(first, n, Need(cores, 1, 2 * cores), since=0)
+            holdings.add(first, n, Resources(cores, 1, 2 * cores), since=0)
             model.update(dict.fromkeys(run, cores))
         else:
             assert holdings.remove(first, n) == sum(model.pop(token, None) is not None for token in run)
-        assert tokens(holdings.runs()) == set(model)
+        assert tokens(holdings.token_ranges()) == set(model)
         assert holdings.tokens == holdings.gpus == len(model)
         assert holdings.cores == sum(model.values())
         assert holdings.memory_mb == 2 * sum(model.values())
@@ -80,17 +80,17 @@ def test_holdings_count_what_a_set_of_tokens_would(steps):
 
 @given(STEPS, RUNS)
 def test_a_heartbeat_drops_no_frame_that_it_lists_and_every_one_that_two_do_not(steps, held):
-    holdings = Holdings()
+    holdings = WorkerAllocations()
     for what, first, n, cores in steps:
         if what == "add":
-            holdings.add(first, n, Need(cores), since=0)
-    before = tokens(holdings.runs())
+            holdings.add(first, n, Resources(cores), since=0)
+    before = tokens(holdings.token_ranges())
     assert tokens(holdings.reconcile(held, 1)) == tokens(held) - before
-    assert tokens(holdings.runs()) == before
+    assert tokens(holdings.token_ranges()) == before
     holdings.reconcile(held, 2)
-    assert tokens(holdings.runs()) == before
+    assert tokens(holdings.token_ranges()) == before
     holdings.reconcile(held, 3)
-    assert tokens(holdings.runs()) == before & tokens(held)
+    assert tokens(holdings.token_ranges()) == before & tokens(held)
     assert holdings.tokens == len(before & tokens(held))
 
 
@@ -141,13 +141,13 @@ class Placing(RuleBasedStateMachine):
         cpu_load=st.sampled_from([0, 50, 100]),
     )
     def speaks(self, name, where, **offer):
-        held = in_order((token, 1) for token in self.taken.get(name, {}))
+        held = merge_ranges((token, 1) for token in self.taken.get(name, {}))
         self.fleet.beat(name, pool=where, held=held, **offer)
         self.offers[name] = {**offer, "pool": where}
 
     @rule(name=NAMES)
     def goes(self, name):
-        self.fleet.registry.forget(id_of(name))
+        self.fleet.registry.remove(id_of(name))
         self.offers.pop(name, None)
         self.taken.pop(name, None)
         self.open = [(held, [each for each in shares if each[0] != name], need) for held, shares, need in self.open]
@@ -163,7 +163,7 @@ class Placing(RuleBasedStateMachine):
         only=st.none() | st.sets(NAMES),
     )
     def plans(self, n, labels, requires, only, **need):
-        wanted = class_of("a", requires, labels, **need)
+        wanted = requirements_of("a", requires, labels, **need)
         given = None if only is None else [id_of(name) for name in only]
         plan = self.fleet.registry.plan(wanted, n, given)
         shares = self.fleet.named(plan)
@@ -188,7 +188,7 @@ class Placing(RuleBasedStateMachine):
         for name, n in shares:
             n = int(n * booked)
             if n:
-                self.fleet.registry.assigned(id_of(name), [(self.token, n)], need)
+                self.fleet.registry.record_allocations(id_of(name), [(self.token, n)], need)
                 self.taken.setdefault(name, {}).update(dict.fromkeys(range(self.token, self.token + n), need))
                 self.token += n
         self.fleet.registry.unreserve(held)
@@ -198,7 +198,7 @@ class Placing(RuleBasedStateMachine):
     def ends(self, name, first, n):
         mine = self.taken.get(name, {})
         gone = [token for token in range(first, first + n) if mine.pop(token, None)]
-        assert self.fleet.registry.freed(id_of(name), [(first, n)]) == len(gone)
+        assert self.fleet.registry.release_allocations(id_of(name), [(first, n)]) == len(gone)
 
     @invariant()
     def nothing_is_beyond_what_a_worker_offered_at_its_last_plan(self):
@@ -216,8 +216,8 @@ class Placing(RuleBasedStateMachine):
     @invariant()
     def room_is_what_a_look_at_every_worker_counts(self):
         if getattr(self, "offers", None):
-            wanted = class_of("a", cores=100)
-            assert self.fleet.registry.room(wanted) == self.fleet.registry.explain(wanted).room
+            wanted = requirements_of("a", cores=100)
+            assert self.fleet.registry.fitting_frames(wanted) == self.fleet.registry.explain(wanted).room
 
 
 class Fitting(Placing):

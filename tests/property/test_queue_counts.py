@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from rota.infra.postgres import Database, PostgresTarget
-from rota.queue import DeadLetterFilter, FailedFilter, Failure, Queue, storage
-from tests.ground.effort import effort
-from tests.ground.queues import EMPTY, Dispatcher, agreed, entry, sql
+from rota.queue import DeadLetterFilter, FailedFilter, FrameFailure, Queue, storage
+from tests.support.harness.effort import effort
+from tests.support.queue import EMPTY, Dispatcher, agreed, entry, sql
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 QUEUES = ("film", "short")
@@ -197,7 +197,7 @@ class Player:
     async def call(self, name, tokens, tx):
         match name:
             case "fail":
-                return await self.queue.fail([Failure(token, "broke", "it broke") for token in tokens], on=tx)
+                return await self.queue.fail([FrameFailure(token, "broke", "it broke") for token in tokens], on=tx)
             case "retry" | "defer":
                 return await getattr(self.queue, name)(tokens, 0.0, on=tx)
             case "park":
@@ -277,13 +277,13 @@ class Player:
             case "rotate":
                 event(f"rotate: {await storage.rotate(tx, slot_bytes=1)}")
             case "prune":
-                for slot in range(storage.RING):
+                for slot in range(storage.RING_SLOTS):
                     event(f"prune: {await storage.prune(tx, slot)}")
             case "carry":
-                event(f"carry: {await tx.value(storage.CARRY, 50, 2)}")
+                event(f"carry: {await tx.value(storage.CARRY_OVER, 50, 2)}")
             case "shed":
-                await storage.shed_kept(tx)
-                await storage.shed_oldest(tx)
+                await storage.purge_carried(tx)
+                await storage.purge_oldest(tx)
             case "rebuild" if self.held is None:
                 for statement in (POISON, DISTRUST, REBUILD):
                     await tx.run(statement)

@@ -3,21 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.model.quota import LEVELS, RESOURCES, Ask, Fit, Level, Limit, Refusal, Resource, Standing, Usage, fits
+from rota.model.quota import LEVELS, RESOURCES, Ask, Fit, Level, LevelStatus, Limit, Refusal, Resource, Usage, fits
 
 AMOUNT = st.integers(0, 60)
 LIMIT = st.none() | st.integers(-1, 60)
-STANDING = st.builds(Standing, st.builds(Limit, LIMIT, LIMIT), st.builds(Usage, AMOUNT, AMOUNT))
+STANDING = st.builds(LevelStatus, st.builds(Limit, LIMIT, LIMIT), st.builds(Usage, AMOUNT, AMOUNT))
 STANDINGS = st.dictionaries(st.sampled_from(LEVELS), STANDING)
 ASK = st.builds(Ask, st.integers(0, 9), st.integers(0, 9)).filter(lambda ask: ask.cores or ask.gpus)
 
 
 def one_by_one(standings, ask, wanted):
-    usages = {level: standings.get(level, Standing()).usage for level in LEVELS}
+    usages = {level: standings.get(level, LevelStatus()).usage for level in LEVELS}
     for booked in range(wanted):
         for resource in RESOURCES:
             for level in LEVELS:
-                limit = standings.get(level, Standing()).limit.of(resource)
+                limit = standings.get(level, LevelStatus()).limit.of(resource)
                 if level is Level.SUBSCRIPTION and resource is Resource.CORES:
                     limit = limit or 0
                 elif level is Level.SUBSCRIPTION:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.model.workflow_words import expression, template
-from rota.sdk.later import Later, written
+from rota.model.workflows.expressions import compile_expression, compile_template
+from rota.sdk.workflow.deferred_values import DeferredValue, to_expression
 
 PLAIN = (
     st.none()
@@ -22,16 +22,16 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_a_value_in_an_expression_is_that_value(value):
-    assert expression(written(value), "a test")({}) == value
+    assert compile_expression(to_expression(value), "a test")({}) == value
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_texts_are_compared_as_they_are(one, other):
-    made = template(str(Later("input")["key"] == other), "a test")
+    made = compile_template(str(DeferredValue("input")["key"] == other), "a test")
     assert made({"input": {"key": one}}) is (one == other)
 
 
 @given(st.text(min_size=1, max_size=20), VALUES)
 def test_any_key_is_found(key, value):
-    made = template(f"{Later('input')[key]}", "a test")
+    made = compile_template(f"{DeferredValue('input')[key]}", "a test")
     assert made({"input": {key: value}}) == value

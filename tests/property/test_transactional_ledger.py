@@ -5,11 +5,11 @@ from uuid import UUID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rota.accounting.ledger import Charge, Group
+from rota.accounting.ledger import BookingGroup, Charge
 from rota.accounting.transactional import TransactionalLedger
-from rota.model.quota import LEVELS, Level, Limit, Standing, Usage, fits
+from rota.model.quota import LEVELS, Level, LevelStatus, Limit, Usage, fits
 from tests.contract.ledger_suite import EMPTY, LIMITS, Books, plain, sql
-from tests.ground.effort import effort
+from tests.support.harness.effort import effort
 
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
 
@@ -64,7 +64,7 @@ class Model:
         counters = self.counters()
         keys = {level: (level, group.charge.key(level)) for level in LEVELS}
         held = {
-            level: Standing(self.limits.get(key, Limit()), counters.get(key, Usage())) for level, key in keys.items()
+            level: LevelStatus(self.limits.get(key, Limit()), counters.get(key, Usage())) for level, key in keys.items()
         }
         fit = fits(held, group.charge.ask, len(wanted))
         count = len(wanted) if force else fit.count
@@ -100,7 +100,7 @@ async def apply(step, books, model):
                 model.released.clear()
         case ("book", drawn, force):
             groups = [
-                Group(charge_of(books, model, keys, *ask), books.host, tokens)
+                BookingGroup(charge_of(books, model, keys, *ask), books.host, tokens)
                 for keys, ask, tokens in without_twins(drawn)
             ]
             await book(books, model, groups, force=force and len(drawn) == 1)
@@ -110,7 +110,7 @@ async def apply(step, books, model):
             assert told == {token: model.booked.pop(token) for token in set(tokens) & set(model.booked)}
             model.released |= set(told)
         case ("repeat",):
-            groups = [Group(charge, books.host, [token]) for token, charge in model.booked.items()]
+            groups = [BookingGroup(charge, books.host, [token]) for token, charge in model.booked.items()]
             await book(books, model, groups, force=False)
 
 

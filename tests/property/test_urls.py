@@ -11,7 +11,7 @@ from rota.infra.redis import RedisTarget, connect
 from rota.infra.redis.failures import address_of
 from rota.model.errors import InvalidSetting
 from rota.model.settings.masking import masked_url
-from rota.model.urls import address, checked
+from rota.model.urls import address, validate_url
 
 CANARY = "hunter2"
 # Without & and ; since what follows these is, by every rule, no longer the password of a parameter.
@@ -98,5 +98,5 @@ def test_an_address_is_what_people_need_and_no_more(url, shown):
 @pytest.mark.parametrize("url", ["redis://u:12/secret@host", "redis://u:a?b@host", "redis://u:a#b@host", "h:1", ""])
 def test_a_url_whose_password_could_be_taken_for_something_else_is_refused_unquoted(url):
     with pytest.raises(ValueError, match="percent-encoded") as refused:
-        checked(url)
+        validate_url(url)
     assert "secret" not in str(refused.value)

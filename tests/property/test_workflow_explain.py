@@ -7,14 +7,14 @@ from uuid import UUID
 import pytest
 
 from rota.model.ids import RunId
-from rota.model.job import Compensation
-from rota.model.workflow import ParallelSpec, StepSpec
-from rota.model.workflow_approval import ApprovalSpec
-from tests.ground.jobs import a_show
-from tests.ground.queues import sql
-from tests.ground.workflows import end_job
-from tests.integration.approvals_ground import BOB
-from tests.integration.test_workflow_explain import Explaining
+from rota.model.jobs.submission import Compensation
+from rota.model.workflows.approval_steps import ApprovalSpec
+from rota.model.workflows.spec import ParallelSpec, StepSpec
+from tests.integration.engine.admission.approvals_support import BOB
+from tests.integration.workflow.test_explain import Explaining
+from tests.support.jobs import a_show
+from tests.support.queue import sql
+from tests.support.workflows import end_job
 
 PASS = sql("""
 UPDATE rota.workflow_timer SET ts_due = clock_timestamp() WHERE pk_run = $1::uuid AND ts_due = $2::timestamptz""")

@@ -11,32 +11,32 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.model.approval import ApprovalState
-from rota.model.job import Compensation
-from rota.model.lifecycle import JobState
-from rota.model.workflow import LoopSpec, ParallelSpec, StepSpec, SwitchSpec, WorkflowSpec
-from rota.model.workflow_advance import advance, new
-from rota.model.workflow_approval import ApprovalSpec
-from rota.model.workflow_check import compiled
-from rota.model.workflow_run import (
-    Began,
-    Cancel,
-    Decided,
-    Facts,
-    Fired,
+from rota.model.approvals import ApprovalState
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import Compensation
+from rota.model.workflows.approval_steps import ApprovalSpec
+from rota.model.workflows.compiler import compile_workflow
+from rota.model.workflows.run_state import (
+    ApprovalDecided,
+    CancelRun,
+    ChildRunEnded,
     JobEnded,
-    Pause,
-    Resume,
-    RunEnded,
+    PauseRun,
+    ResumeRun,
+    RunBegan,
+    RunInfo,
     RunState,
     StepState,
+    TimerFired,
 )
-from rota.workflow.rerunning import rerun_from
-from tests.ground.effort import effort
+from rota.model.workflows.spec import LoopSpec, ParallelSpec, StepSpec, SwitchSpec, WorkflowSpec
+from rota.model.workflows.state_machine import advance, new_run_status
+from rota.workflow.rerun import rerun_from
+from tests.support.harness.effort import effort
 
 UNDO = Compensation(topic="undo", task="undo")
 GOOD = (StepState.SUCCEEDED, StepState.SKIPPED, StepState.PASSED)
-Ends = (JobEnded, RunEnded)
+Ends = (JobEnded, ChildRunEnded)
 BAD = (StepState.FAILED, StepState.TIMEOUT, StepState.DENIED, StepState.CANCELLED)
 KINDS = {
     "job": {"task": "work", "compensate": UNDO},
@@ -114,8 +114,8 @@ class World:
     """Jobs, runs and timers that a run has asked for, and what came of them."""
 
     def __init__(self, flow, chance, now=None):
-        self.flow, self.now, self.chance = flow, now or new(flow), chance
-        self.facts = Facts(UUID(int=1), "any", 1, {})
+        self.flow, self.now, self.chance = flow, now or new_run_status(flow), chance
+        self.facts = RunInfo(UUID(int=1), "any", 1, {})
         self.values = {}
         self.pending = []
         self.asked = {}
@@ -168,8 +168,8 @@ class World:
         """News that change nothing: of a job of no step, timers of rounds that are over, decisions that are late."""
         rounds = [(at, step.attempt - 1) for at, step in enumerate(self.now.steps) if step.attempt > 1]
         then = [(step.state, step.attempt) for step in self.now.steps]
-        decided = [Decided(each, ApprovalState.GRANTED) for each in self.late]
-        self.hear(JobEnded(UUID(int=10**9), JobState.FAILED), *(Fired(*each) for each in rounds), *decided)
+        decided = [ApprovalDecided(each, ApprovalState.GRANTED) for each in self.late]
+        self.hear(JobEnded(UUID(int=10**9), JobState.FAILED), *(TimerFired(*each) for each in rounds), *decided)
         assert then == [(step.state, step.attempt) for step in self.now.steps]
 
     def begin(self, start, old):
@@ -214,7 +214,7 @@ class World:
         if kind == "timer":
             first = min(self.timers, key=self.timers.get)
             self.at_ms = max(self.at_ms, self.timers.pop(first))
-            return self.hear(Fired(*first), *([Fired(*first)] if self.chance.random() < 0.2 else []))
+            return self.hear(TimerFired(*first), *([TimerFired(*first)] if self.chance.random() < 0.2 else []))
         news = [self.end(self.pending.pop(self.chance.randrange(len(self.pending))))]
         if self.pending and self.chance.random() < 0.3:
             news.append(self.end(self.pending.pop(self.chance.randrange(len(self.pending)))))
@@ -227,13 +227,13 @@ class World:
         approval = self.asked.pop(place)
         self.late.append(approval)
         ends = [ApprovalState.GRANTED] * 12 + [ApprovalState.REJECTED, ApprovalState.EXPIRED]
-        return self.hear(Decided(approval, self.chance.choice(ends), {"by": ["bob"]}))
+        return self.hear(ApprovalDecided(approval, self.chance.choice(ends), {"by": ["bob"]}))
 
     def end(self, what):
         place, job, is_job = what
         if not is_job:
             ends = [RunState.SUCCEEDED] * 12 + [RunState.FAILED, RunState.DENIED]
-            return RunEnded(job, self.chance.choice(ends), trigger=self.chance.choice([None, "fatal"]))
+            return ChildRunEnded(job, self.chance.choice(ends), trigger=self.chance.choice([None, "fatal"]))
         step = self.flow.steps[place]
         good = 30 if step.handler < 0 and step.role != "handler" else 2
         ends = [JobState.SUCCEEDED] * good + [JobState.FAILED, JobState.TIMEOUT, JobState.DENIED]
@@ -250,15 +250,15 @@ class World:
         return JobEnded(job, state, fatal=fatal, partly=partly)
 
     def run(self, *, cancels):
-        self.hear(Began())
+        self.hear(RunBegan())
         for _ in range(500):
             if self.state.ended:
                 break
             assert self.pending or self.timers or self.asked or self.now.paused, "it waits for nothing"
             if self.chance.random() < 0.03:
-                self.hear(Pause())
+                self.hear(PauseRun())
             if cancels and self.chance.random() < 0.03:
-                self.hear(Cancel())
+                self.hear(CancelRun())
             if self.chance.random() < 0.2:
                 self.hear_of_nobody()
             if not self.state.ended and (self.pending or self.timers or self.asked):
@@ -266,7 +266,7 @@ class World:
             if self.state is RunState.PAUSED and (
                 self.chance.random() < 0.5 or not (self.pending or self.timers or self.asked)
             ):
-                self.hear(Resume())
+                self.hear(ResumeRun())
         assert self.state.ended, [step.state for step in self.now.steps]
         assert all(step.state.ended for step in self.now.steps)
         assert not self.pending, "nothing of it runs on"
@@ -314,7 +314,7 @@ class World:
 @settings(max_examples=effort(100, 300), deadline=None)
 @given(workflows(), st.integers(0, 2**32))
 def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_undone(spec, seed):
-    world = World(compiled(spec), random.Random(seed))
+    world = World(compile_workflow(spec), random.Random(seed))
     world.run(cancels=seed % 2 == 0)
     assert sorted(world.ended) == list(range(len(spec.steps))), "each step ended once"
 
@@ -323,7 +323,7 @@ def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_und
 @given(workflows(), st.integers(0, 2**32))
 def test_a_rerun_begins_nothing_that_it_takes_over_and_ends_as_any_run(spec, seed):
     chance = random.Random(seed)
-    flow = compiled(spec)
+    flow = compile_workflow(spec)
     first = World(flow, chance)
     first.run(cancels=True)
     step = chance.choice([step for step in flow.steps if step.owner < 0])

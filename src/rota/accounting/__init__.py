@@ -17,9 +17,19 @@ The lock of a show (`rota.show_shared`, `rota.show_exclusive`) makes "look at fl
 one step. It is an advisory lock, taken before any row; limits and flags changed by hand take it by trigger.
 """
 
-from rota.accounting.books import Books
-from rota.accounting.ledger import Charge, Group, Ledger, Outcome, Released, Why
+from rota.accounting.ledger import BookingGroup, BookingOutcome, Charge, DeclineReason, Ledger, ReleasedTokens
 from rota.accounting.live.ledger import LiveLedger
+from rota.accounting.service import AccountingService
 from rota.accounting.transactional import TransactionalLedger
 
-__all__ = ["Books", "Charge", "Group", "Ledger", "LiveLedger", "Outcome", "Released", "TransactionalLedger", "Why"]
+__all__ = [
+    "AccountingService",
+    "BookingGroup",
+    "BookingOutcome",
+    "Charge",
+    "DeclineReason",
+    "Ledger",
+    "LiveLedger",
+    "ReleasedTokens",
+    "TransactionalLedger",
+]

@@ -22,23 +22,23 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from rota.accounting.items import (
-    Action,
-    Caps,
-    Change,
-    Cores,
-    Item,
-    Kind,
+from rota.accounting.resources import (
+    CapsUpdate,
+    ChangeAction,
+    CoresInput,
+    QuotaChange,
+    QuotaItem,
+    QuotaKind,
     Show,
-    amount,
-    checked_name,
-    contradiction,
-    gpus,
-    limit,
-    shown,
-    unknown,
+    audit_view,
+    find_contradiction,
+    optional_cores,
+    optional_cores_limit,
+    optional_gpus,
+    unknown_name_error,
+    validate_name,
 )
-from rota.infra import audit, faults
+from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Query, Record, Transaction, query
@@ -55,51 +55,54 @@ SHOW_CHANGE = query(__package__, "show_change")
 SHOW_DELETE = query(__package__, "show_delete")
 SHOW_SET_MANAGED = query(__package__, "show_set_managed")
 SHOW_RAISE_FENCE = query(__package__, "show_raise_fence")
-VERSION = query(__package__, "limit_version")
+NEXT_LIMIT_VERSION = query(__package__, "limit_version")
 PROC_COUNT = query(__package__, "proc_count")
 
-LIST: Final[dict[Kind, Query]] = {
+LIST: Final[dict[QuotaKind, Query]] = {
     "pool": query(__package__, "pool_list"),
     "dept": query(__package__, "dept_list"),
     "folder": query(__package__, "folder_list"),
     "subscription": query(__package__, "subscription_list"),
     "point": query(__package__, "point_list"),
 }
-CREATE: Final[dict[Kind, Query]] = {
+CREATE: Final[dict[QuotaKind, Query]] = {
     "pool": query(__package__, "pool_create"),
     "dept": query(__package__, "dept_create"),
     "folder": query(__package__, "folder_create"),
     "subscription": query(__package__, "subscription_create"),
     "point": query(__package__, "point_create"),
 }
-DELETE: Final[dict[Kind, Query]] = {
+DELETE: Final[dict[QuotaKind, Query]] = {
     "pool": query(__package__, "pool_delete"),
     "dept": query(__package__, "dept_delete"),
     "folder": query(__package__, "folder_delete"),
     "subscription": query(__package__, "subscription_delete"),
     "point": query(__package__, "point_delete"),
 }
-RENAME: Final[dict[Kind, Query]] = {
+RENAME: Final[dict[QuotaKind, Query]] = {
     "pool": query(__package__, "pool_rename"),
     "dept": query(__package__, "dept_rename"),
 }
 FOLDER_RENAME = query(__package__, "folder_rename")
-USERS: Final[dict[Kind, Query]] = {"pool": query(__package__, "pool_users"), "dept": query(__package__, "dept_users")}
-CHANGE: Final[dict[Kind, Query]] = {
+REFERENCING_SHOWS: Final[dict[QuotaKind, Query]] = {
+    "pool": query(__package__, "pool_users"),
+    "dept": query(__package__, "dept_users"),
+}
+CHANGE: Final[dict[QuotaKind, Query]] = {
     "folder": query(__package__, "folder_change"),
     "subscription": query(__package__, "subscription_change"),
     "point": query(__package__, "point_change"),
     "job": query(__package__, "job_change"),
     "layer": query(__package__, "layer_change"),
 }
-ENSURE: Final[dict[Kind, Query]] = {
+ENSURE: Final[dict[QuotaKind, Query]] = {
     "job": query(__package__, "job_ensure"),
     "layer": query(__package__, "layer_ensure"),
 }
-GET: Final[dict[Kind, Query]] = {"job": query(__package__, "job_get"), "layer": query(__package__, "layer_get")}
+GET: Final[dict[QuotaKind, Query]] = {"job": query(__package__, "job_get"), "layer": query(__package__, "layer_get")}
 
 
-class Admin:
+class QuotaAdmin:
     """Changes limits in the name of `actor`, who is written to the audit trail."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
@@ -107,55 +110,55 @@ class Admin:
         self.clock = clock or SystemClock()
 
     async def shows(self) -> list[Show]:
-        return [_show(row) for row in await self.database.rows(SHOW_LIST)]
+        return [_show_from_row(row) for row in await self.database.rows(SHOW_LIST)]
 
     async def show(self, name: str) -> Show:
         async with self.database.transaction(readonly=True) as tx:
             return await _find_show(tx, name)
 
-    async def create_show(self, name: str, *, actor: str, managed: bool = False) -> Change:
+    async def create_show(self, name: str, *, actor: str, managed: bool = False) -> QuotaChange:
         """A managed show is booked once it is seeded in Redis."""
-        checked_name("show", name)
+        validate_name("show", name)
         async with self._transaction("show", name) as tx:
             made = ShowId(self._new_id())
             await tx.run(SHOW_CREATE, made, name, managed)
-            return await _record(tx, actor, "show", "create", await _get_show(tx, made))
+            return await _record_change(tx, actor, "show", "create", await _get_show(tx, made))
 
-    async def rename_show(self, name: str, new: str, *, actor: str) -> Change:
-        checked_name("show", new)
+    async def rename_show(self, name: str, new: str, *, actor: str) -> QuotaChange:
+        validate_name("show", new)
         async with self._transaction("show", new) as tx:
-            show = await _locked(tx, name)
+            show = await _lock_show(tx, name)
             await tx.run(SHOW_RENAME, show.id, new)
-            return await _record(tx, actor, "show", "rename", await _get_show(tx, show.id), show)
+            return await _record_change(tx, actor, "show", "rename", await _get_show(tx, show.id), show)
 
-    async def change_show(self, name: str, *, max_jobs: int, actor: str) -> Change:
+    async def change_show(self, name: str, *, max_jobs: int, actor: str) -> QuotaChange:
         """How many jobs of it may run at once; -1 is as many as there are. Those that run go on."""
         if not -1 <= max_jobs < 2**31:
             raise InvalidInput(f"{max_jobs} is no number of jobs: give 0 or more, or -1 for as many as there are.")
         async with self.database.transaction() as tx:
-            show = await _locked(tx, name)
+            show = await _lock_show(tx, name)
             await tx.run(SHOW_CHANGE, show.id, max_jobs)
-            return await _record(tx, actor, "show", "change", await _get_show(tx, show.id), show)
+            return await _record_change(tx, actor, "show", "change", await _get_show(tx, show.id), show)
 
-    async def delete_show(self, name: str, *, actor: str) -> Change:
+    async def delete_show(self, name: str, *, actor: str) -> QuotaChange:
         async with self.database.transaction() as tx:
-            show = await _locked(tx, name)
-            await _no_procs(tx, show, f"The show {name}", (None, None, None))
+            show = await _lock_show(tx, name)
+            await _check_no_procs(tx, show, f"The show {name}", (None, None, None))
             await tx.run(SHOW_DELETE, show.id)
-            return await _record(tx, actor, "show", "delete", None, show)
+            return await _record_change(tx, actor, "show", "delete", None, show)
 
-    async def set_managed(self, name: str, managed: bool, *, actor: str) -> Change:
+    async def set_managed(self, name: str, managed: bool, *, actor: str) -> QuotaChange:
         """Give the books to Redis, or back to PostgreSQL alone; setting what is set changes nothing.
 
         Towards Redis nothing is booked until it is seeded under the new fence. Back from it the five tables are exact
         when the flag is seen.
         """
         async with self.database.transaction() as tx:
-            show = await _locked(tx, name)
+            show = await _lock_show(tx, name)
             await tx.row(SHOW_SET_MANAGED, show.id, managed)
-            faults.at("admin.after_flip")
+            failpoints.hit("admin.after_flip")
             after = await _get_show(tx, show.id)
-            return await _record(tx, actor, "show", "set_managed", after, show)
+            return await _record_change(tx, actor, "show", "set_managed", after, show)
 
     async def raise_fence(self, show: ShowId) -> int:
         """Refuse every insert booked in Redis before now: Redis was found empty. Returns the new fence."""
@@ -164,74 +167,76 @@ class Admin:
             raise NotFound(f"There is no show {show}: it was deleted.")
         return int(fence)
 
-    async def pools(self) -> list[Item]:
-        return [_item(row) for row in await self.database.rows(LIST["pool"])]
+    async def pools(self) -> list[QuotaItem]:
+        return [_item_from_row(row) for row in await self.database.rows(LIST["pool"])]
 
-    async def depts(self) -> list[Item]:
-        return [_item(row) for row in await self.database.rows(LIST["dept"])]
+    async def depts(self) -> list[QuotaItem]:
+        return [_item_from_row(row) for row in await self.database.rows(LIST["dept"])]
 
-    async def create_pool(self, name: str, *, actor: str) -> Change:
+    async def create_pool(self, name: str, *, actor: str) -> QuotaChange:
         return await self._create("pool", name, actor)
 
-    async def rename_pool(self, name: str, new: str, *, actor: str) -> Change:
+    async def rename_pool(self, name: str, new: str, *, actor: str) -> QuotaChange:
         return await self._rename("pool", name, new, actor)
 
-    async def delete_pool(self, name: str, *, actor: str) -> Change:
+    async def delete_pool(self, name: str, *, actor: str) -> QuotaChange:
         """Refused while a show has a subscription to it."""
         return await self._delete("pool", name, actor, "subscriptions to it")
 
-    async def create_dept(self, name: str, *, actor: str) -> Change:
+    async def create_dept(self, name: str, *, actor: str) -> QuotaChange:
         return await self._create("dept", name, actor)
 
-    async def rename_dept(self, name: str, new: str, *, actor: str) -> Change:
+    async def rename_dept(self, name: str, new: str, *, actor: str) -> QuotaChange:
         return await self._rename("dept", name, new, actor)
 
-    async def delete_dept(self, name: str, *, actor: str) -> Change:
+    async def delete_dept(self, name: str, *, actor: str) -> QuotaChange:
         """Refused while a show has a point of it."""
         return await self._delete("dept", name, actor, "points of it")
 
-    async def folders(self, show: str) -> list[Item]:
-        return await self._of_show("folder", show)
+    async def folders(self, show: str) -> list[QuotaItem]:
+        return await self._list_of_show("folder", show)
 
-    async def create_folder(self, show: str, name: str, *, actor: str, caps: Caps | None = None) -> Change:
-        checked_name("folder", name)
-        columns = (caps or Caps()).columns()
+    async def create_folder(self, show: str, name: str, *, actor: str, caps: CapsUpdate | None = None) -> QuotaChange:
+        validate_name("folder", name)
+        columns = (caps or CapsUpdate()).columns()
         async with self._transaction("folder", name) as tx:
-            held = await _locked(tx, show)
+            held = await _lock_show(tx, show)
             folder = self._new_id()
             await tx.run(CREATE["folder"], held.id, folder, name)
-            return await _limited(tx, actor, "folder", "create", held, None, folder, columns)
+            return await _write_limits(tx, actor, "folder", "create", held, None, folder, columns)
 
-    async def change_folder(self, show: str, name: str, caps: Caps, *, actor: str) -> Change:
+    async def change_folder(self, show: str, name: str, caps: CapsUpdate, *, actor: str) -> QuotaChange:
         columns = caps.columns()
         async with self.database.transaction() as tx:
-            held = await _locked(tx, show)
-            folder = await _find(tx, "folder", name, held)
-            return await _limited(tx, actor, "folder", "change", held, folder, folder.id, columns)
+            held = await _lock_show(tx, show)
+            folder = await _find_item(tx, "folder", name, held)
+            return await _write_limits(tx, actor, "folder", "change", held, folder, folder.id, columns)
 
-    async def rename_folder(self, show: str, name: str, new: str, *, actor: str) -> Change:
-        checked_name("folder", new)
+    async def rename_folder(self, show: str, name: str, new: str, *, actor: str) -> QuotaChange:
+        validate_name("folder", new)
         async with self._transaction("folder", new) as tx:
-            held = await _locked(tx, show)
-            folder = await _find(tx, "folder", name, held)
+            held = await _lock_show(tx, show)
+            folder = await _find_item(tx, "folder", name, held)
             await tx.run(FOLDER_RENAME, folder.id, new)
-            return await _record(tx, actor, "folder", "rename", await _find(tx, "folder", new, held), folder, held)
+            return await _record_change(
+                tx, actor, "folder", "rename", await _find_item(tx, "folder", new, held), folder, held
+            )
 
-    async def delete_folder(self, show: str, name: str, *, actor: str) -> Change:
-        return await self._remove("folder", show, name, actor)
+    async def delete_folder(self, show: str, name: str, *, actor: str) -> QuotaChange:
+        return await self._delete_of_show("folder", show, name, actor)
 
-    async def subscriptions(self, show: str) -> list[Item]:
-        return await self._of_show("subscription", show)
+    async def subscriptions(self, show: str) -> list[QuotaItem]:
+        return await self._list_of_show("subscription", show)
 
     async def create_subscription(
-        self, show: str, pool: str, *, actor: str, size: Cores, burst: Cores, gpu_burst: int = -1
-    ) -> Change:
-        columns = (amount(size), amount(burst), gpus(gpu_burst, lowest=-1))
+        self, show: str, pool: str, *, actor: str, size: CoresInput, burst: CoresInput, gpu_burst: int = -1
+    ) -> QuotaChange:
+        columns = (optional_cores(size), optional_cores(burst), optional_gpus(gpu_burst, lowest=-1))
         async with self._transaction("subscription", pool) as tx:
-            held = await _locked(tx, show)
-            found = await _find(tx, "pool", pool)
+            held = await _lock_show(tx, show)
+            found = await _find_item(tx, "pool", pool)
             await tx.run(CREATE["subscription"], held.id, found.id, self._new_id())
-            return await _limited(tx, actor, "subscription", "create", held, None, found.id, columns)
+            return await _write_limits(tx, actor, "subscription", "create", held, None, found.id, columns)
 
     async def change_subscription(
         self,
@@ -239,105 +244,105 @@ class Admin:
         pool: str,
         *,
         actor: str,
-        size: Cores | None = None,
-        burst: Cores | None = None,
+        size: CoresInput | None = None,
+        burst: CoresInput | None = None,
         gpu_burst: int | None = None,
-    ) -> Change:
-        columns = (amount(size), amount(burst), gpus(gpu_burst, lowest=-1))
+    ) -> QuotaChange:
+        columns = (optional_cores(size), optional_cores(burst), optional_gpus(gpu_burst, lowest=-1))
         async with self.database.transaction() as tx:
-            held = await _locked(tx, show)
-            share = await _find(tx, "subscription", pool, held)
-            return await _limited(tx, actor, "subscription", "change", held, share, share.id, columns)
+            held = await _lock_show(tx, show)
+            share = await _find_item(tx, "subscription", pool, held)
+            return await _write_limits(tx, actor, "subscription", "change", held, share, share.id, columns)
 
-    async def delete_subscription(self, show: str, pool: str, *, actor: str) -> Change:
-        return await self._remove("subscription", show, pool, actor)
+    async def delete_subscription(self, show: str, pool: str, *, actor: str) -> QuotaChange:
+        return await self._delete_of_show("subscription", show, pool, actor)
 
-    async def points(self, show: str) -> list[Item]:
-        return await self._of_show("point", show)
+    async def points(self, show: str) -> list[QuotaItem]:
+        return await self._list_of_show("point", show)
 
-    async def create_point(self, show: str, dept: str, *, actor: str, caps: Caps | None = None) -> Change:
-        columns = (caps or Caps()).columns()
+    async def create_point(self, show: str, dept: str, *, actor: str, caps: CapsUpdate | None = None) -> QuotaChange:
+        columns = (caps or CapsUpdate()).columns()
         async with self._transaction("point", dept) as tx:
-            held = await _locked(tx, show)
-            found = await _find(tx, "dept", dept)
+            held = await _lock_show(tx, show)
+            found = await _find_item(tx, "dept", dept)
             await tx.run(CREATE["point"], held.id, found.id)
-            return await _limited(tx, actor, "point", "create", held, None, found.id, columns)
+            return await _write_limits(tx, actor, "point", "create", held, None, found.id, columns)
 
-    async def change_point(self, show: str, dept: str, caps: Caps, *, actor: str) -> Change:
+    async def change_point(self, show: str, dept: str, caps: CapsUpdate, *, actor: str) -> QuotaChange:
         columns = caps.columns()
         async with self.database.transaction() as tx:
-            held = await _locked(tx, show)
-            point = await _find(tx, "point", dept, held)
-            return await _limited(tx, actor, "point", "change", held, point, point.id, columns)
+            held = await _lock_show(tx, show)
+            point = await _find_item(tx, "point", dept, held)
+            return await _write_limits(tx, actor, "point", "change", held, point, point.id, columns)
 
-    async def delete_point(self, show: str, dept: str, *, actor: str) -> Change:
-        return await self._remove("point", show, dept, actor)
+    async def delete_point(self, show: str, dept: str, *, actor: str) -> QuotaChange:
+        return await self._delete_of_show("point", show, dept, actor)
 
     async def change_job(
-        self, show: str, job: JobId, *, actor: str, max_cores: Cores | None = None, max_gpus: int | None = None
-    ) -> Change:
+        self, show: str, job: JobId, *, actor: str, max_cores: CoresInput | None = None, max_gpus: int | None = None
+    ) -> QuotaChange:
         return await self._change_caps("job", show, job, actor, max_cores, max_gpus)
 
     async def change_layer(
-        self, show: str, layer: LayerId, *, actor: str, max_cores: Cores | None = None, max_gpus: int | None = None
-    ) -> Change:
+        self, show: str, layer: LayerId, *, actor: str, max_cores: CoresInput | None = None, max_gpus: int | None = None
+    ) -> QuotaChange:
         return await self._change_caps("layer", show, layer, actor, max_cores, max_gpus)
 
     async def _change_caps(
-        self, kind: Kind, show: str, key: UUID, actor: str, max_cores: Cores | None, max_gpus: int | None
-    ) -> Change:
-        columns = (limit(max_cores), gpus(max_gpus, lowest=-1))
+        self, kind: QuotaKind, show: str, key: UUID, actor: str, max_cores: CoresInput | None, max_gpus: int | None
+    ) -> QuotaChange:
+        columns = (optional_cores_limit(max_cores), optional_gpus(max_gpus, lowest=-1))
         async with self.database.transaction() as tx:
-            held = await _locked(tx, show)
+            held = await _lock_show(tx, show)
             # Made without caps first, so that setting one is a change, which raises the fence.
             await tx.run(ENSURE[kind], held.id, key)
-            before = await _item_of(tx, kind, held, key)
-            return await _limited(tx, actor, kind, "change", held, before, key, columns)
+            before = await _get_item(tx, kind, held, key)
+            return await _write_limits(tx, actor, kind, "change", held, before, key, columns)
 
-    async def _create(self, kind: Kind, name: str, actor: str) -> Change:
-        checked_name(kind, name)
+    async def _create(self, kind: QuotaKind, name: str, actor: str) -> QuotaChange:
+        validate_name(kind, name)
         async with self._transaction(kind, name) as tx:
             await tx.run(CREATE[kind], self._new_id(), name)
-            return await _record(tx, actor, kind, "create", await _find(tx, kind, name))
+            return await _record_change(tx, actor, kind, "create", await _find_item(tx, kind, name))
 
-    async def _rename(self, kind: Kind, name: str, new: str, actor: str) -> Change:
-        checked_name(kind, new)
+    async def _rename(self, kind: QuotaKind, name: str, new: str, actor: str) -> QuotaChange:
+        validate_name(kind, new)
         async with self._transaction(kind, new) as tx:
-            before = await _find(tx, kind, name)
+            before = await _find_item(tx, kind, name)
             await tx.run(RENAME[kind], before.id, new)
-            return await _record(tx, actor, kind, "rename", await _find(tx, kind, new), before)
+            return await _record_change(tx, actor, kind, "rename", await _find_item(tx, kind, new), before)
 
-    async def _delete(self, kind: Kind, name: str, actor: str, what: str) -> Change:
+    async def _delete(self, kind: QuotaKind, name: str, actor: str, what: str) -> QuotaChange:
         async with self.database.transaction() as tx:
-            before = await _find(tx, kind, name)
+            before = await _find_item(tx, kind, name)
             try:
                 async with tx.savepoint():
                     await tx.run(DELETE[kind], before.id)
             except asyncpg.ForeignKeyViolationError as error:
-                users = ", ".join(row["name"] for row in await tx.rows(USERS[kind], before.id))
+                users = ", ".join(row["name"] for row in await tx.rows(REFERENCING_SHOWS[kind], before.id))
                 raise Refused(
                     f"The {kind} {name} cannot be deleted while shows have {what} ({users}): delete those first.",
                     kind=kind,
                     name=name,
                 ) from error
-            return await _record(tx, actor, kind, "delete", None, before)
+            return await _record_change(tx, actor, kind, "delete", None, before)
 
-    async def _remove(self, kind: Kind, show: str, name: str, actor: str) -> Change:
+    async def _delete_of_show(self, kind: QuotaKind, show: str, name: str, actor: str) -> QuotaChange:
         async with self.database.transaction() as tx:
-            held = await _locked(tx, show)
-            before = await _find(tx, kind, name, held)
+            held = await _lock_show(tx, show)
+            before = await _find_item(tx, kind, name, held)
             charged = tuple(before.id if kind == each else None for each in ("subscription", "folder", "point"))
-            await _no_procs(tx, held, f"The {kind} {name} of show {show}", charged)
+            await _check_no_procs(tx, held, f"The {kind} {name} of show {show}", charged)
             await tx.run(DELETE[kind], held.id, before.id)
-            return await _record(tx, actor, kind, "delete", None, before, held)
+            return await _record_change(tx, actor, kind, "delete", None, before, held)
 
-    async def _of_show(self, kind: Kind, show: str) -> list[Item]:
+    async def _list_of_show(self, kind: QuotaKind, show: str) -> list[QuotaItem]:
         async with self.database.transaction("repeatable read", readonly=True) as tx:
             found = await _find_show(tx, show)
-            return [_item(row) for row in await tx.rows(LIST[kind], found.id)]
+            return [_item_from_row(row) for row in await tx.rows(LIST[kind], found.id)]
 
     @asynccontextmanager
-    async def _transaction(self, kind: Kind, name: str) -> AsyncIterator[Transaction]:
+    async def _transaction(self, kind: QuotaKind, name: str) -> AsyncIterator[Transaction]:
         """A transaction that gives something a name, which may be taken."""
         try:
             async with self.database.transaction() as tx:
@@ -350,62 +355,62 @@ class Admin:
 
 
 async def _find_show(tx: Transaction, name: str) -> Show:
-    shows = {row["name"]: _show(row) for row in await tx.rows(SHOW_LIST)}
+    shows = {row["name"]: _show_from_row(row) for row in await tx.rows(SHOW_LIST)}
     if name not in shows:
-        raise unknown("show", name, shows)
+        raise unknown_name_error("show", name, shows)
     return shows[name]
 
 
-async def _locked(tx: Transaction, name: str) -> Show:
+async def _lock_show(tx: Transaction, name: str) -> Show:
     """The show as it is under its exclusive lock."""
     found = await _find_show(tx, name)
     row = await tx.row(SHOW_LOCK, found.id)
     if row is None:
         raise InvalidInput(f"The show {name} was deleted just now.")
-    return _show(row)
+    return _show_from_row(row)
 
 
 async def _get_show(tx: Transaction, show: ShowId) -> Show | None:
     row = await tx.row(SHOW_GET, show)
-    return _show(row) if row else None
+    return _show_from_row(row) if row else None
 
 
-async def _find(tx: Transaction, kind: Kind, name: str, show: Show | None = None) -> Item:
-    items = {row["name"]: _item(row) for row in await tx.rows(LIST[kind], *([show.id] if show else []))}
+async def _find_item(tx: Transaction, kind: QuotaKind, name: str, show: Show | None = None) -> QuotaItem:
+    items = {row["name"]: _item_from_row(row) for row in await tx.rows(LIST[kind], *([show.id] if show else []))}
     if name not in items:
-        raise unknown(f"{kind} of show {show.name}" if show else kind, name, items)
+        raise unknown_name_error(f"{kind} of show {show.name}" if show else kind, name, items)
     return items[name]
 
 
-async def _item_of(tx: Transaction, kind: Kind, show: Show, key: UUID) -> Item:
+async def _get_item(tx: Transaction, kind: QuotaKind, show: Show, key: UUID) -> QuotaItem:
     if kind in GET:
         rows = await tx.rows(GET[kind], show.id, key)
     else:
         rows = [row for row in await tx.rows(LIST[kind], show.id) if row["id"] == key]
     if not rows:
         raise InvalidInput(f"The show {show.name} has no {kind} {key}.", kind=kind)
-    return _item(rows[0])
+    return _item_from_row(rows[0])
 
 
-async def _limited(
+async def _write_limits(
     tx: Transaction,
     actor: str,
-    kind: Kind,
-    action: Action,
+    kind: QuotaKind,
+    action: ChangeAction,
     show: Show,
-    before: Item | None,
+    before: QuotaItem | None,
     key: UUID,
     columns: tuple[int | None, ...],
-) -> Change:
+) -> QuotaChange:
     """Write the limits that are given, and record what they are now."""
     await tx.run(CHANGE[kind], show.id, key, *columns)
-    after = await _item_of(tx, kind, show, key)
-    if wrong := contradiction(after.limits):
+    after = await _get_item(tx, kind, show, key)
+    if wrong := find_contradiction(after.limits):
         raise InvalidInput(f"The limits of {kind} {after.name} contradict each other: {wrong}.", kind=kind)
-    return await _record(tx, actor, kind, action, after, before, show)
+    return await _record_change(tx, actor, kind, action, after, before, show)
 
 
-async def _no_procs(tx: Transaction, show: Show, what: str, charged: tuple[UUID | None, ...]) -> None:
+async def _check_no_procs(tx: Transaction, show: Show, what: str, charged: tuple[UUID | None, ...]) -> None:
     procs = await tx.value(PROC_COUNT, show.id, *charged)
     if procs:
         raise Refused(
@@ -413,15 +418,15 @@ async def _no_procs(tx: Transaction, show: Show, what: str, charged: tuple[UUID 
         )
 
 
-async def _record(
+async def _record_change(
     tx: Transaction,
     actor: str,
-    kind: Kind,
-    action: Action,
-    after: Show | Item | None,
-    before: Show | Item | None = None,
+    kind: QuotaKind,
+    action: ChangeAction,
+    after: Show | QuotaItem | None,
+    before: Show | QuotaItem | None = None,
     show: Show | None = None,
-) -> Change:
+) -> QuotaChange:
     """The audit entry comes last, because all who audit wait for each other; what is as it was needs none."""
     raised = 0
     if isinstance(after or before, Show):
@@ -429,22 +434,22 @@ async def _record(
     elif show is not None and (now := await _get_show(tx, show.id)):
         raised = now.fence if now.fence > show.fence else 0
         show = now
-    version = after.version if after is not None else int(await tx.value(VERSION))
-    if shown(before) != shown(after):
+    version = after.version if after is not None else int(await tx.value(NEXT_LIMIT_VERSION))
+    if audit_view(before) != audit_view(after):
         name = (after or before).name  # type: ignore[union-attr]
         place = f"{show.name}/{name}" if show is not None and kind != "show" else name
         whose = show or next((each for each in (after, before) if isinstance(each, Show)), None)
-        detail = {"before": shown(before), "after": shown(after)} | ({"show": str(whose.id)} if whose else {})
+        detail = {"before": audit_view(before), "after": audit_view(after)} | ({"show": str(whose.id)} if whose else {})
         await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{place}", detail)])
-    return Change(kind=kind, action=action, show=show, before=before, after=after, version=version, raised=raised)
+    return QuotaChange(kind=kind, action=action, show=show, before=before, after=after, version=version, raised=raised)
 
 
-def _show(row: Record) -> Show:
+def _show_from_row(row: Record) -> Show:
     return Show(ShowId(row["id"]), row["name"], row["managed"], row["fence"], row["version"], row["max_jobs"])
 
 
-def _item(row: Record) -> Item:
+def _item_from_row(row: Record) -> QuotaItem:
     if "limits" not in row.keys():  # noqa: SIM118 - a Record iterates over values
-        return Item(row["id"], row["name"], row["version"])
+        return QuotaItem(row["id"], row["name"], row["version"])
     limits = msgspec.json.decode(row["limits"], type=dict[str, int])
-    return Item(row["id"], row["name"], row["version"], limits, Usage(row["cores"], row["gpus"]))
+    return QuotaItem(row["id"], row["name"], row["version"], limits, Usage(row["cores"], row["gpus"]))

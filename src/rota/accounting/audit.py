@@ -19,22 +19,23 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting import procs
-from rota.accounting.books import Books
-from rota.accounting.items import Item, Show
-from rota.accounting.live import recount, seeding, soundness, state, wire
+from rota.accounting import allocations
+from rota.accounting.live import integrity, reconcile, script_args, seeding
+from rota.accounting.live import reader as live_reader
+from rota.accounting.live.integrity import IntegrityFlaw
 from rota.accounting.live.ledger import LiveLedger
-from rota.accounting.live.soundness import Flaw
+from rota.accounting.resources import QuotaItem, Show
+from rota.accounting.service import AccountingService
 from rota.infra.redis.keys import ACCT_JOB, ACCT_LAYER
 from rota.model.ids import ShowId
 from rota.model.quota import LEVELS, RESOURCES, Level, Usage
 
-LOOKS: Final = 5
-BETWEEN_LOOKS_S: Final = 0.1
-COUNTERS: Final = frozenset({"int_cores", "int_gpus"})
+SAMPLES_MAX: Final = 5
+SAMPLE_INTERVAL_S: Final = 0.1
+COUNTER_FIELDS: Final = frozenset({"int_cores", "int_gpus"})
 
 
-class Problem(StrEnum):
+class LedgerProblem(StrEnum):
     LOW = "low"
     """Redis counts less than procs hold: a cap could be breached."""
     HIGH = "high"
@@ -47,7 +48,7 @@ class Problem(StrEnum):
     """The table of an unmanaged show does not say what its procs hold."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class LedgerAuditLine(msgspec.Struct, frozen=True):
     """One key. `redis` is its counter, or what its tokens hold where it has none; None if that cannot be read."""
 
     level: Level
@@ -56,14 +57,14 @@ class Line(msgspec.Struct, frozen=True):
     procs: Usage
     table: Usage
     redis: Usage | None
-    problem: Problem | None = None
+    problem: LedgerProblem | None = None
 
 
-class Audited(msgspec.Struct, frozen=True):
+class LedgerAudit(msgspec.Struct, frozen=True):
     show: Show
     seeded: bool | None
     """Whether Redis books the show under its fence; None for an unmanaged show."""
-    lines: Sequence[Line]
+    lines: Sequence[LedgerAuditLine]
     damaged: Sequence[str] = ()
     """Keys of the show that no script leaves as they are."""
 
@@ -72,54 +73,56 @@ class Audited(msgspec.Struct, frozen=True):
         return self.seeded is not False and not self.damaged and not any(line.problem for line in self.lines)
 
 
-async def audit(books: Books, show: Show) -> Audited:
-    names = await _names(books, show)
+async def audit(books: AccountingService, show: Show) -> LedgerAudit:
+    names = await _display_names(books, show)
     tables = {
-        wire.name(level, thing): usage
+        script_args.counter_name(level, thing): usage
         for (level, thing), usage in (await books.transactional.counters(show.id)).items()
     }
     if not show.managed or books.live is None:
-        held = await _held(books, show.id)
+        held = await _proc_usage(books, show.id)
         lines = [_table_line(key, names, held, tables) for key in sorted({*held, *tables})]
-        return Audited(show, None, lines)
-    looks = [await _look(books, books.live, show.id)]
-    while len(looks) < LOOKS and looks[-1].differs:
-        await asyncio.sleep(BETWEEN_LOOKS_S)
-        looks.append(await _look(books, books.live, show.id))
-    seeded = await books.live.is_seeded(show.id, (await books.managed()).get(show.id, 0))
-    wrong = await _wrong_limits(books.live, show.id) if seeded else set()
+        return LedgerAudit(show, None, lines)
+    looks = [await _sample(books, books.live, show.id)]
+    while len(looks) < SAMPLES_MAX and looks[-1].differs:
+        await asyncio.sleep(SAMPLE_INTERVAL_S)
+        looks.append(await _sample(books, books.live, show.id))
+    seeded = await books.live.is_seeded(show.id, (await books.managed_shows()).get(show.id, 0))
+    wrong = await _mismatched_limits(books.live, show.id) if seeded else set()
     keys = sorted({key for look in looks for key in look.keys} | wrong)
     damaged = {key for key, _, _ in set.intersection(*(look.flaws for look in looks))} if seeded else set()
-    return Audited(show, seeded, [_line(key, names, tables, looks, wrong) for key in keys], sorted(damaged))
+    return LedgerAudit(show, seeded, [_line(key, names, tables, looks, wrong) for key in keys], sorted(damaged))
 
 
-async def repair(books: Books, show: Show) -> None:
+async def repair(books: AccountingService, show: Show) -> None:
     """Bring counters, limits and tables to what PostgreSQL says, while bookings go on."""
     if not show.managed or books.live is None:
         await books.transactional.recompute(show.id)
         return
-    if await books.live.catch_up(show.id):
-        await recount.recount(books.live, show.id)
+    if await books.live.sync_limits(show.id):
+        await reconcile.reconcile_show(books.live, show.id)
     if not (await audit(books, show)).ok:
         await seeding.seed(books.live, show.id)
-        await recount.recount(books.live, show.id)
-    await books.transactional.rewrite(show.id)
+        await reconcile.reconcile_show(books.live, show.id)
+    await books.transactional.refresh_managed_tables(show.id)
 
 
-async def strangers(live: LiveLedger, shows: Sequence[ShowId]) -> list[str]:
+async def orphan_keys(live: LiveLedger, shows: Sequence[ShowId]) -> list[str]:
     """Keys of jobs and layers that no managed show knows; they count nothing and may go."""
     known = {
-        keys.counting(name)
-        for keys in (live.keys.of_show(str(show)) for show in shows)
-        for name in await state.names_in_use(live.client, keys)
+        keys.counter_key(name)
+        for keys in (live.keys.show_keys(str(show)) for show in shows)
+        for name in await live_reader.names_in_use(live.client, keys)
     }
     found = [
-        key for pattern in (ACCT_JOB, ACCT_LAYER) for key in await state.keys_like(live.client, live.keys, pattern)
+        key
+        for pattern in (ACCT_JOB, ACCT_LAYER)
+        for key in await live_reader.scan_keys(live.client, live.keys, pattern)
     ]
     return sorted(key for key in found if key not in known)
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _CounterSample(msgspec.Struct, frozen=True):
     """One key at one look: what procs held before and after it, what its tokens held, and what its counter said."""
 
     before: Usage = Usage()
@@ -129,20 +132,24 @@ class _Seen(msgspec.Struct, frozen=True):
     readable: bool = True
 
     @property
-    def told(self) -> list[Usage]:
+    def redis_usages(self) -> list[Usage]:
         """Redis's words for it."""
         return [self.tokens] if self.counter is None else [self.counter, self.tokens]
 
     @property
     def low(self) -> bool:
         return any(
-            told.of(each) < min(self.before.of(each), self.after.of(each)) for told in self.told for each in RESOURCES
+            told.of(each) < min(self.before.of(each), self.after.of(each))
+            for told in self.redis_usages
+            for each in RESOURCES
         )
 
     @property
     def high(self) -> bool:
         return any(
-            told.of(each) > max(self.before.of(each), self.after.of(each)) for told in self.told for each in RESOURCES
+            told.of(each) > max(self.before.of(each), self.after.of(each))
+            for told in self.redis_usages
+            for each in RESOURCES
         )
 
     @property
@@ -150,27 +157,29 @@ class _Seen(msgspec.Struct, frozen=True):
         return not self.readable or self.low or self.high
 
     @property
-    def ahead(self) -> tuple[int, ...]:
-        return tuple(told.of(each) - self.after.of(each) for told in self.told for each in RESOURCES)
+    def excess(self) -> tuple[int, ...]:
+        return tuple(told.of(each) - self.after.of(each) for told in self.redis_usages for each in RESOURCES)
 
 
-class _Look(msgspec.Struct, frozen=True):
-    keys: Mapping[str, _Seen]
-    flaws: set[Flaw]
+class _AuditSample(msgspec.Struct, frozen=True):
+    keys: Mapping[str, _CounterSample]
+    flaws: set[IntegrityFlaw]
 
     @property
     def differs(self) -> bool:
         return bool(self.flaws) or any(seen.differs for seen in self.keys.values())
 
 
-async def _look(books: Books, live: LiveLedger, show: ShowId) -> _Look:
-    keys = live.keys.of_show(str(show))
-    before = await _held(books, show)
-    tokens = await state.held(live.client, keys)
-    counted = await state.counted(live.client, keys, {*before, *await state.names_in_use(live.client, keys)})
-    after = await _held(books, show)
+async def _sample(books: AccountingService, live: LiveLedger, show: ShowId) -> _AuditSample:
+    keys = live.keys.show_keys(str(show))
+    before = await _proc_usage(books, show)
+    tokens = await live_reader.usage_by_name(live.client, keys)
+    counted = await live_reader.read_counters(
+        live.client, keys, {*before, *await live_reader.names_in_use(live.client, keys)}
+    )
+    after = await _proc_usage(books, show)
     seen = {
-        name: _Seen(
+        name: _CounterSample(
             before.get(name, Usage()),
             after.get(name, Usage()),
             tokens.get(name, Usage()),
@@ -179,39 +188,41 @@ async def _look(books: Books, live: LiveLedger, show: ShowId) -> _Look:
         )
         for name, each in counted.items()
     }
-    return _Look(seen, await soundness.flaws(live.client, keys))
+    return _AuditSample(seen, await integrity.find_flaws(live.client, keys))
 
 
-async def _held(books: Books, show: ShowId) -> dict[str, Usage]:
+async def _proc_usage(books: AccountingService, show: ShowId) -> dict[str, Usage]:
     """What procs hold, by short name."""
     held: dict[str, Usage] = {}
-    for each in await procs.sums(books.database, [show]):
+    for each in await allocations.sums(books.database, [show]):
         for level, thing in zip(LEVELS, (each.alloc, each.folder, each.job, each.layer, each.dept), strict=True):
-            name = wire.name(level, thing)
+            name = script_args.counter_name(level, thing)
             had = held.get(name, Usage())
             held[name] = Usage(had.cores + each.usage.cores, had.gpus + each.usage.gpus)
     return held
 
 
-async def _wrong_limits(live: LiveLedger, show: ShowId) -> set[str]:
+async def _mismatched_limits(live: LiveLedger, show: ShowId) -> set[str]:
     """Short names whose limits in Redis are not those of PostgreSQL."""
-    keys = live.keys.of_show(str(show))
+    keys = live.keys.show_keys(str(show))
     read = await live.limits.read(show)
     assert read is not None
     wanted = {name: dict(zip(fields[::2], fields[1::2], strict=True)) for name, _, fields in read.entries}
-    there = {name async for name, _ in state.fields_of(live.client, keys.limits) if state.is_name(name)}
-    found = await state.counted(live.client, keys, {*wanted, *there})
+    there = {
+        name async for name, _ in live_reader.scan_hash(live.client, keys.limits) if live_reader.is_counter_name(name)
+    }
+    found = await live_reader.read_counters(live.client, keys, {*wanted, *there})
     return {
         name
         for name, each in found.items()
-        if {field: value for field, value in each.fields.items() if field not in COUNTERS} != wanted.get(name, {})
+        if {field: value for field, value in each.fields.items() if field not in COUNTER_FIELDS} != wanted.get(name, {})
         and (name in there or not name.startswith(("job:", "layer:")))
     }
 
 
-async def _names(books: Books, show: Show) -> Mapping[UUID, str]:
+async def _display_names(books: AccountingService, show: Show) -> Mapping[UUID, str]:
     """What operators call things; jobs and layers go by their ids."""
-    lists: list[list[Item]] = [
+    lists: list[list[QuotaItem]] = [
         await books.admin.subscriptions(show.name),
         await books.admin.folders(show.name),
         await books.admin.points(show.name),
@@ -223,35 +234,37 @@ def _line(
     key: str,
     names: Mapping[UUID, str],
     tables: Mapping[str, Usage],
-    looks: Sequence[_Look],
+    looks: Sequence[_AuditSample],
     wrong_limits: set[str],
-) -> Line:
-    level, thing = wire.named(key)
-    seen = [look.keys.get(key, _Seen()) for look in looks]
+) -> LedgerAuditLine:
+    level, thing = script_args.parse_counter_name(key)
+    seen = [look.keys.get(key, _CounterSample()) for look in looks]
     last = seen[-1]
-    return Line(
+    return LedgerAuditLine(
         level,
         thing,
         names.get(thing, str(thing)),
         last.after,
         tables.get(key, Usage()),
-        last.told[0] if last.readable else None,
-        _problem(seen) or (Problem.LIMITS if key in wrong_limits else None),
+        last.redis_usages[0] if last.readable else None,
+        _problem(seen) or (LedgerProblem.LIMITS if key in wrong_limits else None),
     )
 
 
-def _problem(seen: Sequence[_Seen]) -> Problem | None:
+def _problem(seen: Sequence[_CounterSample]) -> LedgerProblem | None:
     if not all(look.readable for look in seen):
-        return Problem.UNREADABLE
+        return LedgerProblem.UNREADABLE
     if all(look.low for look in seen):
-        return Problem.LOW
-    if all(look.high for look in seen) and len({look.ahead for look in seen}) == 1:
-        return Problem.HIGH
+        return LedgerProblem.LOW
+    if all(look.high for look in seen) and len({look.excess for look in seen}) == 1:
+        return LedgerProblem.HIGH
     return None
 
 
-def _table_line(key: str, names: Mapping[UUID, str], held: Mapping[str, Usage], tables: Mapping[str, Usage]) -> Line:
-    level, thing = wire.named(key)
+def _table_line(
+    key: str, names: Mapping[UUID, str], held: Mapping[str, Usage], tables: Mapping[str, Usage]
+) -> LedgerAuditLine:
+    level, thing = script_args.parse_counter_name(key)
     holds, table = held.get(key, Usage()), tables.get(key, Usage())
-    problem = None if holds == table else Problem.TABLE
-    return Line(level, thing, names.get(thing, str(thing)), holds, table, None, problem)
+    problem = None if holds == table else LedgerProblem.TABLE
+    return LedgerAuditLine(level, thing, names.get(thing, str(thing)), holds, table, None, problem)

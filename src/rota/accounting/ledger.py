@@ -40,7 +40,7 @@ BATCH_MAX: Final = 4096
 GPUS_MAX: Final = 2**31 - 1
 
 
-class Why(StrEnum):
+class DeclineReason(StrEnum):
     """Why a token was not inserted now, other than for a limit."""
 
     ALREADY = "already"
@@ -90,7 +90,7 @@ class Charge(msgspec.Struct, frozen=True):
                 return self.dept
 
 
-class Group(msgspec.Struct, frozen=True):
+class BookingGroup(msgspec.Struct, frozen=True):
     """Frames with one charge, for one host. A `range` of tokens travels and is stored as such."""
 
     charge: Charge
@@ -100,12 +100,12 @@ class Group(msgspec.Struct, frozen=True):
     """False when neither job nor layer had caps when the caller read them, which spares the live ledger a look: a cap
     that is set later raises the fence, and what was booked without it is refused."""
 
-    def only(self, tokens: Sequence[int]) -> Group:
+    def subset(self, tokens: Sequence[int]) -> BookingGroup:
         """The same for some of its tokens, in the order given."""
-        return Group(self.charge, self.host, tokens, self.capped)
+        return BookingGroup(self.charge, self.host, tokens, self.capped)
 
 
-class Swarm(msgspec.Struct, frozen=True):
+class SingleFrameBatch(msgspec.Struct, frozen=True):
     """Single frames that are alike in all but their job and layer: as if each were a group that is not capped.
 
     Most jobs have one frame. As columns they cost a tenth of what they cost as groups.
@@ -119,19 +119,19 @@ class Swarm(msgspec.Struct, frozen=True):
     layers: Sequence[LayerId]
     capped: ClassVar[bool] = False
 
-    def only(self, tokens: Sequence[int]) -> Swarm:
+    def subset(self, tokens: Sequence[int]) -> SingleFrameBatch:
         if tokens == self.tokens[: len(tokens)]:
             n = len(tokens)
-            return Swarm(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n])
+            return SingleFrameBatch(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n])
         at = {token: place for place, token in enumerate(self.tokens)}
         places = [at[token] for token in tokens]
         jobs, layers = [self.jobs[place] for place in places], [self.layers[place] for place in places]
-        return Swarm(self.charge, self.host, tokens, jobs, layers)
+        return SingleFrameBatch(self.charge, self.host, tokens, jobs, layers)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[BookingGroup]:
         like = self.charge
         return [
-            Group(
+            BookingGroup(
                 Charge(like.alloc, like.folder, job, layer, like.dept, like.cores, like.gpus),
                 self.host,
                 (token,),
@@ -141,54 +141,54 @@ class Swarm(msgspec.Struct, frozen=True):
         ]
 
 
-Batch = Sequence[Group | Swarm]
-NOBODY: Final = UUID(int=0)
+BookingBatch = Sequence[BookingGroup | SingleFrameBatch]
+NIL_UUID: Final = UUID(int=0)
 """The host of what is released, job and layer of a swarm's charge: nobody asks."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class BookingOutcome(msgspec.Struct, frozen=True):
     """What came of one group. Each of its tokens is in exactly one of the four."""
 
     booked: Sequence[int] = ()
     already: Sequence[int] = ()
     refused: Sequence[int] = ()
-    declined: Mapping[int, Why] = {}
+    declined: Mapping[int, DeclineReason] = {}
     refusal: Refusal | None = None
     """What refused the first of `refused`."""
 
     @property
-    def held(self) -> list[int]:
+    def all_booked(self) -> list[int]:
         """Tokens that are booked now, by this call or an earlier one."""
         return [*self.booked, *self.already]
 
 
-class Released(msgspec.Struct, frozen=True):
+class ReleasedTokens(msgspec.Struct, frozen=True):
     """Tokens that were booked under one charge and are no longer."""
 
     charge: Charge
     tokens: Sequence[int]
 
 
-Key = tuple[Level, UUID]
+QuotaKey = tuple[Level, UUID]
 
 
 class Ledger(Protocol):
     """One show per call; see the module's promises."""
 
-    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
+    async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
         """An outcome per group or swarm, in order. `force` asks no limit."""
         ...
 
-    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
         """Give back what these tokens hold; tokens that hold nothing are left out of the answer."""
         ...
 
-    async def counters(self, show: ShowId) -> dict[Key, Usage]:
+    async def counters(self, show: ShowId) -> dict[QuotaKey, Usage]:
         """What is counted at each key of the show; keys at 0 may be left out."""
         ...
 
 
-def runs(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
+def token_ranges(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
     """First and last of each stretch of consecutive tokens, in the order given."""
     if isinstance(tokens, range) and tokens.step == 1:
         if tokens:
@@ -206,44 +206,47 @@ def runs(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def apart(groups: Batch) -> list[Group]:
+def expand_single_frames(groups: BookingBatch) -> list[BookingGroup]:
     """With a group for each frame of a swarm."""
-    return [each for group in groups for each in ([group] if isinstance(group, Group) else group.groups())]
+    return [each for group in groups for each in ([group] if isinstance(group, BookingGroup) else group.groups())]
 
 
-def together(groups: Batch, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def collapse_outcomes(groups: BookingBatch, outcomes: Sequence[BookingOutcome]) -> list[BookingOutcome]:
     """What came of groups that were taken `apart`, one for each of those they came from.
 
     A frame of a swarm whose job or layer has caps by now, and that these refuse, is declined as capped: only a group
     can say which cap it was.
     """
     left = iter(outcomes)
-    return [next(left) if isinstance(group, Group) else _summed([next(left) for _ in group.tokens]) for group in groups]
+    return [
+        next(left) if isinstance(group, BookingGroup) else _sum_outcomes([next(left) for _ in group.tokens])
+        for group in groups
+    ]
 
 
-def _summed(outcomes: Sequence[Outcome]) -> Outcome:
-    refusing: list[Outcome] = []
-    by_own_cap: list[Outcome] = []
+def _sum_outcomes(outcomes: Sequence[BookingOutcome]) -> BookingOutcome:
+    refusing: list[BookingOutcome] = []
+    by_own_cap: list[BookingOutcome] = []
     for each in outcomes:
         if each.refusal is not None:
             (by_own_cap if each.refusal.table in (Level.JOB, Level.LAYER) else refusing).append(each)
     declined = {token: why for each in outcomes for token, why in each.declined.items()}
-    return Outcome(
+    return BookingOutcome(
         booked=[token for each in outcomes for token in each.booked],
         already=[token for each in outcomes for token in each.already],
         refused=[token for each in refusing for token in each.refused],
-        declined=declined | {token: Why.CAPPED for each in by_own_cap for token in each.refused},
+        declined=declined | {token: DeclineReason.CAPPED for each in by_own_cap for token in each.refused},
         refusal=refusing[0].refusal if refusing else None,
     )
 
 
-def check(groups: Batch) -> None:
+def check_booking(groups: BookingBatch) -> None:
     """Refuse asks that make no sense, before anything is sent."""
     for group in groups:
         _check_charge(group.charge)
-        if isinstance(group, Swarm) and not len(group.tokens) == len(group.jobs) == len(group.layers):
+        if isinstance(group, SingleFrameBatch) and not len(group.tokens) == len(group.jobs) == len(group.layers):
             raise InvalidInput("A swarm has a job and a layer for each of its tokens: give columns of one length.")
-    spans = sorted(run for group in groups for run in runs(group.tokens))
+    spans = sorted(run for group in groups for run in token_ranges(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
     check_tokens(spans)
@@ -268,20 +271,22 @@ def _check_charge(charge: Charge) -> None:
         raise InvalidInput("A frame must ask for cores or GPUs: give it at least a hundredth of a core.")
 
 
-def still_declined(groups: Batch, outcomes: Sequence[Outcome], why: Collection[Why]) -> dict[int, Group | Swarm]:
+def retryable_groups(
+    groups: BookingBatch, outcomes: Sequence[BookingOutcome], why: Collection[DeclineReason]
+) -> dict[int, BookingGroup | SingleFrameBatch]:
     """What was declined for one of these reasons, by the place of its group, to be tried again in the order given."""
-    left: dict[int, Group | Swarm] = {}
+    left: dict[int, BookingGroup | SingleFrameBatch] = {}
     for at, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
         tokens = [token for token in group.tokens if outcome.declined.get(token) in why] if outcome.declined else []
         if tokens:
-            left[at] = group.only(tokens)
+            left[at] = group.subset(tokens)
     return left
 
 
-def merged(first: Outcome, then: Outcome, why: Collection[Why]) -> Outcome:
+def merge_outcomes(first: BookingOutcome, then: BookingOutcome, why: Collection[DeclineReason]) -> BookingOutcome:
     """The outcome of a group of which what was declined for these reasons was tried again."""
     declined = {token: reason for token, reason in first.declined.items() if reason not in why}
-    return Outcome(
+    return BookingOutcome(
         booked=[*first.booked, *then.booked],
         already=[*first.already, *then.already],
         refused=[*then.refused, *first.refused],
@@ -290,7 +295,7 @@ def merged(first: Outcome, then: Outcome, why: Collection[Why]) -> Outcome:
     )
 
 
-def count(ledger: str, outcomes: Iterable[Outcome]) -> None:
+def record_outcomes(ledger: str, outcomes: Iterable[BookingOutcome]) -> None:
     """Count what came of a batch for the metrics."""
     booked = 0
     for outcome in outcomes:

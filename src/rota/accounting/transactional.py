@@ -18,9 +18,20 @@ from typing import Final
 
 import asyncpg
 
-from rota.accounting import procs
-from rota.accounting.ledger import Batch, Group, Key, Outcome, Released, Why, apart, check, count, together
-from rota.infra import faults
+from rota.accounting import allocations
+from rota.accounting.ledger import (
+    BookingBatch,
+    BookingGroup,
+    BookingOutcome,
+    DeclineReason,
+    QuotaKey,
+    ReleasedTokens,
+    check_booking,
+    collapse_outcomes,
+    expand_single_frames,
+    record_outcomes,
+)
+from rota.infra import failpoints
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import ShowId
 from rota.model.quota import LEVELS, RESOURCES, Level, Refusal, Resource, Usage
@@ -31,7 +42,7 @@ RECOMPUTE = query(__package__, "ledger_recompute")
 REWRITE = query(__package__, "ledger_rewrite")
 UNMANAGED = query(__package__, "shows_unmanaged")
 
-TRIES: Final = 3
+BOOK_ATTEMPTS_MAX: Final = 3
 
 
 class TransactionalLedger:
@@ -40,19 +51,19 @@ class TransactionalLedger:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def book(self, show: ShowId, groups: Batch, *, force: bool = False) -> list[Outcome]:
-        check(groups)
-        each = apart(groups)
+    async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
+        check_booking(groups)
+        each = expand_single_frames(groups)
         rows = await self._book(show, each, force=force)
-        faults.reply("ledger.book")
-        outcomes = together(groups, _outcomes(each, rows))
-        count("transactional", outcomes)
+        failpoints.after_send("ledger.book")
+        outcomes = collapse_outcomes(groups, _outcomes(each, rows))
+        record_outcomes("transactional", outcomes)
         return outcomes
 
-    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[Released]:
-        return list((await procs.delete(self.database, show, tokens)).released)
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
+        return list((await allocations.delete(self.database, show, tokens)).released)
 
-    async def counters(self, show: ShowId) -> dict[Key, Usage]:
+    async def counters(self, show: ShowId) -> dict[QuotaKey, Usage]:
         rows = await self.database.rows(COUNTERS, show)
         return {(LEVELS[row["level"] - 1], row["id"]): Usage(row["cores"], row["gpus"]) for row in rows}
 
@@ -62,7 +73,7 @@ class TransactionalLedger:
         Nothing in Rota makes them wrong: this heals what hands and restored backups did. Rows of jobs and layers that
         hold nothing and have no caps are removed. A managed show is left alone.
         """
-        return _changed(await self.database.rows(RECOMPUTE, show))
+        return _changed_by_level(await self.database.rows(RECOMPUTE, show))
 
     async def recompute_all(self) -> dict[ShowId, dict[Level, int]]:
         """`recompute` for every unmanaged show, one transaction each; only shows with a wrong key are told."""
@@ -70,18 +81,18 @@ class TransactionalLedger:
         wrong = {show: await self.recompute(show) for show in shows}
         return {show: levels for show, levels in wrong.items() if levels}
 
-    async def rewrite(self, show: ShowId) -> dict[Level, int]:
+    async def refresh_managed_tables(self, show: ShowId) -> dict[Level, int]:
         """Write into the tables what a managed show uses, as of one read of `proc`; how many keys changed by level.
 
         They only show it, so nobody waits, and jobs and layers without a row get none. An unmanaged show is left alone.
         """
-        return _changed(await self.database.rows(REWRITE, show))
+        return _changed_by_level(await self.database.rows(REWRITE, show))
 
-    async def _book(self, show: ShowId, groups: Sequence[Group], *, force: bool) -> list[Record]:
-        arguments = (*procs.group_columns(groups), *procs.run_columns(groups))
-        for left in reversed(range(TRIES)):
+    async def _book(self, show: ShowId, groups: Sequence[BookingGroup], *, force: bool) -> list[Record]:
+        arguments = (*allocations.group_columns(groups), *allocations.range_columns(groups))
+        for left in reversed(range(BOOK_ATTEMPTS_MAX)):
             try:
-                faults.at("ledger.before_book")
+                failpoints.hit("ledger.before_book")
                 return await self.database.rows(BOOK, show, force, *arguments)
             except asyncpg.UniqueViolationError:
                 # Somebody booked one of these tokens on other keys at the same moment, and has committed by now; the
@@ -91,37 +102,37 @@ class TransactionalLedger:
         raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _changed(rows: Sequence[Record]) -> dict[Level, int]:
+def _changed_by_level(rows: Sequence[Record]) -> dict[Level, int]:
     return {LEVELS[row["level"] - 1]: row["changed"] for row in rows if row["changed"]}
 
 
-def _outcomes(groups: Sequence[Group], rows: Sequence[Record]) -> list[Outcome]:
-    barred: list[dict[int, Why]] = [{} for _ in groups]
+def _outcomes(groups: Sequence[BookingGroup], rows: Sequence[Record]) -> list[BookingOutcome]:
+    barred: list[dict[int, DeclineReason]] = [{} for _ in groups]
     decided: list[Record | None] = [None] * len(groups)
     for row in rows:
         if row["token"] is None:
             decided[row["owner"] - 1] = row
         else:
-            barred[row["owner"] - 1][row["token"]] = Why(row["why"])
+            barred[row["owner"] - 1][row["token"]] = DeclineReason(row["why"])
     return [_outcome(*each) for each in zip(groups, barred, decided, strict=True)]
 
 
-def _outcome(group: Group, barred: dict[int, Why], decided: Record | None) -> Outcome:
+def _outcome(group: BookingGroup, barred: dict[int, DeclineReason], decided: Record | None) -> BookingOutcome:
     wanted = [token for token in group.tokens if token not in barred] if barred else group.tokens
-    already = [token for token, why in barred.items() if why is Why.ALREADY]
-    declined = {token: why for token, why in barred.items() if why is not Why.ALREADY}
+    already = [token for token, why in barred.items() if why is DeclineReason.ALREADY]
+    declined = {token: why for token, why in barred.items() if why is not DeclineReason.ALREADY}
     if decided is None:
-        return Outcome(already=already, declined=declined)
-    why = Why(decided["why"]) if decided["why"] else None
-    if why is not None and why is not Why.NO_SUBSCRIPTION:
-        return Outcome(already=already, declined=declined | dict.fromkeys(wanted, why))
+        return BookingOutcome(already=already, declined=declined)
+    why = DeclineReason(decided["why"]) if decided["why"] else None
+    if why is not None and why is not DeclineReason.NO_SUBSCRIPTION:
+        return BookingOutcome(already=already, declined=declined | dict.fromkeys(wanted, why))
     fit = decided["fit"]
-    return Outcome(
+    return BookingOutcome(
         wanted[:fit], already, wanted[fit:], declined, _refusal(group, decided) if fit < len(wanted) else None
     )
 
 
-def _refusal(group: Group, decided: Record) -> Refusal:
+def _refusal(group: BookingGroup, decided: Record) -> Refusal:
     if decided["level"] is None:
         resource = Resource.CORES if group.charge.cores else Resource.GPUS
         return Refusal(Level.SUBSCRIPTION, resource, 0, 0, group.charge.ask.of(resource))

@@ -15,19 +15,19 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from rota.agents.cleanup import GONE_S
-from rota.agents.records import MEMBER, Records
-from rota.agents.sets import Sets
-from rota.infra import audit, faults
+from rota.agents.recovery.zombies_and_orphans import TAKEOVER_GRACE_S
+from rota.agents.redis_index import AgentIndex
+from rota.agents.repository import MEMBER_LEASE_PREFIX, AgentRepository
+from rota.api.agents import HISTORY_MAX, AgentRunView, AgentView, Backfill
+from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.clock import SystemClock
 from rota.infra.postgres import Database, Record, Transaction, query
-from rota.infra.redis import Keys, ServerTime
-from rota.model.agent import AgentSpec, Plan, plan_resumed
-from rota.model.agent_views import HISTORY_MAX, AgentView, Backfill, RunView
+from rota.infra.redis import RedisKeys, RedisServerTime
+from rota.model.agents import AgentSpec, NextRun, plan_run_after_resume
 from rota.model.errors import InvalidInput, NotFound, RedisUnavailable, Refused
-from rota.model.schedule import between
-from rota.model.settings.agents import AgentKeys
+from rota.model.schedules import slots_between
+from rota.model.settings.agents import AgentKeySettings
 
 LIST = query(__package__, "list")
 HISTORY = query(__package__, "history")
@@ -40,26 +40,26 @@ WAKE = query(__package__, "wake")
 BACKFILL_MAX: Final = 1000
 """Runs of one backfill, which are counted before it begins."""
 log = structlog.get_logger(__name__)
-_SPECS = msgspec.json.Decoder(AgentSpec)
+_SPEC_DECODER = msgspec.json.Decoder(AgentSpec)
 
 
-class _Locked(msgspec.Struct, frozen=True):
+class _LockedAgent(msgspec.Struct, frozen=True):
     spec: AgentSpec
     paused: bool
     queued: bool
-    plan: Plan
+    plan: NextRun
     replica: str | None
     backfilling: bool
 
 
-class Admin:
-    def __init__(self, database: Database, redis: Redis, keys: AgentKeys, actor: str) -> None:
+class AgentAdmin:
+    def __init__(self, database: Database, redis: Redis, keys: AgentKeySettings, actor: str) -> None:
         self.database = database
         self.redis = redis
         self.actor = actor
         self._names = keys
-        self._keys = Keys(keys.prefix, keys.hash_tag)
-        self._time = ServerTime(redis, SystemClock())
+        self._keys = RedisKeys(keys.prefix, keys.hash_tag)
+        self._time = RedisServerTime(redis, SystemClock())
 
     async def list(
         self, names: Sequence[str] | None = None, *, after: str = "", most: int | None = None
@@ -70,14 +70,14 @@ class Admin:
     async def show(self, name: str) -> AgentView:
         found = await self.list([name])
         if not found:
-            raise _unknown(name)
+            raise _agent_not_found(name)
         return found[0]
 
-    async def history(self, name: str, most: int = HISTORY_MAX) -> Sequence[RunView]:
+    async def history(self, name: str, most: int = HISTORY_MAX) -> Sequence[AgentRunView]:
         """The latest first."""
         await self.show(name)
         return [
-            RunView(
+            AgentRunView(
                 run=row["run"],
                 replica=row["replica"],
                 outcome=row["outcome"],
@@ -94,65 +94,67 @@ class Admin:
 
     async def members(self) -> Sequence[str]:
         """Replicas that run agents now."""
-        names = await Records(self.database, self.actor).members()
-        return sorted({name.removeprefix(MEMBER).partition(":")[2].rpartition(":")[0] for name in names})
+        names = await AgentRepository(self.database, self.actor).members()
+        return sorted({name.removeprefix(MEMBER_LEASE_PREFIX).partition(":")[2].rpartition(":")[0] for name in names})
 
     async def pause(self, name: str) -> bool:
         """Let no further run begin; one that is under way ends by itself. False: it was paused before."""
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
+            found = await _lock_agent(tx, name)
             if found.paused:
                 return False
             await self._change(tx, name, found.plan, action="pause", paused=True)
-        faults.at("agents.after_change")
-        await self._tell(found.spec, None)
+        failpoints.hit("agents.after_change")
+        await self._update_redis(found.spec, None)
         return True
 
     async def resume(self, name: str) -> bool:
         """Let it run again; what it missed is caught up as it says itself. False: it was not paused."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
+            found = await _lock_agent(tx, name)
             if not found.paused:
                 return False
-            plan = plan_resumed(found.spec, found.plan, now_ms)
+            plan = plan_run_after_resume(found.spec, found.plan, now_ms)
             next_ms = await self._change(tx, name, plan, action="resume")
-        await self._tell(found.spec, next_ms if found.replica is None else None, waits=True)
+        await self._update_redis(found.spec, next_ms if found.replica is None else None, waits=True)
         return True
 
     async def trigger(self, name: str) -> bool:
         """Run it now. True: it is due; False: it runs, and will once more when that run has ended."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
-            _check_triggered(name, found)
+            found = await _lock_agent(tx, name)
+            _check_can_trigger(name, found)
             if found.replica is not None:
                 await self._change(tx, name, found.plan, action="trigger", queued=True)
                 return False
             due_ms = now_ms if found.plan.due_ms is None else min(now_ms, found.plan.due_ms)
             # A slot of its own: what it would have run for is still to come.
-            next_ms = await self._change(tx, name, Plan(due_ms, now_ms), action="trigger")
-        await self._tell(found.spec, next_ms, waits=True)
+            next_ms = await self._change(tx, name, NextRun(due_ms, now_ms), action="trigger")
+        await self._update_redis(found.spec, next_ms, waits=True)
         return True
 
     async def backfill(self, name: str, since: datetime, until: datetime) -> Backfill:
         """Run it for the slots from `since` until before `until`, one by one, whenever its schedule leaves it idle."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
+            found = await _lock_agent(tx, name)
             if found.backfilling:
                 raise Refused(f"Agent {name!r} is being backfilled: wait for its end, or stop it first.", agent=name)
             slots = _past_slots(found.spec, since, until, now_ms)
-            told = Backfill(runs=len(slots), first=_moment(slots[0]), last=_moment(slots[-1]))
+            told = Backfill(runs=len(slots), first=_utc_datetime(slots[0]), last=_utc_datetime(slots[-1]))
             next_ms = await tx.value(BACKFILL, name, now_ms, slots[0], slots[-1])
-            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill", f"agent:{name}", _plain(told))])
-        await self._tell(found.spec, next_ms if found.replica is None and not found.paused else None, waits=True)
+            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill", f"agent:{name}", _audit_detail(told))])
+        await self._update_redis(
+            found.spec, next_ms if found.replica is None and not found.paused else None, waits=True
+        )
         return told
 
     async def stop_backfill(self, name: str) -> bool:
         """Begin no more of its runs; one that is under way ends by itself. False: there was none."""
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
+            found = await _lock_agent(tx, name)
             if not found.backfilling:
                 return False
             await tx.run(BACKFILL, name, None, None, None)
@@ -163,28 +165,28 @@ class Admin:
     async def remove(self, name: str) -> None:
         """Forget it, unless it runs. Replicas that still declare it make it known again when they start."""
         async with self.database.transaction() as tx:
-            found = await _locked(tx, name)
-            if not await tx.run(REMOVE, name, GONE_S):
+            found = await _lock_agent(tx, name)
+            if not await tx.run(REMOVE, name, TAKEOVER_GRACE_S):
                 raise Refused(
                     f"Agent {name!r} runs on {found.replica}: `rota agents pause {name}`, and remove it when the run"
                     " has ended.",
                     agent=name,
                 )
             await audit.append(tx, [AuditEntry(self.actor, "agent.remove", f"agent:{name}", {})])
-        await self._tell(found.spec, None)
+        await self._update_redis(found.spec, None)
 
     async def _change(
-        self, tx: Transaction, name: str, plan: Plan, *, action: str, paused: bool = False, queued: bool = False
+        self, tx: Transaction, name: str, plan: NextRun, *, action: str, paused: bool = False, queued: bool = False
     ) -> int | None:
         """When it runs next, in ms, if nothing keeps it from that."""
         next_ms: int | None = await tx.value(CHANGE, name, paused, queued, plan.due_ms, plan.slot_ms)
         await audit.append(tx, [AuditEntry(self.actor, f"agent.{action}", f"agent:{name}", {})])
         return next_ms
 
-    async def _tell(self, spec: AgentSpec, due_ms: int | None, *, waits: bool = False) -> None:
+    async def _update_redis(self, spec: AgentSpec, due_ms: int | None, *, waits: bool = False) -> None:
         """Redis, which may be away: then it hears of it at the next repopulation."""
         names = self._names
-        sets = Sets(self.redis, self._keys.of_agents(spec.group, names.waiting_set, names.working_set))
+        sets = AgentIndex(self.redis, self._keys.agent_keys(spec.group, names.waiting_set, names.working_set))
         try:
             if due_ms is not None:
                 await sets.repopulate([(spec.name, due_ms)])
@@ -196,15 +198,15 @@ class Admin:
         await self.database.run(WAKE, spec.name)
 
 
-async def _locked(tx: Transaction, name: str) -> _Locked:
+async def _lock_agent(tx: Transaction, name: str) -> _LockedAgent:
     row = await tx.row(LOCK, name)
     if row is None:
-        raise _unknown(name)
-    return _Locked(
-        _SPECS.decode(row["spec"]),
+        raise _agent_not_found(name)
+    return _LockedAgent(
+        _SPEC_DECODER.decode(row["spec"]),
         row["paused"],
         row["queued"],
-        Plan(row["due_ms"], row["slot_ms"]),
+        NextRun(row["due_ms"], row["slot_ms"]),
         row["replica"],
         row["backfilling"],
     )
@@ -218,7 +220,7 @@ def _past_slots(spec: AgentSpec, since: datetime, until: datetime, now_ms: int) 
         raise InvalidInput("A backfill begins in 1970 at the earliest.")
     if to_ms > now_ms:
         raise InvalidInput("A backfill ends now at the latest: what comes later is run by the schedule.")
-    slots = between(spec.schedule, from_ms, to_ms, BACKFILL_MAX + 1)
+    slots = slots_between(spec.schedule, from_ms, to_ms, BACKFILL_MAX + 1)
     if not slots:
         raise InvalidInput(f"Agent {spec.name!r} runs {spec.schedule}, which has no moment in that time.")
     if len(slots) > BACKFILL_MAX:
@@ -226,16 +228,16 @@ def _past_slots(spec: AgentSpec, since: datetime, until: datetime, now_ms: int) 
     return slots
 
 
-def _moment(at_ms: int) -> datetime:
+def _utc_datetime(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
-def _plain(told: Backfill) -> dict[str, Any]:
+def _audit_detail(told: Backfill) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(told)
     return plain
 
 
-def _check_triggered(name: str, found: _Locked) -> None:
+def _check_can_trigger(name: str, found: _LockedAgent) -> None:
     if found.paused:
         raise Refused(f"Agent {name!r} is paused: `rota agents resume {name}` first.", agent=name)
     if found.replica is not None and found.spec.overlap == "skip":
@@ -246,12 +248,12 @@ def _check_triggered(name: str, found: _Locked) -> None:
         )
 
 
-def _unknown(name: str) -> NotFound:
+def _agent_not_found(name: str) -> NotFound:
     return NotFound(f"There is no agent {name[:60]!r}: `rota agents list` shows those there are.", agent=name[:200])
 
 
 def _view(row: Record) -> AgentView:
-    spec = _SPECS.decode(row["spec"])
+    spec = _SPEC_DECODER.decode(row["spec"])
     return AgentView(
         name=row["name"],
         state=_state(row),

@@ -13,20 +13,20 @@ from typing import Final
 import msgspec
 import structlog
 
-from rota.agents.acquisition import Seen
-from rota.agents.gauges import show
+from rota.agents.acquisition import CycleResult
+from rota.agents.metrics import set_scheduler_gauges
 from rota.infra.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 
-TICKS: Final = 3
+WATCHDOG_CYCLES: Final = 3
 FREE_LOW: Final = 0.01
 FREE_HIGH: Final = 0.90
 FILLED_LOW: Final = 0.10
 UNFILLED_MAX: Final = 0.20
-DEGRADED_AGAIN_S: Final = 600.0
-STALL_AGAIN_S: Final = 300.0
-BARK_AGAIN_S: Final = 60.0
+DEGRADED_WARN_INTERVAL_S: Final = 600.0
+STALL_WARN_INTERVAL_S: Final = 300.0
+WATCHDOG_WARN_INTERVAL_S: Final = 60.0
 CRON_INTERVAL_MS: Final = 60_000
 """What an agent without an interval counts as."""
 STALLS = metrics.counter(
@@ -34,10 +34,10 @@ STALLS = metrics.counter(
 )
 
 
-class Tick(msgspec.Struct, frozen=True, kw_only=True):
+class CycleSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What one cycle saw, and the state of the process after it."""
 
-    seen: Seen
+    seen: CycleResult
     registered: int
     active: int
     """Runs that hold a permit."""
@@ -68,22 +68,22 @@ class Watchdogs:
         self._streaks: dict[str, int] = {}
         self._barked_at: dict[str, float] = {}
 
-    def tick(self, held: Mapping[str, bool], now_s: float) -> list[str]:
+    def update(self, held: Mapping[str, bool], now_s: float) -> list[str]:
         """Those that have just come to `TICKS`; their counts begin anew."""
         barking = []
         for name, holds in held.items():
             self._streaks[name] = self._streaks.get(name, 0) + 1 if holds else 0
-            if self._streaks[name] >= TICKS:
+            if self._streaks[name] >= WATCHDOG_CYCLES:
                 self._streaks[name] = 0
                 self._barked_at[name] = now_s
                 barking.append(name)
         return barking
 
-    def since(self, moment_s: float) -> list[str]:
+    def triggered_since(self, moment_s: float) -> list[str]:
         return sorted(name for name, at in self._barked_at.items() if at >= moment_s)
 
 
-def conditions(tick: Tick) -> dict[str, bool]:
+def watchdog_conditions(tick: CycleSnapshot) -> dict[str, bool]:
     """The exact conditions of the watchdogs."""
     ready = tick.seen.mine > 0
     bounded = tick.permits_most > 0
@@ -98,7 +98,7 @@ def conditions(tick: Tick) -> dict[str, bool]:
     }
 
 
-def why_degraded(tick: Tick, overlaps: int = 0) -> str:
+def degraded_reason(tick: CycleSnapshot, overlaps: int = 0) -> str:
     """A word for what is wrong; empty when nothing is."""
     if tick.shortest_ms and tick.seen.oldest_overdue_ms > tick.shortest_ms:
         return "overdue"
@@ -108,7 +108,7 @@ def why_degraded(tick: Tick, overlaps: int = 0) -> str:
     return "set_overlap" if overlaps else ""
 
 
-def is_stalled(tick: Tick) -> bool:
+def is_stalled(tick: CycleSnapshot) -> bool:
     """Nothing is due or runs here, nor will be for longer than it should take: paused, run elsewhere, or lost."""
     seen = tick.seen
     if not seen.now_ms or not tick.recurring_ms or seen.ready or seen.acquired or tick.active:
@@ -123,7 +123,7 @@ class Starvation:
         self.ticks = 0
         self._since_s = 0.0
 
-    def tick(self, tick: Tick, now_s: float, *, degraded: bool) -> None:
+    def update(self, tick: CycleSnapshot, now_s: float, *, degraded: bool) -> None:
         if not (degraded and tick.permits_most > 0 and tick.permits_free == 0 and tick.active == 0):
             self.ticks = 0
             return
@@ -131,8 +131,8 @@ class Starvation:
             self._since_s = now_s
         self.ticks += 1
 
-    def told(self, now_s: float) -> str:
-        if self.ticks < TICKS:
+    def summary(self, now_s: float) -> str:
+        if self.ticks < WATCHDOG_CYCLES:
             return ""
         return f" starvation=[degraded_for_ms={round((now_s - self._since_s) * 1000)} ticks={self.ticks}]"
 
@@ -145,7 +145,7 @@ class Health:
         self._scripts = scripts
         self._watchdogs = Watchdogs()
         self._starvation = Starvation()
-        self._last: Tick | None = None
+        self._last: CycleSnapshot | None = None
         self._told_at: float | None = None
         self._warned_at = float("-inf")
         self._stalled_at = float("-inf")
@@ -160,31 +160,31 @@ class Health:
     def state(self) -> str:
         return "DEGRADED" if self.reason else "HEALTHY"
 
-    def sampled(self, count: int, overlaps: int) -> None:
+    def set_overlap_sample(self, count: int, overlaps: int) -> None:
         """So many of those that wait were looked at, and so many of them run as well."""
         self._sampled, self._overlaps = count, overlaps
 
-    def note(self, tick: Tick, now_s: float) -> None:
+    def update(self, tick: CycleSnapshot, now_s: float) -> None:
         self._last = tick
-        self.reason = why_degraded(tick, self._overlaps)
-        self._starvation.tick(tick, now_s, degraded=bool(self.reason))
+        self.reason = degraded_reason(tick, self._overlaps)
+        self._starvation.update(tick, now_s, degraded=bool(self.reason))
         self._warn(tick, now_s)
-        for name in self._watchdogs.tick(conditions(tick), now_s):
-            if now_s - self._barked_at.get(name, float("-inf")) >= BARK_AGAIN_S:
+        for name in self._watchdogs.update(watchdog_conditions(tick), now_s):
+            if now_s - self._barked_at.get(name, float("-inf")) >= WATCHDOG_WARN_INTERVAL_S:
                 self._barked_at[name] = now_s
                 log.warning("agents_watchdog", signal=name)
-        show(tick, degraded=bool(self.reason))
+        set_scheduler_gauges(tick, degraded=bool(self.reason))
         if self._told_at is None:
             self._told_at = now_s
         elif self._summary_s > 0 and now_s - self._told_at >= self._summary_s:
             (log.warning if self.reason else log.info)(self.summary(now_s))
             self._told_at = now_s
 
-    def _warn(self, tick: Tick, now_s: float) -> None:
-        if self.reason and now_s - self._warned_at >= DEGRADED_AGAIN_S:
+    def _warn(self, tick: CycleSnapshot, now_s: float) -> None:
+        if self.reason and now_s - self._warned_at >= DEGRADED_WARN_INTERVAL_S:
             self._warned_at = now_s
             log.warning("agents_degraded", reason=self.reason, oldest_overdue_s=tick.seen.oldest_overdue_ms / 1000)
-        if is_stalled(tick) and now_s - self._stalled_at >= STALL_AGAIN_S:
+        if is_stalled(tick) and now_s - self._stalled_at >= STALL_WARN_INTERVAL_S:
             self._stalled_at = now_s
             STALLS.inc()
             log.info("agents_stalled", remedy="are they paused, or do they run elsewhere? see `rota agents list`")
@@ -198,7 +198,7 @@ class Health:
         permits = f"{tick.permits_free}/{most} ({100 * tick.free_ratio:.1f}%)" if most > 0 else "n/a"
         futures = tick.active + tick.stuck
         active = f"active=futures={futures}" if not tick.stuck else f"active={tick.active} futures={futures}"
-        watchdogs = self._watchdogs.since(now_s - max(self._summary_s, 1.0))
+        watchdogs = self._watchdogs.triggered_since(now_s - max(self._summary_s, 1.0))
         return (
             f"Scheduler health | health={self.state}{f' reason={self.reason}' if self.reason else ''}"
             f" | [agents registered={tick.registered} {active} scripts={self._scripts}]"
@@ -207,5 +207,5 @@ class Health:
             f" [cleanup zombies_cleaned={self.zombies} orphans_cleaned={self.orphans}]"
             f" [consistency violations={self._overlaps} sampled={self._sampled}]"
             f" queue_depth={tick.seen.ready}{f' watchdogs={chr(44).join(watchdogs)}' if watchdogs else ''}"
-            f"{self._starvation.told(now_s)}"
+            f"{self._starvation.summary(now_s)}"
         )

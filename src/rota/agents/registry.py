@@ -14,42 +14,44 @@ from typing import Final
 
 import msgspec
 
-from rota.agents.runs import Body
-from rota.model.agent import AgentSpec
+from rota.agents.running import AgentBody
+from rota.model.agents import AgentSpec
 from rota.model.errors import InvalidSetting
-from rota.model.settings.agents import Agent
+from rota.model.settings.agents import AgentSettings
 
 _MULTIPLIER: Final = 2862933555777941757
 _MASK: Final = 2**64 - 1
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredAgent(msgspec.Struct, frozen=True):
     """An agent with what it runs."""
 
     spec: AgentSpec
-    body: Body
+    body: AgentBody
 
 
-class Registry:
-    def __init__(self, wanted: Agent, declared: Iterable[Declared], grace_ms: int) -> None:
-        self._enabled = compiled("enabled_pattern", wanted.enabled_pattern)
-        self._disabled = compiled("disabled_pattern", wanted.disabled_pattern) if wanted.disabled_pattern else None
+class AgentRegistry:
+    def __init__(self, wanted: AgentSettings, declared: Iterable[DeclaredAgent], grace_ms: int) -> None:
+        self._enabled = compile_pattern("enabled_pattern", wanted.enabled_pattern)
+        self._disabled = (
+            compile_pattern("disabled_pattern", wanted.disabled_pattern) if wanted.disabled_pattern else None
+        )
         self._grace_ms = grace_ms
-        self.agents: dict[str, Declared] = {}
+        self.agents: dict[str, DeclaredAgent] = {}
         self.groups: list[str] = []
         self.crowd = ""
         self._members: Sequence[str] = ()
         self._me = ""
         self.replace(declared)
 
-    def replace(self, declared: Iterable[Declared]) -> None:
+    def replace(self, declared: Iterable[DeclaredAgent]) -> None:
         """These are all there are, as far as the patterns let them be."""
         self.agents = {each.spec.name: each for each in declared if self.allows(each.spec.name)}
         self.groups = sorted({each.spec.group for each in self.agents.values()})
         told = "\0".join(sorted(self.agents))
         self.crowd = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
 
-    def share(self, members: Sequence[str], me: str) -> None:
+    def set_members(self, members: Sequence[str], me: str) -> None:
         """Who else there is, in the same order everywhere."""
         self._members = sorted(members)
         self._me = me
@@ -69,7 +71,7 @@ class Registry:
         return name in self.agents and (overdue_ms >= self._grace_ms or self.owns(name))
 
 
-def compiled(setting: str, pattern: str) -> re.Pattern[str]:
+def compile_pattern(setting: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as wrong:

@@ -1,5 +1,5 @@
 """The `rota` command. Heavy imports live inside commands, so that `rota --help` answers at once."""
 
-from rota.cli.app import main
+from rota.cli.main import main
 
 __all__ = ["main"]

@@ -1,6 +1,6 @@
 """`python -m rota.cli`: the same as `rota`."""
 
-from rota.cli.app import main
+from rota.cli.main import main
 
 if __name__ == "__main__":
     main()

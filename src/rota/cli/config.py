@@ -5,22 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from rota.cli import output
-from rota.cli.form import Form
+from rota.cli.core import output
+from rota.cli.core.output_format import OutputFormat
 from rota.model.settings import LoadedSettings, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(loaded: LoadedSettings, *, form: Form = Form.TEXT, out: TextIO | None = None) -> None:
+def show(loaded: LoadedSettings, *, form: OutputFormat = OutputFormat.TEXT, out: TextIO | None = None) -> None:
     """Write the settings to `out` (standard output): a table for people, or one array for programs."""
     out = out or sys.stdout
     if form.is_data:
-        out.write(output.data_text(_data(loaded), form))
+        out.write(output.format_data(_data(loaded), form))
         return
-    with output.readers_may_leave():
-        output.console(out).print(as_table(loaded), soft_wrap=False)
+    with output.IgnoreBrokenPipe():
+        output.console(out).print(settings_table(loaded), soft_wrap=False)
 
 
 def _data(loaded: LoadedSettings) -> list[dict[str, object]]:
@@ -37,7 +37,7 @@ def _data(loaded: LoadedSettings) -> list[dict[str, object]]:
     ]
 
 
-def as_table(loaded: LoadedSettings) -> Table:
+def settings_table(loaded: LoadedSettings) -> Table:
     from rich.table import Table
     from rich.text import Text
 

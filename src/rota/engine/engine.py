@@ -36,55 +36,56 @@ from uuid import UUID
 
 from redis.asyncio import Redis
 
-from rota.accounting.books import Books
-from rota.engine import gatekeeper, results
-from rota.engine.approving import Approver
-from rota.engine.dispatch import Dispatcher
-from rota.engine.doors import Doors
-from rota.engine.ender import Ender
-from rota.engine.events import Teller
-from rota.engine.events_audit import AuditTeller
-from rota.engine.events_feed import Feed
-from rota.engine.events_history import Histories, OfJobs
-from rota.engine.events_servers import Servers
-from rota.engine.events_sources import Sources
-from rota.engine.explain import Explainer
-from rota.engine.finish import Finisher, JobEnd, Told
-from rota.engine.gate_ahead import Ahead
-from rota.engine.gatekeeper import Gatekeeper, gate_before
-from rota.engine.logs import LogKeeper
-from rota.engine.members import Members
-from rota.engine.outputs import Outputs
-from rota.engine.outputs_scanner import Scanner
-from rota.engine.recovery import Recovery
-from rota.engine.replay import Replayer
-from rota.engine.results import Beginnings, Results
-from rota.engine.submit import Submitter
-from rota.engine.submit_intake import SUBMITS, Intake
-from rota.engine.upkeep import Upkeep
-from rota.engine.upkeep_letters import Letters
+from rota.accounting.service import AccountingService
+from rota.engine.admission import controller
+from rota.engine.admission.approvals import Approver
+from rota.engine.admission.controller import AdmissionController, gate_for
+from rota.engine.admission.pending_replayer import PendingReplayer
+from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.cluster.membership import ClusterMembership
+from rota.engine.cluster.worker_registration import WorkerRegistration
+from rota.engine.completion import report_consumer
+from rota.engine.completion.canceller import JobCanceller
+from rota.engine.completion.finisher import CompletionResult, Finisher, JobEnd
+from rota.engine.completion.report_consumer import ProgressConsumer, ReportConsumer
+from rota.engine.dispatch.dispatcher import Dispatcher
+from rota.engine.events.audit_source import AuditEventPublisher
+from rota.engine.events.history import HistoryWatcher, JobHistorySource
+from rota.engine.events.publisher import EventPublisher
+from rota.engine.events.server_presence import ServerPresence
+from rota.engine.events.sources import EventSources
+from rota.engine.events.subscriptions import EventStream
+from rota.engine.explain.explainer import Explainer
+from rota.engine.outputs.async_scanner import OutputScanner
+from rota.engine.outputs.sync_check import SyncOutputChecker
+from rota.engine.queries.logs import LogWriter
+from rota.engine.recovery.dead_letter_recorder import DeadLetterRecorder
+from rota.engine.recovery.reconciler import EngineReconciler
+from rota.engine.recovery.retention import RetentionMaintenance
+from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmissionConsumer
+from rota.engine.submission.submitter import Submitter
+from rota.infra.blob_store import BlobStore, BlobStoreTarget
 from rota.infra.lease import Leases
-from rota.infra.nats import Bus, ConsumerSpec, Handling, Heard
-from rota.infra.nats.declared import events, limited, streams
-from rota.infra.nats.handling import Handler
+from rota.infra.nats import BatchConsumer, Bus, ConsumerSpec, CoreMessage
+from rota.infra.nats.batch_consumer import BatchHandler
+from rota.infra.nats.topology import events_stream, streams, with_limits
 from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle, Service
-from rota.infra.store import Store, StoreTarget
 from rota.model.errors import InvalidInput, NatsUnavailable
 from rota.model.ids import ShowId
-from rota.model.messages import FREED, Freed, decode, encode
-from rota.model.policy import Kernel
+from rota.model.policy.decision import Kernel
+from rota.model.protocol import RELEASED_SUBJECT, FramesReleased, decode, encode
 from rota.model.settings import Settings
-from rota.placement import Registry
-from rota.placement.listening import HeartbeatListener
-from rota.placement.pools_watch import PoolsWatch
-from rota.placement.routing import RoutesWatch, Routing
+from rota.placement import WorkerRegistry
+from rota.placement.heartbeat_consumer import HeartbeatConsumer
+from rota.placement.pools_watch import PoolsFileWatcher
+from rota.placement.route_store import RouteStore, RoutesWatcher
 from rota.placement.snapshot import SnapshotWriter, warm_start
-from rota.policy.opening import fail_mode
-from rota.policy.output.asking import Checker, Source
+from rota.policy.factory import effective_fail_mode
+from rota.policy.output.checker import ContentChecker, OutputPolicySource
 from rota.queue import Queue
 
-RESULTS_AT_ONCE: Final = 2
+MAX_CONCURRENT_REPORT_BATCHES: Final = 2
 """Batches of reports: while one waits for its commit the next is read and written."""
 
 
@@ -95,26 +96,26 @@ class Engine:
         database: Database,
         redis: Redis,
         bus: Bus,
-        books: Books,
+        books: AccountingService,
         queue: Queue,
         kernel: Kernel | None = None,
-        looks: tuple[Source, Checker | None] | None = None,
+        looks: tuple[OutputPolicySource, ContentChecker | None] | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
         self.queue = queue
         self.books = books
         self.leases = leases = Leases(database)
-        self.registry = Registry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
-        self.members = Members(bus, leases.owner)
+        self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
+        self.members = ClusterMembership(bus, leases.owner)
         self.finisher = Finisher(database, queue, books, settings.scheduler)
-        self.store = Store(database, store_target(settings))
-        self.scanner = self._scanner(settings, *looks) if looks is not None else None
+        self.store = BlobStore(database, store_target(settings))
+        self.scanner = self._build_scanner(settings, *looks) if looks is not None else None
         self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
-        self.ender = Ender(database, bus, self.finisher)
-        self.ender.on_ended = self._ended
-        self.results = Results(self.finisher, self.dispatcher.marks, self.freed)
-        self.recovery = Recovery(
+        self.ender = JobCanceller(database, bus, self.finisher)
+        self.ender.on_ended = self._jobs_ended
+        self.results = ReportConsumer(self.finisher, self.dispatcher.marks, self.release_capacity)
+        self.recovery = EngineReconciler(
             database,
             bus,
             leases,
@@ -122,50 +123,54 @@ class Engine:
             self.members,
             self.finisher,
             self.ender,
-            self.freed,
+            self.release_capacity,
             settings.reconciler,
         )
-        self.logs = LogKeeper(database, bus)
-        self.letters = Letters(bus, queue.dead_letters)
-        ahead = Ahead(database, kernel) if kernel is not None else None
-        self.submitter = Submitter(database, gate=gate_before(kernel), ahead=ahead)
-        self.intake = Intake(self.submitter, queue.dead_letters)
-        self.gatekeeper = Gatekeeper(
+        self.logs = LogWriter(database, bus)
+        self.letters = DeadLetterRecorder(bus, queue.dead_letters)
+        ahead = AdmissionPrecheck(database, kernel) if kernel is not None else None
+        self.submitter = Submitter(database, gate=gate_for(kernel), ahead=ahead)
+        self.intake = BusSubmissionConsumer(self.submitter, queue.dead_letters)
+        self.gatekeeper = AdmissionController(
             database,
             self.finisher,
             kernel,
             throttle_s=settings.scheduler.safety_throttle_delay,
-            fail_open=lambda: fail_mode(settings, kernel) == "open",
+            fail_open=lambda: effective_fail_mode(settings, kernel) == "open",
         )
-        self.gatekeeper.on_ended = self._ended
+        self.gatekeeper.on_ended = self._jobs_ended
         self.approver = Approver(database, self.gatekeeper)
-        self.replayer = Replayer(database, leases, self.gatekeeper, settings.replayer, approvals=self.approver)
-        self.upkeep = Upkeep(database, leases, settings.retention, store=self.store, books=books)
-        self.doors = Doors(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
-        self.beginnings = Beginnings(database, bus, self.dispatcher.marks)
-        self.members.on_change = lambda: self.registry.feed_by(self.members.feeds)
-        self.routing = Routing(database)
+        self.replayer = PendingReplayer(database, leases, self.gatekeeper, settings.replayer, approvals=self.approver)
+        self.upkeep = RetentionMaintenance(database, leases, settings.retention, store=self.store, books=books)
+        self.doors = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
+        self.beginnings = ProgressConsumer(database, bus, self.dispatcher.marks)
+        self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)
+        self.routing = RouteStore(database)
         named = settings.routing.pools_file
         every_s = settings.routing.reload_interval
-        self._pools = PoolsWatch(self.routing, Path(named), every_s) if named else None
-        self._routes = RoutesWatch(self.routing, self.registry, every_s)
+        self._pools = PoolsFileWatcher(self.routing, Path(named), every_s) if named else None
+        self._routes = RoutesWatcher(self.routing, self.registry, every_s)
         self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
-        self.teller, self.feed = Teller(database, bus), Feed(bus)
-        self.histories = Histories(OfJobs(database), self.feed)
-        self._servers = Servers(bus, self.members)
-        self._audit = AuditTeller(database, bus, leases, self._servers)
-        self._have_events_told()
-        self._news: asyncio.Queue[Freed] = asyncio.Queue()
+        self.teller, self.feed = EventPublisher(database, bus), EventStream(bus)
+        self.histories = HistoryWatcher(JobHistorySource(database), self.feed)
+        self._servers = ServerPresence(bus, self.members)
+        self._audit = AuditEventPublisher(database, bus, leases, self._servers)
+        self._connect_event_sources()
+        self._news: asyncio.Queue[FramesReleased] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings
         self._redis = redis
 
-    def _scanner(self, settings: Settings, policy: Source, checker: Checker | None) -> Scanner:
-        self.finisher.outputs = Outputs(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
-        return Scanner(self.database, self.store, self.finisher, self.finisher.outputs, checker)
+    def _build_scanner(
+        self, settings: Settings, policy: OutputPolicySource, checker: ContentChecker | None
+    ) -> OutputScanner:
+        self.finisher.outputs = SyncOutputChecker(
+            policy, self.leases.owner, content_s=settings.output_policy.content_timeout
+        )
+        return OutputScanner(self.database, self.store, self.finisher, self.finisher.outputs, checker)
 
-    def _have_events_told(self) -> None:
-        Sources(self.teller).connect(
+    def _connect_event_sources(self) -> None:
+        EventSources(self.teller).connect(
             self.submitter,
             self.gatekeeper,
             self.approver,
@@ -179,19 +184,25 @@ class Engine:
     async def declare(self) -> None:
         """Make the streams and consumers that this replica needs."""
         nats = self._settings.nats
-        read = [limited(spec, nats) for spec in (results.SPEC, gatekeeper.SPEC, SUBMITS)]
-        await self.bus.ensure([*streams(nats), events(nats), *read])
+        read = [
+            with_limits(spec, nats)
+            for spec in (report_consumer.CONSUMER_SPEC, controller.CONSUMER_SPEC, SUBMIT_CONSUMER_SPEC)
+        ]
+        await self.bus.ensure([*streams(nats), events_stream(nats), *read])
 
     async def warm_up(self) -> None:
         """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
         if self._pools is not None:
-            await self._pools.look()
-        self.registry.route(await self.routing.read())
-        self.registry.feed_by(self.members.feeds)
+            await self._pools.reload()
+        self.registry.set_routes(await self.routing.read())
+        self.registry.set_ownership(self.members.owns_worker)
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
-        ends = [self._handling(results.SPEC, self.results.handle, most=64) for _ in range(RESULTS_AT_ONCE)]
+        ends = [
+            self._batch_consumer(report_consumer.CONSUMER_SPEC, self.results.handle, most=64)
+            for _ in range(MAX_CONCURRENT_REPORT_BATCHES)
+        ]
         return [
             Service("events_servers", self._servers.run),
             Service("events", self.teller.run),
@@ -200,74 +211,74 @@ class Engine:
             Service("members", self.members.run),
             *([Service("pools_file", self._pools.run)] if self._pools is not None else []),
             Service("routes", self._routes.run),
-            Service("heartbeats", HeartbeatListener(self.bus, self.registry, self.database).run),
+            Service("heartbeats", HeartbeatConsumer(self.bus, self.registry, self.database).run),
             Service("snapshot", self._snapshots.run),
-            Service("news", self._share_news),
+            Service("news", self._exchange_releases),
             Service("doors", self.doors.run),
             Service("dispatch", self.dispatcher.run),
             *(Service(f"results_{number}", handling.run) for number, handling in enumerate(ends, 1)),
             Service("beginnings", self.beginnings.run),
             Service("recovery", self.recovery.run),
-            Service("submits", self.intake.handling(self.bus, self._settings.nats).run),
+            Service("submits", self.intake.batch_consumer(self.bus, self._settings.nats).run),
             Service("letters", self.letters.run),
             Service("logs", self.logs.run),
-            Service("gate", self._handling(gatekeeper.SPEC, self.gatekeeper.handle).run),
-            Service("gate_ending", self._end_gate),
+            Service("gate", self._batch_consumer(controller.CONSUMER_SPEC, self.gatekeeper.handle).run),
+            Service("gate_ending", self._disable_fail_open_on_drain),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.upkeep.run),
             *([Service("outputs", self.scanner.run)] if self.scanner is not None else []),
             Service("events_audit", self._audit.run),
         ]
 
-    async def _end_gate(self, life: Lifecycle) -> None:
+    async def _disable_fail_open_on_drain(self, life: Lifecycle) -> None:
         """Services end in reverse: from before the gatekeeper ends, a silent policy opens nothing."""
         life.ready()
         await life.until_draining()
         self.gatekeeper.is_ending = True
 
-    def _handling(self, spec: ConsumerSpec, handler: Handler, *, most: int = 256) -> Handling:
-        nats, terminated = self._settings.nats, self.letters.terminated
-        read = limited(spec, nats)
-        return Handling(self.bus, read, handler, terminated, most=most, dead_letter_retry_s=nats.nak_delay)
+    def _batch_consumer(self, spec: ConsumerSpec, handler: BatchHandler, *, most: int = 256) -> BatchConsumer:
+        nats, terminated = self._settings.nats, self.letters.record_terminated
+        read = with_limits(spec, nats)
+        return BatchConsumer(self.bus, read, handler, terminated, most=most, dead_letter_retry_s=nats.nak_delay)
 
-    def freed(self, worker: UUID, told: Told) -> None:
+    def release_capacity(self, worker: UUID, told: CompletionResult) -> None:
         """Frames ended: their worker has room, and so have their shows; other replicas hear of it, too."""
-        self.registry.freed(worker, told.freed)
+        self.registry.release_allocations(worker, told.freed)
         for show, deleted in told.released.items():
-            self.dispatcher.released(show, deleted.by_job())
-            if len(self.members.present()) > 1:
-                self._news.put_nowait(Freed(worker, told.freed, show, deleted.frames))
+            self.dispatcher.frames_released(show, deleted.by_job())
+            if len(self.members.live_replicas()) > 1:
+                self._news.put_nowait(FramesReleased(worker, told.freed, show, deleted.frames))
 
-    async def _share_news(self, life: Lifecycle) -> None:
+    async def _exchange_releases(self, life: Lifecycle) -> None:
         """Tell other replicas what was freed here, and hear what was freed there."""
-        async with self.bus.hear(FREED) as heard, asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(self._tell_news()), tasks.create_task(self._hear_news(heard))]
+        async with self.bus.subscribe_core(RELEASED_SUBJECT) as heard, asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(self._broadcast_releases()), tasks.create_task(self._consume_releases(heard))]
             life.ready()
             await life.until_draining()
             for task in working:
                 task.cancel()
 
-    async def _tell_news(self) -> None:
+    async def _broadcast_releases(self) -> None:
         while True:
             news = await self._news.get()
             with suppress(NatsUnavailable):
-                await self.bus.tell(FREED, encode(news))
+                await self.bus.publish_core(RELEASED_SUBJECT, encode(news))
 
-    async def _hear_news(self, heard: asyncio.Queue[Heard]) -> None:
+    async def _consume_releases(self, heard: asyncio.Queue[CoreMessage]) -> None:
         while True:
             message = await heard.get()
             with suppress(InvalidInput):
-                news = decode(Freed, message.data)
-                self.registry.freed(news.worker, news.tokens)
-                self.dispatcher.released(ShowId(news.show), {news.worker: news.frames})
+                news = decode(FramesReleased, message.data)
+                self.registry.release_allocations(news.worker, news.tokens)
+                self.dispatcher.frames_released(ShowId(news.show), {news.worker: news.frames})
 
-    def _ended(self, jobs: list[JobEnd]) -> None:
-        self.dispatcher.marks.ended(job.job for job in jobs)
+    def _jobs_ended(self, jobs: list[JobEnd]) -> None:
+        self.dispatcher.marks.forget(job.job for job in jobs)
 
 
-def store_target(settings: Settings) -> StoreTarget:
+def store_target(settings: Settings) -> BlobStoreTarget:
     wanted = settings.store
-    return StoreTarget(
+    return BlobStoreTarget(
         directory=Path(wanted.directory) if wanted.directory else None,
         small_bytes=wanted.small_bytes,
         most_bytes=wanted.most_bytes,

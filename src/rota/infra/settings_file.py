@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rota.model.errors import InvalidSetting
-from rota.model.settings import Entry, LoadedSettings, Odd, resolve
+from rota.model.settings import LoadedSettings, SettingsFileEntry, UnsupportedValue, resolve
 from rota.model.settings.names import CONFIG_ENV
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ def load(
 ) -> LoadedSettings:
     """The settings of this process. `environ` and `directory` are its own unless given."""
     environ = os.environ if environ is None else environ
-    path = _file(config, environ, directory or Path())
-    entries = parse(_text(path), str(path)) if path else ()
+    path = _find_file(config, environ, directory or Path())
+    entries = parse(_read_text(path), str(path)) if path else ()
     return resolve(entries, environ, file=str(path or FILE_NAME))
 
 
-def parse(text: str, file: str) -> tuple[Entry, ...]:
+def parse(text: str, file: str) -> tuple[SettingsFileEntry, ...]:
     """What stands in the text of a settings file, with line numbers."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Reader(yaml.parse(text, Loader=loader), file).document()
+        return _SettingsReader(yaml.parse(text, Loader=loader), file).document()
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         line = mark.line + 1 if mark else 1
@@ -55,7 +55,7 @@ def parse(text: str, file: str) -> tuple[Entry, ...]:
         raise InvalidSetting(f"{file}: this is no YAML: it holds characters that are not allowed.") from None
 
 
-def _file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
+def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
     if named := config or environ.get(CONFIG_ENV, "").strip():
         return directory / named
     path = directory / FILE_NAME
@@ -68,7 +68,7 @@ def _file(config: Path | None, environ: Mapping[str, str], directory: Path) -> P
     return path
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "it is a pipe or a device, no file")  # noqa: TRY301  told like the others
@@ -89,14 +89,14 @@ def _text(path: Path) -> str:
         raise InvalidSetting(f"{path}:{line}: this is no UTF-8; save the file as UTF-8.") from None
 
 
-class _Reader:
+class _SettingsReader:
     """Turns the parser's events into entries; stops at the first thing that is no settings file."""
 
     def __init__(self, events: Iterator[Event], file: str) -> None:
         self.events = events
         self.file = file
 
-    def document(self) -> tuple[Entry, ...]:
+    def document(self) -> tuple[SettingsFileEntry, ...]:
         from yaml.events import DocumentStartEvent, StreamEndEvent
 
         next(self.events)
@@ -106,39 +106,39 @@ class _Reader:
         value = self._value(first, 0)
         next(self.events)
         if isinstance(after := next(self.events), DocumentStartEvent):
-            raise self._wrong(after, "a second document begins here; keep one of them")
+            raise self._error(after, "a second document begins here; keep one of them")
         if value is None:
             return ()
         if not isinstance(value, tuple):
-            raise self._wrong(first, "a settings file holds sections such as `redis:` with settings below them")
+            raise self._error(first, "a settings file holds sections such as `redis:` with settings below them")
         return value
 
-    def _value(self, event: Event, depth: int) -> str | tuple[Entry, ...] | Odd | None:
+    def _value(self, event: Event, depth: int) -> str | tuple[SettingsFileEntry, ...] | UnsupportedValue | None:
         from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, SequenceStartEvent
 
         if depth > _DEPTH_MAX:
-            raise self._wrong(event, "this is nested too deeply")
+            raise self._error(event, "this is nested too deeply")
         if isinstance(event, AliasEvent):
-            return Odd("an alias")
+            return UnsupportedValue("an alias")
         tagged = getattr(event, "tag", None) is not None
         if isinstance(event, ScalarEvent):
             if tagged:
-                return Odd("a value with a tag")
+                return UnsupportedValue("a value with a tag")
             return None if event.implicit[0] and event.value in _NULLS else event.value
         if isinstance(event, SequenceStartEvent):
             self._skip_list(depth)
-            return Odd("a list")
+            return UnsupportedValue("a list")
         assert isinstance(event, MappingStartEvent), f"no value begins with {event}"
         entries = tuple(self._entries(depth))
-        return Odd("a section with a tag") if tagged else entries
+        return UnsupportedValue("a section with a tag") if tagged else entries
 
-    def _entries(self, depth: int) -> Iterator[Entry]:
+    def _entries(self, depth: int) -> Iterator[SettingsFileEntry]:
         from yaml.events import MappingEndEvent, ScalarEvent
 
         while not isinstance(key := next(self.events), MappingEndEvent):
             if not isinstance(key, ScalarEvent):
-                raise self._wrong(key, "a key must be plain text")
-            yield Entry(key.value, _line(key), self._value(next(self.events), depth + 1))
+                raise self._error(key, "a key must be plain text")
+            yield SettingsFileEntry(key.value, _line(key), self._value(next(self.events), depth + 1))
 
     def _skip_list(self, depth: int) -> None:
         from yaml.events import SequenceEndEvent
@@ -146,7 +146,7 @@ class _Reader:
         while not isinstance(event := next(self.events), SequenceEndEvent):
             self._value(event, depth + 1)
 
-    def _wrong(self, event: Event, sentence: str) -> InvalidSetting:
+    def _error(self, event: Event, sentence: str) -> InvalidSetting:
         return InvalidSetting(f"{self.file}:{_line(event)}: {sentence}.")
 
 

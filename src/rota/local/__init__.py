@@ -10,7 +10,7 @@ Invariants, and who enforces each:
 * A failed start leaves nothing running (`stack`).
 """
 
-from rota.local.binaries import Source
+from rota.local.binaries import BinarySource
 from rota.local.stack import LocalStack, StackOptions
 
-__all__ = ["LocalStack", "Source", "StackOptions"]
+__all__ = ["BinarySource", "LocalStack", "StackOptions"]

@@ -15,15 +15,15 @@ from typing import Final
 
 import msgspec
 
-from rota.local.datadir import cannot_use, located, owner_of, write_private
+from rota.local.datadir import owner_of, resolve_data_dir, unusable_path_error, write_private
+from rota.model.api_key_format import PlainKey, parse_key
 from rota.model.errors import InvalidSetting, Unauthenticated
-from rota.model.key_text import PlainKey, parse_key
 from rota.model.settings import Settings
 
-FILE: Final = "api.key"
+KEY_FILE: Final = "api.key"
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class ApiEndpoint(msgspec.Struct, frozen=True):
     """Where the API is, and the text of the key to show there."""
 
     url: str
@@ -36,39 +36,39 @@ class Endpoint(msgspec.Struct, frozen=True):
         return [("url", self.url)]
 
 
-class _Up(msgspec.Struct):
+class _UpFile(msgspec.Struct):
     """The part of `up.json` that matters here."""
 
     pid: int
     listen: str
 
 
-def endpoint(settings: Settings) -> Endpoint:
+def find_endpoint(settings: Settings) -> ApiEndpoint:
     """The API to call: the one that is set, or that of the `rota up` of this data directory."""
-    api, folder = settings.api, located(Path(settings.local.data_dir))
+    api, folder = settings.api, resolve_data_dir(Path(settings.local.data_dir))
     if api.url is not None:
         if api.key is None:
             raise InvalidSetting("api.url is set and api.key is not: set ROTA_API_KEY to a key of that installation.")
-        return Endpoint(api.url.rstrip("/"), api.key)
-    url, stored = _listening(folder), read_key(folder)
+        return ApiEndpoint(api.url.rstrip("/"), api.key)
+    url, stored = _running_url(folder), read_key(folder)
     if url is None:
         raise InvalidSetting(
             f"No API is known: set ROTA_API_URL and ROTA_API_KEY, or start Rota in {folder} with `rota up`."
         )
     key = api.key or (stored.text if stored else None)
     if key is None:
-        raise InvalidSetting(f"{folder / FILE} holds no key: start `rota up` again, which makes one.")
-    return Endpoint(url, key)
+        raise InvalidSetting(f"{folder / KEY_FILE} holds no key: start `rota up` again, which makes one.")
+    return ApiEndpoint(url, key)
 
 
 def read_key(folder: Path) -> PlainKey | None:
     """The key that lies in the data directory; None when there is none, or what lies there is none."""
     try:
-        text = (folder / FILE).read_text("utf-8", errors="replace")
+        text = (folder / KEY_FILE).read_text("utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise cannot_use(folder / FILE, error) from error
+        raise unusable_path_error(folder / KEY_FILE, error) from error
     with suppress(Unauthenticated):
         return parse_key(text.strip())
     return None
@@ -76,14 +76,14 @@ def read_key(folder: Path) -> PlainKey | None:
 
 def write_key(folder: Path, key: PlainKey) -> None:
     try:
-        write_private(folder / FILE, f"{key.text}\n")
+        write_private(folder / KEY_FILE, f"{key.text}\n")
     except OSError as error:
-        raise cannot_use(folder / FILE, error) from error
+        raise unusable_path_error(folder / KEY_FILE, error) from error
 
 
-def _listening(folder: Path) -> str | None:
+def _running_url(folder: Path) -> str | None:
     try:
-        up = msgspec.json.decode((folder / "up.json").read_bytes(), type=_Up)
+        up = msgspec.json.decode((folder / "up.json").read_bytes(), type=_UpFile)
     except (OSError, msgspec.DecodeError, UnicodeError):
         return None
     owner = owner_of(folder)

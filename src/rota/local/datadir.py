@@ -30,21 +30,21 @@ T = TypeVar("T")
 LINUX: bool = sys.platform.startswith("linux")
 SERVERS = ("postgres", "redis", "nats")
 # A killed owner's servers need a moment to stop in order; a live owner is told at once.
-WAIT_FOR_ORPHANS_S = 20.0
-WAIT_FOR_OWNER_S = 0.2
-POLL_S = 0.02
+ORPHANS_TIMEOUT_S = 20.0
+OWNER_TIMEOUT_S = 0.2
+POLL_INTERVAL_S = 0.02
 # Below the range that systems take outgoing connections' ports from: while a killed server is being started again, its
 # port must not go to somebody's connection.
-PORTS = range(20_000, 32_000)
-PORT_TRIES = 100
-ROOM_FOR_A_NEW_CLUSTER_MB = 96
-ROOM_TO_START_MB = 24
+PORT_RANGE = range(20_000, 32_000)
+PORT_ATTEMPTS_MAX = 100
+FREE_MIN_NEW_CLUSTER_MB = 96
+FREE_MIN_START_MB = 24
 
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class State(msgspec.Struct):
+class DataDirState(msgspec.Struct):
     """What `state.json` holds."""
 
     ports: dict[str, Port] = {}
@@ -56,23 +56,23 @@ class DataDir:
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self.lock_fd = lock_fd
-        self.ports = _read(path / "state.json", State, State()).ports
-        self.passwords = _read(path / "credentials.json", dict[str, str], {})
+        self.ports = _read_json(path / "state.json", DataDirState, DataDirState()).ports
+        self.passwords = _read_json(path / "credentials.json", dict[str, str], {})
         if self.passwords:
             (path / "credentials.json").chmod(0o600)
 
     @classmethod
     def claim(cls, path: Path) -> DataDir:
         """Own `path`, making it if need be; waits for servers of a killed owner, never for a live one."""
-        path = located(path)
+        path = resolve_data_dir(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise cannot_use(path, error) from error
+            raise unusable_path_error(path, error) from error
         try:
             _lock(lock_fd, path)
-            _sign(lock_fd, Owner.me())
+            _write_owner(lock_fd, DataDirOwner.current())
             return cls(path, lock_fd)
         except BaseException:
             os.close(lock_fd)
@@ -81,8 +81,8 @@ class DataDir:
     def prepare(self) -> None:
         """Make folders and passwords that are not there yet, and see that there is room to start."""
         try:
-            self._need_room()
-            self._need_passwords()
+            self._check_disk_space()
+            self._check_passwords()
             for name in (*SERVERS, "log"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             missing = [name for name in SERVERS if name not in self.passwords]
@@ -90,21 +90,21 @@ class DataDir:
                 self.passwords |= {name: secrets.token_urlsafe(24) for name in missing}
                 write_private(self.path / "credentials.json", msgspec.json.encode(self.passwords))
         except OSError as error:
-            raise cannot_use(self.path, error) from error
+            raise unusable_path_error(self.path, error) from error
 
     @property
     def _has_cluster(self) -> bool:
         return (self.path / "postgres" / "data" / "PG_VERSION").exists()
 
-    def _need_passwords(self) -> None:
+    def _check_passwords(self) -> None:
         if self._has_cluster and "postgres" not in self.passwords:
             raise SetupFailed(
                 f"{self.path / 'credentials.json'} is gone, and the cluster beside it cannot be opened without it; "
                 "restore it, or set local.data-dir to a new directory."
             )
 
-    def _need_room(self) -> None:
-        needed_mb = ROOM_TO_START_MB if self._has_cluster else ROOM_FOR_A_NEW_CLUSTER_MB
+    def _check_disk_space(self) -> None:
+        needed_mb = FREE_MIN_START_MB if self._has_cluster else FREE_MIN_NEW_CLUSTER_MB
         free_mb = shutil.disk_usage(self.path).free // 2**20
         if free_mb < needed_mb:
             raise DiskFull(
@@ -121,7 +121,7 @@ class DataDir:
         return self.ports[name]
 
     def save(self) -> None:
-        write_private(self.path / "state.json", msgspec.json.encode(State(self.ports)))
+        write_private(self.path / "state.json", msgspec.json.encode(DataDirState(self.ports)))
 
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
@@ -131,46 +131,46 @@ class DataDir:
         os.close(self.lock_fd)
 
 
-class Owner(msgspec.Struct, frozen=True):
+class DataDirOwner(msgspec.Struct, frozen=True):
     """Who holds a data directory. A pid alone may have gone to a stranger; with its start time it names one process."""
 
     pid: int
     started: str = ""
 
     @classmethod
-    def me(cls) -> Owner:
-        return cls(os.getpid(), _started(os.getpid()) or "")
+    def current(cls) -> DataDirOwner:
+        return cls(os.getpid(), _start_time(os.getpid()) or "")
 
     @property
     def alive(self) -> bool:
         """Whether that very process still runs; where no start time can be had, whether one of that pid does."""
         if LINUX:
-            return bool(self.started) and _started(self.pid) == self.started
-        return _exists(self.pid)
+            return bool(self.started) and _start_time(self.pid) == self.started
+        return _pid_exists(self.pid)
 
 
-UNKNOWN = Owner(0)
+UNKNOWN_OWNER = DataDirOwner(0)
 """Somebody holds the lock and has not signed it yet, or only servers of a killed owner do."""
 
 
-def owner_of(path: Path) -> Owner | None:
+def owner_of(path: Path) -> DataDirOwner | None:
     """Who owns the data directory at `path`; None when nobody does."""
     try:
         fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise cannot_use(path, error) from error
+        raise unusable_path_error(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _signed(fd)
+        return _read_owner(fd)
     finally:
         os.close(fd)
     return None
 
 
-def located(path: Path) -> Path:
+def resolve_data_dir(path: Path) -> Path:
     """`path` as it is on this machine: absolute, with `~` and links followed."""
     try:
         found = path.expanduser().resolve()
@@ -207,31 +207,31 @@ def _lock(fd: int, path: Path) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _signed(fd)
-            patience_s = WAIT_FOR_OWNER_S if owner.alive else WAIT_FOR_ORPHANS_S
+            owner = _read_owner(fd)
+            patience_s = OWNER_TIMEOUT_S if owner.alive else ORPHANS_TIMEOUT_S
             if time.monotonic() - began > patience_s:
                 raise DataDirInUse(
                     f"{path} is in use by process {owner.pid or 'unknown'}; run `rota down` first, "
                     "or set local.data-dir to another directory."
                 ) from None
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         else:
             return
 
 
-def _sign(fd: int, owner: Owner) -> None:
+def _write_owner(fd: int, owner: DataDirOwner) -> None:
     os.ftruncate(fd, 0)
     os.pwrite(fd, msgspec.json.encode(owner), 0)
 
 
-def _signed(fd: int) -> Owner:
+def _read_owner(fd: int) -> DataDirOwner:
     try:
-        return msgspec.json.decode(os.pread(fd, 256, 0), type=Owner)
+        return msgspec.json.decode(os.pread(fd, 256, 0), type=DataDirOwner)
     except msgspec.DecodeError:
-        return UNKNOWN
+        return UNKNOWN_OWNER
 
 
-def _started(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """When process `pid` was started, in the kernel's own count; None when it does not run (any more)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -240,7 +240,7 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _exists(pid: int) -> bool:
+def _pid_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -251,25 +251,25 @@ def _exists(pid: int) -> bool:
 
 
 def _free_port() -> int:
-    for _ in range(PORT_TRIES):
-        port = PORTS.start + secrets.randbelow(len(PORTS))
+    for _ in range(PORT_ATTEMPTS_MAX):
+        port = PORT_RANGE.start + secrets.randbelow(len(PORT_RANGE))
         if port_is_free(port):
             return port
-    raise PortTaken(f"No free port was found between {PORTS.start} and {PORTS.stop}; set local.*.port.")
+    raise PortTaken(f"No free port was found between {PORT_RANGE.start} and {PORT_RANGE.stop}; set local.*.port.")
 
 
-def _read(path: Path, shape: type[T], default: T) -> T:
+def _read_json(path: Path, shape: type[T], default: T) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=shape)
     except FileNotFoundError:
         return default
     except OSError as error:
-        raise cannot_use(path, error) from error
+        raise unusable_path_error(path, error) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise SetupFailed(f"{path} is damaged ({error}); restore it, or remove {path.parent} to start anew.") from error
 
 
-def cannot_use(path: Path, error: OSError) -> SetupFailed:
+def unusable_path_error(path: Path, error: OSError) -> SetupFailed:
     """What to tell when the system does not let us work there."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(f"No space left at {path}; make room there, or set local.data-dir to another disk.")

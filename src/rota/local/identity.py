@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rota.model.errors import SetupFailed
 
-LAUNCH = Path(__file__).with_name("launch.py")
+LAUNCHER = Path(__file__).with_name("launch.py")
 
 
 class RootMode(StrEnum):
@@ -39,7 +39,7 @@ class Identity:
     uid: int | None = None
     gid: int | None = None
 
-    def give(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         """Make `path` and what is in it belong to the account the server runs as."""
         if self.uid is None or self.gid is None or not path.exists() or path.stat().st_uid == self.uid:
             return
@@ -49,16 +49,16 @@ class Identity:
         os.chown(path, self.uid, self.gid)
 
 
-PLAIN = Identity("plain")
+OWN_IDENTITY = Identity("plain")
 
 
-def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
+def postgres_identity(mode: RootMode, data_dir: Path) -> Identity:
     if os.geteuid() != 0:
-        return PLAIN
+        return OWN_IDENTITY
     mapped = _account("daemon", "bin", "nobody")
     if mode is not RootMode.SETUID:
         words = ("--userns", f"{mapped.pw_uid}:{mapped.pw_gid}")
-        if _works(words):
+        if _can_launch(words):
             return Identity("userns", words, uid=0, gid=0)
         if mode is RootMode.USERNS:
             raise SetupFailed(
@@ -67,7 +67,7 @@ def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
     account = _account("postgres", "nobody")
     # The account must pass through; every file in it that matters is closed by itself.
     data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | stat.S_IXOTH)
-    if not _reachable(data_dir):
+    if not _is_world_accessible(data_dir):
         raise SetupFailed(
             f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}; "
             "set local.data-dir to a place outside a closed home directory, or run Rota as a plain user."
@@ -77,7 +77,7 @@ def for_postgres(mode: RootMode, data_dir: Path) -> Identity:
 
 def readable_bin_dir(bin_dir: Path, identity: Identity, data_dir: Path) -> Path:
     """`bin_dir`, or a copy of its installation that the account of `identity` can read."""
-    if identity.mode != "setuid" or _reachable(bin_dir):
+    if identity.mode != "setuid" or _is_world_accessible(bin_dir):
         return bin_dir
     install = bin_dir.parents[1]
     copy = data_dir / "postgres-install"
@@ -101,10 +101,10 @@ def _account(*names: str) -> pwd.struct_passwd:
     raise SetupFailed(f"None of the accounts {', '.join(names)} exists here; run Rota as a plain user.")
 
 
-def _works(words: tuple[str, ...]) -> bool:
-    argv = [sys.executable, "-I", "-S", str(LAUNCH), "--parent", str(os.getpid()), "--deathsig", "9", *words]
+def _can_launch(words: tuple[str, ...]) -> bool:
+    argv = [sys.executable, "-I", "-S", str(LAUNCHER), "--parent", str(os.getpid()), "--deathsig", "9", *words]
     return subprocess.run([*argv, "--", "/bin/true"], capture_output=True, timeout=10, check=False).returncode == 0
 
 
-def _reachable(path: Path) -> bool:
+def _is_world_accessible(path: Path) -> bool:
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in [path, *path.parents])

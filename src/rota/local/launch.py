@@ -34,7 +34,7 @@ def main() -> NoReturn:
     if options.userns:
         _enter_user_namespace(libc, *options.userns)
     if options.setuid:
-        _become(*options.setuid)
+        _switch_user(*options.setuid)
     if options.guard:
         sys.exit(_guard(options.argv, options.deathsig, options.stdin))
     if options.stdin:
@@ -84,7 +84,7 @@ def _enter_user_namespace(libc: ctypes.CDLL | None, uid: int, gid: int) -> None:
             file.write(text)
 
 
-def _become(uid: int, gid: int) -> None:
+def _switch_user(uid: int, gid: int) -> None:
     os.setgroups([])
     os.setgid(gid)
     os.setuid(uid)

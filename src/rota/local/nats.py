@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from rota.local.datadir import write_private
-from rota.local.server import PROBE_TIMEOUT_S, Server
+from rota.local.server import PROBE_TIMEOUT_S, LocalServer
 
 USER = "rota"
 
 
-class NatsServer(Server):
+class NatsServer(LocalServer):
     name = "nats"
 
     @property
@@ -45,7 +45,7 @@ jetstream {{ store_dir: {store}, max_memory_store: 256MB, max_file_store: 4GB }}
             max_reconnect_attempts=0,
             # The library waits this long before its first retry, two seconds by default.
             reconnect_time_wait=0.01,
-            error_cb=_say_nothing,
+            error_cb=_ignore_error,
         )
         try:
             await client.jetstream().account_info()
@@ -53,5 +53,5 @@ jetstream {{ store_dir: {store}, max_memory_store: 256MB, max_file_store: 4GB }}
             await client.close()
 
 
-async def _say_nothing(_error: Exception) -> None:
+async def _ignore_error(_error: Exception) -> None:
     """A server that is not up yet is no error; the start reports one if it never comes up."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rota.local.binaries import Binary
 from rota.local.datadir import DataDir, write_private
-from rota.local.identity import Identity, RootMode, for_postgres, readable_bin_dir
-from rota.local.process import Process
-from rota.local.server import PROBE_TIMEOUT_S, Server
+from rota.local.identity import Identity, RootMode, postgres_identity, readable_bin_dir
+from rota.local.process import ChildProcess
+from rota.local.server import PROBE_TIMEOUT_S, LocalServer
 from rota.model.errors import BinaryMissing, DataDirVersion, DiskFull, LoginRefused, ServerFailed, SetupFailed
 
 INITDB_TIMEOUT_S = 60.0
@@ -18,7 +18,7 @@ DATABASE = "rota"
 ROLE = "rota"
 
 
-class PostgresServer(Server):
+class PostgresServer(LocalServer):
     """`durable=False` trades safety against a power cut for speed; a killed process loses nothing either way."""
 
     name = "postgres"
@@ -30,7 +30,7 @@ class PostgresServer(Server):
     ) -> None:
         super().__init__(home, binary, fixed_port)
         self.durable = durable
-        self._identity = for_postgres(root_mode, home.path)
+        self._identity = postgres_identity(root_mode, home.path)
         self._bin_dir = readable_bin_dir(binary.path.parent, self._identity, home.path)
         if not (self._bin_dir / "initdb").exists():
             raise BinaryMissing(f"{self._bin_dir} has no initdb beside postgres; install PostgreSQL's server package.")
@@ -64,8 +64,8 @@ class PostgresServer(Server):
             )
 
     async def prepare(self) -> None:
-        self._identity.give(self.dir)
-        self._identity.give(self.data)
+        self._identity.chown(self.dir)
+        self._identity.chown(self.data)
         if (self.data / "PG_VERSION").exists():
             return
         if self.data.exists():
@@ -75,8 +75,8 @@ class PostgresServer(Server):
         beside.mkdir(mode=0o700)
         password_file = self.dir / "password"
         write_private(password_file, self.password)
-        self._identity.give(beside)
-        self._identity.give(password_file)
+        self._identity.chown(beside)
+        self._identity.chown(password_file)
         try:
             await self._initdb(beside, password_file)
         finally:
@@ -87,7 +87,7 @@ class PostgresServer(Server):
         argv: list[str | Path] = [self._bin_dir / "initdb", "-D", target, "-U", ROLE, "-E", "UTF8", "--locale=C"]
         argv += ["--auth=scram-sha-256", f"--pwfile={password_file}", "--no-instructions"]
         argv += [] if self.durable else ["--no-sync"]
-        process = Process.spawn(
+        process = ChildProcess.spawn(
             argv,
             log=self.home.log("initdb"),
             lock_fd=self.home.lock_fd,
@@ -95,13 +95,13 @@ class PostgresServer(Server):
             identity=self._identity,
         )
         try:
-            if await process.ended(INITDB_TIMEOUT_S) and process.status == 0:
+            if await process.wait(INITDB_TIMEOUT_S) and process.status == 0:
                 return
         finally:
-            process.send(signal.SIGKILL)
-        if "No space left on device" in process.said():
+            process.send_signal(signal.SIGKILL)
+        if "No space left on device" in process.log_tail():
             raise DiskFull(f"There is no room for a PostgreSQL cluster at {self.dir}; make room there.")
-        raise ServerFailed(f"initdb of {self.binary.label} failed: {process.said()}")
+        raise ServerFailed(f"initdb of {self.binary.label} failed: {process.log_tail()}")
 
     def argv(self) -> list[str | Path]:
         conf = {
@@ -148,6 +148,6 @@ class PostgresServer(Server):
         finally:
             await connection.close()
 
-    def _may_try_again(self, said: str) -> bool:
+    def _is_retryable(self, said: str) -> bool:
         # The children of a killed postmaster hold its shared memory for a few milliseconds more.
-        return super()._may_try_again(said) or "is still in use" in said or "already exists" in said
+        return super()._is_retryable(said) or "is still in use" in said or "already exists" in said

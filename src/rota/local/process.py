@@ -11,15 +11,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from rota.local.identity import LAUNCH, PLAIN, Identity
+from rota.local.identity import LAUNCHER, OWN_IDENTITY, Identity
 
 TAIL_BYTES = 4000
-POLL_S = 0.02
+POLL_INTERVAL_S = 0.02
 # Only Linux tells a child that its parent died; elsewhere a guard process watches.
-GUARDED = not sys.platform.startswith("linux")
+NEEDS_GUARD = not sys.platform.startswith("linux")
 
 
-class Process:
+class ChildProcess:
     """A running child. It dies with the thread that started it, so that must be the main one."""
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
@@ -36,17 +36,17 @@ class Process:
         die_with: signal.Signals,
         cwd: Path = Path("/"),
         stdin: Path | None = None,
-        identity: Identity = PLAIN,
-    ) -> Process:
+        identity: Identity = OWN_IDENTITY,
+    ) -> ChildProcess:
         assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
-        launch: list[str | Path] = [sys.executable, "-I", "-S", LAUNCH, "--parent", str(os.getpid())]
-        launch += ["--deathsig", str(int(die_with)), *identity.words, *(["--guard"] if GUARDED else [])]
+        launch: list[str | Path] = [sys.executable, "-I", "-S", LAUNCHER, "--parent", str(os.getpid())]
+        launch += ["--deathsig", str(int(die_with)), *identity.words, *(["--guard"] if NEEDS_GUARD else [])]
         launch += ["--stdin", stdin] if stdin else []
         launch += ["--", *argv]
         with log.open("wb") as output:
             child = subprocess.Popen(
                 [os.fspath(word) for word in launch],
-                stdin=subprocess.PIPE if GUARDED else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if NEEDS_GUARD else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
@@ -66,11 +66,11 @@ class Process:
         """Its exit status; None while it runs."""
         return self._child.poll()
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self.status is None:
             self._child.send_signal(number)
 
-    async def ended(self, timeout_s: float | None = None) -> bool:
+    async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended; False when `timeout_s` passed first."""
         if self.status is not None:
             return True
@@ -84,7 +84,7 @@ class Process:
     async def _wait(self) -> None:
         if not hasattr(os, "pidfd_open"):
             while self.status is None:  # noqa: ASYNC110  this system tells of a child's end in no other way
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
             return
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         pidfd = os.pidfd_open(self.pid)
@@ -97,15 +97,15 @@ class Process:
         self._child.wait()
 
     async def stop(self, ask: signal.Signals, insist: signal.Signals, timeout_s: float) -> None:
-        self.send(ask)
-        self.send(signal.SIGCONT)  # one that was paused could not hear it
-        if not await self.ended(timeout_s):
-            self.send(insist)
-            await self.ended(timeout_s)
+        self.send_signal(ask)
+        self.send_signal(signal.SIGCONT)  # one that was paused could not hear it
+        if not await self.wait(timeout_s):
+            self.send_signal(insist)
+            await self.wait(timeout_s)
         if self._child.stdin:
             self._child.stdin.close()
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         """The end of what it wrote."""
         with self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - TAIL_BYTES))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rota.local.binaries import Binary
 from rota.local.datadir import DataDir, write_private
-from rota.local.server import Server
+from rota.local.server import LocalServer
 
 
-class RedisServer(Server):
+class RedisServer(LocalServer):
     name = "redis"
 
     def __init__(self, home: DataDir, binary: Binary, fixed_port: int | None, *, databases: int, cluster: bool) -> None:
@@ -39,11 +39,11 @@ class RedisServer(Server):
             "appendonly no",
             "maxmemory-policy noeviction",
             f"databases {1 if self.cluster else self.databases}",
-            *self._of_a_cluster(),
+            *self._cluster_options(),
         ]
         write_private(self._conf, "\n".join(lines) + "\n")
 
-    def _of_a_cluster(self) -> list[str]:
+    def _cluster_options(self) -> list[str]:
         """Ten thousand above its port, where its bus would be, are ports that connections have for a while."""
         return ["cluster-enabled yes", f"cluster-port {self.home.port('redis-bus')}"] if self.cluster else []
 

@@ -11,19 +11,19 @@ from typing import ClassVar
 
 from rota.local.binaries import Binary
 from rota.local.datadir import DataDir, port_is_free
-from rota.local.identity import PLAIN, Identity
-from rota.local.process import Process
+from rota.local.identity import OWN_IDENTITY, Identity
+from rota.local.process import ChildProcess
 from rota.model.errors import DiskFull, PortTaken, ServerFailed, SetupFailed
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 2.0
-PROBE_EVERY_S = 0.005
-PROBE_EVERY_S_MAX = 0.1
-START_ATTEMPTS = 5
+PROBE_INTERVAL_S = 0.005
+PROBE_INTERVAL_MAX_S = 0.1
+START_ATTEMPTS_MAX = 5
 
 
-class Server(ABC):
+class LocalServer(ABC):
     """One local server. `start` returns when it has answered a real command."""
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Server(ABC):
         self.binary = binary
         self.fixed_port = fixed_port
         self.port = 0
-        self.process: Process | None = None
+        self.process: ChildProcess | None = None
         self.start_s = 0.0
 
     @property
@@ -73,14 +73,14 @@ class Server(ABC):
 
     @property
     def identity(self) -> Identity:
-        return PLAIN
+        return OWN_IDENTITY
 
     async def start(self) -> None:
         began = time.monotonic()
-        for _ in range(START_ATTEMPTS):
+        for _ in range(START_ATTEMPTS_MAX):
             self.port = self._choose_port()
             await self.prepare()
-            self.process = Process.spawn(
+            self.process = ChildProcess.spawn(
                 self.argv(),
                 log=self.log_path,
                 lock_fd=self.home.lock_fd,
@@ -89,7 +89,7 @@ class Server(ABC):
                 stdin=self.stdin,
                 identity=self.identity,
             )
-            if await self._answers():
+            if await self._wait_ready():
                 self.start_s = time.monotonic() - began
                 return
         raise self._failure()
@@ -113,11 +113,11 @@ class Server(ABC):
             )
         return self.fixed_port
 
-    async def _answers(self) -> bool:
+    async def _wait_ready(self) -> bool:
         """True when it answers, False when it ended in a way that another attempt may mend."""
         assert self.process
-        answered = asyncio.create_task(self._ask_until_answered())
-        ended = asyncio.create_task(self.process.ended())
+        answered = asyncio.create_task(self._probe_until_ready())
+        ended = asyncio.create_task(self.process.wait())
         try:
             await asyncio.wait({answered, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             # Whoever holds a taken port may have answered in its place, so its own end is looked at first.
@@ -133,12 +133,12 @@ class Server(ABC):
             raise ServerFailed(
                 f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s (its log: {self.log_path})"
             )
-        if self._may_try_again(self.process.said()):
+        if self._is_retryable(self.process.log_tail()):
             return False
         raise self._failure()
 
-    async def _ask_until_answered(self) -> None:
-        pause_s = PROBE_EVERY_S
+    async def _probe_until_ready(self) -> None:
+        pause_s = PROBE_INTERVAL_S
         while True:
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -148,14 +148,14 @@ class Server(ABC):
             except Exception:  # noqa: BLE001, S110  whatever it was, the server is not ready yet; bounded by the caller
                 pass
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, PROBE_EVERY_S_MAX)
+            pause_s = min(pause_s * 1.5, PROBE_INTERVAL_MAX_S)
 
-    def _may_try_again(self, said: str) -> bool:
+    def _is_retryable(self, said: str) -> bool:
         return "ddress already in use" in said and self.fixed_port is None
 
     def _failure(self) -> ServerFailed | DiskFull | PortTaken:
         assert self.process
-        said = self.process.said()
+        said = self.process.log_tail()
         if "No space left on device" in said:
             return DiskFull(f"{self.binary.label} found no space left at {self.home.path}; make room there.")
         if "ddress already in use" in said:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import structlog
 
-from rota.infra.service import Lifecycle, Restarts, Service
+from rota.infra.service import Lifecycle, RestartPolicy, Service
 from rota.local import binaries
-from rota.local.binaries import Source
-from rota.local.datadir import SERVERS, DataDir, cannot_use
+from rota.local.binaries import BinarySource
+from rota.local.datadir import SERVERS, DataDir, unusable_path_error
 from rota.local.identity import RootMode
 from rota.local.nats import NatsServer
 from rota.local.postgres import PostgresServer
 from rota.local.redis import RedisServer
-from rota.local.server import Server
+from rota.local.server import LocalServer
 from rota.model.errors import PortTaken, ServerFailed
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class StackOptions:
 
     data_dir: Path
     servers: tuple[str, ...] = SERVERS
-    source: Source = Source.AUTO
+    source: BinarySource = BinarySource.AUTO
     bins: dict[str, str] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     root_mode: RootMode = RootMode.AUTO
@@ -50,7 +50,7 @@ class LocalStack:
 
     def __init__(self, options: StackOptions) -> None:
         self.options = options
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, LocalServer] = {}
         self.start_s = 0.0
         self._home: DataDir | None = None
         self._stopping = False
@@ -65,8 +65,8 @@ class LocalStack:
         self._home = DataDir.claim(self.options.data_dir)
         try:
             found = {
-                kind.name: binaries.find(kind, self.options.bins.get(kind.name), self.options.source)
-                for kind in binaries.KINDS
+                kind.name: binaries.find_binary(kind, self.options.bins.get(kind.name), self.options.source)
+                for kind in binaries.BINARY_SPECS
                 if kind.name in self.options.servers
             }
             self._home.prepare()
@@ -74,13 +74,13 @@ class LocalStack:
             await self._start_all()
         except OSError as error:
             await self.stop()
-            raise cannot_use(self.options.data_dir, error) from error
+            raise unusable_path_error(self.options.data_dir, error) from error
         except BaseException:
             await self.stop()
             raise
         self.start_s = time.monotonic() - began
 
-    def _server(self, name: str, home: DataDir, binary: binaries.Binary) -> Server:
+    def _server(self, name: str, home: DataDir, binary: binaries.Binary) -> LocalServer:
         options, port = self.options, self.options.ports.get(name)
         match name:
             case "postgres":
@@ -92,7 +92,7 @@ class LocalStack:
         raise AssertionError(f"no local server is called {name}")
 
     async def _start_all(self) -> None:
-        with _one_error():
+        with _first_error():
             async with asyncio.TaskGroup() as group:
                 for server in self.servers.values():
                     group.create_task(server.start())
@@ -100,10 +100,10 @@ class LocalStack:
     @property
     def service(self) -> Service:
         """`watch` as a service; when it gives up, so does the process."""
-        return Service("local_servers", self._serve, restarts=Restarts(limit=0))
+        return Service("local_servers", self._serve, restarts=RestartPolicy(limit=0))
 
     async def _serve(self, life: Lifecycle) -> None:
-        with _one_error():
+        with _first_error():
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self.watch())
                 life.ready()
@@ -112,16 +112,16 @@ class LocalStack:
 
     async def watch(self) -> None:
         """Start again, at the same URL, a server that dies; raises when one dies too often."""
-        with _one_error():
+        with _first_error():
             async with asyncio.TaskGroup() as group:
                 for server in self.servers.values():
-                    group.create_task(self._keep_up(server))
+                    group.create_task(self._restart_on_exit(server))
 
-    async def _keep_up(self, server: Server) -> None:
+    async def _restart_on_exit(self, server: LocalServer) -> None:
         restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
         while True:
             assert server.process
-            await server.process.ended()
+            await server.process.wait()
             if self._stopping:
                 return
             now = time.monotonic()
@@ -150,7 +150,7 @@ class LocalStack:
 
 
 @contextmanager
-def _one_error() -> Iterator[None]:
+def _first_error() -> Iterator[None]:
     """The first error of a group in place of the group: people read a sentence, and the others follow from it."""
     try:
         yield

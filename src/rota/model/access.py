@@ -21,12 +21,12 @@ from uuid import UUID
 
 import msgspec
 
+from rota.model.api_key_format import KEY_PREFIX, KeyId
 from rota.model.errors import Forbidden, InvalidInput
 from rota.model.ids import ShowId
-from rota.model.job import CRITICAL, PRIORITIES, Submission
-from rota.model.key_text import PREFIX, KeyId
+from rota.model.jobs.submission import CRITICAL, PRIORITIES, Submission
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 EXPIRES_S_MAX: Final = 3650 * 86_400.0
 GRANTS_MAX: Final = 256
 
@@ -85,16 +85,16 @@ class Actor(msgspec.Struct, frozen=True):
         """The highest it has there."""
         return max((grant.role for grant in self.grants if grant.covers(show)), default=None)
 
-    def may(self, role: Role, show: ShowId | str | None = None) -> bool:
+    def has_role(self, role: Role, show: ShowId | str | None = None) -> bool:
         has = self.role(show)
         return has is not None and has >= role
 
-    def may_somewhere(self, role: Role) -> bool:
+    def has_role_in_any_show(self, role: Role) -> bool:
         return any(grant.role >= role for grant in self.grants)
 
-    def limited_to(self, role: Role) -> frozenset[ShowId] | None:
+    def shows_with_role(self, role: Role) -> frozenset[ShowId] | None:
         """The shows it has `role` in, for filters of lists; None when that is every show."""
-        if self.may(role):
+        if self.has_role(role):
             return None
         return frozenset(grant.show.id for grant in self.grants if grant.show is not None and grant.role >= role)
 
@@ -104,9 +104,9 @@ class Actor(msgspec.Struct, frozen=True):
         return f"key:{self.name}:{self.key}"
 
 
-def guard(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
+def require_role(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
     """Raises unless `actor` has `role` in `show`; without a show, in every one."""
-    if actor.may(role, show):
+    if actor.has_role(role, show):
         return
     has = actor.role(show)
     place = "every show" if show is None else f"show {show[:64]}" if isinstance(show, str) else "the show of this"
@@ -120,9 +120,9 @@ def guard(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
     )
 
 
-def guard_somewhere(actor: Actor, role: Role) -> None:
+def require_role_in_any_show(actor: Actor, role: Role) -> None:
     """Raises unless `actor` has `role` in any show at all: for what everybody who works here may see."""
-    if not actor.may_somewhere(role):
+    if not actor.has_role_in_any_show(role):
         raise Forbidden(
             f"The key {actor.name} has the role {role} in no show: use another key, or have one made with"
             f" `rota keys create NAME --role {role}`.",
@@ -130,18 +130,18 @@ def guard_somewhere(actor: Actor, role: Role) -> None:
         )
 
 
-def guard_submission(actor: Actor, submission: Submission) -> None:
+def require_submit_role(actor: Actor, submission: Submission) -> None:
     """Submitting needs submitter in the show, and operator for the priority CRITICAL."""
-    guard(actor, role_to_submit(submission.priority), submission.show)
+    require_role(actor, role_required_to_submit(submission.priority), submission.show)
 
 
-def guard_granting(actor: Actor, shows: Iterable[ShowId | str | None]) -> None:
+def require_grant_role(actor: Actor, shows: Iterable[ShowId | str | None]) -> None:
     """Raises unless they may make, see and revoke keys with grants in `shows`: nobody hands out more than they have."""
     for show in shows:
-        guard(actor, Role.ADMIN, show)
+        require_role(actor, Role.ADMIN, show)
 
 
-def role_to_submit(priority: int | str) -> Role:
+def role_required_to_submit(priority: int | str) -> Role:
     number = PRIORITIES.get(priority.upper(), 0) if isinstance(priority, str) else priority
     return Role.OPERATOR if number >= CRITICAL else Role.SUBMITTER
 
@@ -155,10 +155,10 @@ def parse_role(text: str) -> Role:
     raise InvalidInput(f"There is no role {text[:40]!r}: {hint}", nearest=near[0] if near else None)
 
 
-def checked_key_name(name: str) -> str:
-    if name.startswith(PREFIX):
-        raise InvalidInput(f"The name of a key cannot begin with {PREFIX}, as keys themselves do: give another.")
-    if not _NAME.fullmatch(name):
+def validate_key_name(name: str) -> str:
+    if name.startswith(KEY_PREFIX):
+        raise InvalidInput(f"The name of a key cannot begin with {KEY_PREFIX}, as keys themselves do: give another.")
+    if not _KEY_NAME.fullmatch(name):
         shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
         raise InvalidInput(
             f"{shown} cannot be the name of a key: use up to 64 letters, digits, dots, hyphens and underscores."
@@ -166,13 +166,13 @@ def checked_key_name(name: str) -> str:
     return name
 
 
-def checked_expiry(seconds: float | None) -> float | None:
+def validate_expiry(seconds: float | None) -> float | None:
     if seconds is None or 1.0 <= seconds <= EXPIRES_S_MAX:
         return seconds
     raise InvalidInput("A key may last from 1s to 3650d: give another time, or none for one that does not expire.")
 
 
-def checked_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
+def validate_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
     """One or more, none of them about the same show twice; a name that is empty is no way to say every show."""
     found = tuple(specs)
     shows = [spec.show for spec in found]

@@ -17,15 +17,15 @@ ARTIFACTS_MAX: Final = 100
 """Of one frame."""
 
 
-def is_name(path: str) -> bool:
+def is_artifact_name(path: str) -> bool:
     """Whether it is a path that leads below, wherever it starts."""
     parts = path.split("/")
     return 0 < len(path) <= NAME_CHARS_MAX and path.isprintable() and not any(part in ("", ".", "..") for part in parts)
 
 
-def check_name(name: str) -> str:
+def check_artifact_name(name: str) -> str:
     """The name, if files can be called so wherever they are fetched to."""
-    if not is_name(name):
+    if not is_artifact_name(name):
         raise InvalidInput(
             f"{name[:64]!r} cannot name an artifact: use a relative path of 1 to {NAME_CHARS_MAX} printable characters."
         )
@@ -36,7 +36,7 @@ def check_patterns(patterns: tuple[str, ...], layer: str) -> tuple[str, ...]:
     if len(patterns) > PATTERNS_MAX:
         raise InvalidInput(f"{len(patterns)} artifacts of layer {layer} are too many: use at most {PATTERNS_MAX}.")
     for pattern in patterns:
-        if not is_name(pattern) or any("**" in part and part != "**" for part in PurePosixPath(pattern).parts):
+        if not is_artifact_name(pattern) or any("**" in part and part != "**" for part in PurePosixPath(pattern).parts):
             raise InvalidInput(
                 f"{pattern[:64]!r} cannot be one of the artifacts of layer {layer}: use a path or pattern below the"
                 " directory of the frame, such as out/*.png."
@@ -44,11 +44,11 @@ def check_patterns(patterns: tuple[str, ...], layer: str) -> tuple[str, ...]:
     return patterns
 
 
-def word(pointer: str, name: str) -> str:
+def format_artifact(pointer: str, name: str) -> str:
     return f"{pointer} {name}"
 
 
-def parsed(text: str) -> tuple[str, str]:
+def parse_artifact(text: str) -> tuple[str, str]:
     """Pointer and name of a word."""
     pointer, _, name = text.partition(" ")
     return pointer, name

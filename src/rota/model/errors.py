@@ -144,11 +144,11 @@ class BreakerOpen(Unavailable):
     code = "breaker_open"
 
 
-class PolicyGarbled(RotaError):
+class InvalidPolicyResponse(RotaError):
     code = "policy_garbled"
 
 
-class BlobDamaged(RotaError):
+class BlobCorrupted(RotaError):
     code = "blob_damaged"
 
 

@@ -40,20 +40,20 @@ from uuid import UUID
 
 import msgspec
 
-from rota.model.agent import Outcome
+from rota.model.agents import AgentOutcome
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, RunId, ShowId
-from rota.model.lifecycle import JobState
-from rota.model.workflow_run import RunState, StepState
+from rota.model.job_states import JobState
+from rota.model.workflows.run_state import RunState, StepState
 
 ID_BYTES: Final = 16
-RESET: Final = "reset"
-RETRIED: Final = "job.retried"
-LETTER: Final = "dlq.added"
-JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED)
+RESET_KIND: Final = "reset"
+RETRIED_KIND: Final = "job.retried"
+DEAD_LETTER_KIND: Final = "dlq.added"
+JOB_KINDS: Final = (*(f"job.{state.lower()}" for state in JobState), RETRIED_KIND)
 WORKER_KINDS: Final = ("worker.came", "worker.draining", "worker.gone", "worker.lost")
 SERVER_KINDS: Final = ("server.came", "server.gone", "server.lost")
-AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in Outcome), "agent.quarantined")
+AGENT_KINDS: Final = ("agent.started", *(f"agent.{outcome.lower()}" for outcome in AgentOutcome), "agent.quarantined")
 RUN_KINDS: Final = (
     *(f"run.{what}" for what in ("began", "ending", "paused", "resumed", "compensating", "notify")),
     *("run.ended", *(f"run.ended.{state.lower()}" for state in RunState if state.ended)),
@@ -64,7 +64,7 @@ SAGA_KINDS: Final = (
     *(f"saga.{what}" for what in ("undoing", "undone", "failed", "skipped", "corrupt")),
     *("saga.ended", "saga.ended.rolled_back", "saga.ended.incomplete"),
 )
-CHANGED: Final = (
+AUDITED_FAMILIES: Final = (
     "show",
     "folder",
     "subscription",
@@ -79,16 +79,16 @@ CHANGED: Final = (
     "workflow",
 )
 """Families of what people change; what exactly is told by the audit trail."""
-FAMILIES: Final = ("job", "worker", "server", "dlq", "run", "saga", *CHANGED)
+EVENT_FAMILIES: Final = ("job", "worker", "server", "dlq", "run", "saga", *AUDITED_FAMILIES)
 
-Fact = str | int | float | bool | None
+EventFact = str | int | float | bool | None
 
-_PLACE = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,19})(?:-([0-9]{1,9}))?", re.ASCII)
+_POSITION = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,19})(?:-([0-9]{1,9}))?", re.ASCII)
 _KIND = re.compile(r"[a-z]+(?:\.[a-z_]+)?", re.ASCII)
 KINDS_MAX: Final = 32
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class EventGroup(msgspec.Struct, frozen=True, array_like=True):
     """Events of one kind and moment, one for each of `jobs` or of `runs`; without any, one that concerns neither."""
 
     kind: str
@@ -98,7 +98,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     show_name: str | None = None
     jobs: bytes = b""
     """Their ids, one after the other."""
-    facts: dict[str, Fact] = {}
+    facts: dict[str, EventFact] = {}
     runs: bytes = b""
     """Ids of runs of workflows; where there are jobs as well, as many of each."""
 
@@ -114,25 +114,25 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
         found = _id_at(self.runs, place)
         return RunId(found) if found is not None else None
 
-    def places_of(self, job: UUID) -> list[int]:
+    def indexes_of_job(self, job: UUID) -> list[int]:
         """Where a job is among its jobs."""
-        return _places(self.jobs, job)
+        return _indexes_of(self.jobs, job)
 
-    def places_of_run(self, run: UUID) -> list[int]:
-        return _places(self.runs, run)
+    def indexes_of_run(self, run: UUID) -> list[int]:
+        return _indexes_of(self.runs, run)
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class EventMessage(msgspec.Struct, frozen=True, array_like=True):
     """A message of the stream."""
 
-    groups: list[Group]
+    groups: list[EventGroup]
     audited: int = 0
     """The last entry of the audit trail that is told here."""
     server: str = ""
     """Which server speaks of itself here."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """Up to where somebody has read: message `seq` of the stream that was made at `mark`, up to its event `index`."""
 
     mark: str
@@ -145,7 +145,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        found = _PLACE.fullmatch(text)
+        found = _POSITION.fullmatch(text)
         if found is None:
             shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
             raise InvalidInput(f"{shown} is no id of an event: give one as it was told, or none to begin now.")
@@ -164,30 +164,30 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId | None
     run: RunId | None = None
     """Of a workflow."""
-    facts: dict[str, Fact] = {}
+    facts: dict[str, EventFact] = {}
 
 
-class Portion(msgspec.Struct, frozen=True, eq=False):
+class EventBatch(msgspec.Struct, frozen=True, eq=False):
     """Events of a group that go to a reader: those from `first` on, or only some of them."""
 
-    place: Place
+    place: StreamPosition
     """Of the group's first event."""
-    group: Group
+    group: EventGroup
     first: int = 0
     only: tuple[int, ...] | None = None
 
     @property
-    def places(self) -> Sequence[int]:
+    def indexes(self) -> Sequence[int]:
         """Of its events in the group."""
         return range(self.first, self.group.count) if self.only is None else self.only
 
     def events(self) -> list[Event]:
-        return [self.event(place) for place in self.places]
+        return [self.event(place) for place in self.indexes]
 
     def event(self, place: int) -> Event:
         group, begin = self.group, self.place.index
         return Event(
-            id=str(self.place if begin is None else Place(self.place.mark, self.place.seq, begin + place)),
+            id=str(self.place if begin is None else StreamPosition(self.place.mark, self.place.seq, begin + place)),
             at=datetime.fromtimestamp(group.at_ms / 1000, UTC),
             kind=group.kind,
             show=group.show_name or (str(group.show) if group.show else None),
@@ -196,13 +196,13 @@ class Portion(msgspec.Struct, frozen=True, eq=False):
             facts=group.facts,
         )
 
-    def after(self, index: int) -> Portion | None:
+    def after(self, index: int) -> EventBatch | None:
         """What comes behind event `index` of the message."""
         first = max(self.first, index + 1 - (self.place.index or 0))
         return msgspec.structs.replace(self, first=first) if first < self.group.count else None
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which events somebody may see and asks for."""
 
     shows: frozenset[ShowId] | None = None
@@ -213,9 +213,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = ()
     """Kinds, or families of them such as `job`; without any, all."""
 
-    def of(self, portion: Portion) -> Portion | None:
+    def apply(self, portion: EventBatch) -> EventBatch | None:
         group = portion.group
-        if group.kind == RESET:
+        if group.kind == RESET_KIND:
             return portion
         if self.shows is not None and group.show not in self.shows:
             return None
@@ -227,9 +227,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             return portion
         found = set(range(portion.first, group.count))
         if self.job is not None:
-            found &= set(group.places_of(self.job))
+            found &= set(group.indexes_of_job(self.job))
         if self.run is not None:
-            found &= set(group.places_of_run(self.run))
+            found &= set(group.indexes_of_run(self.run))
         return msgspec.structs.replace(portion, only=tuple(sorted(found))) if found else None
 
 
@@ -238,7 +238,7 @@ def _id_at(ids: bytes, place: int) -> UUID | None:
     return UUID(bytes=found) if found else None
 
 
-def _places(ids: bytes, one: UUID) -> list[int]:
+def _indexes_of(ids: bytes, one: UUID) -> list[int]:
     wanted, found, at = one.bytes, [], -1
     while (at := ids.find(wanted, at + 1)) >= 0:
         if at % ID_BYTES == 0:
@@ -246,21 +246,21 @@ def _places(ids: bytes, one: UUID) -> list[int]:
     return found
 
 
-def joined(jobs: Iterable[UUID]) -> bytes:
+def join_ids(jobs: Iterable[UUID]) -> bytes:
     """Ids as a group has them."""
     return b"".join([job.bytes for job in jobs])
 
 
-def portions(mark: str, seq: int, groups: Sequence[Group]) -> list[Portion]:
+def to_event_batches(mark: str, seq: int, groups: Sequence[EventGroup]) -> list[EventBatch]:
     """The groups of message `seq`, each at its place."""
     found, index = [], 0
     for group in groups:
-        found.append(Portion(Place(mark, seq, index), group))
+        found.append(EventBatch(StreamPosition(mark, seq, index), group))
         index += group.count
     return found
 
 
-def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
+def parse_event_kinds(asked: Iterable[str]) -> tuple[str, ...]:
     """Kinds and families as somebody asks for them, separated by commas or given one by one."""
     kinds = tuple(dict.fromkeys(word.strip() for text in asked for word in text.split(",") if word.strip()))
     if len(kinds) > KINDS_MAX:
@@ -272,9 +272,18 @@ def checked_kinds(asked: Iterable[str]) -> tuple[str, ...]:
 
 def _check_kind(kind: str) -> None:
     family = kind.partition(".")[0]
-    known = [*JOB_KINDS, *WORKER_KINDS, *SERVER_KINDS, *AGENT_KINDS, *RUN_KINDS, *SAGA_KINDS, LETTER, *FAMILIES]
-    if kind in known or (family in CHANGED and _KIND.fullmatch(kind)):
+    known = [
+        *JOB_KINDS,
+        *WORKER_KINDS,
+        *SERVER_KINDS,
+        *AGENT_KINDS,
+        *RUN_KINDS,
+        *SAGA_KINDS,
+        DEAD_LETTER_KIND,
+        *EVENT_FAMILIES,
+    ]
+    if kind in known or (family in AUDITED_FAMILIES and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FAMILIES)}, and such as job.failed."
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVENT_FAMILIES)}, and such as job.failed."
     raise InvalidInput(f"There is no kind of event {kind[:40]!r}: {hint}", nearest=near[0] if near else None)

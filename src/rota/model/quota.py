@@ -79,7 +79,7 @@ class Limit(msgspec.Struct, frozen=True):
         return self.cores if resource is Resource.CORES else self.gpus
 
 
-class Standing(msgspec.Struct, frozen=True):
+class LevelStatus(msgspec.Struct, frozen=True):
     """One level as it stands."""
 
     limit: Limit = Limit()
@@ -103,7 +103,7 @@ class Fit(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
 
 
-def cap(level: Level, resource: Resource, limit: Limit) -> int | None:
+def effective_limit(level: Level, resource: Resource, limit: Limit) -> int | None:
     """The limit in force; None when there is none."""
     stored = limit.of(resource)
     if level is not Level.SUBSCRIPTION:
@@ -113,29 +113,29 @@ def cap(level: Level, resource: Resource, limit: Limit) -> int | None:
     return stored if stored is not None and stored >= 0 else None
 
 
-def fits(standings: Mapping[Level, Standing], ask: Ask, wanted: int) -> Fit:
+def fits(standings: Mapping[Level, LevelStatus], ask: Ask, wanted: int) -> Fit:
     """How many of `wanted` equal frames may be booked, by one division per limit. Levels left out have no limits."""
     assert wanted >= 0, "a number of frames is never negative"
     assert min(ask.cores, ask.gpus) >= 0, "an ask is never negative"
     count, refusing = wanted, None
     for resource in RESOURCES:
         for level in LEVELS:
-            room = _room(standings.get(level, Standing()), level, resource, ask)
+            room = _headroom(standings.get(level, LevelStatus()), level, resource, ask)
             if room is not None and room < count:
                 count, refusing = room, (level, resource)
     return Fit(count, _refusal(standings, ask, count, *refusing) if refusing else None)
 
 
-def _room(standing: Standing, level: Level, resource: Resource, ask: Ask) -> int | None:
+def _headroom(standing: LevelStatus, level: Level, resource: Resource, ask: Ask) -> int | None:
     """For how many more frames this limit has room; None when it does not matter."""
-    limit = cap(level, resource, standing.limit)
+    limit = effective_limit(level, resource, standing.limit)
     if limit is None or ask.of(resource) == 0:
         return None
     return max(0, (limit - standing.usage.of(resource)) // ask.of(resource))
 
 
-def _refusal(standings: Mapping[Level, Standing], ask: Ask, count: int, level: Level, resource: Resource) -> Refusal:
-    standing = standings.get(level, Standing())
-    limit = cap(level, resource, standing.limit)
+def _refusal(standings: Mapping[Level, LevelStatus], ask: Ask, count: int, level: Level, resource: Resource) -> Refusal:
+    standing = standings.get(level, LevelStatus())
+    limit = effective_limit(level, resource, standing.limit)
     assert limit is not None, "what is unlimited refuses nothing"
     return Refusal(level, resource, standing.usage.plus(ask, count).of(resource), limit, ask.of(resource))

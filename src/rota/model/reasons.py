@@ -94,11 +94,11 @@ class Reason(StrEnum):
 
     @property
     def waits(self) -> bool:
-        return self in WAITING
+        return self in WAITING_REASONS
 
     def remedy(self, **names: str) -> str:
         """What helps, with commands as they are typed; what has no name given stays a word in capitals."""
-        return _WORD.sub(lambda found: names.get(found[1].lower(), found[1]), REMEDIES[self])
+        return _PLACEHOLDER.sub(lambda found: names.get(found[1].lower(), found[1]), REMEDIES[self])
 
     @classmethod
     def of_level(cls, level: Level) -> Reason:
@@ -233,9 +233,9 @@ REMEDIES: Final[dict[Reason, str]] = {
 }
 """Words in capitals stand for names."""
 
-_WORD: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|RUN|STEP|LAYER|QUEUE|BURST|WHAT|N)\b")
+_PLACEHOLDER: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|RUN|STEP|LAYER|QUEUE|BURST|WHAT|N)\b")
 
-WAITING: Final = frozenset(
+WAITING_REASONS: Final = frozenset(
     {
         Reason.NO_WORKERS,
         Reason.UNKNOWN_TASK,

@@ -12,7 +12,7 @@ import msgspec
 LINE_MAX: Final = 1 << 20
 
 
-class Told(msgspec.Struct, frozen=True):
+class SseEvent(msgspec.Struct, frozen=True):
     """An event as it was read."""
 
     kind: str
@@ -20,12 +20,12 @@ class Told(msgspec.Struct, frozen=True):
     id: str
 
 
-def written(event_id: str, kind: str, data: bytes) -> bytes:
+def format_event(event_id: str, kind: str, data: bytes) -> bytes:
     """`data` is one line."""
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
 
 
-class Reading:
+class SseParser:
     """Fed with lines, without their ends; remembers where it is."""
 
     def __init__(self, last_id: str = "") -> None:
@@ -35,10 +35,10 @@ class Reading:
         self._kind = ""
         self._data: list[str] = []
 
-    def feed(self, line: str) -> Told | None:
+    def feed(self, line: str) -> SseEvent | None:
         """The event that this line ends, if it does."""
         if not line:
-            return self._dispatched()
+            return self._take_event()
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match field:
@@ -52,7 +52,7 @@ class Reading:
                 self.retry_ms = int(value)
         return None
 
-    def _dispatched(self) -> Told | None:
+    def _take_event(self) -> SseEvent | None:
         kind, data = self._kind, self._data
         self._kind, self._data = "", []
-        return Told(kind or "message", "\n".join(data), self.last_id) if data else None
+        return SseEvent(kind or "message", "\n".join(data), self.last_id) if data else None

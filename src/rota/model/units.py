@@ -45,7 +45,7 @@ def parse_cores(cores: str | float | Decimal) -> Centicores:
     """An amount of cores, such as 0.5 or "1.25", in hundredths."""
     exact = _exact(cores)
     if exact is None or exact < 0:
-        raise InvalidInput(f"{_shown(cores)} is no amount of cores; write a number from 0 such as 4 or 0.5.")
+        raise InvalidInput(f"{_quote(cores)} is no amount of cores; write a number from 0 such as 4 or 0.5.")
     return _centicores(exact, cores)
 
 
@@ -55,7 +55,7 @@ def parse_cores_limit(cores: str | float | Decimal) -> Centicores:
     if exact == -1:
         return UNLIMITED
     if exact is None or exact < 0:
-        raise InvalidInput(f"{_shown(cores)} is no limit in cores; write a number from 0, or -1 for no limit.")
+        raise InvalidInput(f"{_quote(cores)} is no limit in cores; write a number from 0, or -1 for no limit.")
     return _centicores(exact, cores)
 
 
@@ -77,7 +77,7 @@ def parse_memory(text: str) -> Mebibytes:
         mebibytes = Decimal(found[1]) * _MEBIBYTES_PER[found[2]]
         if mebibytes == int(mebibytes) <= MEBIBYTES_MAX:
             return Mebibytes(int(mebibytes))
-    raise InvalidInput(f"{_shown(text)} is no amount of memory; write whole mebibytes such as 512MiB, 4GiB or 1.5TiB.")
+    raise InvalidInput(f"{_quote(text)} is no amount of memory; write whole mebibytes such as 512MiB, 4GiB or 1.5TiB.")
 
 
 def format_memory(amount: Mebibytes) -> str:
@@ -92,7 +92,7 @@ def parse_duration(text: str) -> float:
     found = _QUANTITY.fullmatch(text.strip())
     if found and found[2] in _SECONDS_PER:
         return float(Decimal(found[1]) * _SECONDS_PER[found[2]])
-    raise InvalidInput(f"{_shown(text)} is no time; write a number with its unit such as 500ms, 2s, 10min, 72h or 30d.")
+    raise InvalidInput(f"{_quote(text)} is no time; write a number with its unit such as 500ms, 2s, 10min, 72h or 30d.")
 
 
 def format_duration(seconds: float) -> str:
@@ -120,15 +120,15 @@ def _exact(number: str | float | Decimal) -> Decimal | None:
 
 def _centicores(exact: Decimal, given: str | float | Decimal) -> Centicores:
     if exact > Decimal(CENTICORES_MAX).scaleb(-2):
-        raise InvalidInput(f"{_shown(given)} cores are too many; the most is {format_cores(CENTICORES_MAX)}.")
+        raise InvalidInput(f"{_quote(given)} cores are too many; the most is {format_cores(CENTICORES_MAX)}.")
     hundredths = int(exact * 100)
     # Decimal rounds products to 28 digits but compares exactly.
     if Decimal(hundredths).scaleb(-2) != exact:
-        raise InvalidInput(f"{_shown(given)} cores are too fine; write at most two decimals such as 0.25.")
+        raise InvalidInput(f"{_quote(given)} cores are too fine; write at most two decimals such as 0.25.")
     return Centicores(hundredths)
 
 
-def _shown(given: str | float | Decimal) -> str:
+def _quote(given: str | float | Decimal) -> str:
     text = repr(given) if isinstance(given, str) else f"{Decimal(given):.6g}" if _is_huge(given) else str(given)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -138,7 +138,7 @@ def _is_huge(number: float | Decimal) -> bool:
     return isinstance(number, int) and number.bit_length() > 128
 
 
-def span(seconds: float) -> str:
+def humanize_duration(seconds: float) -> str:
     """A time as people say it, to two digits or so."""
     for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:

@@ -35,7 +35,7 @@ def address(url: str) -> str:
     return shown if _ADDRESS.fullmatch(shown) and shown.isprintable() else MASK
 
 
-def checked(url: str) -> str:
+def validate_url(url: str) -> str:
     """`url`, when every parser finds the same parts in it; else a ValueError, which does not quote it."""
     if _URL.fullmatch(url) is None:
         raise ValueError("not a URL, or special characters of the password are not percent-encoded")

@@ -13,32 +13,32 @@ broken, and hears every live worker within a heartbeat's interval. What is booke
 lists frames this replica did not book gets nothing until they were looked up there (`HeartbeatListener`).
 """
 
-from rota.placement.classes import Need, PlacementClass, class_of
-from rota.placement.feeding import feeder, feeds
-from rota.placement.plans import Explanation, Passed, Plan, Portion, Reservation
-from rota.placement.registry import Beat, Registry
-from rota.placement.routes import Pool, PoolSpec, PoolStatus, Routes
-from rota.placement.workers import Worker
+from rota.placement.plan import CapacityReservation, ExcludedWorker, PlacementExplanation, PlacementPlan, WorkerShare
+from rota.placement.registry import HeartbeatOutcome, WorkerRegistry
+from rota.placement.requirements import PlacementRequirements, Resources, requirements_of
+from rota.placement.topic_routes import Pool, PoolSpec, PoolStatus, Routes
+from rota.placement.worker_ownership import owning_replica, owns_worker
+from rota.placement.workers import WorkerInfo
 
 # Imported where they are used, since they bring their servers' clients along: `routing.Routing`, `routing.RoutesWatch`,
 # `listening.HeartbeatListener`, `snapshot.SnapshotWriter`, `snapshot.warm_start`.
 
 __all__ = [
-    "Beat",
-    "Explanation",
-    "Need",
-    "Passed",
-    "PlacementClass",
-    "Plan",
+    "CapacityReservation",
+    "ExcludedWorker",
+    "HeartbeatOutcome",
+    "PlacementExplanation",
+    "PlacementPlan",
+    "PlacementRequirements",
     "Pool",
     "PoolSpec",
     "PoolStatus",
-    "Portion",
-    "Registry",
-    "Reservation",
+    "Resources",
     "Routes",
-    "Worker",
-    "class_of",
-    "feeder",
-    "feeds",
+    "WorkerInfo",
+    "WorkerRegistry",
+    "WorkerShare",
+    "owning_replica",
+    "owns_worker",
+    "requirements_of",
 ]

@@ -25,12 +25,12 @@ import msgspec
 import yaml
 
 from rota.model.errors import InvalidInput
-from rota.placement.classes import required
-from rota.placement.routes import DRAIN_S, DRAIN_S_MAX, PoolSpec, PoolStatus
+from rota.placement.requirements import normalize_capabilities
+from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, PoolSpec, PoolStatus
 
 FILE_BYTES_MAX: Final = 1024 * 1024
-TOPIC = re.compile(r"[\w.:/*-]{1,200}", re.ASCII)
-POOLS_MAX: Final = 100
+TOPIC_PATTERN = re.compile(r"[\w.:/*-]{1,200}", re.ASCII)
+POOLS_PER_TOPIC_MAX: Final = 100
 """Pools of one topic."""
 
 
@@ -43,18 +43,18 @@ class PoolsFile(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).digest()
 
 
-def read(path: Path) -> PoolsFile:
+def read_pools_file(path: Path) -> PoolsFile:
     try:
         with path.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
         if len(content) <= FILE_BYTES_MAX:
-            return parse(content.decode(), str(path))
+            return parse_pools_file(content.decode(), str(path))
     except (OSError, UnicodeDecodeError) as wrong:
         raise InvalidInput(f"The file {path} cannot be read as text: correct its name, or the file.") from wrong
     raise InvalidInput(f"The file {path} has more than {FILE_BYTES_MAX // 1024} KiB: is it the right one?")
 
 
-def parse(text: str, source: str = "pools.yaml") -> PoolsFile:
+def parse_pools_file(text: str, source: str = "pools.yaml") -> PoolsFile:
     """What stands in the text; InvalidInput with the line of the first thing that is wrong."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -64,24 +64,24 @@ def parse(text: str, source: str = "pools.yaml") -> PoolsFile:
         raise InvalidInput(f"{source}:{line}: this is no YAML: {wrong.problem}.") from None
     except yaml.YAMLError:
         raise InvalidInput(f"{source}: this is no YAML: it holds characters that are not allowed.") from None
-    return _Reader(source).document(document)
+    return _PoolsFileReader(source).document(document)
 
 
-def checked_topic(topic: str) -> str:
-    if not TOPIC.fullmatch(topic):
+def validate_topic(topic: str) -> str:
+    if not TOPIC_PATTERN.fullmatch(topic):
         raise InvalidInput(
             f"{topic[:60]!r} is no topic: use up to 200 letters, digits and . _ - : /, and * for any text."
         )
     return topic
 
 
-def checked_pools(topic: str, pools: tuple[str, ...]) -> tuple[str, ...]:
-    if not pools or len(pools) > POOLS_MAX or len(set(pools)) < len(pools):
-        raise InvalidInput(f"The topic {topic} needs 1 to {POOLS_MAX} pools, each of them once.")
+def validate_pools(topic: str, pools: tuple[str, ...]) -> tuple[str, ...]:
+    if not pools or len(pools) > POOLS_PER_TOPIC_MAX or len(set(pools)) < len(pools):
+        raise InvalidInput(f"The topic {topic} needs 1 to {POOLS_PER_TOPIC_MAX} pools, each of them once.")
     return pools
 
 
-class _Reader:
+class _PoolsFileReader:
     def __init__(self, source: str) -> None:
         self._source = source
 
@@ -94,75 +94,75 @@ class _Reader:
             elif key == "pools":
                 pools = {name: self._pool(name, each) for name, each in self._pairs(value, "pools")}
             else:
-                raise self._wrong(value, f"{key!r} is not known here: write topics and pools")
+                raise self._error(value, f"{key!r} is not known here: write topics and pools")
         return PoolsFile(topics, pools)
 
     def _topic(self, topic: str, node: yaml.Node) -> tuple[str, ...]:
-        names = self._words(node) if isinstance(node, yaml.SequenceNode) else (self._word(node),)
+        names = self._scalar_list(node) if isinstance(node, yaml.SequenceNode) else (self._scalar(node),)
         try:
-            return checked_pools(checked_topic(topic), names)
+            return validate_pools(validate_topic(topic), names)
         except InvalidInput as wrong:
-            raise self._wrong(node, wrong.sentence.rstrip(".")) from None
+            raise self._error(node, wrong.sentence.rstrip(".")) from None
 
     def _pool(self, name: str, node: yaml.Node) -> PoolSpec:
         fields: dict[str, tuple[str, Callable[[yaml.Node], object]]] = {
-            "requires": ("provides", lambda value: required(self._words(value))),
+            "requires": ("provides", lambda value: normalize_capabilities(self._scalar_list(value))),
             "status": ("status", self._status),
-            "description": ("description", self._word),
+            "description": ("description", self._scalar),
             "drain_started_at": ("drain_started_ms", self._moment_ms),
             "drain_timeout_seconds": ("drain_timeout_s", self._seconds),
         }
         given: dict[str, object] = {}
         for key, value in self._pairs(node, f"the pool {name}"):
             if key not in fields:
-                raise self._wrong(value, f"{key!r} is no part of a pool: write {', '.join(fields)}")
+                raise self._error(value, f"{key!r} is no part of a pool: write {', '.join(fields)}")
             field, read_as = fields[key]
             given[field] = read_as(value)
         spec = PoolSpec(name=name, **given)  # type: ignore[arg-type]  # each reader gives its field's type
         drains = spec.status is PoolStatus.DRAINING
-        return spec if drains else msgspec.structs.replace(spec, drain_started_ms=None, drain_timeout_s=DRAIN_S)
+        return spec if drains else msgspec.structs.replace(spec, drain_started_ms=None, drain_timeout_s=DRAIN_TIMEOUT_S)
 
     def _status(self, node: yaml.Node) -> PoolStatus:
         try:
-            return PoolStatus(self._word(node).lower())
+            return PoolStatus(self._scalar(node).lower())
         except ValueError:
-            raise self._wrong(node, f"a status is one of {', '.join(PoolStatus)}") from None
+            raise self._error(node, f"a status is one of {', '.join(PoolStatus)}") from None
 
     def _moment_ms(self, node: yaml.Node) -> int:
         try:
-            moment = datetime.fromisoformat(self._word(node))
+            moment = datetime.fromisoformat(self._scalar(node))
         except ValueError:
-            raise self._wrong(node, "drain_started_at is a moment such as 2030-01-31T12:00:00Z") from None
+            raise self._error(node, "drain_started_at is a moment such as 2030-01-31T12:00:00Z") from None
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def _seconds(self, node: yaml.Node) -> int:
-        word = self._word(node)
-        if not re.fullmatch(r"[0-9]{1,5}", word, re.ASCII) or not 1 <= int(word) <= DRAIN_S_MAX:
-            raise self._wrong(node, f"drain_timeout_seconds is a whole number from 1 to {DRAIN_S_MAX}")
+        word = self._scalar(node)
+        if not re.fullmatch(r"[0-9]{1,5}", word, re.ASCII) or not 1 <= int(word) <= DRAIN_TIMEOUT_MAX_S:
+            raise self._error(node, f"drain_timeout_seconds is a whole number from 1 to {DRAIN_TIMEOUT_MAX_S}")
         return int(word)
 
     def _pairs(self, node: yaml.Node | None, what: str) -> Iterator[tuple[str, yaml.Node]]:
         if node is None or (isinstance(node, yaml.ScalarNode) and node.value in ("", "~", "null")):
             return
         if not isinstance(node, yaml.MappingNode):
-            raise self._wrong(node, f"{what} must be a mapping of names")
+            raise self._error(node, f"{what} must be a mapping of names")
         seen: set[str] = set()
         for key_node, value in node.value:
-            key = self._word(key_node)
+            key = self._scalar(key_node)
             if key in seen:
-                raise self._wrong(key_node, f"{key!r} stands here twice")
+                raise self._error(key_node, f"{key!r} stands here twice")
             seen.add(key)
             yield key, value
 
-    def _words(self, node: yaml.Node) -> tuple[str, ...]:
+    def _scalar_list(self, node: yaml.Node) -> tuple[str, ...]:
         if not isinstance(node, yaml.SequenceNode):
-            raise self._wrong(node, "a list such as [docker, gpu] must stand here")
-        return tuple(self._word(each) for each in node.value)
+            raise self._error(node, "a list such as [docker, gpu] must stand here")
+        return tuple(self._scalar(each) for each in node.value)
 
-    def _word(self, node: yaml.Node) -> str:
+    def _scalar(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
-            raise self._wrong(node, "a word must stand here")
+            raise self._error(node, "a word must stand here")
         return str(node.value).strip()
 
-    def _wrong(self, node: yaml.Node, sentence: str) -> InvalidInput:
+    def _error(self, node: yaml.Node, sentence: str) -> InvalidInput:
         return InvalidInput(f"{self._source}:{node.start_mark.line + 1}: {sentence}.")

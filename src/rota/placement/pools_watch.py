@@ -20,18 +20,18 @@ import structlog
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
-from rota.placement.pools_file import read
-from rota.placement.routing import RELOAD_S, Routing
+from rota.placement.pools_file import read_pools_file
+from rota.placement.route_store import RELOAD_INTERVAL_S, RouteStore
 
 log = structlog.get_logger(__name__)
 ACTOR: Final = "pools_file"
-REFUSED = metrics.gauge("rota_pools_file_refused", "1 while the file with topics and pools cannot be loaded.")
+FILE_REFUSED = metrics.gauge("rota_pools_file_refused", "1 while the file with topics and pools cannot be loaded.")
 
 
-class PoolsWatch:
+class PoolsFileWatcher:
     """`Service("pools_file", watch.run)`, after one `look` before anything is routed."""
 
-    def __init__(self, routing: Routing, path: Path, every_s: float = RELOAD_S) -> None:
+    def __init__(self, routing: RouteStore, path: Path, every_s: float = RELOAD_INTERVAL_S) -> None:
         self._routing = routing
         self._path = path
         self._every_s = every_s
@@ -40,24 +40,24 @@ class PoolsWatch:
 
     async def run(self, life: Lifecycle) -> None:
         """When PostgreSQL is away this ends as unavailable and is started again."""
-        await self.look()
+        await self.reload()
         life.ready()
         while await life.pause(self._every_s):
-            await self.look()
+            await self.reload()
 
-    async def look(self) -> bool:
+    async def reload(self) -> bool:
         """Load the file, unless it is as it was when we last did. Whether that changed anything."""
         try:
             changed = await self._load()
         except InvalidInput as wrong:
-            self._refused(wrong.sentence)
+            self._report_refusal(wrong.sentence)
             return False
         self._wrong = None
-        REFUSED.set(0)
+        FILE_REFUSED.set(0)
         return changed
 
     async def _load(self) -> bool:
-        file = await asyncio.to_thread(read, self._path)
+        file = await asyncio.to_thread(read_pools_file, self._path)
         if file.digest() == self._loaded:
             return False
         changed = await self._routing.load(file, actor=ACTOR)
@@ -65,8 +65,8 @@ class PoolsWatch:
         log.info("pools_file_loaded", path=str(self._path), changed=changed)
         return changed
 
-    def _refused(self, sentence: str) -> None:
-        REFUSED.set(1)
+    def _report_refusal(self, sentence: str) -> None:
+        FILE_REFUSED.set(1)
         if sentence != self._wrong:
             log.error("pools_file_refused", path=str(self._path), reason=sentence)
         self._wrong = sentence

@@ -29,10 +29,10 @@ from math import ceil
 
 import msgspec
 
-from rota.model.settings.lifecycle import Routing
+from rota.model.settings.lifecycle import RoutingSettings
 
 
-class Load(msgspec.Struct, frozen=True):
+class WorkerLoad(msgspec.Struct, frozen=True):
     """What a heartbeat measured, in percent, and the shares that Rota had booked meanwhile, in percent."""
 
     cpu: float = 0.0
@@ -51,12 +51,12 @@ class Load(msgspec.Struct, frozen=True):
         return max(0.0, self.gpu - self.booked_gpu)
 
     @property
-    def share(self) -> float:
+    def score(self) -> float:
         """Its part in the score."""
         return (self.cpu + self.gpu) / 100
 
 
-def overload(load: Load, limits: Routing, *, accounted: bool) -> str | None:
+def overload_reason(load: WorkerLoad, limits: RoutingSettings, *, accounted: bool) -> str | None:
     """What overloads a worker, in words; None when nothing does. `accounted`: it offers a number of cores."""
     if load.strange_places >= limits.overload_utilization:
         return f"{load.strange_places:.0%} of its places are taken by frames the books do not know"
@@ -87,7 +87,7 @@ def spread(scores: Sequence[float], rooms: Sequence[int], n: int) -> list[int]:
         if len(unfilled) == len(alive):
             break
         alive = sorted(unfilled, key=lambda i: scores[i] + given[i])
-    _deal(scores, rooms, given, alive, left)
+    _distribute_rest(scores, rooms, given, alive, left)
     return given
 
 
@@ -103,7 +103,9 @@ def _level(heights: Sequence[float], n: int) -> float:
     return best
 
 
-def _deal(scores: Sequence[float], rooms: Sequence[int], given: list[int], alive: list[int], left: int) -> None:
+def _distribute_rest(
+    scores: Sequence[float], rooms: Sequence[int], given: list[int], alive: list[int], left: int
+) -> None:
     heap = sorted((scores[i] + given[i], i) for i in alive)
     if (
         0 < left <= len(heap)

@@ -22,26 +22,26 @@ import msgspec
 import redis.asyncio
 import structlog
 
-from rota.infra import faults
-from rota.infra.redis import Keys, guard, script
+from rota.infra import failpoints
+from rota.infra.redis import RedisKeys, script, translate_errors
 from rota.infra.service import Lifecycle
 from rota.model.errors import RotaError
-from rota.model.settings.lifecycle import Registry as RegistrySettings
-from rota.placement.classes import required
-from rota.placement.registry import Registry
-from rota.placement.scoring import Load
-from rota.placement.workers import Worker, percent
+from rota.model.settings.lifecycle import RegistrySettings
+from rota.placement.registry import WorkerRegistry
+from rota.placement.requirements import normalize_capabilities
+from rota.placement.scoring import WorkerLoad
+from rota.placement.workers import WorkerInfo, clamp_percent
 
 log = structlog.get_logger(__name__)
 
 
-class PoolSeen(msgspec.Struct, frozen=True):
+class PoolSnapshot(msgspec.Struct, frozen=True):
     status: str = "active"
     requires: tuple[str, ...] = ()
     workers: int = 0
 
 
-class WorkerSeen(msgspec.Struct, frozen=True):
+class WorkerSnapshot(msgspec.Struct, frozen=True):
     """`*_free` is what was not booked; `age_ms` is how long ago it was heard when this was written."""
 
     worker_id: str = ""
@@ -63,23 +63,23 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     age_ms: int = 0
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class RegistrySnapshot(msgspec.Struct, frozen=True):
     captured_at: datetime
     writer_id: str
-    pools: dict[str, PoolSeen] = {}
+    pools: dict[str, PoolSnapshot] = {}
     topics: dict[str, tuple[str, ...]] = {}
-    workers: list[WorkerSeen] = []
+    workers: list[WorkerSnapshot] = []
 
 
-class Written(msgspec.Struct, frozen=True):
+class SnapshotWritten(msgspec.Struct, frozen=True, tag="written"):
     pass
 
 
-class Lost(msgspec.Struct, frozen=True):
+class SnapshotLockLost(msgspec.Struct, frozen=True, tag="lost"):
     pass
 
 
-WRITE = script(__package__, "snapshot_write", replies=Written | Lost)
+WRITE = script(__package__, "snapshot_write", replies=SnapshotWritten | SnapshotLockLost)
 
 
 class SnapshotWriter:
@@ -87,23 +87,23 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: WorkerRegistry,
         client: redis.asyncio.Redis,
         writer_id: str,
         settings: RegistrySettings | None = None,
-        keys: Keys | None = None,
+        keys: RedisKeys | None = None,
     ) -> None:
         self._registry = registry
         self._client = client
         self._writer_id = writer_id
         self._settings = settings or RegistrySettings()
-        self._keys = keys or Keys()
+        self._keys = keys or RedisKeys()
         self._failing = False
 
     async def run(self, life: Lifecycle) -> None:
         life.ready()
         while True:
-            await self._try()
+            await self._write_or_warn()
             if not await life.pause(self._settings.snapshot_interval):
                 return
 
@@ -111,11 +111,11 @@ class SnapshotWriter:
         """Whether it was our turn, and done."""
         token = secrets.token_hex(16)
         lock_ms = int(self._settings.snapshot_lock_ttl * 1000)
-        with guard(self._client):
+        with translate_errors(self._client):
             if not await self._client.set(self._keys.snapshot_writer(), token, nx=True, px=lock_ms):
                 log.debug("snapshot_turn_of_another")
                 return False
-        faults.at("placement.after_snapshot_lock")
+        failpoints.hit("placement.after_snapshot_lock")
         document = msgspec.json.encode(capture(self._registry, self._writer_id, await _now_ms(self._client)))
         done = await WRITE(
             self._client,
@@ -124,9 +124,9 @@ class SnapshotWriter:
             token=token,
             document=document,
         )
-        return isinstance(done, Written)
+        return isinstance(done, SnapshotWritten)
 
-    async def _try(self) -> None:
+    async def _write_or_warn(self) -> None:
         """Redis may be away: the snapshot is a convenience, and its absence is told once."""
         try:
             await self.write()
@@ -138,18 +138,18 @@ class SnapshotWriter:
 
 
 async def warm_start(
-    registry: Registry, client: redis.asyncio.Redis, *, keys: Keys | None = None, timeout_s: float = 5.0
+    registry: WorkerRegistry, client: redis.asyncio.Redis, *, keys: RedisKeys | None = None, timeout_s: float = 5.0
 ) -> int:
     """Enter the workers of the snapshot; how many. Whatever goes wrong is a cold start."""
     try:
         async with asyncio.timeout(timeout_s):
-            with guard(client):
-                document = await client.get((keys or Keys()).workers_snapshot())
+            with translate_errors(client):
+                document = await client.get((keys or RedisKeys()).workers_snapshot())
             now_ms = await _now_ms(client)
         if document is None:
             log.info("cold_start", reason="there is no snapshot yet")
             return 0
-        snapshot = msgspec.json.decode(document, type=Snapshot)
+        snapshot = msgspec.json.decode(document, type=RegistrySnapshot)
     except (RotaError, redis.RedisError, TimeoutError, msgspec.MsgspecError, UnicodeError) as error:
         log.warning("cold_start", reason=type(error).__name__, remedy="heartbeats fill the registry within seconds")
         return 0
@@ -158,17 +158,17 @@ async def warm_start(
     return entered
 
 
-def capture(registry: Registry, writer_id: str, now_ms: int) -> Snapshot:
-    workers = [_seen(worker, registry.age_s(worker)) for worker in registry.workers.values()]
+def capture(registry: WorkerRegistry, writer_id: str, now_ms: int) -> RegistrySnapshot:
+    workers = [_worker_snapshot(worker, registry.age_s(worker)) for worker in registry.workers.values()]
     routes = registry.routes
     pools = {
-        name: PoolSeen(pool.spec.status_at(now_ms), pool.spec.provides, sum(each.pool == name for each in workers))
+        name: PoolSnapshot(pool.spec.status_at(now_ms), pool.spec.provides, sum(each.pool == name for each in workers))
         for name, pool in routes.pools.items()
     }
-    return Snapshot(datetime.fromtimestamp(now_ms / 1000, UTC), writer_id, pools, dict(routes.topics), workers)
+    return RegistrySnapshot(datetime.fromtimestamp(now_ms / 1000, UTC), writer_id, pools, dict(routes.topics), workers)
 
 
-def hydrate(registry: Registry, snapshot: Snapshot, now_ms: int) -> int:
+def hydrate(registry: WorkerRegistry, snapshot: RegistrySnapshot, now_ms: int) -> int:
     """A moment in the future is a clock that was set: its workers are taken to be as old as they say."""
     captured = snapshot.captured_at
     captured_ms = (captured if captured.tzinfo else captured.replace(tzinfo=UTC)).timestamp() * 1000
@@ -176,16 +176,16 @@ def hydrate(registry: Registry, snapshot: Snapshot, now_ms: int) -> int:
     entered = 0
     for seen in snapshot.workers:
         try:
-            worker = _worker(seen)
+            worker = _restore_worker(seen)
         except ValueError:
             continue
         entered += registry.hydrate(worker, since_s + max(0, seen.age_ms) / 1000)
     return entered
 
 
-def _seen(worker: Worker, age_s: float) -> WorkerSeen:
-    free = worker.free()
-    return WorkerSeen(
+def _worker_snapshot(worker: WorkerInfo, age_s: float) -> WorkerSnapshot:
+    free = worker.free_resources()
+    return WorkerSnapshot(
         worker_id=str(worker.id),
         name=worker.name,
         pool=worker.pool,
@@ -206,24 +206,24 @@ def _seen(worker: Worker, age_s: float) -> WorkerSeen:
     )
 
 
-def _worker(seen: WorkerSeen) -> Worker:
+def _restore_worker(seen: WorkerSnapshot) -> WorkerInfo:
     """It offers what was free, since nobody knows yet what its frames need. ValueError when it has no id."""
-    worker = Worker(UUID(seen.worker_id), seen.name, seen.pool, 0.0)
+    worker = WorkerInfo(UUID(seen.worker_id), seen.name, seen.pool, 0.0)
     worker.slots = max(0, seen.max_parallel_jobs)
     worker.cores = seen.cores_free
     worker.gpus = seen.gpus_free
     worker.memory_mb = seen.memory_mb_free
     worker.labels = seen.labels
-    worker.capabilities = frozenset(required(seen.capabilities))
+    worker.capabilities = frozenset(normalize_capabilities(seen.capabilities))
     worker.draining = seen.draining
-    worker.load = Load(percent(seen.cpu_load), percent(seen.gpu_utilization), 100.0, 100.0)
-    worker.memory_load = percent(seen.memory_load)
+    worker.load = WorkerLoad(clamp_percent(seen.cpu_load), clamp_percent(seen.gpu_utilization), 100.0, 100.0)
+    worker.memory_load = clamp_percent(seen.memory_load)
     # Tokens are never negative, so these are nobody's; the first heartbeat replaces them.
     worker.strangers = [(-seen.active_jobs, seen.active_jobs)] if seen.active_jobs > 0 else []
     return worker
 
 
 async def _now_ms(client: redis.asyncio.Redis) -> int:
-    with guard(client):
+    with translate_errors(client):
         seconds, micros = await client.time()
     return int(seconds) * 1000 + int(micros) // 1000

@@ -8,21 +8,21 @@ from typing import Final
 from uuid import UUID
 
 from rota.model.errors import InvalidInput
-from rota.model.messages import Heartbeat, Run
-from rota.model.settings.lifecycle import Routing
-from rota.model.work import TASK_CAPABILITY
-from rota.placement.classes import CONSTRAINT, Need, PlacementClass, required
-from rota.placement.holdings import Holdings, in_order, intersect, subtract
-from rota.placement.scoring import Load, overload
+from rota.model.jobs.work import TASK_CAPABILITY_PREFIX
+from rota.model.protocol import Heartbeat, TokenRange
+from rota.model.settings.lifecycle import RoutingSettings
+from rota.placement.requirements import CONSTRAINT_PREFIX, PlacementRequirements, Resources, normalize_capabilities
+from rota.placement.scoring import WorkerLoad, overload_reason
+from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
 
-ROOM_MAX: Final = 1_000_000
+UNLIMITED_FRAMES: Final = 1_000_000
 """Of a worker that does not limit its places, for frames that need nothing."""
 TOKEN_END: Final = 2**53
-HELD_MAX: Final = 1_000_000
+LISTED_FRAMES_MAX: Final = 1_000_000
 """Frames that one worker may list."""
 
 
-class Worker:
+class WorkerInfo:
     """`shape` changes when something does that decides whether a class matches at all."""
 
     __slots__ = (
@@ -75,19 +75,19 @@ class Worker:
         self.capabilities: frozenset[str] = frozenset()
         self.shape = 0
         self.used = 0
-        self.load = Load()
+        self.load = WorkerLoad()
         self.memory_load = 0.0
         self.overloaded: str | None = None
-        self.booked = Holdings()
+        self.booked = WorkerAllocations()
         self.reserved_frames = self.reserved_cores = self.reserved_gpus = self.reserved_memory_mb = 0
         self.peak_cores = self.peak_gpus = 0
-        self.held: list[Run] = []
+        self.held: list[TokenRange] = []
         """What its last heartbeat listed, in order."""
         self.reported = 0
         """Place in its stream of the last report before that heartbeat."""
-        self.unknown: list[Run] = []
+        self.unknown: list[TokenRange] = []
         """Listed by the last heartbeat, and neither booked here nor known to be strangers."""
-        self.strangers: list[Run] = []
+        self.strangers: list[TokenRange] = []
         """Listed, and the books do not know them: they take a place each."""
         self.unsettled = False
         """Whether what it has is so unclear that it gets nothing until the books were asked."""
@@ -95,7 +95,7 @@ class Worker:
     @property
     def frames(self) -> int:
         """Frames that it has or is about to get."""
-        return self.booked.tokens + self.reserved_frames + counted(self.unknown) + counted(self.strangers)
+        return self.booked.tokens + self.reserved_frames + count_tokens(self.unknown) + count_tokens(self.strangers)
 
     @property
     def blocked(self) -> bool:
@@ -104,12 +104,12 @@ class Worker:
 
     @property
     def score(self) -> float:
-        return self.frames + self.load.share
+        return self.frames + self.load.score
 
-    def room(self, need: Need) -> int:
+    def fitting_frames(self, need: Resources) -> int:
         """How many more such frames it can have, by what it offers and what is booked."""
         booked = self.booked
-        free = self.slots - self.frames if self.slots > 0 else ROOM_MAX
+        free = self.slots - self.frames if self.slots > 0 else UNLIMITED_FRAMES
         if need.cores:
             free = min(free, (self.cores - booked.cores - self.reserved_cores) // need.cores)
         if need.gpus:
@@ -118,18 +118,18 @@ class Worker:
             free = min(free, (self.memory_mb - booked.memory_mb - self.reserved_memory_mb) // need.memory_mb)
         return max(0, free)
 
-    def free(self) -> Need:
+    def free_resources(self) -> Resources:
         """What is not booked; where frames are not known, they are taken to use their share of places."""
         idle = max(0.0, 1 - self.frames / self.slots) if self.unknown and self.slots > 0 else 1.0
-        return Need(
+        return Resources(
             int(idle * max(0, self.cores - self.booked.cores)),
             int(idle * max(0, self.gpus - self.booked.gpus)),
             int(idle * max(0, self.memory_mb - self.booked.memory_mb)),
         )
 
-    def capacity(self, need: Need) -> int:
+    def capacity(self, need: Resources) -> int:
         """How many such frames it could have if it were empty."""
-        free = self.slots if self.slots > 0 else ROOM_MAX
+        free = self.slots if self.slots > 0 else UNLIMITED_FRAMES
         for asked, offered in (
             (need.cores, self.cores),
             (need.gpus, self.gpus),
@@ -138,73 +138,75 @@ class Worker:
             free = min(free, offered // asked) if asked else free
         return max(0, free)
 
-    def lacks(self, wanted: PlacementClass) -> str | None:
+    def mismatch_reason(self, wanted: PlacementRequirements) -> str | None:
         """Why it can never run frames of the class as it is now, in words; None when it can."""
         if self.draining:
             return "it is ending and takes nothing new"
         for key, value in wanted.labels:
-            if self.labels.get(key) != value and not self._meets(key, value):
-                if key.startswith(f"{CONSTRAINT}{TASK_CAPABILITY}"):
-                    return f"it does not know the task {key.removeprefix(CONSTRAINT + TASK_CAPABILITY)}"
+            if self.labels.get(key) != value and not self._meets_constraint(key, value):
+                if key.startswith(f"{CONSTRAINT_PREFIX}{TASK_CAPABILITY_PREFIX}"):
+                    return f"it does not know the task {key.removeprefix(CONSTRAINT_PREFIX + TASK_CAPABILITY_PREFIX)}"
                 has = f"it has {self.labels[key]}" if key in self.labels else "it does not have it"
                 return f"its label {key} must be {value}, and {has}"
         if not self.capacity(wanted.need):
             return "a frame needs more than all it has"
         return None
 
-    def _meets(self, key: str, value: str) -> bool:
-        name = key.removeprefix(CONSTRAINT)
+    def _meets_constraint(self, key: str, value: str) -> bool:
+        name = key.removeprefix(CONSTRAINT_PREFIX)
         return name != key and value.lower() in ("true", "") and name.lower() in self.capabilities
 
-    def reserve(self, need: Need, n: int) -> None:
+    def reserve(self, need: Resources, n: int) -> None:
         self.reserved_frames += n
         self.reserved_cores += n * need.cores
         self.reserved_gpus += n * need.gpus
         self.reserved_memory_mb += n * need.memory_mb
 
-    def add(self, runs: Iterable[Run], need: Need) -> None:
+    def add(self, runs: Iterable[TokenRange], need: Resources) -> None:
         taken = list(runs)
         for first, n in taken:
             self.booked.add(first, n, need, self.number)
         if self.unknown:
-            self.unknown = subtract(self.unknown, in_order(taken))
+            self.unknown = subtract_ranges(self.unknown, merge_ranges(taken))
         self.peak_cores = max(self.peak_cores, self.booked.cores)
         self.peak_gpus = max(self.peak_gpus, self.booked.gpus)
 
-    def remove(self, runs: Iterable[Run]) -> int:
+    def remove(self, runs: Iterable[TokenRange]) -> int:
         gone = list(runs)
         removed = sum(self.booked.remove(first, n) for first, n in gone)
         if self.unknown or self.strangers:
-            ended = in_order(gone)
-            self.unknown = subtract(self.unknown, ended)
-            self.strangers = subtract(self.strangers, ended)
+            ended = merge_ranges(gone)
+            self.unknown = subtract_ranges(self.unknown, ended)
+            self.strangers = subtract_ranges(self.strangers, ended)
         return removed
 
-    def told(self, beat: Heartbeat, limits: Routing) -> bool:
+    def apply_heartbeat(self, beat: Heartbeat, limits: RoutingSettings) -> bool:
         """Take over what it says of itself; whether its shape changed."""
-        changed = self._describe(beat)
+        changed = self._update_description(beat)
         first = not self.confirmed
         self.confirmed = True
-        self.held = in_order(beat.held)
+        self.held = merge_ranges(beat.held)
         self.reported = beat.reported
-        self._compare(self.held, beat.number, first=first)
+        self._reconcile_frames(self.held, beat.number, first=first)
         self.number = beat.number
-        self._measure(beat)
-        self.overloaded = overload(self.load, limits, accounted=self.cores > 0)
+        self._update_load(beat)
+        self.overloaded = overload_reason(self.load, limits, accounted=self.cores > 0)
         return changed or first
 
-    def settle(self, asked: Sequence[Run], booked: Iterable[tuple[Run, Need]]) -> None:
+    def resolve_unknown_frames(
+        self, asked: Sequence[TokenRange], booked: Iterable[tuple[TokenRange, Resources]]
+    ) -> None:
         """The books were asked about these: what they did not know are strangers. What has ended since stays ended."""
         for run, need in booked:
-            self.add(intersect([run], self.unknown), need)
-        self.strangers = in_order([*self.strangers, *intersect(asked, self.unknown)])
-        self.unknown = subtract(self.unknown, asked)
+            self.add(intersect_ranges([run], self.unknown), need)
+        self.strangers = merge_ranges([*self.strangers, *intersect_ranges(asked, self.unknown)])
+        self.unknown = subtract_ranges(self.unknown, asked)
         self.unsettled = False
         # Measured while it was not known how much of the load was ours; the next heartbeat tells.
         self.overloaded = None
 
-    def _describe(self, beat: Heartbeat) -> bool:
-        capabilities = frozenset(required(beat.capabilities)) if beat.capabilities else frozenset()
+    def _update_description(self, beat: Heartbeat) -> bool:
+        capabilities = frozenset(normalize_capabilities(beat.capabilities)) if beat.capabilities else frozenset()
         before = (self.pool, self.draining, self.slots, self.cores, self.gpus, self.memory_mb, self.capabilities)
         after = (beat.pool, beat.draining, beat.slots, beat.cores, beat.gpus, beat.memory_mb, capabilities)
         if before == after and self.labels == beat.labels:
@@ -214,45 +216,45 @@ class Worker:
         self.labels = beat.labels
         return True
 
-    def _compare(self, held: list[Run], number: int, *, first: bool) -> None:
+    def _reconcile_frames(self, held: list[TokenRange], number: int, *, first: bool) -> None:
         """A frame that was freed just now may still be listed, so unknown ones are doubted when listed twice."""
         unknown = self.booked.reconcile(held, number)
-        self.strangers = intersect(self.strangers, held) if self.strangers and not first else []
-        unknown = subtract(unknown, self.strangers)
-        self.unsettled = bool(unknown) and (first or bool(intersect(unknown, self.unknown)))
+        self.strangers = intersect_ranges(self.strangers, held) if self.strangers and not first else []
+        unknown = subtract_ranges(unknown, self.strangers)
+        self.unsettled = bool(unknown) and (first or bool(intersect_ranges(unknown, self.unknown)))
         self.unknown = unknown
 
-    def _measure(self, beat: Heartbeat) -> None:
+    def _update_load(self, beat: Heartbeat) -> None:
         unclear = bool(self.unknown)
-        self.load = Load(
-            cpu=percent(beat.cpu_load),
-            gpu=percent(beat.gpu_utilization),
-            booked_cpu=100.0 if unclear else _share(self.peak_cores, self.cores),
-            booked_gpu=100.0 if unclear else _share(self.peak_gpus, self.gpus),
-            strange_places=counted(self.strangers) / self.slots if self.slots > 0 else 0.0,
+        self.load = WorkerLoad(
+            cpu=clamp_percent(beat.cpu_load),
+            gpu=clamp_percent(beat.gpu_utilization),
+            booked_cpu=100.0 if unclear else _percent_of(self.peak_cores, self.cores),
+            booked_gpu=100.0 if unclear else _percent_of(self.peak_gpus, self.gpus),
+            strange_places=count_tokens(self.strangers) / self.slots if self.slots > 0 else 0.0,
         )
-        self.memory_load = percent(beat.memory_load)
+        self.memory_load = clamp_percent(beat.memory_load)
         self.peak_cores = self.booked.cores
         self.peak_gpus = self.booked.gpus
 
 
-def counted(runs: list[Run]) -> int:
+def count_tokens(runs: list[TokenRange]) -> int:
     return sum(n for _, n in runs) if runs else 0
 
 
-def percent(value: float) -> float:
+def clamp_percent(value: float) -> float:
     return min(100.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
-def checked(beat: Heartbeat) -> Heartbeat:
+def validate_heartbeat(beat: Heartbeat) -> Heartbeat:
     """Refuses what cannot be: everything else in here trusts these numbers."""
     if min(beat.number, beat.slots, beat.cores, beat.gpus, beat.memory_mb) < 0:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} holds a negative number: update the worker.")
     odd = any(n < 1 or not 0 <= first <= TOKEN_END - n for first, n in beat.held)
-    if odd or sum(n for _, n in beat.held) > HELD_MAX:
+    if odd or sum(n for _, n in beat.held) > LISTED_FRAMES_MAX:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} lists impossible tokens: update the worker.")
     return beat
 
 
-def _share(booked: int, offered: int) -> float:
+def _percent_of(booked: int, offered: int) -> float:
     return min(100.0, 100.0 * booked / offered) if offered > 0 else 0.0

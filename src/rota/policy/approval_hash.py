@@ -13,16 +13,16 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-VERSION: Final = "rota.job.1"
-APPROVAL_LABELS: Final = "approval_"
-JOB: Final = ("pk_show", "pk_folder", "pk_dept", "job_name", "topic", "priority", "workflow_id", "run_at_us")
-LAYER: Final = (
+HASH_VERSION: Final = "rota.job.1"
+APPROVAL_LABEL_PREFIX: Final = "approval_"
+JOB_COLUMNS: Final = ("pk_show", "pk_folder", "pk_dept", "job_name", "topic", "priority", "workflow_id", "run_at_us")
+LAYER_COLUMNS: Final = (
     *("number", "str_name", "work", "input", "input_at", "first_frame", "frame_step", "frames"),
     *("ranges", "items", "place"),
 )
 
 
-class Columns(Protocol):
+class NamedColumns(Protocol):
     """A row by the names of its columns."""
 
     def __getitem__(self, name: str, /) -> Any: ...
@@ -31,16 +31,16 @@ class Columns(Protocol):
 _ENCODE = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def job_hash(job: Columns, layers: Sequence[Columns]) -> bytes:
+def job_hash(job: NamedColumns, layers: Sequence[NamedColumns]) -> bytes:
     """Of a row of a job, and those of its layers in order, as approval_material.sql reads them."""
     assert layers, "a job has a layer"
     labels: dict[str, str] = msgspec.json.decode(job["labels"]) if job["labels"] else {}
-    kept = {name: value for name, value in labels.items() if not name.lower().startswith(APPROVAL_LABELS)}
+    kept = {name: value for name, value in labels.items() if not name.lower().startswith(APPROVAL_LABEL_PREFIX)}
     details: dict[str, Any] = msgspec.msgpack.decode(job["request"]) if job["request"] else {}
     details.pop("trace", None)
-    columns = [_plain(job[name]) for name in JOB]
-    told = [[_plain(layer[name]) for name in LAYER] for layer in layers]
-    return sha256(_ENCODE([VERSION, columns, kept, details, told])).digest()
+    columns = [_plain(job[name]) for name in JOB_COLUMNS]
+    told = [[_plain(layer[name]) for name in LAYER_COLUMNS] for layer in layers]
+    return sha256(_ENCODE([HASH_VERSION, columns, kept, details, told])).digest()
 
 
 def _plain(value: Any) -> Any:

@@ -19,10 +19,10 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.approval import Approval, ApprovalState, Asking, Kind, Vote
+from rota.model.approvals import Approval, ApprovalKind, ApprovalRequest, ApprovalState, Vote
 from rota.model.errors import NotFound
 from rota.model.ids import ShowId
 
@@ -33,8 +33,8 @@ DECIDE = query(__package__, "approvals_decide")
 READ = query(__package__, "approvals_read")
 LATEST = query(__package__, "approvals_latest")
 LIST = query(__package__, "approvals_list")
-DUE = query(__package__, "approvals_due")
-DEPTH = query(__package__, "approvals_depth")
+OVERDUE = query(__package__, "approvals_due")
+PENDING_COUNTS = query(__package__, "approvals_depth")
 FORGET = query(__package__, "approvals_forget")
 
 PAGE_MAX: Final = 1_000
@@ -52,11 +52,11 @@ DECISIONS = metrics.counter(
 )
 
 
-class Approvals:
+class ApprovalStore:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def request(self, on: Transaction, wanted: Sequence[Asking]) -> list[Approval]:
+    async def request(self, on: Transaction, wanted: Sequence[ApprovalRequest]) -> list[Approval]:
         """Ask for these, unless their subject waits for one already; returns those that are new."""
         if not wanted:
             return []
@@ -91,7 +91,7 @@ class Approvals:
         return await self.get(approval, on=on)
 
     async def latest(
-        self, kind: Kind, subjects: Sequence[str], *, on: Transaction | None = None
+        self, kind: ApprovalKind, subjects: Sequence[str], *, on: Transaction | None = None
     ) -> dict[str, Approval]:
         """The last approval that was asked for, of each subject that has one."""
         rows = await (on or self.database).rows(LATEST, kind, list(subjects))
@@ -102,7 +102,7 @@ class Approvals:
         self,
         *,
         state: ApprovalState | None = ApprovalState.PENDING,
-        kind: Kind | None = None,
+        kind: ApprovalKind | None = None,
         shows: Sequence[ShowId] | None = None,
         after: UUID | None = None,
         most: int = 100,
@@ -115,27 +115,27 @@ class Approvals:
     async def vote(self, on: Transaction, approval: Approval, voter: str, reason: str, *, agrees: bool) -> Approval:
         """Of an approval that is locked. One who voted before keeps that vote."""
         await on.run(VOTE, approval.id, voter, agrees, reason)
-        faults.at("approvals.after_vote")
+        failpoints.hit("approvals.after_vote")
         return await self.get(approval.id, on=on)
 
     async def decide(self, on: Transaction, approval: Approval, state: ApprovalState) -> bool:
         """From pending to an end; False when it was not pending."""
         return bool(await on.run(DECIDE, approval.id, state.value))
 
-    async def due(self, most: int) -> Sequence[UUID]:
+    async def overdue(self, most: int) -> Sequence[UUID]:
         """Pending ones whose time has passed."""
-        return [row["pk_approval"] for row in await self.database.rows(DUE, most)]
+        return [row["pk_approval"] for row in await self.database.rows(OVERDUE, most)]
 
-    async def measure(self) -> None:
+    async def update_metrics(self) -> None:
         """How many are pending, for whoever watches."""
-        for row in await self.database.rows(DEPTH):
+        for row in await self.database.rows(PENDING_COUNTS):
             WAITING.labels(row["kind"]).set(row["pending"])
 
     async def _read(self, on: Database | Transaction, ids: Sequence[UUID]) -> Sequence[Approval]:
-        return [_approval(row) for row in await on.rows(READ, list(ids))] if ids else []
+        return [_approval_from_row(row) for row in await on.rows(READ, list(ids))] if ids else []
 
 
-def count(approval: Approval, state: ApprovalState, now: datetime) -> None:
+def record_decision(approval: Approval, state: ApprovalState, now: datetime) -> None:
     """Of a decision that is committed."""
     DECISIONS.labels(approval.kind, state.value).inc()
     LATENCY.labels(approval.kind).observe(max(0.0, (now - approval.requested_at).total_seconds()))
@@ -143,7 +143,7 @@ def count(approval: Approval, state: ApprovalState, now: datetime) -> None:
         EXPIRED.labels(approval.kind).inc()
 
 
-def _approval(row: Record) -> Approval:
+def _approval_from_row(row: Record) -> Approval:
     columns: dict[str, Any] = dict(row.items())
     votes = msgspec.json.decode(columns.pop("votes"), type=list[Vote])
     columns |= {

@@ -11,7 +11,7 @@ any other when it is reached in 2. So a rule that denies can only take away: add
 it stands changes at most which rule is named.
 
 A rule with `velocity` is for a job only while more jobs have come than it lets through, and that is counted elsewhere:
-the ruling names the limits, and what is said of a job for which one has no place (`rota.policy.velocity`).
+the ruling names the limits, and what is said of a job for which one has no place (`rota.policy.rate_limits`).
 
 A policy of thousands of rules looks at few of them: each is kept under one thing that it asks for, such as a topic, how
 a topic begins, a show or a risk tag. A ruling is remembered for as long as the policy lives, up to `REMEMBERED`.
@@ -26,34 +26,34 @@ from typing import Final
 
 import msgspec
 
-from rota.model.policy import Asked, Says, Word
-from rota.policy.expressions import Facts, Unanswered
-from rota.policy.load import parse, snapshot_of
-from rota.policy.rules import ONE, Rule, Velocity, Written
+from rota.model.policy.decision import PolicyDecision, PolicyEffect, PolicyRequest
+from rota.policy.expressions import ConditionContext, ConditionError
+from rota.policy.loader import parse, snapshot_id
+from rota.policy.rules import SINGLE_FIELDS, PolicyDocument, PolicyRule, Velocity
 
-REMEMBERED: Final = 20_000
-NO_RULE: Final = "no rule is for this job"
+CACHE_MAX: Final = 20_000
+NO_RULE_REASON: Final = "no rule is for this job"
 
-_FORM: Final = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
-class Limit(msgspec.Struct, frozen=True):
+class VelocityLimit(msgspec.Struct, frozen=True):
     """A velocity limit a job is counted under, and what is said when it has no place for it."""
 
     rule: str
     velocity: Velocity
     value: str
-    over: Word
+    over: PolicyDecision
 
 
-class Ruling(msgspec.Struct, frozen=True):
+class PolicyEvaluation(msgspec.Struct, frozen=True):
     """What is said of a job for which every limit has a place. Without limits: what is said."""
 
-    word: Word
-    limits: tuple[Limit, ...] = ()
+    word: PolicyDecision
+    limits: tuple[VelocityLimit, ...] = ()
 
 
-class Fate(StrEnum):
+class RuleStatus(StrEnum):
     """What became of a rule when a job was asked about."""
 
     DECIDED = "decided"
@@ -66,113 +66,117 @@ class Fate(StrEnum):
     UNMET = "unmet"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class RuleResult(msgspec.Struct, frozen=True):
     """Of one rule: what became of it, and why."""
 
     rule: str
     line: int
-    says: Says
-    fate: Fate
+    says: PolicyEffect
+    fate: RuleStatus
     why: str = ""
 
 
-class Policy:
+class CompiledPolicy:
     """A policy that can be asked; never changes."""
 
-    def __init__(self, written: Written, snapshot: str) -> None:
+    def __init__(self, written: PolicyDocument, snapshot: str) -> None:
         self.written = written
         self.snapshot = snapshot
         self._rules = written.rules.ordered
-        self._words = [rule.word(snapshot) for rule in self._rules]
-        self._index = _Index(self._rules)
-        self._default = Word(says=written.rules.default, reason=NO_RULE, snapshot=snapshot)
-        self._known: dict[bytes, Ruling] = {}
+        self._words = [rule.to_decision(snapshot) for rule in self._rules]
+        self._index = _RuleIndex(self._rules)
+        self._default = PolicyDecision(says=written.rules.default, reason=NO_RULE_REASON, snapshot=snapshot)
+        self._known: dict[bytes, PolicyEvaluation] = {}
         self.size = len(self._rules)
         self.counts = any(rule.velocity for rule in self._rules)
         """Whether it has velocity limits."""
 
     @classmethod
-    def of(cls, text: str, source: str = "policy") -> Policy:
+    def of(cls, text: str, source: str = "policy") -> CompiledPolicy:
         """Raises InvalidInput. A large file takes seconds: whoever has others to serve does this in a thread."""
-        return cls(parse(text, source), snapshot_of(text))
+        return cls(parse(text, source), snapshot_id(text))
 
-    def rule_on(self, asked: Asked) -> Ruling:
-        form = _FORM.encode(asked)
+    def evaluate(self, asked: PolicyRequest) -> PolicyEvaluation:
+        form = _ENCODER.encode(asked)
         known = self._known.get(form)
         if known is None:
-            if len(self._known) >= REMEMBERED:
+            if len(self._known) >= CACHE_MAX:
                 self._known.clear()
-            known = self._known[form] = self._ruled(asked)
+            known = self._known[form] = self._evaluate_rules(asked)
         return known
 
-    def explain(self, asked: Asked) -> list[Finding]:
+    def explain(self, asked: PolicyRequest) -> list[RuleResult]:
         """Every rule with its fate, in the order of the file."""
-        decided = self.rule_on(asked).word
-        facts = Facts(asked)
+        decided = self.evaluate(asked).word
+        facts = ConditionContext(asked)
         found = []
         is_decided = False
         for rule in self._rules:
-            fate, why = _fate(rule, asked, facts)
-            if fate is Fate.MATCHED and rule.id == decided.rule:
-                fate, is_decided = Fate.DECIDED, True
-            elif fate is Fate.COUNTS and is_decided and rule.says is not Says.DENY:
-                fate, why = Fate.MATCHED, ""
-            found.append(Finding(rule.id, rule.line, rule.says, fate, why))
+            fate, why = _rule_status(rule, asked, facts)
+            if fate is RuleStatus.MATCHED and rule.id == decided.rule:
+                fate, is_decided = RuleStatus.DECIDED, True
+            elif fate is RuleStatus.COUNTS and is_decided and rule.says is not PolicyEffect.DENY:
+                fate, why = RuleStatus.MATCHED, ""
+            found.append(RuleResult(rule.id, rule.line, rule.says, fate, why))
         return found
 
-    def _ruled(self, asked: Asked) -> Ruling:
+    def _evaluate_rules(self, asked: PolicyRequest) -> PolicyEvaluation:
         """One way through the rules in their order; a denial that is no limit ends it wherever it stands."""
-        facts = Facts(asked)
-        chosen: Word | None = None
-        limits: list[tuple[bool, Limit]] = []
+        facts = ConditionContext(asked)
+        chosen: PolicyDecision | None = None
+        limits: list[tuple[bool, VelocityLimit]] = []
         for at in self._index.candidates(asked):
             rule = self._rules[at]
-            denies = rule.says is Says.DENY
+            denies = rule.says is PolicyEffect.DENY
             if chosen is not None and not denies:
                 continue
             try:
-                if rule.match.unmet(asked) or (rule.when is not None and not rule.when.holds(facts)):
+                if rule.match.first_mismatch(asked) or (rule.when is not None and not rule.when.holds(facts)):
                     continue
-            except Unanswered as error:
-                return Ruling(self._unanswered(rule, error))
+            except ConditionError as error:
+                return PolicyEvaluation(self._deny_failed_condition(rule, error))
             if rule.velocity is not None:
                 value = rule.velocity.value(asked)
-                limits.append((denies, Limit(rule.id, rule.velocity, value, self._words[at])))
+                limits.append((denies, VelocityLimit(rule.id, rule.velocity, value, self._words[at])))
             elif denies:
-                return Ruling(self._words[at])
+                return PolicyEvaluation(self._words[at])
             elif chosen is None:
                 chosen = self._words[at]
         word = chosen or self._default
-        if word.says is Says.DENY:
-            return Ruling(word)
+        if word.says is PolicyEffect.DENY:
+            return PolicyEvaluation(word)
         # Denials first: of the limits that have no place, the first of these speaks.
-        return Ruling(word, tuple(limit for _, limit in sorted(limits, key=lambda each: not each[0])))
+        return PolicyEvaluation(word, tuple(limit for _, limit in sorted(limits, key=lambda each: not each[0])))
 
-    def _unanswered(self, rule: Rule, error: Unanswered) -> Word:
+    def _deny_failed_condition(self, rule: PolicyRule, error: ConditionError) -> PolicyDecision:
         reason = f"the condition of rule {rule.id} gave no answer: {error}"
-        return Word(says=Says.DENY, reason=reason, rule=rule.id, snapshot=self.snapshot)
+        return PolicyDecision(says=PolicyEffect.DENY, reason=reason, rule=rule.id, snapshot=self.snapshot)
 
 
-def _fate(rule: Rule, asked: Asked, facts: Facts) -> tuple[Fate, str]:
+def _rule_status(rule: PolicyRule, asked: PolicyRequest, facts: ConditionContext) -> tuple[RuleStatus, str]:
     """Of a rule by itself, and why."""
-    if unmet := rule.match.unmet(asked):
-        return Fate.UNMET, unmet
+    if unmet := rule.match.first_mismatch(asked):
+        return RuleStatus.UNMET, unmet
     try:
         if rule.when is not None and not rule.when.holds(facts):
-            return Fate.UNMET, "when"
-    except Unanswered as error:
-        return Fate.FAILED, str(error)
-    return (Fate.COUNTS, _told(rule.velocity)) if rule.velocity is not None else (Fate.MATCHED, "")
+            return RuleStatus.UNMET, "when"
+    except ConditionError as error:
+        return RuleStatus.FAILED, str(error)
+    return (
+        (RuleStatus.COUNTS, _describe_velocity(rule.velocity))
+        if rule.velocity is not None
+        else (RuleStatus.MATCHED, "")
+    )
 
 
-def _told(velocity: Velocity) -> str:
+def _describe_velocity(velocity: Velocity) -> str:
     return f"more than {velocity.most} in {velocity.window_s:g} s by {':'.join(velocity.key)}"
 
 
-class _Index:
+class _RuleIndex:
     """Which rules can be for a job, without looking at all of them: each is kept under one thing that it asks for."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, rules: tuple[PolicyRule, ...]) -> None:
         self._by: dict[str, dict[str, list[int]]] = {}
         self._by_tag: dict[str, list[int]] = defaultdict(list)
         self._by_label: dict[str, list[int]] = defaultdict(list)
@@ -180,17 +184,17 @@ class _Index:
         self._others: list[int] = []
         for at, rule in enumerate(rules):
             kept = False
-            for places, name in self._places(rule):
+            for places, name in self._index_entries(rule):
                 places.setdefault(name, []).append(at)
                 kept = True
             if not kept:
                 self._others.append(at)
         self._lengths = sorted({len(beginning) for beginning in self._by_beginning})
 
-    def _places(self, rule: Rule) -> Iterator[tuple[dict[str, list[int]], str]]:
+    def _index_entries(self, rule: PolicyRule) -> Iterator[tuple[dict[str, list[int]], str]]:
         """Under what it is kept; nothing: it must be looked at for every job."""
         names = rule.match.names
-        for part in ONE:
+        for part in SINGLE_FIELDS:
             if part in names and names[part].is_literal:
                 yield from ((self._by.setdefault(part, {}), literal) for literal in names[part].literals)
                 return
@@ -201,10 +205,10 @@ class _Index:
         elif rule.match.labels:
             yield self._by_label, rule.match.labels[0]
 
-    def candidates(self, asked: Asked) -> list[int]:
+    def candidates(self, asked: PolicyRequest) -> list[int]:
         found = [*self._others]
         for part, places in self._by.items():
-            found += places.get(ONE[part](asked), ())
+            found += places.get(SINGLE_FIELDS[part](asked), ())
         for tag in asked.risk_tags:
             found += self._by_tag.get(tag, ())
         for label in asked.labels:

@@ -1,4 +1,4 @@
-"""`when:` a condition in CEL over what is asked about a job, by the names of `rota.model.policy.Asked`.
+"""`when:` a condition in CEL over what is asked about a job, by the names of `rota.model.policy.decision.PolicyRequest`.
 
     when: frames > 100 && !("reviewed" in labels)
 
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from rota.infra.yaml_reader import suggestion
 from rota.model.errors import InvalidInput
-from rota.model.policy import Asked
-from rota.policy.patterns import compiled
-from rota.policy.reading import near
+from rota.model.policy.decision import PolicyRequest
+from rota.policy.regex import compile_re2
 
 if TYPE_CHECKING:
     import cel
@@ -34,7 +34,7 @@ MACRO_DEPTH_MAX: Final = 2
 STEPS_MAX: Final = 500_000
 """About a tenth of a second."""
 
-FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(Asked))
+FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(PolicyRequest))
 _LISTS: Final = ("risk_tags", "requires", "labels", "tasks", "env_names")
 _MATCHES: Final = "matches_re2"
 _FUNCTIONS: Final = frozenset(
@@ -50,7 +50,7 @@ _MACRO: Final = re.compile(r"\.\s*(?:all|exists|exists_one|filter)\s*$")
 _CALL_OF_MATCHES: Final = re.compile(r"\bmatches\s*\(\s*(?P<literal>§[0-9]+§)?\s*(?P<end>\))?")
 
 
-class Unanswered(Exception):
+class ConditionError(Exception):
     """A condition that gave no yes or no; says why in half a sentence."""
 
 
@@ -60,29 +60,29 @@ class Condition:
     def __init__(self, text: str) -> None:
         """Raises InvalidInput with half a sentence for what is no condition."""
         self.text = text
-        bare, literals = _without_strings(text)
-        self._depth = _checked_shape(text, bare)
+        bare, literals = _extract_strings(text)
+        self._depth = _check_shape(text, bare)
         self._longest = bare.count(",") + 1
-        self._program = _program(_with_strings(_with_re2(bare, literals), literals))
+        self._program = _program(_restore_strings(_use_re2(bare, literals), literals))
         _check_names(self._program, bare)
 
-    def holds(self, facts: Facts) -> bool:
+    def holds(self, facts: ConditionContext) -> bool:
         """Raises `Unanswered` when there is no answer."""
         if self._depth and max(facts.longest, self._longest) ** self._depth * len(self.text) > STEPS_MAX:
-            raise Unanswered("it would take too long on lists of this length")
+            raise ConditionError("it would take too long on lists of this length")
         try:
             answer = self._program.execute(facts.context)
         except Exception as error:  # noqa: BLE001 - whatever it is: no answer
-            raise Unanswered(_why(error)) from None
+            raise ConditionError(_error_reason(error)) from None
         if not isinstance(answer, bool):
-            raise Unanswered("it says neither true nor false")
+            raise ConditionError("it says neither true nor false")
         return answer
 
 
-class Facts:
+class ConditionContext:
     """What conditions see of one job, made when the first of them asks."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PolicyRequest) -> None:
         self._asked = asked
         self._context: cel.Context | None = None
         self.longest = max(len(getattr(asked, name)) for name in _LISTS)
@@ -92,16 +92,16 @@ class Facts:
         if self._context is None:
             import cel
 
-            known = {name: _seen(getattr(self._asked, name)) for name in FIELDS}
-            self._context = cel.Context(variables=known, functions={_MATCHES: _found})
+            known = {name: _to_cel(getattr(self._asked, name)) for name in FIELDS}
+            self._context = cel.Context(variables=known, functions={_MATCHES: _search_re2})
         return self._context
 
 
-def _seen(value: Any) -> Any:
+def _to_cel(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _without_strings(text: str) -> tuple[str, list[str]]:
+def _extract_strings(text: str) -> tuple[str, list[str]]:
     """The expression with `§n§` for its texts, which are given besides."""
     literals: list[str] = []
 
@@ -114,11 +114,11 @@ def _without_strings(text: str) -> tuple[str, list[str]]:
     return _STRING.sub(keep, text), literals
 
 
-def _with_strings(bare: str, literals: list[str]) -> str:
+def _restore_strings(bare: str, literals: list[str]) -> str:
     return re.sub(r"§([0-9]+)§", lambda found: literals[int(found[1])], bare)
 
 
-def _checked_shape(text: str, bare: str) -> int:
+def _check_shape(text: str, bare: str) -> int:
     """How deep its loops are; InvalidInput for what is too long, too deep, or not to be."""
     if len(text.encode()) > BYTES_MAX:
         raise InvalidInput(f"an expression may have {BYTES_MAX} bytes at most")
@@ -141,11 +141,11 @@ def _checked_shape(text: str, bare: str) -> int:
     return deepest
 
 
-def _with_re2(bare: str, literals: list[str]) -> str:
+def _use_re2(bare: str, literals: list[str]) -> str:
     def checked(found: re.Match[str]) -> str:
         if not found["literal"] or not found["end"]:
             raise InvalidInput("matches takes one text that stands there, such as topic.matches('^job')")
-        compiled(_literal(literals[int(found["literal"].strip("§"))]))
+        compile_re2(_literal(literals[int(found["literal"].strip("§"))]))
         return f"{_MATCHES}({found['literal']})"
 
     return _CALL_OF_MATCHES.sub(checked, bare)
@@ -166,10 +166,10 @@ def _program(text: str) -> cel.Program:
     try:
         return cel.compile(text)
     except Exception as error:  # noqa: BLE001 - the library raises several kinds
-        raise InvalidInput(f"this is no CEL: {_told(error)}") from None
+        raise InvalidInput(f"this is no CEL: {_parse_error(error)}") from None
 
 
-def _told(error: Exception) -> str:
+def _parse_error(error: Exception) -> str:
     """The parser draws the whole expression; its first complaint is enough."""
     found = re.search(r"ERROR: <input>:\d+:(\d+): ([^\n|]+)", str(error))
     return f"{found[2].strip()} at mark {found[1]}" if found else "it cannot be parsed"
@@ -179,17 +179,17 @@ def _check_names(program: cel.Program, bare: str) -> None:
     known = {*FIELDS, *_BOUND.findall(bare)}
     for name in program.variables():
         if name not in known:
-            raise InvalidInput(f"{name[:60]!r} is nothing that can be asked about a job{near(name, FIELDS)}")
+            raise InvalidInput(f"{name[:60]!r} is nothing that can be asked about a job{suggestion(name, FIELDS)}")
     for name in program.functions():
         if name not in _FUNCTIONS:
             raise InvalidInput(f"the function {name[:60]!r} is not there")
 
 
-def _why(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"there is no {str(error)[:60]}; ask with has() or `in` first"
     return " ".join(str(error).split(":", 1)[0].split())[:100] or type(error).__name__
 
 
-def _found(text: str, pattern: str) -> bool:
-    return compiled(pattern).search(text) is not None
+def _search_re2(text: str, pattern: str) -> bool:
+    return compile_re2(pattern).search(text) is not None

@@ -23,22 +23,29 @@ from rota.infra.service import Service
 from rota.infra.telemetry import metrics
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
-from rota.model.policy import Apart, Asked, Kernel, Question, Says, Word
-from rota.policy.evaluate import Finding, Limit, Policy, Ruling
-from rota.policy.snapshots import Snapshot, Snapshots
-from rota.policy.velocity import Wanted
-from rota.policy.watch import PolicyWatch
+from rota.model.policy.decision import (
+    DecisionOverride,
+    Kernel,
+    PolicyDecision,
+    PolicyEffect,
+    PolicyRequest,
+    PolicyRequestGroup,
+)
+from rota.policy.evaluate import CompiledPolicy, PolicyEvaluation, RuleResult, VelocityLimit
+from rota.policy.file_watch import PolicyWatch
+from rota.policy.rate_limits import VelocityCheck
+from rota.policy.snapshots import PolicySnapshot, PolicySnapshots
 
 log = structlog.get_logger(__name__)
 CHECKS = metrics.counter("rota_policy_checks", "Jobs that a policy was asked about here.", labels=("says",))
-UNCOUNTED: Final = "velocity limits cannot be counted while Redis is away"
+UNCOUNTED_REASON: Final = "velocity limits cannot be counted while Redis is away"
 
 
-class Explained(msgspec.Struct, frozen=True):
+class PolicyExplanation(msgspec.Struct, frozen=True):
     """What would be said of a job, and of every rule what became of it."""
 
-    word: Word
-    findings: list[Finding]
+    word: PolicyDecision
+    findings: list[RuleResult]
 
 
 @runtime_checkable
@@ -50,15 +57,15 @@ class PolicyKernel(Kernel, Protocol):
         """What the policy file says of silence, as far as it is known here; None: nothing."""
         ...
 
-    async def explain(self, asked: Asked, snapshot: str = "") -> Explained:
+    async def explain(self, asked: PolicyRequest, snapshot: str = "") -> PolicyExplanation:
         """By the policy in force, or by one of the last ten. Counts nothing."""
         ...
 
-    async def simulate(self, text: str, asked: Sequence[Asked]) -> list[Word]:
+    async def simulate(self, text: str, asked: Sequence[PolicyRequest]) -> list[PolicyDecision]:
         """What another policy would say; InvalidInput when it is none."""
         ...
 
-    async def listed(self) -> list[Snapshot]:
+    async def list_snapshots(self) -> list[PolicySnapshot]:
         """The last ten policies, the one in force first."""
         ...
 
@@ -73,27 +80,29 @@ class PolicyKernel(Kernel, Protocol):
     async def close(self) -> None: ...
 
 
-class Counter(Protocol):
-    async def over(self, wanted: Sequence[Wanted]) -> list[list[Limit | None]]: ...
+class LimitCounter(Protocol):
+    async def find_exceeded(self, wanted: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]: ...
 
 
-class Nowhere:
+class UnavailableCounter:
     """Where no Redis is named."""
 
-    async def over(self, wanted: Sequence[Wanted]) -> list[list[Limit | None]]:
+    async def find_exceeded(self, wanted: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]:
         raise Unavailable(f"No Redis is named to count {len(wanted)} velocity limits in: set redis.url.")
 
 
 class LocalKernel:
     """A `PolicyKernel` in this process."""
 
-    def __init__(self, snapshots: Snapshots, counter: Counter | None = None, watch: PolicyWatch | None = None) -> None:
+    def __init__(
+        self, snapshots: PolicySnapshots, counter: LimitCounter | None = None, watch: PolicyWatch | None = None
+    ) -> None:
         self.snapshots = snapshots
-        self._counter = counter or Nowhere()
+        self._counter = counter or UnavailableCounter()
         self._watch = watch
 
     @classmethod
-    def watching(cls, watch: PolicyWatch, counter: Counter | None = None) -> LocalKernel:
+    def from_watch(cls, watch: PolicyWatch, counter: LimitCounter | None = None) -> LocalKernel:
         """By a file, as it is from time to time."""
         return cls(watch.snapshots, counter, watch)
 
@@ -101,28 +110,28 @@ class LocalKernel:
     def fail_mode(self) -> str | None:
         return self.snapshots.current.written.fail_mode
 
-    async def check(self, questions: Sequence[Question]) -> list[Word]:
+    async def check(self, questions: Sequence[PolicyRequestGroup]) -> list[PolicyDecision]:
         """Never waits unless a velocity limit is to be counted."""
         policy = self.snapshots.current
-        rulings = [policy.rule_on(question.asked) for question in questions]
+        rulings = [policy.evaluate(question.asked) for question in questions]
         words = [ruling.word for ruling in rulings]
         limited = [at for at, ruling in enumerate(rulings) if ruling.limits]
         if limited:
-            for at, word in zip(limited, await self._counted(policy, questions, rulings, limited), strict=True):
+            for at, word in zip(limited, await self._apply_limits(policy, questions, rulings, limited), strict=True):
                 words[at] = word
-        _count(questions, words)
+        _count_checks(questions, words)
         return words
 
-    async def explain(self, asked: Asked, snapshot: str = "") -> Explained:
+    async def explain(self, asked: PolicyRequest, snapshot: str = "") -> PolicyExplanation:
         policy = self.snapshots.get(snapshot) if snapshot else self.snapshots.current
-        return Explained(policy.rule_on(asked).word, policy.explain(asked))
+        return PolicyExplanation(policy.evaluate(asked).word, policy.explain(asked))
 
-    async def simulate(self, text: str, asked: Sequence[Asked]) -> list[Word]:
-        policy = await asyncio.to_thread(Policy.of, text)
-        return [policy.rule_on(each).word for each in asked]
+    async def simulate(self, text: str, asked: Sequence[PolicyRequest]) -> list[PolicyDecision]:
+        policy = await asyncio.to_thread(CompiledPolicy.of, text)
+        return [policy.evaluate(each).word for each in asked]
 
-    async def listed(self) -> list[Snapshot]:
-        return self.snapshots.listed()
+    async def list_snapshots(self) -> list[PolicySnapshot]:
+        return self.snapshots.list_snapshots()
 
     async def reload(self) -> bool:
         return await self._watch.reload() if self._watch else False
@@ -136,35 +145,46 @@ class LocalKernel:
     async def close(self) -> None:
         return None
 
-    async def _counted(
-        self, policy: Policy, questions: Sequence[Question], rulings: list[Ruling], limited: list[int]
-    ) -> list[Word]:
+    async def _apply_limits(
+        self,
+        policy: CompiledPolicy,
+        questions: Sequence[PolicyRequestGroup],
+        rulings: list[PolicyEvaluation],
+        limited: list[int],
+    ) -> list[PolicyDecision]:
         assert all(questions[at].jobs for at in limited), "who counts jobs must know which"
-        wanted = [Wanted(rulings[at].limits, questions[at].jobs) for at in limited]
+        wanted = [VelocityCheck(rulings[at].limits, questions[at].jobs) for at in limited]
         try:
-            over = await self._counter.over(wanted)
+            over = await self._counter.find_exceeded(wanted)
         except Unavailable as away:
             log.warning("velocity_not_counted", questions=len(limited), reason=away.sentence)
-            return [Word(says=Says.THROTTLE, reason=UNCOUNTED, snapshot=policy.snapshot)] * len(limited)
-        return [_split(rulings[at].word, questions[at].jobs, found) for at, found in zip(limited, over, strict=True)]
+            return [
+                PolicyDecision(says=PolicyEffect.THROTTLE, reason=UNCOUNTED_REASON, snapshot=policy.snapshot)
+            ] * len(limited)
+        return [
+            _split_by_limit(rulings[at].word, questions[at].jobs, found)
+            for at, found in zip(limited, over, strict=True)
+        ]
 
 
-def _split(word: Word, jobs: Sequence[JobId], over: Sequence[Limit | None]) -> Word:
+def _split_by_limit(
+    word: PolicyDecision, jobs: Sequence[JobId], over: Sequence[VelocityLimit | None]
+) -> PolicyDecision:
     """One word where all jobs fare alike; else that of the first limit without a place, and the others apart."""
     groups: dict[str, list[JobId]] = defaultdict(list)
-    words: dict[str, Word] = {}
+    words: dict[str, PolicyDecision] = {}
     for job, limit in zip(jobs, over, strict=True):
         name = limit.rule if limit else ""
         groups[name].append(job)
         words[name] = limit.over if limit else word
     # Whoever overlooks that jobs fare differently must err towards not letting them run.
     strict = next((name for name in groups if name), "")
-    apart = tuple(Apart(frozenset(group), words[name]) for name, group in groups.items() if name != strict)
+    apart = tuple(DecisionOverride(frozenset(group), words[name]) for name, group in groups.items() if name != strict)
     return msgspec.structs.replace(words.get(strict, word), apart=apart) if apart else words.get(strict, word)
 
 
-def _count(questions: Sequence[Question], words: Sequence[Word]) -> None:
-    jobs: dict[Says, int] = defaultdict(int)
+def _count_checks(questions: Sequence[PolicyRequestGroup], words: Sequence[PolicyDecision]) -> None:
+    jobs: dict[PolicyEffect, int] = defaultdict(int)
     for question, word in zip(questions, words, strict=True):
         jobs[word.says] += len(question.jobs) or 1
         for each in word.apart:

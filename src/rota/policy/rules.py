@@ -11,13 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
-from rota.model.policy import ApprovalTerms, Asked, Constraints, Remediation, Says, Word
+from rota.model.policy.decision import (
+    ApprovalTerms,
+    Constraints,
+    PolicyDecision,
+    PolicyEffect,
+    PolicyRequest,
+    Remediation,
+)
 from rota.policy.expressions import Condition
-from rota.policy.names import Names
+from rota.policy.globs import GlobSet
 
-Part = tuple[str, Callable[[Asked], bool]]
+MatchPart = tuple[str, Callable[[PolicyRequest], bool]]
 
-ONE: Final[Mapping[str, Callable[[Asked], str]]] = {
+SINGLE_FIELDS: Final[Mapping[str, Callable[[PolicyRequest], str]]] = {
     "shows": lambda asked: asked.show,
     "tenants": lambda asked: asked.tenant or asked.show,
     "topics": lambda asked: asked.topic,
@@ -32,7 +39,7 @@ ONE: Final[Mapping[str, Callable[[Asked], str]]] = {
     "depts": lambda asked: asked.dept,
 }
 """Parts that look at one word of a job; a word that it does not have is the empty one."""
-SOME: Final[Mapping[str, Callable[[Asked], tuple[str, ...]]]] = {
+LIST_FIELDS: Final[Mapping[str, Callable[[PolicyRequest], tuple[str, ...]]]] = {
     "risk_tags": lambda asked: asked.risk_tags,
     "tasks": lambda asked: asked.tasks,
     "env_names": lambda asked: asked.env_names,
@@ -40,20 +47,20 @@ SOME: Final[Mapping[str, Callable[[Asked], tuple[str, ...]]]] = {
 """Parts that look at a list: one of the job's words must be among those listed."""
 
 
-class Match:
+class JobMatch:
     """What `match:` says, cheapest part first."""
 
-    def __init__(self, names: Mapping[str, Names], labels: Mapping[str, Names], requires: tuple[str, ...]) -> None:
+    def __init__(self, names: Mapping[str, GlobSet], labels: Mapping[str, GlobSet], requires: tuple[str, ...]) -> None:
         self.names = dict(names)
         self.labels = tuple(labels)
-        self.parts: tuple[Part, ...] = tuple(
-            [(part, _one(ONE[part], names[part])) for part in ONE if part in names]
-            + [(part, _some(SOME[part], names[part])) for part in SOME if part in names]
+        self.parts: tuple[MatchPart, ...] = tuple(
+            [(part, _match_field(SINGLE_FIELDS[part], names[part])) for part in SINGLE_FIELDS if part in names]
+            + [(part, _match_list(LIST_FIELDS[part], names[part])) for part in LIST_FIELDS if part in names]
             + ([("requires", lambda asked: wanted.issubset(asked.requires))] if (wanted := frozenset(requires)) else [])
-            + [(f"labels.{name}", _label(name, values)) for name, values in labels.items()]
+            + [(f"labels.{name}", _match_label(name, values)) for name, values in labels.items()]
         )
 
-    def unmet(self, asked: Asked) -> str:
+    def first_mismatch(self, asked: PolicyRequest) -> str:
         """The first part that does not fit; empty: all do."""
         for part, fits in self.parts:
             if not fits(asked):
@@ -61,16 +68,16 @@ class Match:
         return ""
 
 
-def _one(word: Callable[[Asked], str], names: Names) -> Callable[[Asked], bool]:
-    return lambda asked: names.has(word(asked))
+def _match_field(word: Callable[[PolicyRequest], str], names: GlobSet) -> Callable[[PolicyRequest], bool]:
+    return lambda asked: names.matches(word(asked))
 
 
-def _some(words: Callable[[Asked], tuple[str, ...]], names: Names) -> Callable[[Asked], bool]:
-    return lambda asked: names.has_any(words(asked))
+def _match_list(words: Callable[[PolicyRequest], tuple[str, ...]], names: GlobSet) -> Callable[[PolicyRequest], bool]:
+    return lambda asked: names.matches_any(words(asked))
 
 
-def _label(name: str, values: Names) -> Callable[[Asked], bool]:
-    return lambda asked: name in asked.labels and values.has(asked.labels[name])
+def _match_label(name: str, values: GlobSet) -> Callable[[PolicyRequest], bool]:
+    return lambda asked: name in asked.labels and values.matches(asked.labels[name])
 
 
 class Velocity(msgspec.Struct, frozen=True):
@@ -80,12 +87,12 @@ class Velocity(msgspec.Struct, frozen=True):
     window_s: float
     key: tuple[str, ...] = ()
 
-    def value(self, asked: Asked) -> str:
+    def value(self, asked: PolicyRequest) -> str:
         """What a job is counted under."""
-        return msgspec.json.encode([_valued(asked, part) for part in self.key]).decode()
+        return msgspec.json.encode([_key_part(asked, part) for part in self.key]).decode()
 
 
-def _valued(asked: Asked, part: str) -> str:
+def _key_part(asked: PolicyRequest, part: str) -> str:
     if part.startswith("labels."):
         return asked.labels.get(part.removeprefix("labels."), "")
     if part == "tenant":
@@ -93,11 +100,11 @@ def _valued(asked: Asked, part: str) -> str:
     return str(getattr(asked, part))
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     line: int
-    says: Says
-    match: Match
+    says: PolicyEffect
+    match: JobMatch
     when: Condition | None = None
     velocity: Velocity | None = None
     reason: str = ""
@@ -106,8 +113,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     approval: ApprovalTerms = ApprovalTerms()
     delay_s: float = 0.0
 
-    def word(self, snapshot: str) -> Word:
-        return Word(
+    def to_decision(self, snapshot: str) -> PolicyDecision:
+        return PolicyDecision(
             says=self.says,
             reason=self.reason or f"rule {self.id}",
             rule=self.id,
@@ -119,17 +126,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Rules(msgspec.Struct, frozen=True):
+class PolicyRules(msgspec.Struct, frozen=True):
     """What a file says about jobs."""
 
-    ordered: tuple[Rule, ...] = ()
-    default: Says = Says.DENY
+    ordered: tuple[PolicyRule, ...] = ()
+    default: PolicyEffect = PolicyEffect.DENY
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A policy file, read: what it says about jobs, and by their names the sections that others read."""
 
     source: str
-    rules: Rules
+    rules: PolicyRules
     fail_mode: str | None = None
     sections: dict[str, Any] = {}

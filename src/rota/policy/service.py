@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from uuid import UUID
 
-from rota.infra.rpc.calls import Call
-from rota.model import policy as model
+from rota.infra.rpc.calls import RpcMethod
 from rota.model.errors import InvalidInput, Refused
 from rota.model.ids import JobId
-from rota.policy import wire
-from rota.policy.interned import Answering
+from rota.model.policy import decision as model
+from rota.policy import messages
 from rota.policy.kernel import LocalKernel
-from rota.policy.snapshots import Snapshot
+from rota.policy.request_cache import KernelServerCodec
+from rota.policy.snapshots import PolicySnapshot
 
 
 class OutputChecker(Protocol):
@@ -25,54 +25,60 @@ class OutputChecker(Protocol):
         ...
 
 
-class SafetyKernel:
+class SafetyKernelService:
     name = "rota.v1.SafetyKernel"
 
     def __init__(self, kernel: LocalKernel) -> None:
         self._kernel = kernel
-        self._answering = Answering()
+        self._answering = KernelServerCodec()
 
-    def calls(self) -> Mapping[str, Call[Any]]:
+    def methods(self) -> Mapping[str, RpcMethod[Any]]:
         return {
-            "Check": Call(wire.CheckRequest, self.check),
-            "CheckBatch": Call(wire.RawBatchRequest, self.check_batch),
-            "Evaluate": Call(wire.EvaluateRequest, self.evaluate),
-            "Explain": Call(wire.EvaluateRequest, self.explain),
-            "Simulate": Call(wire.SimulateRequest, self.simulate),
-            "ListSnapshots": Call(wire.ListSnapshotsRequest, self.list_snapshots),
-            "Reload": Call(wire.ReloadRequest, self.reload),
+            "Check": RpcMethod(messages.CheckRequest, self.check),
+            "CheckBatch": RpcMethod(messages.RawBatchRequest, self.check_batch),
+            "Evaluate": RpcMethod(messages.EvaluateRequest, self.evaluate),
+            "Explain": RpcMethod(messages.EvaluateRequest, self.explain),
+            "Simulate": RpcMethod(messages.SimulateRequest, self.simulate),
+            "ListSnapshots": RpcMethod(messages.ListSnapshotsRequest, self.list_snapshots),
+            "Reload": RpcMethod(messages.ReloadRequest, self.reload),
         }
 
-    async def check(self, request: wire.CheckRequest, _caller: str) -> wire.CheckReply:
-        question = model.Question(wire.asked_heard(request.asked), _job(request.job_id))
-        [word] = await self._kernel.check([self._countable(question)])
-        return wire.CheckReply(wire.word_sent(word))
+    async def check(self, request: messages.CheckRequest, _caller: str) -> messages.CheckReply:
+        question = model.PolicyRequestGroup(messages.request_of_message(request.asked), _parse_job_id(request.job_id))
+        [word] = await self._kernel.check([self._require_job_ids(question)])
+        return messages.CheckReply(messages.decision_to_message(word))
 
-    async def check_batch(self, request: wire.RawBatchRequest, _caller: str) -> wire.RawBatchReply:
-        questions = [self._countable(each) for each in self._answering.questions(request)]
-        return self._answering.reply(await self._kernel.check(questions), self._kernel.fail_mode or "")
+    async def check_batch(self, request: messages.RawBatchRequest, _caller: str) -> messages.RawBatchReply:
+        questions = [self._require_job_ids(each) for each in self._answering.decode_questions(request)]
+        return self._answering.encode_decisions(await self._kernel.check(questions), self._kernel.fail_mode or "")
 
-    async def evaluate(self, request: wire.EvaluateRequest, _caller: str) -> wire.CheckReply:
-        found = await self._kernel.explain(wire.asked_heard(request.asked), request.snapshot)
-        return wire.CheckReply(wire.word_sent(found.word))
+    async def evaluate(self, request: messages.EvaluateRequest, _caller: str) -> messages.CheckReply:
+        found = await self._kernel.explain(messages.request_of_message(request.asked), request.snapshot)
+        return messages.CheckReply(messages.decision_to_message(found.word))
 
-    async def explain(self, request: wire.EvaluateRequest, _caller: str) -> wire.ExplainReply:
-        found = await self._kernel.explain(wire.asked_heard(request.asked), request.snapshot)
-        told = tuple(wire.Finding(each.rule, each.line, each.says, each.fate, each.why) for each in found.findings)
-        return wire.ExplainReply(wire.word_sent(found.word), told)
+    async def explain(self, request: messages.EvaluateRequest, _caller: str) -> messages.ExplainReply:
+        found = await self._kernel.explain(messages.request_of_message(request.asked), request.snapshot)
+        told = tuple(
+            messages.RuleResultMessage(each.rule, each.line, each.says, each.fate, each.why) for each in found.findings
+        )
+        return messages.ExplainReply(messages.decision_to_message(found.word), told)
 
-    async def simulate(self, request: wire.SimulateRequest, _caller: str) -> wire.CheckBatchReply:
-        asked = [wire.asked_heard(each.asked) for each in request.questions]
-        return wire.CheckBatchReply(tuple(map(wire.word_sent, await self._kernel.simulate(request.policy, asked))))
+    async def simulate(self, request: messages.SimulateRequest, _caller: str) -> messages.CheckBatchReply:
+        asked = [messages.request_of_message(each.asked) for each in request.questions]
+        return messages.CheckBatchReply(
+            tuple(map(messages.decision_to_message, await self._kernel.simulate(request.policy, asked)))
+        )
 
-    async def list_snapshots(self, _request: wire.ListSnapshotsRequest, _caller: str) -> wire.ListSnapshotsReply:
-        return wire.ListSnapshotsReply(tuple(map(_snapshot, self._kernel.snapshots.listed())))
+    async def list_snapshots(
+        self, _request: messages.ListSnapshotsRequest, _caller: str
+    ) -> messages.ListSnapshotsReply:
+        return messages.ListSnapshotsReply(tuple(map(_snapshot_message, self._kernel.snapshots.list_snapshots())))
 
-    async def reload(self, _request: wire.ReloadRequest, _caller: str) -> wire.ReloadReply:
+    async def reload(self, _request: messages.ReloadRequest, _caller: str) -> messages.ReloadReply:
         changed = await self._kernel.reload()
-        return wire.ReloadReply(changed, _snapshot(self._kernel.snapshots.listed()[0]))
+        return messages.ReloadReply(changed, _snapshot_message(self._kernel.snapshots.list_snapshots()[0]))
 
-    def _countable(self, question: model.Question) -> model.Question:
+    def _require_job_ids(self, question: model.PolicyRequestGroup) -> model.PolicyRequestGroup:
         if not question.jobs and self._kernel.snapshots.current.counts:
             raise InvalidInput("The policy counts jobs, so name the job that is asked about; Evaluate needs none.")
         return question
@@ -84,16 +90,16 @@ class OutputPolicyService:
     def __init__(self, outputs: OutputChecker | None = None) -> None:
         self._outputs = outputs
 
-    def calls(self) -> Mapping[str, Call[Any]]:
-        return {"CheckOutput": Call(wire.CheckOutputRequest, self.check_output)}
+    def methods(self) -> Mapping[str, RpcMethod[Any]]:
+        return {"CheckOutput": RpcMethod(messages.CheckOutputRequest, self.check_output)}
 
-    async def check_output(self, request: wire.CheckOutputRequest, _caller: str) -> wire.CheckOutputReply:
+    async def check_output(self, request: messages.CheckOutputRequest, _caller: str) -> messages.CheckOutputReply:
         if self._outputs is None:
             raise Refused("No outputs are checked here: the policy has no output rules.")
-        return wire.CheckOutputReply(await self._outputs.check_output(request.asked_json, request.content))
+        return messages.CheckOutputReply(await self._outputs.check_output(request.asked_json, request.content))
 
 
-def _job(text: str) -> tuple[JobId, ...]:
+def _parse_job_id(text: str) -> tuple[JobId, ...]:
     if not text:
         return ()
     try:
@@ -102,5 +108,5 @@ def _job(text: str) -> tuple[JobId, ...]:
         raise InvalidInput("The id of a job is a UUID.") from None
 
 
-def _snapshot(told: Snapshot) -> wire.Snapshot:
-    return wire.Snapshot(told.id, told.loaded_ms, told.rules, told.source)
+def _snapshot_message(told: PolicySnapshot) -> messages.SnapshotMessage:
+    return messages.SnapshotMessage(told.id, told.loaded_ms, told.rules, told.source)

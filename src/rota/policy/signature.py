@@ -20,10 +20,10 @@ import msgspec
 from rota.model.errors import InvalidInput, InvalidSetting
 
 SIGNATURE_BYTES: Final = 64
-_FILE_MAX: Final = 4096
+_FILE_BYTES_MAX: Final = 4096
 
 
-class Seal(msgspec.Struct, frozen=True):
+class SignatureVerifier(msgspec.Struct, frozen=True):
     """How the signature of a file is checked; without a key it is not."""
 
     key_file: Path | None = None
@@ -35,16 +35,16 @@ class Seal(msgspec.Struct, frozen=True):
         """Raises InvalidInput for a signature that is wrong, or missing where it may not be."""
         if self.key_file is None:
             return
-        signature = self._signature(self.signature_file or policy.with_name(f"{policy.name}.sig"))
+        signature = self._read_signature(self.signature_file or policy.with_name(f"{policy.name}.sig"))
         if signature is not None:
             _verify(self.key_file, signature, content, policy)
         elif self.required:
             raise InvalidInput(f"{policy}:1: the policy has no signature, and policy.signature_required asks for one.")
 
     @staticmethod
-    def _signature(path: Path) -> bytes | None:
+    def _read_signature(path: Path) -> bytes | None:
         try:
-            held = path.read_bytes()[:_FILE_MAX]
+            held = path.read_bytes()[:_FILE_BYTES_MAX]
         except FileNotFoundError:
             return None
         except OSError as wrong:

@@ -1,14 +1,14 @@
 """The queue: where frames wait and end, counted exactly. docs/adr/0013-the-queue.md says how and why."""
 
 from rota.queue.bridge import enqueue_on, enqueue_on_sync
-from rota.queue.claims import Claim, Piece
-from rota.queue.counts import Candidate, CounterMode, Counts
-from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetters
-from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, Entry, Placed
+from rota.queue.claims import Claim, ClaimedRange
+from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
+from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueue
+from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, LanePosition, QueueEntry
 from rota.queue.failed import FailedFilter, FailedFrame, FailedFrames
-from rota.queue.room import CHANNEL, Failure, Queue, QueueInfo
-from rota.queue.tokens import CLAIM_MAX, Ended
-from rota.queue.upkeep import Pace, Upkeep
+from rota.queue.maintenance import MaintenanceIntervals, QueueMaintenance
+from rota.queue.queue import CHANNEL, FrameFailure, Queue, QueueInfo
+from rota.queue.tokens import CLAIM_MAX, EndResult
 
 __all__ = [
     "BATCH",
@@ -16,25 +16,25 @@ __all__ = [
     "CLAIM_MAX",
     "CRITICAL",
     "INTERACTIVE",
-    "Candidate",
     "Claim",
+    "ClaimableLane",
+    "ClaimedRange",
     "CounterMode",
-    "Counts",
     "DeadLetter",
     "DeadLetterFilter",
-    "DeadLetters",
-    "Ended",
-    "Entry",
+    "DeadLetterQueue",
+    "EndResult",
     "FailedFilter",
     "FailedFrame",
     "FailedFrames",
-    "Failure",
-    "Pace",
-    "Piece",
-    "Placed",
+    "FrameFailure",
+    "LanePosition",
+    "MaintenanceIntervals",
     "Queue",
+    "QueueCounts",
+    "QueueEntry",
     "QueueInfo",
-    "Upkeep",
+    "QueueMaintenance",
     "enqueue_on",
     "enqueue_on_sync",
 ]

@@ -12,36 +12,36 @@ from typing import Any
 
 from rota.infra.postgres.foreign import async_fetch, sync_fetch
 from rota.queue import entries as given
-from rota.queue.entries import Entry, Groups, Placed
-from rota.queue.room import ENQUEUE, ENQUEUE_LATER, later_arguments
+from rota.queue.entries import LaneBatches, LanePosition, QueueEntry
+from rota.queue.queue import ENQUEUE, ENQUEUE_DEFERRED, deferred_arguments
 
 
-async def enqueue_on(connection: Any, entries: Sequence[Entry], *, notify: bool = True) -> list[Placed]:
+async def enqueue_on(connection: Any, entries: Sequence[QueueEntry], *, notify: bool = True) -> list[LanePosition]:
     """On a connection of asyncpg or psycopg (async), or an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
     fetch = async_fetch(connection)
-    later, groups = _parted(entries)
+    later, groups = _split_deferred(entries)
     if later:
-        await fetch(ENQUEUE_LATER.text, later_arguments(later))
+        await fetch(ENQUEUE_DEFERRED.text, deferred_arguments(later))
     if not groups.entries:
         return []
-    return groups.placed(_pairs(await fetch(ENQUEUE.text, groups.arguments(notify=notify))))
+    return groups.positions(_pairs(await fetch(ENQUEUE.text, groups.arguments(notify=notify))))
 
 
-def enqueue_on_sync(connection: Any, entries: Sequence[Entry], *, notify: bool = True) -> list[Placed]:
+def enqueue_on_sync(connection: Any, entries: Sequence[QueueEntry], *, notify: bool = True) -> list[LanePosition]:
     """On a psycopg `Connection`, or a `Connection` or `Session` of SQLAlchemy."""
     fetch = sync_fetch(connection)
-    later, groups = _parted(entries)
+    later, groups = _split_deferred(entries)
     if later:
-        fetch(ENQUEUE_LATER.text, later_arguments(later))
+        fetch(ENQUEUE_DEFERRED.text, deferred_arguments(later))
     if not groups.entries:
         return []
-    return groups.placed(_pairs(fetch(ENQUEUE.text, groups.arguments(notify=notify))))
+    return groups.positions(_pairs(fetch(ENQUEUE.text, groups.arguments(notify=notify))))
 
 
-def _parted(entries: Sequence[Entry]) -> tuple[list[Entry], Groups]:
-    given.check(entries)
+def _split_deferred(entries: Sequence[QueueEntry]) -> tuple[list[QueueEntry], LaneBatches]:
+    given.check_entries(entries)
     later = [entry for entry in entries if entry.run_at is not None]
-    return later, Groups.of(entry for entry in entries if entry.run_at is None)
+    return later, LaneBatches.of(entry for entry in entries if entry.run_at is None)
 
 
 def _pairs(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:

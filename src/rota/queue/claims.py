@@ -13,7 +13,7 @@ from rota.model.ids import JobId, LayerId
 from rota.queue.tokens import CLAIM_MAX, tokens_in
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ClaimedRange(msgspec.Struct, frozen=True):
     """Consecutive frames of one layer, claimed together. `tokens` and `frames` run in step."""
 
     tokens: range
@@ -67,18 +67,18 @@ class Claim(msgspec.Struct, frozen=True):
         whole = range(self.id * CLAIM_MAX, self.id * CLAIM_MAX + self.n)
         return sorted(set(whole).difference(self.skipped)) if self.skipped else whole
 
-    def pieces(self) -> Iterator[Piece]:
+    def ranges(self) -> Iterator[ClaimedRange]:
         token = self.id * CLAIM_MAX
         skipped = set(self.skipped)
         columns = zip(self.sizes, self.jobs, self.layers, self.first_frames, self.attempts, self.payloads, strict=True)
         for size, job, layer, frame, attempt, payload in columns:
-            for run in _without(range(token, token + size), skipped):
+            for run in _ranges_without(range(token, token + size), skipped):
                 first = frame + run.start - token
-                yield Piece(run, JobId(job), LayerId(layer), range(first, first + len(run)), attempt, payload)
+                yield ClaimedRange(run, JobId(job), LayerId(layer), range(first, first + len(run)), attempt, payload)
             token += size
 
 
-def _without(tokens: range, skipped: set[int]) -> Iterator[range]:
+def _ranges_without(tokens: range, skipped: set[int]) -> Iterator[range]:
     """The stretches of `tokens` between skipped ones."""
     if not skipped:
         yield tokens

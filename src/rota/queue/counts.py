@@ -11,7 +11,7 @@ from rota.infra.postgres import Record
 CounterMode = Literal["ledger", "upsert", "scan"]
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Frames of a queue by where they are; `completed`, `failed` and `cancelled` include those pruned since."""
 
     waiting: int = 0
@@ -28,11 +28,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.completed + self.failed + self.cancelled
 
     @classmethod
-    def of(cls, row: Record) -> Counts:
+    def of(cls, row: Record) -> QueueCounts:
         return cls(**{field: row[field] for field in cls.__struct_fields__})
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class ClaimableLane(msgspec.Struct, frozen=True):
     """A lane in which frames wait that may be claimed."""
 
     lane: int

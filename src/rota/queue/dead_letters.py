@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import InvalidInput
 from rota.queue.entries import check_count
@@ -24,14 +24,14 @@ FIND = query(__package__, "dlq_find")
 COUNT = query(__package__, "dlq_count")
 REMOVE = query(__package__, "dlq_remove")
 
-Kind = Literal["frame", "job", "message", "output", "saga"]
+DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
 REMOVE_MAX = 10_000
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """`cause` names what went wrong, such as a token, a message id or a run and its step."""
 
-    kind: Kind
+    kind: DeadLetterKind
     reason: str
     cause: str
     queue: str | None = None
@@ -49,14 +49,14 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that agree with everything that is set."""
 
     ids: Sequence[int] | None = None
-    kind: Kind | None = None
+    kind: DeadLetterKind | None = None
     reason: str | None = None
     queue: str | None = None
     job: UUID | None = None
     before: datetime | None = None
 
     @property
-    def is_open(self) -> bool:
+    def matches_all(self) -> bool:
         """Whether nothing is set, so that every entry agrees."""
         return all(value is None for value in msgspec.structs.asdict(self).values())
 
@@ -64,7 +64,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return (self.ids, self.kind, self.reason, self.queue, self.job, self.before)
 
 
-class DeadLetters:
+class DeadLetterQueue:
     def __init__(self, database: Database) -> None:
         self.database = database
 
@@ -78,7 +78,7 @@ class DeadLetters:
             [getattr(letter, field) for letter in letters]
             for field in ("kind", "reason", "cause", "queue", "job", "payload", "error")
         ]
-        faults.at("dead_letters.before_add")
+        failpoints.hit("dead_letters.before_add")
         return int(await (on or self.database).value(ADD, *columns))
 
     async def find(self, which: DeadLetterFilter, *, after: int = 0, most: int = 100) -> list[DeadLetter]:
@@ -101,12 +101,12 @@ class DeadLetters:
         self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
     ) -> list[int]:
         """Forget entries for good; returns which. Everything is never purged by leaving the filter out."""
-        if which.is_open:
+        if which.matches_all:
             raise InvalidInput("Purging needs a filter: say which dead letters go, by kind, reason, queue, job or age.")
         return await self._remove(which, most, on, again=False)
 
     async def _remove(self, which: DeadLetterFilter, most: int, on: Transaction | None, *, again: bool) -> list[int]:
         check_count("dead letters", most, REMOVE_MAX)
         rows = await (on or self.database).rows(REMOVE, *which.arguments(), most, again)
-        faults.reply("dead_letters.remove")
+        failpoints.after_send("dead_letters.remove")
         return sorted(row["id"] for row in rows)

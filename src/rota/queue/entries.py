@@ -23,7 +23,7 @@ _FRAME_END: Final = 2**31 - 1
 _ATTEMPT_END: Final = 2**15
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`frames` frames of one layer, numbered from `frame` on, that wait, are counted and may be claimed one by one.
 
     `key`: entries of a queue with the same key are claimed in their order, however many shards there are; not if their
@@ -43,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     run_at: datetime | None = None
 
 
-class Placed(msgspec.Struct, frozen=True):
+class LanePosition(msgspec.Struct, frozen=True):
     """Where the entries of one queue, priority and key begin; they follow each other in the order they were given."""
 
     queue: str
@@ -53,20 +53,20 @@ class Placed(msgspec.Struct, frozen=True):
     first_seq: int
 
 
-Bodies = tuple[list[UUID], list[UUID], list[int], list[int], list[int], list[bytes | None]]
+EntryColumns = tuple[list[UUID], list[UUID], list[int], list[int], list[int], list[bytes | None]]
 
 
-class Groups(msgspec.Struct, frozen=True):
+class LaneBatches(msgspec.Struct, frozen=True):
     """Entries by the lane they go to, as columns."""
 
     keys: list[tuple[str, int, str | None]]
     sizes: list[int]
-    entries: list[Entry]
+    entries: list[QueueEntry]
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Groups:
+    def of(cls, entries: Iterable[QueueEntry]) -> LaneBatches:
         """In the order of queue and priority, so that two producers of many queues wait and never in a circle."""
-        found: dict[tuple[str, int, str | None], list[Entry]] = {}
+        found: dict[tuple[str, int, str | None], list[QueueEntry]] = {}
         for entry in entries:
             found.setdefault((entry.queue, entry.priority, entry.key), []).append(entry)
         keys = sorted(found, key=lambda key: (key[0], key[1], key[2] or ""))
@@ -74,13 +74,13 @@ class Groups(msgspec.Struct, frozen=True):
 
     def arguments(self, *, notify: bool) -> tuple[object, ...]:
         queues, priorities, keys = (list(column) for column in zip(*self.keys, strict=True))
-        return (queues, priorities, keys, self.sizes, *bodies(self.entries), notify)
+        return (queues, priorities, keys, self.sizes, *entry_columns(self.entries), notify)
 
-    def placed(self, rows: Iterable[tuple[int, int]]) -> list[Placed]:
-        return [Placed(*key, *row) for key, row in zip(self.keys, rows, strict=True)]
+    def positions(self, rows: Iterable[tuple[int, int]]) -> list[LanePosition]:
+        return [LanePosition(*key, *row) for key, row in zip(self.keys, rows, strict=True)]
 
 
-def bodies(entries: Sequence[Entry]) -> Bodies:
+def entry_columns(entries: Sequence[QueueEntry]) -> EntryColumns:
     return (
         [entry.job for entry in entries],
         [entry.layer for entry in entries],
@@ -91,20 +91,20 @@ def bodies(entries: Sequence[Entry]) -> Bodies:
     )
 
 
-def check(entries: Sequence[Entry]) -> None:
+def check_entries(entries: Sequence[QueueEntry]) -> None:
     """Refuse what makes no sense, before anything is sent."""
     if len(entries) > ENTRIES_MAX:
         raise InvalidInput(
             f"{len(entries)} entries are too many for one call: enqueue at most {ENTRIES_MAX} at a time."
         )
     for queue in {entry.queue for entry in entries}:
-        check_queue(queue)
+        check_queue_name(queue)
     for entry in entries:
         if (fault := _fault(entry)) is not None:
             raise InvalidInput(f"Frames of job {entry.job} cannot be queued: {fault}.", job=str(entry.job))
 
 
-def check_queue(queue: str) -> None:
+def check_queue_name(queue: str) -> None:
     if not 0 < len(queue) <= QUEUE_CHARS_MAX or not queue.isprintable():
         shown = repr(queue if len(queue) <= 40 else f"{queue[:37]}...")
         raise InvalidInput(f"{shown} cannot name a queue: use 1 to {QUEUE_CHARS_MAX} printable characters.")
@@ -115,7 +115,7 @@ def check_count(what: str, number: int, most: int) -> None:
         raise InvalidInput(f"{str(number)[:40]} is no number of {what}: give a whole number from 1 to {most}.")
 
 
-def _fault(entry: Entry) -> str | None:
+def _fault(entry: QueueEntry) -> str | None:
     if not BATCH <= entry.priority <= CRITICAL:
         return f"its priority is {entry.priority}, and must lie between {BATCH} and {CRITICAL}"
     if not 1 <= entry.frames <= FRAMES_MAX:

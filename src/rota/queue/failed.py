@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.postgres import Database, Query, Transaction, query
 from rota.model.errors import InvalidInput
 from rota.queue.entries import check_count
@@ -21,7 +21,7 @@ from rota.queue.entries import check_count
 FIND = query(__package__, "failed_find")
 COUNT = query(__package__, "failed_count")
 RETRY = query(__package__, "failed_retry")
-BURY = query(__package__, "failed_bury")
+MOVE_TO_DEAD_LETTERS = query(__package__, "failed_bury")
 DISCARD = query(__package__, "failed_discard")
 EXPIRE = query(__package__, "failed_expire")
 
@@ -51,7 +51,7 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: datetime | None = None
 
     @property
-    def is_open(self) -> bool:
+    def matches_all(self) -> bool:
         return all(value is None for value in msgspec.structs.asdict(self).values())
 
     def arguments(self) -> tuple[object, ...]:
@@ -99,22 +99,22 @@ class FailedFrames:
     async def move_to_dead_letters(
         self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
     ) -> list[int]:
-        return await self._remove(BURY, which, most, on)
+        return await self._remove(MOVE_TO_DEAD_LETTERS, which, most, on)
 
     async def discard(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
         """Forget them: they are no longer counted as failed, as if they had never been queued."""
-        if which.is_open:
+        if which.matches_all:
             raise InvalidInput("Discarding needs a filter: say which failed frames go, by reason, queue, job or age.")
         return await self._remove(DISCARD, which, most, on)
 
     async def expire(self, after_s: float, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
         """Forget those that failed so long ago, by the clock of PostgreSQL; they stay counted, in the rollup."""
         rows = await (on or self.database).rows(EXPIRE, after_s, most)
-        faults.reply("failed.expire")
+        failpoints.after_send("failed.expire")
         return sorted(row["token"] for row in rows)
 
     async def _remove(self, how: Query, which: FailedFilter, most: int, on: Transaction | None) -> list[int]:
         check_count("failed frames", most, REMOVE_MAX)
         rows = await (on or self.database).rows(how, *which.arguments(), most)
-        faults.reply("failed.remove")
+        failpoints.after_send("failed.remove")
         return sorted(row["token"] for row in rows)

@@ -22,10 +22,10 @@ BATCH_MAX: Final = 4096
 """Frames that one call may claim or end."""
 _BYTES: Final = CLAIM_MAX // 8
 
-Masks = tuple[list[int], list[asyncpg.BitString]]
+ClaimMasks = tuple[list[int], list[asyncpg.BitString]]
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndResult(msgspec.Struct, frozen=True):
     """What came of ending frames: every token that is not `refused` was ended by this call."""
 
     asked: int
@@ -37,10 +37,10 @@ class Ended(msgspec.Struct, frozen=True):
         return self.asked - len(self.refused)
 
 
-def masks_of(tokens: Iterable[int]) -> Masks:
+def masks_of(tokens: Iterable[int]) -> ClaimMasks:
     """Claim ids and a bitmap each. A range costs one step per claim, not per token."""
     bits: dict[int, int] = {}
-    for first, last in _stretches(tokens):
+    for first, last in _token_ranges(tokens):
         claim, offset = divmod(first, CLAIM_MAX)
         bits[claim] = bits.get(claim, 0) | ((1 << last - first + 1) - 1) << CLAIM_MAX - offset - 1 - (last - first)
     return list(bits), [_bitmap(mask) for mask in bits.values()]
@@ -53,7 +53,7 @@ def tokens_in(claim: int, mask: asyncpg.BitString) -> list[int]:
     return [claim * CLAIM_MAX + at for at in range(length) if number >> length - 1 - at & 1]
 
 
-def check(tokens: Iterable[int]) -> list[int] | range:
+def check_tokens(tokens: Iterable[int]) -> list[int] | range:
     """The tokens, each once, if they can be tokens at all."""
     if isinstance(tokens, range) and tokens.step == 1:
         found: list[int] | range = tokens
@@ -66,7 +66,7 @@ def check(tokens: Iterable[int]) -> list[int] | range:
     return found
 
 
-def _stretches(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
+def _token_ranges(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
     """First and last of consecutive tokens of one claim."""
     if isinstance(tokens, range):
         for first in range(tokens.start - tokens.start % CLAIM_MAX, tokens.stop if tokens else 0, CLAIM_MAX):

@@ -1,5 +1,6 @@
 """What user code imports, by way of `from rota import ...`: tasks are declared, submitted and waited for here."""
 
+from rota.client.discovery import database_url
 from rota.model.errors import (
     JobCancelled,
     JobDenied,
@@ -11,18 +12,17 @@ from rota.model.errors import (
     RotaError,
     RunNotSucceeded,
 )
-from rota.model.job import LayerSpec, Submission
-from rota.model.work import Retries
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.model.jobs.work import Retries
 from rota.sdk.app import Rota
 from rota.sdk.context import Context, context
-from rota.sdk.endings import Cancelled, Fatal, Retry
-from rota.sdk.finding import database_url
+from rota.sdk.exceptions import Cancelled, Fatal, Retry
 from rota.sdk.job import Job
-from rota.sdk.runs import Run, SyncRun
-from rota.sdk.steps import Step, Steps
 from rota.sdk.sync import SyncJob, SyncTask, SyncWorkflow
 from rota.sdk.task import Call, Task
-from rota.sdk.workflow import Workflow
+from rota.sdk.workflow.builder import Step, Steps
+from rota.sdk.workflow.run import Run, SyncRun
+from rota.sdk.workflow.workflow import Workflow
 
 __all__ = [
     "Call",

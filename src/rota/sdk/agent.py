@@ -14,21 +14,21 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from rota.model.agent import AgentSpec, CatchUp, Overlap, checked
+from rota.model.agents import AgentSpec, CatchUp, Overlap, validate_agent
 from rota.model.errors import InvalidInput
-from rota.model.schedule import At, Cron, Every, Schedule
+from rota.model.schedules import CronSchedule, IntervalSchedule, OneTimeSchedule, Schedule
 from rota.model.units import parse_duration
 from rota.sdk.task import Call, Task
 
 
-class Agent:
+class AgentDefinition:
     """An agent as its app declares it; `function` is None for one that submits a job."""
 
     def __init__(self, spec: AgentSpec, function: Callable[..., Any] | None) -> None:
-        self.spec = checked(spec)
+        self.spec = validate_agent(spec)
         self.function = function
         self.is_async = function is not None and inspect.iscoroutinefunction(function)
-        self.takes_run = function is not None and _takes_one(spec.name, function)
+        self.takes_run = function is not None and _takes_run_argument(spec.name, function)
 
     def call(self, run: object) -> Any:
         """What the body returns: a coroutine if it is async."""
@@ -51,59 +51,61 @@ class AgentOptions(TypedDict, total=False):
     group: str
 
 
-def declared(target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: Unpack[AgentOptions]) -> Agent:
+def define_agent(
+    target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: Unpack[AgentOptions]
+) -> AgentDefinition:
     """The agent that `target` becomes."""
     call = target.call() if isinstance(target, Task) else target if isinstance(target, Call) else None
     name = wanted.get("name", "") or (call.task.name if call is not None else getattr(target, "__name__", ""))
     spec = AgentSpec(
         name=name,
         schedule=_schedule(name, wanted.get("every"), wanted.get("cron"), wanted.get("tz", "UTC"), wanted.get("at")),
-        timeout_ms=_ms(wanted.get("timeout", 0)),
-        error_interval_ms=_ms(wanted.get("error_interval", 0)),
+        timeout_ms=_to_ms(wanted.get("timeout", 0)),
+        error_interval_ms=_to_ms(wanted.get("error_interval", 0)),
         catch_up=wanted.get("catch_up", "one"),
         overlap=wanted.get("overlap", "skip"),
         group=wanted.get("group", ""),
         job=call.task.submissions([call])[0] if call is not None else None,
     )
     function = target if callable(target) and call is None else None
-    return Agent(spec, function)
+    return AgentDefinition(spec, function)
 
 
 def _schedule(name: str, every: float | str | None, cron: str | None, zone: str, at: datetime | None) -> Schedule:
     if [every, cron, at].count(None) != 2:
         raise InvalidInput(f"Agent {name!r} needs one of every=, cron= and at=, to say when it runs.")
     if every is not None:
-        return Every(_ms(every))
+        return IntervalSchedule(_to_ms(every))
     if cron is not None:
-        return Cron(cron, zone)
+        return CronSchedule(cron, zone)
     assert at is not None
     if at.tzinfo is None:
         raise InvalidInput(f"Agent {name!r} runs at {at}, which names no time zone: use datetime(..., tzinfo=UTC).")
-    return At(round(at.timestamp() * 1000))
+    return OneTimeSchedule(round(at.timestamp() * 1000))
 
 
-def _ms(time: float | str) -> int:
+def _to_ms(time: float | str) -> int:
     seconds = parse_duration(time) if isinstance(time, str) else float(time)
     if not 0 <= seconds < float("inf"):
         raise InvalidInput(f"{time!r} is no time; write seconds from 0, or text such as 10min.")
     return round(seconds * 1000)
 
 
-def _takes_one(name: str, function: Callable[..., Any]) -> bool:
+def _takes_run_argument(name: str, function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a builtin, which does not tell
         return False
-    if _fits(signature):
+    if _accepts(signature):
         return False
-    if _fits(signature, None):
+    if _accepts(signature, None):
         return True
     raise InvalidInput(
         f"The body of agent {name!r} must take nothing, or one argument: its run. Give the others defaults."
     )
 
 
-def _fits(signature: inspect.Signature, *args: object) -> bool:
+def _accepts(signature: inspect.Signature, *args: object) -> bool:
     try:
         signature.bind(*args)
     except TypeError:

@@ -15,53 +15,53 @@ from uuid import UUID
 
 import msgspec
 
+from rota.client.admin_client import AdminClient
+from rota.client.connections import TransportPool
+from rota.client.resource import AsyncMode, http_client_of
+from rota.client.transport import Transport, make_transport
 from rota.model.errors import InvalidInput
-from rota.model.failures import Hook
+from rota.model.failure_classes import ClassifyHook
 from rota.model.ids import JobId, RunId, parse_id
-from rota.model.job import Submission
+from rota.model.jobs.submission import Submission
+from rota.model.jobs.work import Retries, Work
 from rota.model.units import parse_cores, parse_duration, parse_memory
-from rota.model.work import Retries, Work
-from rota.sdk.admin import Administers
-from rota.sdk.agent import Agent, AgentOptions, declared
-from rota.sdk.clients import Clients
-from rota.sdk.job import Job, untyped
-from rota.sdk.rooms import Awaits, wire_of
+from rota.sdk.agent import AgentDefinition, AgentOptions, define_agent
+from rota.sdk.job import Job, read_untyped_result
 from rota.sdk.task import Call, CoroutineTask, FunctionTask, Task
-from rota.sdk.transport import Transport, chosen
 
 if TYPE_CHECKING:
     from rota.model.events import Event
-    from rota.sdk.runs import Run
-    from rota.sdk.steps import Steps
     from rota.sdk.sync import SyncRota
-    from rota.sdk.workflow import Workflow, WorkflowOptions
+    from rota.sdk.workflow.builder import Steps
+    from rota.sdk.workflow.run import Run
+    from rota.sdk.workflow.workflow import Workflow, WorkflowOptions
 
 F = TypeVar("F", bound="Callable[..., Any] | Call[Any]")
-H = TypeVar("H", bound=Hook)
+H = TypeVar("H", bound=ClassifyHook)
 P = ParamSpec("P")
 R = TypeVar("R")
-Async = Callable[P, Coroutine[Any, Any, R]]
+AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 DEFAULT_SHOW: Final = "default"
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}", re.ASCII)
+_TASK_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}", re.ASCII)
 
 
-class Declare(Protocol):
+class TaskDecorator(Protocol):
     """What `app.task(...)` returns: it makes a task of the function it is given."""
 
     @overload
-    def __call__(self, function: Async[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
+    def __call__(self, function: AsyncFunction[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
-class DeclareWorkflow(Protocol):
+class WorkflowDecorator(Protocol):
     """What `app.workflow(...)` returns: it makes a workflow of the function it is given."""
 
     def __call__(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
 
 
-class Rota(Administers[Awaits]):
+class Rota(AdminClient[AsyncMode]):
     """The tasks of one application, and where they are submitted to.
 
     `url` is that of the API and `key` one of its keys; without them they are found as the `rota` command finds them: in
@@ -71,19 +71,19 @@ class Rota(Administers[Awaits]):
 
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.recurring: dict[str, Agent] = {}
+        self.recurring: dict[str, AgentDefinition] = {}
         """Agents that are declared here; `agents` are those of the whole installation."""
         self.flows: dict[str, Workflow[..., Any]] = {}
         """Workflows that are declared here; `workflows` are those of the whole installation."""
-        self.failure_hook: Hook | None = None
+        self.failure_hook: ClassifyHook | None = None
         self.show = show
-        super().__init__(Awaits)
+        super().__init__(AsyncMode)
         self.actor = actor
         """Who submits, as jobs and the audit trail say it."""
-        self._clients = Clients(self.tasks, lambda: chosen(url, key))
+        self._clients = TransportPool(self.tasks, lambda: make_transport(url, key))
 
     @overload
-    def task(self, function: Async[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
+    def task(self, function: AsyncFunction[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
 
     @overload
     def task(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
@@ -101,7 +101,7 @@ class Rota(Administers[Awaits]):
         retries: int | Retries = 0,
         timeout: float | str = 0,
         kill_after: float | str = 5,
-    ) -> Declare: ...
+    ) -> TaskDecorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **wanted: Any) -> Any:
         """Declare a task. It is called by `name` (the function's own), on `topic` (its name).
@@ -110,7 +110,7 @@ class Rota(Administers[Awaits]):
         """
 
         def declare(declared: Callable[..., Any]) -> Task[..., Any]:
-            return self._add(declared, **wanted)
+            return self._add_task(declared, **wanted)
 
         return declare if function is None else declare(function)
 
@@ -121,7 +121,7 @@ class Rota(Administers[Awaits]):
         """
 
         def declare(target: F) -> F:
-            agent = declared(target, **wanted)
+            agent = define_agent(target, **wanted)
             if agent.spec.name in self.recurring:
                 raise InvalidInput(f"There are two agents {agent.spec.name!r}: give one of them another name=.")
             self.recurring[agent.spec.name] = agent
@@ -133,7 +133,7 @@ class Rota(Administers[Awaits]):
     def workflow(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
 
     @overload
-    def workflow(self, /, **wanted: Unpack[WorkflowOptions]) -> DeclareWorkflow: ...
+    def workflow(self, /, **wanted: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
 
     def workflow(self, body: Callable[..., Any] | None = None, /, **wanted: Unpack[WorkflowOptions]) -> Any:
         """Declare a workflow: a function that is given `Steps` and the inputs of a run, and writes the steps down.
@@ -142,7 +142,7 @@ class Rota(Administers[Awaits]):
         """
 
         def declare(body: Callable[..., Any]) -> Workflow[..., Any]:
-            from rota.sdk.workflow import Workflow
+            from rota.sdk.workflow.workflow import Workflow
 
             made: Workflow[..., Any] = Workflow(self, body, wanted)
             if made.name in self.flows:
@@ -164,18 +164,18 @@ class Rota(Administers[Awaits]):
 
     def job(self, job: UUID | str) -> Job[Any]:
         """Any job by its id; its result is one value, or a list when it has several frames."""
-        return Job(self, parse_id(JobId, str(job)), untyped)
+        return Job(self, parse_id(JobId, str(job)), read_untyped_result)
 
     def run(self, run: UUID | str) -> Run[Any]:
         """Any run of a workflow by its id."""
-        from rota.sdk.runs import RunOf
+        from rota.sdk.workflow.run import RunHandle
 
-        return RunOf(self, Awaits, parse_id(RunId, str(run)), msgspec.msgpack.decode)
+        return RunHandle(self, AsyncMode, parse_id(RunId, str(run)), msgspec.msgpack.decode)
 
     async def submit(self, submission: Submission) -> Job[Any]:
         """Anything that can be submitted: commands, several layers, tasks that are declared elsewhere."""
         [submitted] = await self.transport.submit([submission])
-        return Job(self, submitted.job, untyped, already=submitted.already)
+        return Job(self, submitted.job, read_untyped_result, already=submitted.already)
 
     async def events(
         self,
@@ -189,11 +189,11 @@ class Rota(Administers[Awaits]):
         """What happens from here on, or behind the event `after`: of a show, a job or a run, of kinds such as
         "job.failed" or "worker", or all that the key may see. One of the kind `reset` says that some are missing: look
         anew."""
+        from rota.client.events import follow_events
         from rota.model.events import Event
-        from rota.sdk.events import followed
 
         query = {"show": show or None, "job": job, "run": run, "kind": ",".join(kinds) or None}
-        async for told in followed(wire_of(self), "/events", query, after=after):
+        async for told in follow_events(http_client_of(self), "/events", query, after=after):
             yield msgspec.json.decode(told.data, type=Event)
 
     @property
@@ -220,12 +220,14 @@ class Rota(Administers[Awaits]):
     ) -> None:
         await self.close()
 
-    def _asks(self) -> Rota:
+    def _connection_owner(self) -> Rota:
         return self
 
-    def _add(self, function: Callable[..., Any], *, name: str = "", topic: str = "", **wanted: Any) -> Task[..., Any]:
+    def _add_task(
+        self, function: Callable[..., Any], *, name: str = "", topic: str = "", **wanted: Any
+    ) -> Task[..., Any]:
         name = name or getattr(function, "__name__", "")
-        if not _NAME.fullmatch(name):
+        if not _TASK_NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name a task: give it a name of letters, digits, dots and hyphens.")
         if name in self.tasks:
             raise InvalidInput(f"There are two tasks {name!r}: give one of them another name, as in task(name=...).")

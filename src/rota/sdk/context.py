@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from rota.model.artifacts import check_name
-from rota.sdk.endings import Cancelled
+from rota.model.artifacts import check_artifact_name
+from rota.sdk.exceptions import Cancelled
 
 
-class Attempt(Protocol):
+class AttemptInfo(Protocol):
     """What all frames of a portion have in common."""
 
     @property
@@ -28,7 +28,7 @@ class Attempt(Protocol):
     def attempt(self) -> int: ...
 
 
-class Ear(Protocol):
+class FrameSink(Protocol):
     """Who hears what a frame tells about itself."""
 
     def progress(self, token: int, percent: float, word: str, /) -> None: ...
@@ -37,7 +37,7 @@ class Ear(Protocol):
 
     def folder(self, token: int, /) -> Path: ...
 
-    def left(self, token: int, path: Path, name: str, /) -> None: ...
+    def add_artifact(self, token: int, path: Path, name: str, /) -> None: ...
 
 
 class Context:
@@ -45,7 +45,9 @@ class Context:
 
     __slots__ = ("_attempt", "_ear", "_token", "cancelled", "frame", "gpus")
 
-    def __init__(self, attempt: Attempt, frame: int, token: int, ear: Ear, gpus: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, attempt: AttemptInfo, frame: int, token: int, ear: FrameSink, gpus: tuple[int, ...] = ()
+    ) -> None:
         self._attempt = attempt
         self._token = token
         self._ear = ear
@@ -89,7 +91,7 @@ class Context:
         """
         given = Path(path)
         called = name or (given.name if given.is_absolute() else given.as_posix())
-        self._ear.left(self._token, self.folder / given, check_name(called))
+        self._ear.add_artifact(self._token, self.folder / given, check_artifact_name(called))
 
     def check(self) -> None:
         """Raises `Cancelled` if the frame was asked to stop: for loops that never wait for anything else."""
@@ -97,7 +99,7 @@ class Context:
             raise Cancelled
 
 
-class _Nobody:
+class _NoFrame:
     job = layer = UUID(int=0)
     attempt = 0
 
@@ -110,14 +112,14 @@ class _Nobody:
     def folder(self, _token: int) -> Path:
         return Path.cwd()
 
-    def left(self, _token: int, _path: Path, _name: str) -> None:
+    def add_artifact(self, _token: int, _path: Path, _name: str) -> None:
         return None
 
 
-_NOBODY = _Nobody()
-CURRENT: ContextVar[Context] = ContextVar("rota_context")
+_NO_FRAME = _NoFrame()
+CURRENT_CONTEXT: ContextVar[Context] = ContextVar("rota_context")
 
 
 def context() -> Context:
     """Of the frame that runs this code."""
-    return CURRENT.get(None) or Context(_NOBODY, 0, 0, _NOBODY)
+    return CURRENT_CONTEXT.get(None) or Context(_NO_FRAME, 0, 0, _NO_FRAME)

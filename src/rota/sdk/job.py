@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
+from rota.client.transport import FrameResult, LogSource
 from rota.model.errors import (
     BlobMissing,
     InvalidInput,
@@ -26,36 +27,35 @@ from rota.model.errors import (
     OutputHeld,
 )
 from rota.model.ids import JobId
-from rota.model.lifecycle import FrameState, JobState
-from rota.sdk.bar import Bar
-from rota.sdk.transport import Result, Source
+from rota.model.job_states import FrameState, JobState
+from rota.sdk.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
-    from rota.engine.explain_told import Explained
-    from rota.engine.jobs import Job as Told
-    from rota.engine.jobs import Moment
-    from rota.engine.logs import Stream
+    from rota.api.explanation import JobExplanation
+    from rota.engine.queries.jobs import JobHistoryEntry
+    from rota.engine.queries.jobs import JobView as Told
+    from rota.engine.queries.logs import Stream
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncJob
 
 R = TypeVar("R")
-Read = Callable[["Told", Sequence[Result]], R]
+ResultReader = Callable[["Told", Sequence[FrameResult]], R]
 """Makes what a job returned out of what its frames did."""
 
-WAIT_S: Final = 30.0
+LONG_POLL_S: Final = 30.0
 """How long one question for the end of a job may take."""
-BAR_S: Final = 1.0
+PROGRESS_POLL_S: Final = 1.0
 """The same where a bar is to move."""
-STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
-TRACED: Final[tuple[Stream, ...]] = ("stderr", "log")
-LOGS_COME_S: Final = 0.6
+LOG_STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
+TRACEBACK_STREAMS: Final[tuple[Stream, ...]] = ("stderr", "log")
+LOG_GRACE_S: Final = 0.6
 """A traceback may be there so much later than the end of its frame."""
-LOGS_LOOK_S: Final = 0.1
-HELD: Final = "held"
-HELD_LOOK_S: Final = 0.25
-TRACEBACK: Final = "Traceback (most recent call last):"
+LOG_POLL_INTERVAL_S: Final = 0.1
+HELD_OUTPUT: Final = "held"
+HELD_OUTPUT_POLL_INTERVAL_S: Final = 0.25
+TRACEBACK_HEADER: Final = "Traceback (most recent call last):"
 
-_ENDS: Final[dict[JobState, type[JobNotSucceeded]]] = {
+_ERRORS_BY_STATE: Final[dict[JobState, type[JobNotSucceeded]]] = {
     JobState.FAILED: JobFailed,
     JobState.TIMEOUT: JobTimedOut,
     JobState.CANCELLED: JobCancelled,
@@ -67,7 +67,7 @@ _ENDS: Final[dict[JobState, type[JobNotSucceeded]]] = {
 class Job(Generic[R]):
     """`await job.result()` is what its task returned; of a `map`, a list with one for each item, in their order."""
 
-    def __init__(self, app: Rota, job: JobId, read: Read[R], *, already: bool = False) -> None:
+    def __init__(self, app: Rota, job: JobId, read: ResultReader[R], *, already: bool = False) -> None:
         self.id = job
         self.already = already
         """Whether it was there before, under the same key."""
@@ -102,7 +102,7 @@ class Job(Generic[R]):
 
         Where a person looks, a bar on standard error shows how far it is.
         """
-        return (await self._ended(timeout)).state
+        return (await self._wait_until_ended(timeout)).state
 
     async def result(self, timeout: float | None = None) -> R:
         """What it returned. A job that did not succeed raises `JobNotSucceeded`, by how it ended.
@@ -110,12 +110,12 @@ class Job(Generic[R]):
         What is held until it was scanned is waited for as well: `OutputHeld` when that takes too long.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        told = await self._ended(timeout)
+        told = await self._wait_until_ended(timeout)
         results = [result async for result in self._app.transport.results(self.id)]
-        while held := next((one for one in results if one.output == HELD), None):
+        while held := next((one for one in results if one.output == HELD_OUTPUT), None):
             if until is not None and time.monotonic() >= until:
                 raise OutputHeld(held.problem, job=str(self.id), frame=held.frame)
-            await asyncio.sleep(HELD_LOOK_S)
+            await asyncio.sleep(HELD_OUTPUT_POLL_INTERVAL_S)
             told = await self.get()
             results = [result async for result in self._app.transport.results(self.id)]
         if told.state is not JobState.SUCCEEDED:
@@ -150,29 +150,29 @@ class Job(Generic[R]):
         follow: bool = False,
     ) -> AsyncIterator[str]:
         """What a frame wrote, the first one unless it is named; as it comes in up to the end of the job (`follow`)."""
-        from rota.sdk.following import merged, read
+        from rota.client.log_stream import merge_streams, read_in_order
 
-        sources = [Source(stream=stream, frame=frame, layer=layer, attempt=attempt) for stream in STREAMS]
-        written = [self._app.transport.written(self.id, source, follow=follow) for source in sources]
-        async for text in merged(written) if follow else read(written):
+        sources = [LogSource(stream=stream, frame=frame, layer=layer, attempt=attempt) for stream in LOG_STREAMS]
+        written = [self._app.transport.read_log(self.id, source, follow=follow) for source in sources]
+        async for text in merge_streams(written) if follow else read_in_order(written):
             yield text
 
-    async def events(self) -> AsyncIterator[Moment]:
+    async def events(self) -> AsyncIterator[JobHistoryEntry]:
         """Every state that it was in or comes into, with when and why, up to its end."""
         async for moment in self._app.transport.events(self.id):
             yield moment
 
-    async def explain(self) -> Explained:
+    async def explain(self) -> JobExplanation:
         """Why it is not running, with what is to be mended first at first; or what became of it."""
         return await self._app.transport.explain(self.id)
 
-    async def _ended(self, timeout: float | None) -> Told:
+    async def _wait_until_ended(self, timeout: float | None) -> Told:
         until = None if timeout is None else time.monotonic() + timeout
-        with Bar() as bar:
+        with ProgressBar() as bar:
             while True:
-                look_s = BAR_S if bar.shown else WAIT_S
+                look_s = PROGRESS_POLL_S if bar.is_visible else LONG_POLL_S
                 left_s = look_s if until is None else min(look_s, max(0.0, until - time.monotonic()))
-                told = await self._app.transport.ended(self.id, left_s)
+                told = await self._app.transport.wait_until_ended(self.id, left_s)
                 bar.show(told)
                 if told.state.terminal:
                     return told
@@ -183,8 +183,8 @@ class Job(Generic[R]):
                         job=str(self.id),
                     )
 
-    async def _failure(self, told: Told, results: Sequence[Result]) -> JobNotSucceeded:
-        kind = _ENDS[told.state]
+    async def _failure(self, told: Told, results: Sequence[FrameResult]) -> JobNotSucceeded:
+        kind = _ERRORS_BY_STATE[told.state]
         failed = next((one for one in results if one.state.value == told.state.value), None)
         if failed is None:
             failed = next((one for one in results if one.state is not FrameState.SUCCEEDED), None)
@@ -206,37 +206,40 @@ class Job(Generic[R]):
             traceback=await self._traceback(layer, failed) if failed.code == "exception" else "",
         )
 
-    async def _traceback(self, layer: str, failed: Result) -> str:
+    async def _traceback(self, layer: str, failed: FrameResult) -> str:
         """As its log has it; that comes a moment after its end, if it comes at all."""
-        from rota.sdk.following import read
+        from rota.client.log_stream import read_in_order
 
-        for look in range(round(LOGS_COME_S / LOGS_LOOK_S)):
+        for look in range(round(LOG_GRACE_S / LOG_POLL_INTERVAL_S)):
             if look:
-                await asyncio.sleep(LOGS_LOOK_S)
-            for stream in TRACED:
-                source = Source(stream=stream, frame=failed.frame, layer=layer, attempt=failed.attempt)
+                await asyncio.sleep(LOG_POLL_INTERVAL_S)
+            for stream in TRACEBACK_STREAMS:
+                source = LogSource(stream=stream, frame=failed.frame, layer=layer, attempt=failed.attempt)
                 text = "".join(
-                    [text async for text in read([self._app.transport.written(self.id, source, follow=False)])]
+                    [
+                        text
+                        async for text in read_in_order([self._app.transport.read_log(self.id, source, follow=False)])
+                    ]
                 )
-                if TRACEBACK in text:
-                    return text[text.index(TRACEBACK) :]
+                if TRACEBACK_HEADER in text:
+                    return text[text.index(TRACEBACK_HEADER) :]
         return ""
 
 
-def single(decode: Callable[[bytes], R]) -> Read[R]:
+def single_result_reader(decode: Callable[[bytes], R]) -> ResultReader[R]:
     """What the one frame of a job returned."""
 
-    def read(_told: Told, results: Sequence[Result]) -> Any:
+    def read(_told: Told, results: Sequence[FrameResult]) -> Any:
         values = [result.value for result in results if result.value is not None]
         return decode(values[0]) if values else None
 
     return read
 
 
-def listed(decode: Callable[[bytes], R]) -> Read[list[R]]:
+def list_result_reader(decode: Callable[[bytes], R]) -> ResultReader[list[R]]:
     """What each frame of the first layer returned, in their order."""
 
-    def read(told: Told, results: Sequence[Result]) -> list[Any]:
+    def read(told: Told, results: Sequence[FrameResult]) -> list[Any]:
         values: list[Any] = [None] * told.layers[0].frames.count
         for result in results:
             if result.layer == 0 and result.value is not None:
@@ -246,7 +249,7 @@ def listed(decode: Callable[[bytes], R]) -> Read[list[R]]:
     return read
 
 
-def untyped(told: Told, results: Sequence[Result]) -> Any:
+def read_untyped_result(told: Told, results: Sequence[FrameResult]) -> Any:
     """Of a job nothing is known about: one value, or a list; of several layers a list of these."""
     decode = msgspec.msgpack.Decoder().decode
     values: list[list[Any]] = [[None] * layer.frames.count for layer in told.layers]

@@ -18,27 +18,27 @@ from typing import Any, Final, get_origin, get_type_hints
 
 import msgspec
 
-from rota.sdk.later import Later
+from rota.sdk.workflow.deferred_values import DeferredValue
 
-Kept = (bytes, bytearray, memoryview, datetime)
+NATIVE_TYPES = (bytes, bytearray, memoryview, datetime)
 """Types for which msgpack has words of its own."""
-_EXACT: Final = frozenset({bool, bytes, float, int, str})
-_ANYTHING: Final = (Any, object, inspect.Parameter.empty)
+_EXACT_TYPES: Final = frozenset({bool, bytes, float, int, str})
+_UNTYPED: Final = (Any, object, inspect.Parameter.empty)
 
 
-def encoded(value: object) -> bytes:
+def encode_value(value: object) -> bytes:
     """Raises TypeError, ValueError or OverflowError for what cannot travel."""
-    return msgspec.msgpack.encode(value, enc_hook=travels)
+    return msgspec.msgpack.encode(value, enc_hook=encode_hook)
 
 
-def plain(value: object) -> Any:
+def to_msgpack_value(value: object) -> Any:
     """The same in lists, maps and what msgpack has words for."""
-    return msgspec.to_builtins(value, builtin_types=Kept, enc_hook=travels)
+    return msgspec.to_builtins(value, builtin_types=NATIVE_TYPES, enc_hook=encode_hook)
 
 
-def travels(value: Any) -> object:
+def encode_hook(value: Any) -> object:
     """What msgspec makes of a value that it does not know; TypeError for what cannot travel."""
-    if isinstance(value, Later):
+    if isinstance(value, DeferredValue):
         return str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -49,10 +49,10 @@ def travels(value: Any) -> object:
     )
 
 
-def _made(kind: Any, value: Any) -> Any:
+def _decode_hook(kind: Any, value: Any) -> Any:
     """Of types that msgspec leaves to us."""
     if hasattr(kind, "model_validate"):
-        return _validated(kind, value)
+        return _validate_pydantic(kind, value)
     made_of = get_origin(kind) or kind
     try:
         if isinstance(value, made_of):
@@ -64,7 +64,7 @@ def _made(kind: Any, value: Any) -> Any:
     raise ValueError(f"Expected `{made_of.__name__}`, got `{type(value).__name__}`")
 
 
-def _validated(kind: Any, value: Any) -> Any:
+def _validate_pydantic(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate(value)
     except ValueError as error:
@@ -75,7 +75,7 @@ def _validated(kind: Any, value: Any) -> Any:
         raise ValueError("; ".join(faults)) from error
 
 
-class Slot:
+class ParameterConverter:
     """What one parameter takes."""
 
     __slots__ = ("_exact", "_kind", "_name")
@@ -83,14 +83,14 @@ class Slot:
     def __init__(self, name: str, kind: Any) -> None:
         self._name = name
         self._kind = kind
-        self._exact = kind if isinstance(kind, type) and kind in _EXACT else None
+        self._exact = kind if isinstance(kind, type) and kind in _EXACT_TYPES else None
 
-    def take(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """`value` as the parameter takes it, or `msgspec.ValidationError` that names the parameter."""
         if type(value) is self._exact:
             return value
         try:
-            return msgspec.convert(value, self._kind, dec_hook=_made)
+            return msgspec.convert(value, self._kind, dec_hook=_decode_hook)
         except (Exception, SystemExit) as error:  # also of validators and __post_init__, which may raise anything
             told = str(error) or type(error).__name__
             raise msgspec.ValidationError(f"{self._name} does not fit: {told}") from error
@@ -118,14 +118,21 @@ class Signature:
             return {}
 
     @cached_property
-    def _slots(self) -> tuple[list[Slot | None], Slot | None, dict[str, Slot | None], Slot | None]:
+    def _converters(
+        self,
+    ) -> tuple[
+        list[ParameterConverter | None],
+        ParameterConverter | None,
+        dict[str, ParameterConverter | None],
+        ParameterConverter | None,
+    ]:
         """Of positional parameters, the rest of these, named parameters, and the rest of those."""
-        places: list[Slot | None] = []
-        names: dict[str, Slot | None] = {}
-        rest: Slot | None = None
-        others: Slot | None = None
+        places: list[ParameterConverter | None] = []
+        names: dict[str, ParameterConverter | None] = {}
+        rest: ParameterConverter | None = None
+        others: ParameterConverter | None = None
         for name, parameter in self._signature.parameters.items() if self._signature is not None else ():
-            slot = self._slot(name)
+            slot = self._converter(name)
             match parameter.kind:
                 case inspect.Parameter.VAR_POSITIONAL:
                     rest = slot
@@ -140,51 +147,51 @@ class Signature:
                     names[name] = slot
         return places, rest, names, others
 
-    def _slot(self, name: str) -> Slot | None:
-        kind = _readable(self._hints.get(name, Any))
-        return None if kind in _ANYTHING else Slot(name, kind)
+    def _converter(self, name: str) -> ParameterConverter | None:
+        kind = _convertible_type(self._hints.get(name, Any))
+        return None if kind in _UNTYPED else ParameterConverter(name, kind)
 
     @cached_property
-    def _result(self) -> msgspec.msgpack.Decoder[Any]:
-        return msgspec.msgpack.Decoder(_readable(self._hints.get("return", Any)), dec_hook=_made)
+    def _result_decoder(self) -> msgspec.msgpack.Decoder[Any]:
+        return msgspec.msgpack.Decoder(_convertible_type(self._hints.get("return", Any)), dec_hook=_decode_hook)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """TypeError when it cannot be called like this."""
         if self._signature is not None:
             self._signature.bind(*args, **kwargs)
 
-    def fit(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def convert_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments as the parameters take them; `msgspec.ValidationError` says which does not fit."""
-        places, rest, names, others = self._slots
+        places, rest, names, others = self._converters
         if rest is None and others is None and not any(places) and not any(names.values()):
             return args, kwargs
         padded = (places[at] if at < len(places) else rest for at in range(len(args)))
-        fitted = [value if slot is None else slot.take(value) for slot, value in zip(padded, args, strict=True)]
+        fitted = [value if slot is None else slot.convert(value) for slot, value in zip(padded, args, strict=True)]
         named = ((name, names.get(name, others), value) for name, value in kwargs.items())
-        return fitted, {name: value if slot is None else slot.take(value) for name, slot, value in named}
+        return fitted, {name: value if slot is None else slot.convert(value) for name, slot, value in named}
 
-    def result(self, data: bytes) -> Any:
+    def decode_result(self, data: bytes) -> Any:
         """What the task returned; `msgspec.DecodeError` when it is not what it is said to return."""
-        return self._result.decode(data)
+        return self._result_decoder.decode(data)
 
-    def names(self, count: int) -> list[str] | None:
+    def parameter_names(self, count: int) -> list[str] | None:
         """Of the first parameters, as many; None when they cannot all be given by name."""
         parameters = list(self._signature.parameters.values())[:count] if self._signature is not None else []
         named = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         return named if len(named) == count else None
 
-    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by the names of their parameters, those alone that are given; TypeError when they do not fit."""
         if self._signature is None:
             return {str(at): value for at, value in enumerate(args)} | dict(kwargs)
         return dict(self._signature.bind_partial(*args, **kwargs).arguments)
 
 
-def _readable(kind: Any) -> Any:
+def _convertible_type(kind: Any) -> Any:
     """A type that values can be converted to, or Any."""
     try:
-        if kind not in _ANYTHING:
-            msgspec.msgpack.Decoder(kind, dec_hook=_made)
+        if kind not in _UNTYPED:
+            msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it says nothing about values
         return Any
     return kind

@@ -1,5 +1,5 @@
 """The SDK for code without an event loop: `task.sync`, `job.sync`, `app.sync`. Not a second one: every call runs the
-async one of the same name on one background loop (`rota.sdk.background`) and waits for it.
+async one of the same name on one background loop (`rota.sdk.background_loop`) and waits for it.
 
 It is a facade of its own, and not calls that do one thing in a coroutine and another outside of it, because then
 neither a reader nor a type checker could say what `task.submit(...)` returns. Only `on(connection)` does not use the
@@ -13,26 +13,26 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, cast
 from uuid import UUID
 
+from rota.client.admin_client import AdminClient
+from rota.client.connections import has_backend_override
+from rota.client.resource import SyncMode
 from rota.model.ids import JobId
-from rota.model.job import Submission
-from rota.model.lifecycle import JobState
-from rota.sdk.admin import Administers
-from rota.sdk.background import is_over, run
-from rota.sdk.clients import is_replaced
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import Submission
+from rota.sdk.background_loop import is_shutting_down, run_blocking
 from rota.sdk.job import Job
-from rota.sdk.options import Options
-from rota.sdk.rooms import Waits
-from rota.sdk.task import Call, OfOne, Task
+from rota.sdk.task import Call, MappableTask, Task
+from rota.sdk.task_options import TaskOptions
 
 if TYPE_CHECKING:
-    from rota.engine.explain_told import Explained
-    from rota.engine.jobs import Job as Told
-    from rota.engine.jobs import Moment
+    from rota.api.explanation import JobExplanation
+    from rota.engine.queries.jobs import JobHistoryEntry
+    from rota.engine.queries.jobs import JobView as Told
     from rota.model.events import Event
-    from rota.model.job import Submitted
+    from rota.model.jobs.submission import SubmitResult
     from rota.sdk.app import Rota
-    from rota.sdk.runs import SyncRun
-    from rota.sdk.workflow import Workflow
+    from rota.sdk.workflow.run import SyncRun
+    from rota.sdk.workflow.workflow import Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,11 +50,11 @@ class SyncTask(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<sync task {self._task.name}>"
 
-    def options(self, **wanted: Unpack[Options]) -> SyncTask[P, R]:
-        return self._like(self._task.options(**wanted))
+    def options(self, **wanted: Unpack[TaskOptions]) -> SyncTask[P, R]:
+        return self._with_task(self._task.options(**wanted))
 
     def schedule(self, *, at: datetime | timedelta | float | str) -> SyncTask[P, R]:
-        return self._like(self._task.schedule(at=at))
+        return self._with_task(self._task.schedule(at=at))
 
     def on(self, connection: Any) -> SyncTask[P, R]:
         """The same task, submitted in the transaction that is open on a connection of psycopg, SQLAlchemy or Django."""
@@ -72,7 +72,7 @@ class SyncTask(Generic[P, R]):
         submitted = self._send(self._task.submissions(calls))
         return [SyncJob(job) for job in self._task.jobs(calls, submitted)]
 
-    def map(self: OfOne[A, R], items: Iterable[A]) -> SyncJob[list[R]]:
+    def map(self: MappableTask[A, R], items: Iterable[A]) -> SyncJob[list[R]]:
         facade = cast("SyncTask[..., R]", self)
         [submitted] = facade._send([facade._task.mapping(items)])  # noqa: SLF001 - of ourselves
         return SyncJob(facade._task.mapped(submitted))  # noqa: SLF001
@@ -84,15 +84,15 @@ class SyncTask(Generic[P, R]):
     def job(self, job: UUID | str) -> SyncJob[R]:
         return SyncJob(self._task.job(job))
 
-    def _like(self, task: Task[P, R]) -> SyncTask[P, R]:
+    def _with_task(self, task: Task[P, R]) -> SyncTask[P, R]:
         return SyncTask(task, self._connection)
 
-    def _send(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
-        if self._connection is None or is_replaced():
-            return run(self._task.send(submissions))
-        from rota.sdk import own
+    def _send(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
+        if self._connection is None or has_backend_override():
+            return run_blocking(self._task.send(submissions))
+        from rota.sdk import transactional
 
-        return own.submit_sync(self._connection, submissions)
+        return transactional.submit_sync(self._connection, submissions)
 
 
 class SyncJob(Generic[R]):
@@ -118,22 +118,22 @@ class SyncJob(Generic[R]):
         return self._job
 
     def get(self) -> Told:
-        return run(self._job.get())
+        return run_blocking(self._job.get())
 
     def state(self) -> JobState:
-        return run(self._job.state())
+        return run_blocking(self._job.state())
 
     def wait(self, timeout: float | None = None) -> JobState:
-        return run(self._job.wait(timeout))
+        return run_blocking(self._job.wait(timeout))
 
     def result(self, timeout: float | None = None) -> R:
-        return run(self._job.result(timeout))
+        return run_blocking(self._job.result(timeout))
 
     def cancel(self) -> bool:
-        return run(self._job.cancel())
+        return run_blocking(self._job.cancel())
 
     def retry(self, *, every_frame: bool = False) -> SyncJob[R]:
-        return SyncJob(run(self._job.retry(every_frame=every_frame)))
+        return SyncJob(run_blocking(self._job.retry(every_frame=every_frame)))
 
     def logs(
         self,
@@ -143,13 +143,13 @@ class SyncJob(Generic[R]):
         attempt: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]:
-        return _each(self._job.logs(frame, layer=layer, attempt=attempt, follow=follow))
+        return _iterate(self._job.logs(frame, layer=layer, attempt=attempt, follow=follow))
 
-    def events(self) -> Iterator[Moment]:
-        return _each(self._job.events())
+    def events(self) -> Iterator[JobHistoryEntry]:
+        return _iterate(self._job.events())
 
-    def explain(self) -> Explained:
-        return run(self._job.explain())
+    def explain(self) -> JobExplanation:
+        return run_blocking(self._job.explain())
 
 
 class SyncWorkflow(Generic[P, R]):
@@ -165,20 +165,20 @@ class SyncWorkflow(Generic[P, R]):
         return SyncWorkflow(self._workflow.options(key=key))
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> SyncRun[R]:
-        return run(self._workflow.start(*args, **kwargs)).sync
+        return run_blocking(self._workflow.start(*args, **kwargs)).sync
 
     def run(self, run: UUID | str) -> SyncRun[R]:
         return self._workflow.run(run).sync
 
 
-class SyncRota(Administers[Waits]):
+class SyncRota(AdminClient[SyncMode]):
     """An app whose calls wait."""
 
     def __init__(self, app: Rota) -> None:
-        super().__init__(Waits)
+        super().__init__(SyncMode)
         self._app = app
 
-    def _asks(self) -> Rota:
+    def _connection_owner(self) -> Rota:
         return self._app
 
     def job(self, job: UUID | str) -> SyncJob[Any]:
@@ -196,31 +196,31 @@ class SyncRota(Administers[Waits]):
         kinds: Sequence[str] = (),
         after: str = "",
     ) -> Iterator[Event]:
-        return _each(self._app.events(show=show, job=job, run=run, kinds=kinds, after=after))
+        return _iterate(self._app.events(show=show, job=job, run=run, kinds=kinds, after=after))
 
     def submit(self, submission: Submission) -> SyncJob[Any]:
-        return SyncJob(run(self._app.submit(submission)))
+        return SyncJob(run_blocking(self._app.submit(submission)))
 
     def close(self) -> None:
         """Close the connections that `.sync` uses; the next call opens others."""
-        run(self._app.close())
+        run_blocking(self._app.close())
 
 
 _END: Final = object()
 
 
-def _each(moments: AsyncIterator[T]) -> Iterator[T]:
+def _iterate(moments: AsyncIterator[T]) -> Iterator[T]:
     try:
-        while (one := run(_next(moments))) is not _END:
+        while (one := run_blocking(_next(moments))) is not _END:
             yield cast("T", one)
     finally:
-        if isinstance(moments, AsyncGenerator) and not is_over():
-            run(_closed(moments))
+        if isinstance(moments, AsyncGenerator) and not is_shutting_down():
+            run_blocking(_aclose(moments))
 
 
 async def _next(moments: AsyncIterator[T]) -> T | object:
     return await anext(moments, _END)
 
 
-async def _closed(moments: AsyncGenerator[Any, None]) -> None:
+async def _aclose(moments: AsyncGenerator[Any, None]) -> None:
     await moments.aclose()

@@ -14,17 +14,17 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
 from uuid import UUID
 
+from rota.client.connections import has_backend_override, now_ms
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, parse_id
-from rota.model.job import Submission
-from rota.model.work import Work
-from rota.sdk.clients import is_replaced, now_ms
-from rota.sdk.job import Job, listed, single
-from rota.sdk.options import Options, checked, submission
-from rota.sdk.payload import Signature, plain
+from rota.model.jobs.submission import Submission
+from rota.model.jobs.work import Work
+from rota.sdk.job import Job, list_result_reader, single_result_reader
+from rota.sdk.payload import Signature, to_msgpack_value
+from rota.sdk.task_options import TaskOptions, build_submission, validate_options
 
 if TYPE_CHECKING:
-    from rota.model.job import Submitted
+    from rota.model.jobs.submission import SubmitResult
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncTask
 
@@ -44,7 +44,7 @@ class Call(Generic[R]):
         self.input = given
 
 
-class OfOne(Protocol[A_contra, R]):
+class MappableTask(Protocol[A_contra, R]):
     """A task that may be called with one argument: one that can be mapped."""
 
     def call(self, item: A_contra, /) -> Call[R]: ...
@@ -61,7 +61,7 @@ class Task(Generic[P, R]):
         self.topic = topic
         self.is_async = iscoroutinefunction(function)
         self.signature = Signature(function)
-        self.wanted: Options = {}
+        self.wanted: TaskOptions = {}
         self._connection: Any = None
 
     @property
@@ -78,9 +78,9 @@ class Task(Generic[P, R]):
 
         return SyncTask(self)
 
-    def options(self, **wanted: Unpack[Options]) -> Self:
+    def options(self, **wanted: Unpack[TaskOptions]) -> Self:
         """The same task, submitted with these options besides those it has: `docs/reference/sdk.md` lists them."""
-        return self._but(wanted={**self.wanted, **checked(wanted)})
+        return self._copy_with(wanted={**self.wanted, **validate_options(wanted)})
 
     def schedule(self, *, at: datetime | timedelta | float | str) -> Self:
         """The same task, submitted at once and run at a moment, or so long after its submission."""
@@ -91,7 +91,7 @@ class Task(Generic[P, R]):
 
         The job is there if and only if the caller commits. A connection whose calls are not awaited is for `.sync.on`.
         """
-        return self._but(_connection=connection)
+        return self._copy_with(_connection=connection)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call of it for `submit_many`."""
@@ -110,7 +110,7 @@ class Task(Generic[P, R]):
         calls = list(calls)
         return self.jobs(calls, await self.send(self.submissions(calls)))
 
-    async def map(self: OfOne[A, R], items: Iterable[A]) -> Job[list[R]]:
+    async def map(self: MappableTask[A, R], items: Iterable[A]) -> Job[list[R]]:
         """One job with a frame for each item; its result is a list, in the order of the items."""
         task = cast("Task[..., R]", self)
         [submitted] = await task.send([task.mapping(items)])
@@ -126,16 +126,16 @@ class Task(Generic[P, R]):
 
     def job(self, job: UUID | str) -> Job[R]:
         """A job of this task that was submitted before, perhaps elsewhere, by its id."""
-        return Job(self.app, parse_id(JobId, str(job)), single(self.signature.result))
+        return Job(self.app, parse_id(JobId, str(job)), single_result_reader(self.signature.decode_result))
 
     def submissions(self, calls: Iterable[Call[R]]) -> list[Submission]:
         """What `submit_many` submits."""
         return [call.task.submission({**self.wanted, **call.task.wanted}, input=call.input) for call in calls]
 
-    def jobs(self, calls: Iterable[Call[R]], submitted: Iterable[Submitted]) -> list[Job[R]]:
+    def jobs(self, calls: Iterable[Call[R]], submitted: Iterable[SubmitResult]) -> list[Job[R]]:
         """What `submit_many` returns."""
         return [
-            Job(self.app, one.job, single(call.task.signature.result), already=one.already)
+            Job(self.app, one.job, single_result_reader(call.task.signature.decode_result), already=one.already)
             for call, one in zip(calls, submitted, strict=True)
         ]
 
@@ -150,31 +150,31 @@ class Task(Generic[P, R]):
         """What `submit_frames` submits."""
         return self.submission(self.wanted, input=self._input(args, kwargs), frames=frames)
 
-    def mapped(self, submitted: Submitted) -> Job[list[R]]:
+    def mapped(self, submitted: SubmitResult) -> Job[list[R]]:
         """What `map` and `submit_frames` return."""
-        return Job(self.app, submitted.job, listed(self.signature.result), already=submitted.already)
+        return Job(self.app, submitted.job, list_result_reader(self.signature.decode_result), already=submitted.already)
 
-    def submission(self, wanted: Options, **frames: Any) -> Submission:
+    def submission(self, wanted: TaskOptions, **frames: Any) -> Submission:
         """With these options and no others; `frames` are its input and its range, or its items."""
-        return submission(self.work, self.topic, self.app, wanted, now_ms(), **frames)
+        return build_submission(self.work, self.topic, self.app, wanted, now_ms(), **frames)
 
-    async def send(self, submissions: Sequence[Submission]) -> Sequence[Submitted]:
+    async def send(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         """By the transport of the app, or on the connection of the caller."""
-        if self._connection is None or is_replaced():
+        if self._connection is None or has_backend_override():
             return await self.app.transport.submit(submissions)
-        from rota.sdk import own
+        from rota.sdk import transactional
 
-        return await own.submit(self._connection, submissions)
+        return await transactional.submit(self._connection, submissions)
 
     def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             self.signature.check(args, kwargs)
-            return {"args": plain(list(args)), "kwargs": plain(kwargs)}
+            return {"args": to_msgpack_value(list(args)), "kwargs": to_msgpack_value(kwargs)}
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             told = str(error)[:300].rstrip(".")
             raise InvalidInput(f"The task {self.name} cannot be submitted like this: {told}.") from error
 
-    def _but(self, **other: Any) -> Self:
+    def _copy_with(self, **other: Any) -> Self:
         changed = copy(self)
         vars(changed).update(other)
         return changed

@@ -14,7 +14,7 @@ from rota.infra.service.listener import App
 from rota.runtime import Replica
 
 if TYPE_CHECKING:
-    from rota.server.http.desk import Desk
+    from rota.server.http.dependencies import HttpDependencies
 
 
 def services(replica: Replica) -> list[Service]:
@@ -23,21 +23,24 @@ def services(replica: Replica) -> list[Service]:
 
 
 def http_services(replica: Replica) -> list[Service]:
-    from rota.engine.watching import Watch, jobs_over
+    from rota.engine.queries.wait_for_end import EndWaiter, ended_jobs_finder
     from rota.server.access import KeyCheck
-    from rota.server.http.desk import Desk
-    from rota.server.http.door import Door
-    from rota.server.http.pressure import Pressure
-    from rota.server.http.streams import Streams
-    from rota.workflow.looking import Looking
+    from rota.server.http.dependencies import HttpDependencies
+    from rota.server.http.middleware.authentication import AuthenticationMiddleware
+    from rota.server.http.middleware.rate_limit import RateLimiter
+    from rota.server.http.open_streams import StreamRegistry
+    from rota.workflow.run_queries import RunQueries
 
     check, api = KeyCheck(replica.database), replica.settings.api
-    watch, runs_watch = Watch(jobs_over(replica.database)), Watch(Looking(replica.database).over)
-    streams = Streams(check)
-    replica.engine.finisher.listeners.append(watch.heard)
-    pressure = Pressure(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    desk = Desk.of(replica, watch, runs_watch, streams, check)
-    door = Door(partial(_built, desk), check, pressure, replica.listener, desk.keys)
+    watch, runs_watch = (
+        EndWaiter(ended_jobs_finder(replica.database)),
+        EndWaiter(RunQueries(replica.database).ended_or_gone),
+    )
+    streams = StreamRegistry(check)
+    replica.engine.finisher.listeners.append(watch.jobs_ended)
+    pressure = RateLimiter(api.requests_per_s, api.requests_burst, api.requests_at_once)
+    desk = HttpDependencies.from_replica(replica, watch, runs_watch, streams, check)
+    door = AuthenticationMiddleware(partial(_build_app, desk), check, pressure, replica.listener, desk.keys)
     replica.listener.mount(door)
     # The last is the first to drain: whoever follows events goes on elsewhere at once.
     return [
@@ -50,7 +53,7 @@ def http_services(replica: Replica) -> list[Service]:
     ]
 
 
-def _built(desk: Desk) -> App:
+def _build_app(desk: HttpDependencies) -> App:
     from rota.server.http.app import build  # takes as long as everything else that a server does to start
 
     return build(desk)
@@ -60,7 +63,7 @@ def grpc_services(replica: Replica) -> list[Service]:
     """Without a shared secret nobody could be let in, so nothing is served."""
     if replica.settings.grpc.shared_secret is None:
         return []
-    from rota.infra.rpc.calls import CallServer
+    from rota.infra.rpc.calls import RpcServer
     from rota.server.shows import ShowInterface
 
-    return [CallServer(replica.settings.grpc, [ShowInterface(replica.books)]).service]
+    return [RpcServer(replica.settings.grpc, [ShowInterface(replica.books)]).service]

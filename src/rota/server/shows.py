@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rota.accounting import items
-from rota.accounting.books import Books
-from rota.infra.rpc.calls import Call
-from rota.infra.rpc.protobuf import Message
+from rota.accounting import resources
+from rota.accounting.service import AccountingService
+from rota.infra.rpc.calls import RpcMethod
+from rota.infra.rpc.protobuf import ProtobufMessage
 from rota.model.errors import InvalidInput
 
 
-class GetShowRequest(Message, frozen=True):
+class GetShowRequest(ProtobufMessage, frozen=True):
     show: str = ""
 
 
-class SetSchedulerManagedRequest(Message, frozen=True):
+class SetSchedulerManagedRequest(ProtobufMessage, frozen=True):
     show: str = ""
     enabled: bool | None = None
 
 
-class Show(Message, frozen=True):
+class ShowReply(ProtobufMessage, frozen=True):
     id: str = ""
     name: str = ""
     scheduler_managed: bool = False
@@ -33,36 +33,36 @@ class ShowInterface:
 
     name = "rota.v1.ShowInterface"
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: AccountingService) -> None:
         self._books = books
 
-    def calls(self) -> Mapping[str, Call[Any]]:
+    def methods(self) -> Mapping[str, RpcMethod[Any]]:
         return {
-            "GetShow": Call(GetShowRequest, self.get_show),
-            "SetSchedulerManaged": Call(SetSchedulerManagedRequest, self.set_scheduler_managed),
+            "GetShow": RpcMethod(GetShowRequest, self.get_show),
+            "SetSchedulerManaged": RpcMethod(SetSchedulerManagedRequest, self.set_scheduler_managed),
         }
 
-    async def get_show(self, request: GetShowRequest, _caller: str) -> Show:
-        return _told(await self._found(request.show))
+    async def get_show(self, request: GetShowRequest, _caller: str) -> ShowReply:
+        return _to_reply(await self._find_show(request.show))
 
-    async def set_scheduler_managed(self, request: SetSchedulerManagedRequest, caller: str) -> Show:
+    async def set_scheduler_managed(self, request: SetSchedulerManagedRequest, caller: str) -> ShowReply:
         """A request that does not say which way is refused: the default of the wire format would be a decision."""
         managed = request.enabled
         if managed is None:
             raise InvalidInput("The request does not say who is to keep the books: set `enabled` to true or false.")
-        show = await self._found(request.show)
+        show = await self._find_show(request.show)
         await self._books.change(lambda admin: admin.set_managed(show.name, managed, actor=caller))
-        return _told(await self._found(str(show.id)))  # seeding has moved its fence since
+        return _to_reply(await self._find_show(str(show.id)))  # seeding has moved its fence since
 
-    async def _found(self, show: str) -> items.Show:
+    async def _find_show(self, show: str) -> resources.Show:
         """By name, or else by id."""
         shows = await self._books.admin.shows()
         by_name = {found.name: found for found in shows}
         found = by_name.get(show) or {str(found.id): found for found in shows}.get(show.lower())
         if found is None:
-            raise items.unknown("show", show, by_name)
+            raise resources.unknown_name_error("show", show, by_name)
         return found
 
 
-def _told(show: items.Show) -> Show:
-    return Show(str(show.id), show.name, show.managed, show.fence)
+def _to_reply(show: resources.Show) -> ShowReply:
+    return ShowReply(str(show.id), show.name, show.managed, show.fence)

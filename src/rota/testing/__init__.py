@@ -12,6 +12,6 @@ only the test moves. Workflows are played with their delays and with what undoes
 """
 
 from rota.testing.clock import MovableClock
-from rota.testing.rehearsal import Rehearsal, inline, manual
+from rota.testing.in_memory import Rehearsal, inline, manual
 
 __all__ = ["MovableClock", "Rehearsal", "inline", "manual"]

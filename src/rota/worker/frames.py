@@ -8,69 +8,69 @@ from typing import Any
 
 import msgspec
 
-from rota.model.messages import Portion, Run, Status
-from rota.model.work import Work
+from rota.model.jobs.work import Work
+from rota.model.protocol import AssignedRange, AttemptStatus, TokenRange
 from rota.sdk.task import Task
-from rota.worker.traced import Traced
+from rota.worker.tracing import BatchSpan
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StopReason(msgspec.Struct, frozen=True):
     """Why a frame is to end early, and how that is reported."""
 
-    status: Status
+    status: AttemptStatus
     code: str
     reason: str
 
 
-class Batch:
+class AssignedBatch:
     """Frames of one portion that have not begun: tokens `next` to `end - 1`, without those `dropped`."""
 
     __slots__ = ("dropped", "end", "first", "input", "next", "portion", "task", "traced", "work")
 
-    def __init__(self, portion: Portion, run: Run, work: Work, task: Task[..., Any] | None) -> None:
+    def __init__(self, portion: AssignedRange, run: TokenRange, work: Work, task: Task[..., Any] | None) -> None:
         self.portion = portion
         self.first = self.next = run[0]
         self.end = run[0] + run[1]
         self.work = work
         self.task = task
         """None for a command."""
-        self.traced = Traced.of(portion, work, run[1]) if portion.trace else None
+        self.traced = BatchSpan.start(portion, work, run[1]) if portion.trace else None
         self.input = portion.input
         self.dropped: set[int] = set()
         """Ended before they began."""
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self.end - self.next
 
-    def frame_of(self, token: int) -> int:
+    def frame_number(self, token: int) -> int:
         """Its number in the layer."""
         return self.portion.frame + (token - self.portion.token) * self.portion.step
 
 
-class Frame:
+class RunningFrame:
     """One that has begun. Whoever runs it sets `ask` and `kill`; `Desk` stops it by them."""
 
     __slots__ = ("ask", "batch", "began_at", "devices", "kill", "over", "stop", "timers", "token")
 
-    def __init__(self, batch: Batch, token: int, began_at: float, devices: tuple[int, ...]) -> None:
+    def __init__(self, batch: AssignedBatch, token: int, began_at: float, devices: tuple[int, ...]) -> None:
         self.batch = batch
         self.token = token
         self.began_at = began_at
         self.devices = devices
-        self.stop: Stop | None = None
+        self.stop: StopReason | None = None
         self.over = False
         """Its end was reported; whatever it still does changes nothing."""
         self.timers: list[asyncio.TimerHandle] = []
-        self.ask: Callable[[], object] = _nothing
-        self.kill: Callable[[], object] = _nothing
+        self.ask: Callable[[], object] = _noop
+        self.kill: Callable[[], object] = _noop
 
     def close(self) -> None:
         """It is over; nothing keeps it alive any more."""
         self.over = True
         for timer in self.timers:
             timer.cancel()
-        self.ask = self.kill = _nothing
+        self.ask = self.kill = _noop
 
     @property
     def work(self) -> Work:
@@ -83,8 +83,8 @@ class Frame:
 
     @property
     def number(self) -> int:
-        return self.batch.frame_of(self.token)
+        return self.batch.frame_number(self.token)
 
 
-def _nothing() -> None:
+def _noop() -> None:
     return None

@@ -17,19 +17,19 @@ from rota.infra.nats import Bus, NatsTarget, StreamSpec
 from rota.infra.service import Lifecycle
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed
-from rota.model.messages import HANDSHAKE, Welcome, decode, encode
-from rota.worker.incarnation import Incarnation
-from rota.worker.plan import Plan
+from rota.model.protocol import HANDSHAKE_SUBJECT, Registered, decode, encode
+from rota.worker.config import WorkerConfig
+from rota.worker.session import WorkerSession
 
 log = structlog.get_logger(__name__)
-HELLO_AGAIN = Backoff(first_s=0.1, longest_s=5.0)
-_chance = SystemRandom().random
+REGISTRATION_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
+_jitter = SystemRandom().random
 
 
 class Worker:
     """`Service("worker", Worker(...).run)` runs it."""
 
-    def __init__(self, plan: Plan, target: NatsTarget, streams: tuple[StreamSpec, ...]) -> None:
+    def __init__(self, plan: WorkerConfig, target: NatsTarget, streams: tuple[StreamSpec, ...]) -> None:
         self.plan = plan
         self.left_behind = 0
         """Handlers that still run although everything has ended: the process must not wait for them."""
@@ -41,8 +41,8 @@ class Worker:
         try:
             await bus.ensure(self._streams)
             while not life.draining:
-                welcome = await self._hello(bus)
-                incarnation = Incarnation(bus, self.plan, welcome)
+                welcome = await self._register(bus)
+                incarnation = WorkerSession(bus, self.plan, welcome)
                 log.info("worker_welcome", worker=str(incarnation.worker), name=self.plan.offer.name)
                 life.ready()
                 try:
@@ -52,28 +52,28 @@ class Worker:
         finally:
             await bus.close()
 
-    async def _hello(self, bus: Bus) -> Welcome:
+    async def _register(self, bus: Bus) -> Registered:
         """Ask for ever; nobody may be there yet."""
-        hello = encode(self.plan.offer.hello(tuple(sorted(self.plan.tasks)), _version()))
+        hello = encode(self.plan.offer.registration_message(tuple(sorted(self.plan.tasks)), _rota_version()))
         for streak in itertools.count(1):
             try:
-                welcome = decode(Welcome, await bus.ask(HANDSHAKE, hello))
+                welcome = decode(Registered, await bus.request(HANDSHAKE_SUBJECT, hello))
             except (NatsUnavailable, InvalidInput) as error:
-                log.log(_level(streak), "worker_waits_for_a_server", code=error.code)
+                log.log(_log_level(streak), "worker_waits_for_a_server", code=error.code)
             else:
                 if welcome.worker is not None:
                     return welcome
                 raise SetupFailed(f"The server does not take this worker: {welcome.refusal or 'it did not say why.'}")
-            await asyncio.sleep(HELLO_AGAIN.pause_s(streak, _chance()))
+            await asyncio.sleep(REGISTRATION_BACKOFF.pause_s(streak, _jitter()))
         raise AssertionError("endless")
 
 
-def _level(streak: int) -> int:
+def _log_level(streak: int) -> int:
     """Loud now and then: the first time, and when it goes on."""
     return 30 if streak == 3 or streak % 20 == 0 else 10
 
 
-def _version() -> str:
+def _rota_version() -> str:
     try:
         return version("rota")
     except PackageNotFoundError:

@@ -19,7 +19,7 @@
 | `poller` | keeps what Redis shows in line with PostgreSQL |
 | `reconciler` | the net: `mending` what waits in vain, `pruning` what ended long ago |
 
-All of it follows docs/adr/0021-workflows.md. `rota.model.workflow_advance` decides. PostgreSQL enforces T1 (a timer is
+All of it follows docs/adr/0021-workflows.md. `rota.model.workflows.state_machine` decides. PostgreSQL enforces T1 (a timer is
 deleted when it is due, by its own clock, in the transaction of what follows) and F1 (the lock of the run's row, and the
 fence that every write names). W1 is kept by `sagas`.
 """

@@ -14,51 +14,51 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from rota.infra import audit, faults
+from rota.api.workflows import WorkflowSummary
+from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import NotFound, Refused
 from rota.model.ids import ShowId
-from rota.model.workflow import WorkflowSpec, decode, encode
-from rota.model.workflow_check import Flow, compiled
-from rota.model.workflow_views import WorkflowLine
+from rota.model.workflows.compiler import CompiledWorkflow, compile_workflow
+from rota.model.workflows.spec import WorkflowSpec, decode_workflow, encode_workflow
 
 LATEST = query(__package__, "latest")
 DECLARE = query(__package__, "declare")
 SPECS = query(__package__, "specs")
 LIST = query(__package__, "definitions")
 
-KEPT: Final = 1000
-TRIES: Final = 5
+CACHE_MAX: Final = 1000
+ATTEMPTS_MAX: Final = 5
 
 
-class Version(msgspec.Struct, frozen=True):
+class WorkflowVersion(msgspec.Struct, frozen=True):
     """A definition as runs name it."""
 
     id: int
     show: ShowId
     version: int
-    flow: Flow
+    flow: CompiledWorkflow
     made: bool = False
 
 
 class Definitions:
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._known: OrderedDict[int, tuple[int, Flow]] = OrderedDict()
+        self._known: OrderedDict[int, tuple[int, CompiledWorkflow]] = OrderedDict()
 
-    async def declare(self, spec: WorkflowSpec, actor: str) -> Version:
+    async def declare(self, spec: WorkflowSpec, actor: str) -> WorkflowVersion:
         """Make a definition known; the same as the latest version is that version."""
-        flow = compiled(spec)
-        data = encode(spec)
-        for _ in range(TRIES):
+        flow = compile_workflow(spec)
+        data = encode_workflow(spec)
+        for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._declare(flow, data, actor)
             except asyncpg.UniqueViolationError:
                 continue
         raise Refused(f"The workflow {spec.name} is being changed by others just now: declare it again.")
 
-    async def _declare(self, flow: Flow, data: bytes, actor: str) -> Version:
+    async def _declare(self, flow: CompiledWorkflow, data: bytes, actor: str) -> WorkflowVersion:
         spec = flow.spec
         async with self.database.transaction() as tx:
             show = await tx.row(LATEST, spec.show, spec.name, 0)
@@ -69,47 +69,47 @@ class Definitions:
             if row["made"]:
                 what, detail = f"workflow:{spec.show}/{spec.name}", {"show": str(show["pk_show"])}
                 await audit.append(tx, [AuditEntry(actor, "workflow.declare", what, detail)])
-        faults.reply("workflow.declare")
-        return Version(row["pk_workflow"], ShowId(show["pk_show"]), row["version"], flow, row["made"])
+        failpoints.after_send("workflow.declare")
+        return WorkflowVersion(row["pk_workflow"], ShowId(show["pk_show"]), row["version"], flow, row["made"])
 
-    async def find(self, show: str, name: str, version: int = 0, *, on: Transaction | None = None) -> Version:
+    async def find(self, show: str, name: str, version: int = 0, *, on: Transaction | None = None) -> WorkflowVersion:
         """A definition by name, the latest version if none is named; NotFound if there is none."""
         can_be = 0 <= version < 2**31 and "\0" not in show + name
         row = await (on or self.database).row(LATEST, show, name, version) if can_be else None
         if row is None or row["pk_workflow"] is None:
             which = f" of version {version}" if version else ""
             raise NotFound(f"There is no workflow {name[:64]!r}{which} in show {show[:64]!r}: declare it first.")
-        flow = self._keep(row["pk_workflow"], row["version"], row["spec"])
-        return Version(row["pk_workflow"], ShowId(row["pk_show"]), row["version"], flow)
+        flow = self._cache(row["pk_workflow"], row["version"], row["spec"])
+        return WorkflowVersion(row["pk_workflow"], ShowId(row["pk_show"]), row["version"], flow)
 
-    async def many(self, ids: Iterable[int], on: Transaction | Database) -> dict[int, tuple[int, Flow]]:
+    async def many(self, ids: Iterable[int], on: Transaction | Database) -> dict[int, tuple[int, CompiledWorkflow]]:
         """Versions and definitions by their ids; those that are gone are left out."""
         wanted = set(ids)
         found = {each: self._known[each] for each in wanted if each in self._known}
         if missing := sorted(wanted - found.keys()):
             for row in await on.rows(SPECS, missing):
-                flow = self._keep(row["pk_workflow"], row["version"], row["spec"])
+                flow = self._cache(row["pk_workflow"], row["version"], row["spec"])
                 found[row["pk_workflow"]] = row["version"], flow
         return found
 
-    def known(self, number: int) -> Flow | None:
+    def cached(self, number: int) -> CompiledWorkflow | None:
         """A definition that this process has used lately."""
         found = self._known.get(number)
         return found[1] if found is not None else None
 
-    async def latest(self, shows: Sequence[str] | None = None) -> list[WorkflowLine]:
+    async def latest(self, shows: Sequence[str] | None = None) -> list[WorkflowSummary]:
         """The latest version of each."""
         rows = await self.database.rows(LIST, shows)
         return [_line(row["show"], row["version"], row["spec"], row["runs"]) for row in rows]
 
-    def _keep(self, number: int, version: int, spec: bytes) -> Flow:
+    def _cache(self, number: int, version: int, spec: bytes) -> CompiledWorkflow:
         if number not in self._known:
-            self._known[number] = version, compiled(decode(spec))
-            if len(self._known) > KEPT:
+            self._known[number] = version, compile_workflow(decode_workflow(spec))
+            if len(self._known) > CACHE_MAX:
                 self._known.popitem(last=False)
         return self._known[number][1]
 
 
-def _line(show: str, version: int, data: bytes, runs: int) -> WorkflowLine:
-    spec = decode(data)
-    return WorkflowLine(show, spec.name, version, len(spec.steps), runs, spec.description)
+def _line(show: str, version: int, data: bytes, runs: int) -> WorkflowSummary:
+    spec = decode_workflow(data)
+    return WorkflowSummary(show, spec.name, version, len(spec.steps), runs, spec.description)

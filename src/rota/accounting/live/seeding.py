@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from rota.accounting import procs
-from rota.accounting.ledger import NOBODY, TOKEN_END, Charge, Group
-from rota.accounting.live import state, wire
-from rota.accounting.live.limits import Written
-from rota.infra import faults
+from rota.accounting import allocations
+from rota.accounting.ledger import NIL_UUID, TOKEN_END, BookingGroup, Charge
+from rota.accounting.live import reader as live_reader
+from rota.accounting.live import script_args
+from rota.accounting.live.limits import LimitsWrittenReply
+from rota.infra import failpoints
 from rota.infra.postgres import query
 from rota.infra.redis import script
 from rota.infra.telemetry import metrics
@@ -38,143 +39,147 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-FOUND = query(__package__, "show_found")
-SHOW = query("rota.accounting", "show_get")
+RAISE_SEEDING_FENCE = query(__package__, "show_found")
+GET_SHOW = query("rota.accounting", "show_get")
 
-SEEDED = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
-SEED_S = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
+SEEDINGS = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
+SEEDING_SECONDS = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
 
-PAGE: Final = 4096
+PAGE_SIZE: Final = 4096
 TOKENS_PER_CALL: Final = 1024
 GROUPS_PER_CALL: Final = 128
 
 
-class Done(msgspec.Struct, frozen=True):
+class SeedStepReply(msgspec.Struct, frozen=True, tag="done"):
     seq: int
 
 
-class Newer(msgspec.Struct, frozen=True):
+class SeedSupersededReply(msgspec.Struct, frozen=True, tag="newer"):
     pass
 
 
-SEED = script(__package__, "seed", replies=Done | Newer)
+SEED = script(__package__, "seed", replies=SeedStepReply | SeedSupersededReply)
 
 
-class Seeded(msgspec.Struct, frozen=True):
+class SeedingResult(msgspec.Struct, frozen=True):
     fence: int
     limits: int
     procs: int
     took_s: float
 
 
-class Overtaken(Exception):
+class SeedingSuperseded(Exception):
     """Another seeding, a flush or a restart came between."""
 
 
-async def seed(ledger: LiveLedger, show: ShowId) -> Seeded | None:
+async def seed(ledger: LiveLedger, show: ShowId) -> SeedingResult | None:
     """Bring the show's books to Redis, under a new fence; None when another does it, or the show is not managed."""
     began = time.monotonic()
-    fence = await ledger.database.value(FOUND, show)
+    fence = await ledger.database.value(RAISE_SEEDING_FENCE, show)
     if fence is None:
         return None
-    faults.at("seeding.after_fence")
+    failpoints.hit("seeding.after_fence")
     try:
         done = await _seed(ledger, show, int(fence), began)
-    except Overtaken:
+    except SeedingSuperseded:
         log.info("seeding_overtaken", show=str(show), fence=fence)
         return None
     if done:
-        SEEDED.inc()
-        SEED_S.observe(done.took_s)
+        SEEDINGS.inc()
+        SEEDING_SECONDS.observe(done.took_s)
         log.info("show_seeded", show=str(show), fence=fence, procs=done.procs, limits=done.limits, s=done.took_s)
     return done
 
 
-async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> Seeded | None:
+async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> SeedingResult | None:
     await _begin(ledger, show, fence)
-    faults.at("seeding.after_mark")
+    failpoints.hit("seeding.after_mark")
     await _wipe(ledger, show, fence)
     read = await ledger.limits.read(show)
     if read is None or not read.managed:
         return None
-    for piece in state.pieces(read.entries, GROUPS_PER_CALL):
-        if not isinstance(await ledger.limits.write(show, fence, piece, how="seed"), Written):
-            raise Overtaken
-    faults.at("seeding.after_limits")
+    for piece in live_reader.chunked(read.entries, GROUPS_PER_CALL):
+        if not isinstance(await ledger.limits.write(show, fence, piece, how="seed"), LimitsWrittenReply):
+            raise SeedingSuperseded
+    failpoints.hit("seeding.after_limits")
     counted = await _count_rows(ledger, show, fence, read.names)
-    await _step(ledger, show, fence, "finish")
-    return Seeded(fence, len(read.entries), counted, round(time.monotonic() - began, 3))
+    await _run_step(ledger, show, fence, "finish")
+    return SeedingResult(fence, len(read.entries), counted, round(time.monotonic() - began, 3))
 
 
 async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     """Mark the seeding. A fence in Redis above the one PostgreSQL has *afterwards* did not come from there: a hand left
     it, or PostgreSQL was restored from an older copy of itself. It must not keep the show shut."""
     try:
-        await _step(ledger, show, fence, "begin")
-    except Overtaken:
-        row = await ledger.database.row(SHOW, show)
+        await _run_step(ledger, show, fence, "begin")
+    except SeedingSuperseded:
+        row = await ledger.database.row(GET_SHOW, show)
         if row is None:
             raise
-        await _step(ledger, show, row["fence"], "doubt")
+        await _run_step(ledger, show, row["fence"], "doubt")
         log.warning("fence_doubted", show=str(show), fence=row["fence"])
-        await _step(ledger, show, fence, "begin")
+        await _run_step(ledger, show, fence, "begin")
 
 
 async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     """Remove what is left of the show. Its indexes go last: they tell where the rest is, should we die on the way."""
-    keys = ledger.keys.of_show(str(show))
-    places = [keys.counting(name) for name in await state.names_in_use(ledger.client, keys)]
-    places += [keys.tokens(bucket) for bucket in await state.buckets(ledger.client, keys)]
-    for piece in state.pieces(places):
-        await _step(ledger, show, fence, "wipe", piece)
-    faults.at("seeding.mid_wipe")
-    await _step(ledger, show, fence, "wipe", [keys.limits, keys.charges, keys.buckets, keys.shadow])
+    keys = ledger.keys.show_keys(str(show))
+    places = [keys.counter_key(name) for name in await live_reader.names_in_use(ledger.client, keys)]
+    places += [keys.tokens(bucket) for bucket in await live_reader.buckets(ledger.client, keys)]
+    for piece in live_reader.chunked(places):
+        await _run_step(ledger, show, fence, "wipe", piece)
+    failpoints.hit("seeding.mid_wipe")
+    await _run_step(ledger, show, fence, "wipe", [keys.limits, keys.charges, keys.buckets, keys.shadow])
 
 
 async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int, limited: Collection[str]) -> int:
     """`limited`: what has limits in Redis, which nobody else changes while the mark stands."""
     counted, first = 0, 0
     while first < TOKEN_END:
-        page, last = await procs.page_groups(ledger.database, show, first, PAGE)
-        for groups in _calls(page, limited):
+        page, last = await allocations.page_groups(ledger.database, show, first, PAGE_SIZE)
+        for groups in _script_batches(page, limited):
             if await ledger.adopt(show, groups, under=fence) is None:
-                raise Overtaken
+                raise SeedingSuperseded
             counted += sum(len(group.tokens) for group in groups)
-            faults.at("seeding.mid_rows")
+            failpoints.hit("seeding.mid_rows")
         if last is None:
             return counted
         first = last + 1
     return counted
 
 
-def _calls(page: Sequence[tuple[Charge, Sequence[int]]], limited: Collection[str]) -> Iterator[list[Group]]:
+def _script_batches(
+    page: Sequence[tuple[Charge, Sequence[int]]], limited: Collection[str]
+) -> Iterator[list[BookingGroup]]:
     """Groups of a page, in portions that one script call handles in a few milliseconds."""
-    call: list[Group] = []
+    call: list[BookingGroup] = []
     tokens = 0
     for charge, held in page:
-        capped = any(wire.name(level, charge.key(level)) in limited for level in (Level.JOB, Level.LAYER))
-        for piece in state.pieces(held, TOKENS_PER_CALL):
+        capped = any(
+            script_args.counter_name(level, charge.key(level)) in limited for level in (Level.JOB, Level.LAYER)
+        )
+        for piece in live_reader.chunked(held, TOKENS_PER_CALL):
             if call and (tokens + len(piece) > TOKENS_PER_CALL or len(call) == GROUPS_PER_CALL):
                 yield call
                 call, tokens = [], 0
-            call.append(Group(charge, NOBODY, piece, capped))
+            call.append(BookingGroup(charge, NIL_UUID, piece, capped))
             tokens += len(piece)
     if call:
         yield call
 
 
-async def _step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places: Sequence[str] = ()) -> None:
-    keys = ledger.keys.of_show(str(show))
+async def _run_step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places: Sequence[str] = ()) -> None:
+    keys = ledger.keys.show_keys(str(show))
     given = {"seq": keys.seq, "show": keys.show, "places": list(places)}
-    if isinstance(await SEED(ledger.client, **given, fence=fence, step=step), Newer):
-        raise Overtaken
+    if isinstance(await SEED(ledger.client, **given, fence=fence, step=step), SeedSupersededReply):
+        raise SeedingSuperseded
 
 
-async def forget(ledger: LiveLedger, show: ShowId, fence: int) -> None:
+async def drop_show(ledger: LiveLedger, show: ShowId, fence: int) -> None:
     """Remove the books of a show that Redis no longer keeps since `fence`, unless it was seeded again."""
     try:
         await _begin(ledger, show, fence)
         await _wipe(ledger, show, fence)
-        await _step(ledger, show, fence, "drop")
-    except Overtaken:
+        await _run_step(ledger, show, fence, "drop")
+    except SeedingSuperseded:
         log.info("show_taken_back", show=str(show), fence=fence)

@@ -19,7 +19,7 @@ from rota.model.errors import InvalidInput
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
-Why = Literal["changed", "gap", "forked", "wrong_head", "cut", "rewritten"]
+ProblemKind = Literal["changed", "gap", "forked", "wrong_head", "cut", "rewritten"]
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     detail: Mapping[str, object] = {}
 
 
-class Head(msgspec.Struct, frozen=True):
+class ChainHead(msgspec.Struct, frozen=True):
     """A point of the chain. Kept outside the database it proves that nothing up to it was changed or cut off."""
 
     seq: int
@@ -54,10 +54,10 @@ class Head(msgspec.Struct, frozen=True):
         return head
 
 
-START = Head(0, bytes(32))
+CHAIN_START = ChainHead(0, bytes(32))
 
 
-class Row(msgspec.Struct, frozen=True):
+class ChainRow(msgspec.Struct, frozen=True):
     """A row of `rota.audit`; `detail` is its JSON as PostgreSQL writes it."""
 
     seq: int
@@ -70,15 +70,15 @@ class Row(msgspec.Struct, frozen=True):
     hash: bytes
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ChainProblem(msgspec.Struct, frozen=True):
     """The first thing that is wrong, and where."""
 
     seq: int
-    why: Why
+    why: ProblemKind
     sentence: str
 
 
-def row_hash(row: Row) -> bytes:
+def row_hash(row: ChainRow) -> bytes:
     """What `row.hash` must be, if nobody touched the row."""
     fields = (
         row.prev_hash,
@@ -92,16 +92,18 @@ def row_hash(row: Row) -> bytes:
     return hashlib.sha256(b"".join(struct.pack(">q", len(field)) + field for field in fields)).digest()
 
 
-def problem_between(last: Head, row: Row) -> Problem | None:
+def check_link(last: ChainHead, row: ChainRow) -> ChainProblem | None:
     """What is wrong with `row` as the one after `last`."""
     if row.seq != last.seq + 1:
-        return Problem(last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: somebody removed it.")
+        return ChainProblem(
+            last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: somebody removed it."
+        )
     if row_hash(row) != row.hash:
-        return Problem(
+        return ChainProblem(
             row.seq, "changed", f"Entry {row.seq} of the audit trail does not match its hash: somebody changed it."
         )
     if row.prev_hash != last.hash:
-        return Problem(
+        return ChainProblem(
             row.seq,
             "forked",
             f"Entry {row.seq} of the audit trail does not follow entry {last.seq}: one of them was replaced.",
@@ -109,25 +111,25 @@ def problem_between(last: Head, row: Row) -> Problem | None:
     return None
 
 
-def problem_at_end(last: Head, head: Head) -> Problem | None:
+def check_head(last: ChainHead, head: ChainHead) -> ChainProblem | None:
     """What is wrong when the rows end at `last` and their writers say `head`."""
     if last == head:
         return None
-    return Problem(
+    return ChainProblem(
         last.seq,
         "wrong_head",
         f"The audit trail ends at entry {last.seq}, but its writers left it at {head.seq}: its end was replaced.",
     )
 
 
-def problem_with_anchor(anchor: Head, stored: bytes | None) -> Problem | None:
+def check_anchor(anchor: ChainHead, stored: bytes | None) -> ChainProblem | None:
     """What is wrong when the entry that `anchor` remembers has the hash `stored`."""
     if stored is None:
-        return Problem(
+        return ChainProblem(
             anchor.seq, "cut", f"Entry {anchor.seq}, which was there before, is missing: the audit trail was cut."
         )
     if stored != anchor.hash:
-        return Problem(
+        return ChainProblem(
             anchor.seq,
             "rewritten",
             f"Entry {anchor.seq} is not the one that was there before: the audit trail was rewritten up to it.",

@@ -18,135 +18,153 @@ from typing import Final, Protocol
 import redis.asyncio
 import structlog
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.clock import Clock
-from rota.infra.redis import Keys, script
-from rota.model.breaker import (
-    Consecutive,
-    Event,
-    Granted,
-    Noted,
-    Phase,
+from rota.infra.redis import RedisKeys, script
+from rota.model.circuit_breaker import (
+    BreakerConfig,
+    BreakerEvent,
+    BreakerPhase,
+    BreakerResult,
+    BreakerSnapshot,
+    BreakerState,
+    CallPermitted,
+    CallRejected,
+    ConsecutiveFailures,
     ProbesByCount,
     ProbesByDuration,
-    Refused,
-    Rules,
-    State,
-    Verdict,
-    Windowed,
-    resumed,
+    WindowedFailures,
+    fallback_state,
     step,
 )
 from rota.model.errors import RotaError
 
 log = structlog.get_logger(__name__)
 
-STEP: Final = script("rota.infra.breaker", "step", replies=Granted | Refused | Noted)
+STEP: Final = script("rota.infra.breaker", "step", replies=CallPermitted | CallRejected | BreakerSnapshot)
 
-REDIS_AWAY: Final = Rules(
-    counting=Consecutive(1), open_ms=1000, probing=ProbesByCount(1, successes=1, lost_after_ms=5000)
+REDIS_BREAKER_RULES: Final = BreakerConfig(
+    counting=ConsecutiveFailures(1), open_ms=1000, probing=ProbesByCount(1, successes=1, lost_after_ms=5000)
 )
 
 
-class Permit:
+class BreakerPermit:
     """One call that was let through. It is reported on once, to the machine that granted it."""
 
     __slots__ = ("generation", "granted_by", "probe", "reported")
 
-    def __init__(self, granted: Granted, granted_by: Machine) -> None:
+    def __init__(self, granted: CallPermitted, granted_by: BreakerStateMachine) -> None:
         self.generation = granted.generation
-        self.probe = granted.phase is Phase.HALF_OPEN
+        self.probe = granted.phase is BreakerPhase.HALF_OPEN
         self.granted_by = granted_by
         self.reported = False
 
 
-class Machine(Protocol):
-    async def step(self, event: Event, permit: Permit | None = None) -> tuple[Verdict, Machine]:
+class BreakerStateMachine(Protocol):
+    async def step(
+        self, event: BreakerEvent, permit: BreakerPermit | None = None
+    ) -> tuple[BreakerResult, BreakerStateMachine]:
         """Takes one step; says what came of it and which machine took it."""
         ...
 
 
-class LocalMachine:
+class LocalStateMachine:
     """State in this process, by its monotonic clock."""
 
-    def __init__(self, rules: Rules, clock: Clock, state: State | None = None) -> None:
+    def __init__(self, rules: BreakerConfig, clock: Clock, state: BreakerState | None = None) -> None:
         self._rules = rules
         self._clock = clock
-        self.state = state or State()
+        self.state = state or BreakerState()
 
-    async def step(self, event: Event, permit: Permit | None = None) -> tuple[Verdict, Machine]:
-        return self.turn(event, permit.generation if permit else 0), self
+    async def step(
+        self, event: BreakerEvent, permit: BreakerPermit | None = None
+    ) -> tuple[BreakerResult, BreakerStateMachine]:
+        return self.apply_event(event, permit.generation if permit else 0), self
 
-    def turn(self, event: Event, generation: int = 0) -> Verdict:
+    def apply_event(self, event: BreakerEvent, generation: int = 0) -> BreakerResult:
         self.state, verdict = step(self._rules, self.state, event, generation, monotonic_ms(self._clock))
         return verdict
 
 
-class SharedMachine:
+class SharedStateMachine:
     """State in Redis, with a stand-in of our own while Redis is away."""
 
     def __init__(
-        self, name: str, rules: Rules, clock: Clock, client: redis.asyncio.Redis, keys: Keys, patience_s: float
+        self,
+        name: str,
+        rules: BreakerConfig,
+        clock: Clock,
+        client: redis.asyncio.Redis,
+        keys: RedisKeys,
+        patience_s: float,
     ) -> None:
         self._name = name
         self._rules = rules
         self._clock = clock
         self._client = client
         self._patience_s = patience_s
-        self._given = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_numbers(rules)}
-        self._redis = LocalMachine(REDIS_AWAY, clock)
-        self._seen: Verdict = Noted(Phase.CLOSED, Phase.CLOSED, 0, 0)
+        self._given = {
+            "counter": keys.breaker_failures(name),
+            "record": keys.breaker_state(name),
+            **_script_args(rules),
+        }
+        self._redis = LocalStateMachine(REDIS_BREAKER_RULES, clock)
+        self._seen: BreakerResult = BreakerSnapshot(BreakerPhase.CLOSED, BreakerPhase.CLOSED, 0, 0)
         self._seen_ms = monotonic_ms(clock)
-        self._stand_in: LocalMachine | None = None
+        self._stand_in: LocalStateMachine | None = None
 
     @property
-    def alone(self) -> bool:
+    def uses_fallback(self) -> bool:
         return self._stand_in is not None
 
-    async def step(self, event: Event, permit: Permit | None = None) -> tuple[Verdict, Machine]:
+    async def step(
+        self, event: BreakerEvent, permit: BreakerPermit | None = None
+    ) -> tuple[BreakerResult, BreakerStateMachine]:
         if permit is not None and permit.granted_by is not self:
-            return await self._stand_in_report(event, permit)
-        asked = self._redis.turn(Event.ALLOW)
-        if isinstance(asked, Granted):
-            verdict = await self._ask_redis(event, permit.generation if permit else 0, asked.generation)
+            return await self._report_to_fallback(event, permit)
+        asked = self._redis.apply_event(BreakerEvent.ALLOW)
+        if isinstance(asked, CallPermitted):
+            verdict = await self._step_in_redis(event, permit.generation if permit else 0, asked.generation)
             if verdict is not None:
                 return verdict, self
-        stand_in = self._alone()
-        return _stand_in_turn(stand_in, event), stand_in
+        stand_in = self._fall_back()
+        return _apply_to_fallback(stand_in, event), stand_in
 
-    async def _stand_in_report(self, event: Event, permit: Permit) -> tuple[Verdict, Machine]:
+    async def _report_to_fallback(
+        self, event: BreakerEvent, permit: BreakerPermit
+    ) -> tuple[BreakerResult, BreakerStateMachine]:
         if self._stand_in is not None and permit.granted_by is self._stand_in:
             return await self._stand_in.step(event, permit)
         # Granted while Redis was away; by now the shared state rules again and knows nothing of that call.
-        return Noted(self._seen.phase, self._seen.phase, self._seen.failures, 0), self
+        return BreakerSnapshot(self._seen.phase, self._seen.phase, self._seen.failures, 0), self
 
-    async def _ask_redis(self, event: Event, generation: int, asked: int) -> Verdict | None:
+    async def _step_in_redis(self, event: BreakerEvent, generation: int, asked: int) -> BreakerResult | None:
         try:
             async with asyncio.timeout(self._patience_s):
                 verdict = await STEP(self._client, event=event, generation=generation, at_ms=0, **self._given)
-            faults.reply("breaker.step")
+            failpoints.after_send("breaker.step")
         except (RotaError, OSError) as error:
-            self._redis.turn(Event.FAILURE, asked)
-            self._alone(why=str(error) or "no answer in time")
+            self._redis.apply_event(BreakerEvent.FAILURE, asked)
+            self._fall_back(why=str(error) or "no answer in time")
             return None
         except BaseException:
-            self._redis.turn(Event.CANCEL, asked)
+            self._redis.apply_event(BreakerEvent.CANCEL, asked)
             raise
-        self._redis.turn(Event.SUCCESS, asked)
-        self._together(verdict)
+        self._redis.apply_event(BreakerEvent.SUCCESS, asked)
+        self._resume_shared(verdict)
         return verdict
 
-    def _together(self, verdict: Verdict) -> None:
+    def _resume_shared(self, verdict: BreakerResult) -> None:
         self._seen, self._seen_ms = verdict, monotonic_ms(self._clock)
         if self._stand_in is not None:
             self._stand_in = None
             log.info("breaker_shared_again", breaker=self._name, phase=verdict.phase)
 
-    def _alone(self, why: str = "") -> LocalMachine:
+    def _fall_back(self, why: str = "") -> LocalStateMachine:
         if self._stand_in is None:
             now_ms = monotonic_ms(self._clock)
-            state = resumed(self._rules, self._seen, now_ms - self._seen_ms, now_ms)
-            self._stand_in = LocalMachine(self._rules, self._clock, state)
+            state = fallback_state(self._rules, self._seen, now_ms - self._seen_ms, now_ms)
+            self._stand_in = LocalStateMachine(self._rules, self._clock, state)
             log.warning("breaker_alone", breaker=self._name, phase=state.phase, why=why)
         return self._stand_in
 
@@ -155,17 +173,17 @@ def monotonic_ms(clock: Clock) -> int:
     return int(clock.monotonic() * 1000)
 
 
-def _stand_in_turn(stand_in: LocalMachine, event: Event) -> Verdict:
+def _apply_to_fallback(stand_in: LocalStateMachine, event: BreakerEvent) -> BreakerResult:
     """A report on a call that Redis granted counts with the stand-in only as long as that has seen nothing bad."""
-    closed = stand_in.state.phase is Phase.CLOSED
-    return stand_in.turn(event, stand_in.state.generation if closed else -1)
+    closed = stand_in.state.phase is BreakerPhase.CLOSED
+    return stand_in.apply_event(event, stand_in.state.generation if closed else -1)
 
 
-def _numbers(rules: Rules) -> dict[str, int]:
+def _script_args(rules: BreakerConfig) -> dict[str, int]:
     """The rules as the script takes them."""
     numbers = {"limit": rules.counting.failures, "window_ms": 0, "open_ms": rules.open_ms}
     match rules.counting:
-        case Windowed(window_ms=window_ms):
+        case WindowedFailures(window_ms=window_ms):
             numbers["window_ms"] = window_ms
     match rules.probing:
         case ProbesByCount(probes_max, successes, lost_after_ms):

@@ -6,9 +6,11 @@ import msgspec
 
 from rota.infra.telemetry import metrics
 
-ACQUIRED = metrics.counter("rota_lease_acquired", "Leases granted to this process.", labels=("kind",))
-LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
-FENCED = metrics.counter("rota_lease_fence_rejected", "Guarded writes refused to a stale holder.", labels=("kind",))
+LEASES_ACQUIRED = metrics.counter("rota_lease_acquired", "Leases granted to this process.", labels=("kind",))
+LEASES_LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
+FENCE_REJECTIONS = metrics.counter(
+    "rota_lease_fence_rejected", "Guarded writes refused to a stale holder.", labels=("kind",)
+)
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -21,7 +23,7 @@ class Lease(msgspec.Struct, frozen=True):
     ttl_s: float
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class LeaseAcquireResult(msgspec.Struct, frozen=True):
     """What came of asking: the grants, and for how long others hold the rest."""
 
     granted: list[Lease]

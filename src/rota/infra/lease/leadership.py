@@ -27,8 +27,8 @@ from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaErr
 
 log = structlog.get_logger(__name__)
 
-CAMPAIGN_S = 30.0
-PAUSES = Backoff(first_s=1.0, longest_s=10.0)
+CAMPAIGN_TIMEOUT_S = 30.0
+CAMPAIGN_BACKOFF = Backoff(first_s=1.0, longest_s=10.0)
 
 
 class Leadership:
@@ -42,7 +42,7 @@ class Leadership:
         *,
         kind: str,
         ttl_s: float = 10.0,
-        pauses: Backoff = PAUSES,
+        pauses: Backoff = CAMPAIGN_BACKOFF,
     ) -> None:
         self._leases = leases
         self._name = name
@@ -63,7 +63,7 @@ class Leadership:
         """`run` in a task of its own. A failure of `lead` is logged at once, and raised by `stop`."""
         if self._task is None:
             self._task = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
-            self._task.add_done_callback(self._tell)
+            self._task.add_done_callback(self._log_failure)
 
     async def stop(self) -> None:
         """Stop leading or campaigning, so that the next may lead at once. Raises what `lead` failed with."""
@@ -96,7 +96,7 @@ class Leadership:
             try:
                 await self._term()
             except (LeaseLost, StaleFence) as error:
-                if not self._is_ours(error):
+                if not self._is_own_lease(error):
                     raise
                 log.warning("leader_deposed", lease=self._name, code=error.code)
             except PostgresUnavailable as error:
@@ -119,7 +119,7 @@ class Leadership:
         """Wait for the lease, through whatever happens to the server; it is held until `term` ends."""
         failed = 0
         while True:
-            hold = self._leases.hold(self._name, kind=self._kind, ttl_s=self._ttl_s, wait_s=CAMPAIGN_S)
+            hold = self._leases.hold(self._name, kind=self._kind, ttl_s=self._ttl_s, wait_s=CAMPAIGN_TIMEOUT_S)
             try:
                 return await term.enter_async_context(hold)
             except LeaseHeld:
@@ -133,7 +133,7 @@ class Leadership:
         chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
         await self._leases.clock.sleep(self._pauses.pause_s(streak, chance))
 
-    def _is_ours(self, error: LeaseLost | StaleFence) -> bool:
+    def _is_own_lease(self, error: LeaseLost | StaleFence) -> bool:
         """Whether it speaks of the lease we lead by, and not of one that `lead` uses."""
         match error:
             case LeaseLost():
@@ -142,6 +142,6 @@ class Leadership:
                 stale = error.facts.get("leases")
                 return isinstance(stale, list) and self._name in stale
 
-    def _tell(self, task: asyncio.Task[None]) -> None:
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("leader_failed", lease=self._name, error=type(error).__name__)

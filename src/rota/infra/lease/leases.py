@@ -23,10 +23,10 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease.grant import ACQUIRED, FENCED, Attempt, Lease
-from rota.infra.lease.hold import Hold
+from rota.infra.lease.grant import FENCE_REJECTIONS, LEASES_ACQUIRED, Lease, LeaseAcquireResult
+from rota.infra.lease.lease_context import LeaseContext
 from rota.infra.postgres import Database, Transaction, query
 from rota.infra.replica import replica_name
 from rota.model.errors import StaleFence
@@ -37,7 +37,7 @@ RELEASE = query(__package__, "release")
 GUARD = query(__package__, "guard")
 PRUNE = query(__package__, "prune")
 
-STALE = "RT001"
+STALE_FENCE_SQLSTATE = "RT001"
 
 
 class Leases:
@@ -48,13 +48,13 @@ class Leases:
         self.owner = owner or replica_name()
         self.clock = clock or SystemClock()
 
-    def hold(self, name: str, *, kind: str, ttl_s: float, wait_s: float = 0.0, release: bool = True) -> Hold:
+    def hold(self, name: str, *, kind: str, ttl_s: float, wait_s: float = 0.0, release: bool = True) -> LeaseContext:
         """`async with` this: the body runs under the lease and is cancelled with `LeaseLost` when the lease is lost.
 
         Waits up to `wait_s` for it, then raises `LeaseHeld`. With `release=False` the lease is kept until its time is
         over, so that work that must be done once per window is not done again by the next who asks.
         """
-        return Hold(self, name, kind=kind, ttl_s=ttl_s, wait_s=wait_s, release=release)
+        return LeaseContext(self, name, kind=kind, ttl_s=ttl_s, wait_s=wait_s, release=release)
 
     def new_holder(self) -> str:
         """A name for one try to get leases; asking again with it is harmless."""
@@ -62,30 +62,30 @@ class Leases:
 
     async def acquire(
         self, names: Sequence[str], *, kind: str, ttl_s: float, holder: str | None = None, waiting: bool = False
-    ) -> Attempt:
+    ) -> LeaseAcquireResult:
         """Take what is free among `names`, at once. `waiting` asks for a notification when a taken one is released."""
         holder = holder or self.new_holder()
         rows = await self.database.rows(ACQUIRE, names, holder, ttl_s, waiting)
-        faults.reply("lease.acquire")
+        failpoints.after_send("lease.acquire")
         granted = [Lease(row["name"], kind, row["fence"], holder, ttl_s) for row in rows if row["fence"] is not None]
-        ACQUIRED.labels(kind).inc(len(granted))
-        faults.at("lease.after_acquire")
-        return Attempt(granted, {row["name"]: row["left_s"] for row in rows if row["fence"] is None})
+        LEASES_ACQUIRED.labels(kind).inc(len(granted))
+        failpoints.hit("lease.after_acquire")
+        return LeaseAcquireResult(granted, {row["name"]: row["left_s"] for row in rows if row["fence"] is None})
 
     async def renew(self, leases: Sequence[Lease]) -> set[str]:
         """Give each its full time again; returns the names that are still held. The others are lost for good."""
-        faults.at("lease.before_renew")
+        failpoints.hit("lease.before_renew")
         names, fences = _columns(leases)
         rows = await self.database.rows(RENEW, names, fences, [lease.ttl_s for lease in leases], urgent=True)
-        faults.reply("lease.renew")
+        failpoints.after_send("lease.renew")
         return {row["name"] for row in rows}
 
     async def release(self, leases: Sequence[Lease]) -> set[str]:
         """Give back; returns the names that were still ours. Doing it again changes nothing."""
-        faults.at("lease.before_release")
+        failpoints.hit("lease.before_release")
         names, fences = _columns(leases)
         rows = await self.database.rows(RELEASE, names, fences, urgent=True)
-        faults.reply("lease.release")
+        failpoints.after_send("lease.release")
         return {row["name"] for row in rows}
 
     async def guard(self, tx: Transaction, *leases: Lease) -> None:
@@ -101,17 +101,17 @@ class Leases:
         try:
             await tx.run(GUARD, names, fences, str(max(1, round(patience_s * 1000))))
         except asyncpg.PostgresError as error:
-            if error.sqlstate != STALE:
+            if error.sqlstate != STALE_FENCE_SQLSTATE:
                 raise
             for lease in leases:
-                FENCED.labels(lease.kind).inc()
+                FENCE_REJECTIONS.labels(lease.kind).inc()
             raise StaleFence(
                 f"The lease {' or '.join(names)} ran out or went to somebody else, so this write was refused: stop this"
                 " work; the new holder goes on with it.",
                 leases=names,
                 fences=fences,
             ) from error
-        faults.at("lease.after_guard")
+        failpoints.hit("lease.after_guard")
 
     async def prune(self, older_than_s: float, limit: int = 1000) -> int:
         """Forget leases nobody has held for long, such as those of finished jobs; returns how many."""

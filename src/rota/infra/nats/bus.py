@@ -27,25 +27,25 @@ import structlog
 from nats.aio.msg import Msg
 
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.nats.connection import Connection
+from rota.infra.nats.connection import NatsConnection
 from rota.infra.nats.consumer import Consumer
-from rota.infra.nats.jetstream import JetStream, Stored, StreamState
-from rota.infra.nats.messages import Message, Outcome, Receipt
-from rota.infra.nats.publisher import NO_STREAM, Publisher
-from rota.infra.nats.streams import ConsumerSpec, Names, StreamSpec, stream_for
-from rota.infra.nats.tail import Tail
+from rota.infra.nats.jetstream import JetStream, StoredMessage, StreamState
+from rota.infra.nats.messages import BusMessage, PublishOutcome, PublishReceipt
+from rota.infra.nats.ordered_reader import OrderedReader
+from rota.infra.nats.publisher import NO_STREAM, JetStreamPublisher
+from rota.infra.nats.streams import ConsumerSpec, NatsNames, StreamSpec, stream_for
 from rota.infra.nats.target import NatsTarget
 from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)
 
-_EXHAUSTED: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
-_READY_PAUSE_S = 0.05
-_ADVISORIES_MAX = 1024
-HEARD_MAX: Final = 10_000
+_MAX_DELIVERIES_SUBJECT: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+_READY_POLL_INTERVAL_S = 0.05
+_ADVISORY_QUEUE_MAX = 1024
+CORE_QUEUE_MAX: Final = 10_000
 
 
-class Exhausted(msgspec.Struct, frozen=True, kw_only=True):
+class MaxDeliveriesAdvisory(msgspec.Struct, frozen=True, kw_only=True):
     """NATS gave a message up: no delivery was answered. It stays in its stream, unseen by the consumer."""
 
     stream: str
@@ -54,7 +54,7 @@ class Exhausted(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
 
 
-class Heard(msgspec.Struct, frozen=True):
+class CoreMessage(msgspec.Struct, frozen=True):
     """Told past the streams. `reply` is where an answer is awaited."""
 
     subject: str
@@ -68,10 +68,10 @@ class Bus:
     def __init__(self, target: NatsTarget, clock: Clock | None = None) -> None:
         self.target = target
         self._clock = clock or SystemClock()
-        self._names = Names(target.prefix)
-        self._connection = Connection(target)
+        self._names = NatsNames(target.prefix)
+        self._connection = NatsConnection(target)
         self._jetstream = JetStream(self._connection, self._names)
-        self._publisher = Publisher(self._connection, self._names)
+        self._publisher = JetStreamPublisher(self._connection, self._names)
         self._streams: dict[str, StreamSpec] = {}
         self._consumers: dict[tuple[str, str], ConsumerSpec] = {}
 
@@ -114,12 +114,12 @@ class Bus:
             self._consumers[spec.stream, spec.durable] = spec
         await self._jetstream.ensure(streams, consumers)
 
-    async def publish(self, message: Message) -> Receipt:
+    async def publish(self, message: BusMessage) -> PublishReceipt:
         """Store one message. NatsUnavailable means "unknown": publish it again under the same id."""
         (receipt,) = await self.publish_many([message])
-        if receipt.outcome is Outcome.REJECTED:
+        if receipt.outcome is PublishOutcome.REJECTED:
             raise InvalidInput(f"The message for {message.subject!r} cannot be published: {receipt.reason}.")
-        if receipt.outcome is Outcome.UNSETTLED:
+        if receipt.outcome is PublishOutcome.UNSETTLED:
             raise NatsUnavailable(
                 f"NATS at {self.target.address} did not confirm a message for {message.subject!r} ({receipt.reason}): "
                 "publish it again under the same id.",
@@ -127,7 +127,7 @@ class Bus:
             )
         return receipt
 
-    async def publish_many(self, messages: Sequence[Message]) -> list[Receipt]:
+    async def publish_many(self, messages: Sequence[BusMessage]) -> list[PublishReceipt]:
         """Send all, then await all acknowledgements: one receipt per message, in order, within `publish_timeout_s`.
 
         Raises NatsUnavailable only when nothing was sent. Messages of one call are stored in its order, except those
@@ -137,7 +137,7 @@ class Bus:
         receipts = await self._publisher.publish(messages, deadline)
         homeless = [place for place, receipt in enumerate(receipts) if receipt.reason == NO_STREAM]
         if homeless:
-            again = await self._publish_homeless([messages[place] for place in homeless], deadline)
+            again = await self._publish_unrouted([messages[place] for place in homeless], deadline)
             for place, receipt in zip(homeless, again, strict=True):
                 receipts[place] = receipt
         return receipts
@@ -154,54 +154,54 @@ class Bus:
             await consumer.close()
 
     @asynccontextmanager
-    async def tail(self, stream: str) -> AsyncIterator[Tail]:
+    async def ordered_reader(self, stream: str) -> AsyncIterator[OrderedReader]:
         """Messages of a declared stream from now on, in order, without answering for any of them."""
         assert stream in self._streams, f"stream {stream} was not ensured"
-        tail = Tail(self._connection, self._jetstream, stream, self._restore_stream, self._clock)
+        tail = OrderedReader(self._connection, self._jetstream, stream, self._restore_stream, self._clock)
         try:
             yield tail
         finally:
             await tail.close()
 
     @asynccontextmanager
-    async def exhausted(self) -> AsyncIterator[asyncio.Queue[Exhausted]]:
+    async def max_deliveries_advisories(self) -> AsyncIterator[asyncio.Queue[MaxDeliveriesAdvisory]]:
         """Messages of our streams that NATS gives up from now on; each is told to one replica.
 
         Only consumers with few `spare_deliveries` give any up. An advisory is told once and not kept: a hint for
         an alarm or a dead letter, never the record.
         """
-        queue: asyncio.Queue[Exhausted] = asyncio.Queue(_ADVISORIES_MAX)
+        queue: asyncio.Queue[MaxDeliveriesAdvisory] = asyncio.Queue(_ADVISORY_QUEUE_MAX)
 
         async def on_advisory(msg: Msg) -> None:
-            told = msgspec.json.decode(msg.data, type=Exhausted)
+            told = msgspec.json.decode(msg.data, type=MaxDeliveriesAdvisory)
             bare = self._names.bare_stream(told.stream)
             if bare in self._streams and self._names.stream(bare) == told.stream and not queue.full():
                 queue.put_nowait(msgspec.structs.replace(told, stream=bare))
 
         group = f"rota-exhausted-{self.target.prefix.lower()}"
-        route = await self._connection.subscribe(f"{_EXHAUSTED}.>", on_advisory, queue=group)
+        route = await self._connection.subscribe(f"{_MAX_DELIVERIES_SUBJECT}.>", on_advisory, queue=group)
         try:
             yield queue
         finally:
             await self._connection.unsubscribe(route)
 
-    async def tell(self, subject: str, data: bytes) -> None:
+    async def publish_core(self, subject: str, data: bytes) -> None:
         """To whoever hears `subject` now. Nothing is kept, and nobody may be listening."""
         await self._connection.send(self._names.subject(subject), data)
 
     @asynccontextmanager
-    async def hear(
-        self, subject: str, *, group: str = "", most: int = HEARD_MAX
-    ) -> AsyncIterator[asyncio.Queue[Heard]]:
+    async def subscribe_core(
+        self, subject: str, *, group: str = "", most: int = CORE_QUEUE_MAX
+    ) -> AsyncIterator[asyncio.Queue[CoreMessage]]:
         """What is told on `subject` (a pattern) from now on; with a `group`, one of its members hears each.
 
         When the reader is `most` behind, the newest are dropped: what is told this way is told again.
         """
-        queue: asyncio.Queue[Heard] = asyncio.Queue(most)
+        queue: asyncio.Queue[CoreMessage] = asyncio.Queue(most)
 
         async def on_message(msg: Msg) -> None:
             if not queue.full():
-                queue.put_nowait(Heard(self._names.bare_subject(msg.subject), msg.data, msg.reply))
+                queue.put_nowait(CoreMessage(self._names.bare_subject(msg.subject), msg.data, msg.reply))
 
         route = await self._connection.subscribe(self._names.subject(subject), on_message, queue=group)
         try:
@@ -209,38 +209,38 @@ class Bus:
         finally:
             await self._connection.unsubscribe(route)
 
-    async def ask(self, subject: str, data: bytes) -> bytes:
+    async def request(self, subject: str, data: bytes) -> bytes:
         """The answer of one who hears `subject`; NatsUnavailable when there is none in time."""
-        return await self._connection.ask(self._names.subject(subject), data)
+        return await self._connection.request(self._names.subject(subject), data)
 
-    async def answer(self, question: Heard, data: bytes) -> None:
+    async def respond(self, question: CoreMessage, data: bytes) -> None:
         if question.reply:
             await self._connection.send(question.reply, data)
 
-    async def handled(self, spec: ConsumerSpec) -> int | None:
+    async def ack_floor(self, spec: ConsumerSpec) -> int | None:
         """Up to which message of its stream a consumer has answered everything; None when it has answered all."""
-        return await self._jetstream.handled(spec)
+        return await self._jetstream.ack_floor(spec)
 
     @property
     def server_version(self) -> str:
         """Of the server we are connected to; empty while there is none."""
         return self._connection.server_version
 
-    async def stored(self, stream: str, stream_seq: int) -> Stored | None:
+    async def get_message(self, stream: str, stream_seq: int) -> StoredMessage | None:
         """A message as its stream keeps it, or None when it is gone."""
-        return await self._jetstream.stored(stream, stream_seq)
+        return await self._jetstream.get_message(stream, stream_seq)
 
-    async def last_of(self, stream: str, subject: str) -> Stored | None:
+    async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message of one subject that a stream keeps."""
-        return await self._jetstream.last_of(stream, subject)
+        return await self._jetstream.last_message(stream, subject)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Subjects that fit a pattern and of which a stream keeps a message."""
         return await self._jetstream.subjects(stream, pattern)
 
-    async def state(self, stream: str) -> StreamState | None:
+    async def stream_state(self, stream: str) -> StreamState | None:
         """What a stream has now; None when there is no such stream."""
-        return await self._jetstream.state(stream)
+        return await self._jetstream.stream_state(stream)
 
     async def _until_jetstream_answers(self) -> None:
         """A server that has just started listens before its JetStream does."""
@@ -251,21 +251,25 @@ class Bus:
             except NatsUnavailable:
                 if self._clock.monotonic() >= deadline:
                     raise
-            await self._clock.sleep(_READY_PAUSE_S)
+            await self._clock.sleep(_READY_POLL_INTERVAL_S)
 
-    async def _publish_homeless(self, messages: Sequence[Message], deadline: float) -> list[Receipt]:
+    async def _publish_unrouted(self, messages: Sequence[BusMessage], deadline: float) -> list[PublishReceipt]:
         """No stream took these: NATS has lost it, or none was ever declared for them."""
         homes = [stream_for(message.subject, self._streams.values()) for message in messages]
         lost = [message for message, home in zip(messages, homes, strict=True) if home]
-        again = iter(await self._publish_anew(lost, {home.name for home in homes if home}, deadline) if lost else ())
+        again = iter(
+            await self._restore_and_publish(lost, {home.name for home in homes if home}, deadline) if lost else ()
+        )
         return [
             next(again)
             if home
-            else Receipt(Outcome.REJECTED, reason=f"no declared stream takes subject {message.subject!r}")
+            else PublishReceipt(PublishOutcome.REJECTED, reason=f"no declared stream takes subject {message.subject!r}")
             for message, home in zip(messages, homes, strict=True)
         ]
 
-    async def _publish_anew(self, messages: Sequence[Message], streams: set[str], deadline: float) -> list[Receipt]:
+    async def _restore_and_publish(
+        self, messages: Sequence[BusMessage], streams: set[str], deadline: float
+    ) -> list[PublishReceipt]:
         try:
             async with asyncio.timeout_at(deadline):
                 for name in streams:
@@ -273,7 +277,7 @@ class Bus:
             return await self._publisher.publish(messages, deadline)
         except (NatsUnavailable, SetupFailed, TimeoutError) as error:
             log.warning("streams_not_restored", streams=sorted(streams), kind=type(error).__name__)
-            return [Receipt(Outcome.UNSETTLED, reason="its stream is gone")] * len(messages)
+            return [PublishReceipt(PublishOutcome.UNSETTLED, reason="its stream is gone")] * len(messages)
 
     async def _restore_consumer(self, spec: ConsumerSpec) -> None:
         await self._restore_stream(spec.stream)

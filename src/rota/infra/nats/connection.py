@@ -30,7 +30,7 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from rota.infra.cancelling import cancellable
+from rota.infra.asyncio_cancel import cancellable
 from rota.infra.nats.target import NatsTarget
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
@@ -39,29 +39,31 @@ from rota.model.errors import LoginRefused, NatsUnavailable, SetupFailed
 log = structlog.get_logger(__name__)
 DISCONNECTS = metrics.counter("rota_bus_disconnects", "Times the connection to NATS was lost.")
 RECONNECTS = metrics.counter("rota_bus_reconnects", "Times the connection to NATS came back.")
-SLOW = metrics.counter("rota_bus_slow_consumer", "Messages dropped here because nobody took them in time.")
+SLOW_CONSUMER_DROPS = metrics.counter(
+    "rota_bus_slow_consumer", "Messages dropped here because nobody took them in time."
+)
 
-RECONNECT = Backoff(first_s=0.1, longest_s=5.0)
-DIAL_S = 2.0
+RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
+DIAL_TIMEOUT_S = 2.0
 """For one server of a cluster; the whole dial has `connect_timeout_s`."""
 DIAL_PAUSE_S = 0.05
-KEEP_S = 1.0
-CLOSE_S = 2.0
-UNTOLD_S = 0.005
-_chance = SystemRandom().random
+CLOSED_CHECK_INTERVAL_S = 1.0
+CLOSE_TIMEOUT_S = 2.0
+CALLBACK_POLL_INTERVAL_S = 0.005
+_jitter = SystemRandom().random
 
 OnMessage = Callable[[Msg], Awaitable[None]]
 
 
-class Watcher(Protocol):
+class ConnectionWatcher(Protocol):
     """Whoever must know that questions in flight will not be answered any more."""
 
-    def up(self) -> None: ...
+    def on_connected(self) -> None: ...
 
-    def down(self) -> None: ...
+    def on_disconnected(self) -> None: ...
 
 
-class Route:
+class BusSubscription:
     """A subscription as its owner sees it; it outlives the library's."""
 
     def __init__(self, subject: str, queue: str, on_message: OnMessage) -> None:
@@ -71,7 +73,7 @@ class Route:
         self.subscription: Subscription | None = None
 
 
-class _Client(Client):
+class _TlsCheckingClient(Client):
     """The library's client, which would send credentials in the clear to a server that says it has no TLS."""
 
     def __init__(self, *, tls: bool) -> None:
@@ -84,12 +86,12 @@ class _Client(Client):
         return super()._connect_command()
 
 
-class Connection:
+class NatsConnection:
     def __init__(self, target: NatsTarget) -> None:
         self.target = target
-        self.watchers: set[Watcher] = set()
+        self.watchers: set[ConnectionWatcher] = set()
         self._client: Client | None = None
-        self._routes: list[Route] = []
+        self._routes: list[BusSubscription] = []
         self._up = asyncio.Event()
         self._dialling = False
         self._closing = False
@@ -101,7 +103,7 @@ class Connection:
         """Log in at any of the servers within `connect_timeout_s`."""
         self._client = await self._dial()
         self._up.set()
-        self._keeper = asyncio.create_task(self._keep(), name="nats.keep")
+        self._keeper = asyncio.create_task(self._reopen_loop(), name="nats.keep")
 
     async def close(self) -> None:
         """End for good. May be called again."""
@@ -110,9 +112,9 @@ class Connection:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
-        self._go_down()
+        self._notify_disconnected()
         if self._client is not None:
-            await _shut(self._client)
+            await _close_client(self._client)
 
     @property
     def server_version(self) -> str:
@@ -128,10 +130,10 @@ class Connection:
     @property
     def max_payload(self) -> int:
         """What the server takes in one message, headers included."""
-        return self._live().max_payload
+        return self._connected_client().max_payload
 
     def new_inbox(self) -> str:
-        return self._live().new_inbox()
+        return self._connected_client().new_inbox()
 
     async def until_connected(self, timeout_s: float) -> bool:
         """Wait for the connection; False when it did not come back in time."""
@@ -139,23 +141,23 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 while not self.connected:
                     # The library changes its state a moment before it tells us. Whoever waits must let it speak.
-                    await (asyncio.sleep(UNTOLD_S) if self._up.is_set() else self._up.wait())
+                    await (asyncio.sleep(CALLBACK_POLL_INTERVAL_S) if self._up.is_set() else self._up.wait())
         return self.connected
 
     async def send(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Hand over for sending. Says nothing about arrival."""
-        client = self._live()
+        client = self._connected_client()
         try:
             with cancellable():
                 await client.publish(subject, data, reply=reply, headers=headers)
         except (errors.Error, OSError) as error:
             raise self._unavailable("does not take messages", error) from error
 
-    async def ask(self, subject: str, data: bytes = b"") -> bytes:
+    async def request(self, subject: str, data: bytes = b"") -> bytes:
         """The answer to one question, within `publish_timeout_s`."""
-        client = self._live()
+        client = self._connected_client()
         try:
             with cancellable():
                 answer = await client.request(subject, data, timeout=self.target.publish_timeout_s)
@@ -165,14 +167,14 @@ class Connection:
             raise self._unavailable("does not answer", error) from error
         return answer.data
 
-    async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Route:
+    async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> BusSubscription:
         """Messages on `subject` from now on, or from when NATS is back, through reconnects, until `unsubscribe`."""
-        route = Route(subject, queue, on_message)
+        route = BusSubscription(subject, queue, on_message)
         self._routes.append(route)
-        await self._attach_missing()
+        await self._subscribe_missing()
         return route
 
-    async def unsubscribe(self, route: Route) -> None:
+    async def unsubscribe(self, route: BusSubscription) -> None:
         """No more messages after what the server had already sent; that is handed over before this returns."""
         if route not in self._routes:
             return
@@ -183,29 +185,29 @@ class Connection:
                 async with asyncio.timeout(self.target.publish_timeout_s):
                     await (subscription.drain() if self.connected else subscription.unsubscribe())  # type: ignore[no-untyped-call]
 
-    async def _attach_missing(self) -> None:
+    async def _subscribe_missing(self) -> None:
         """Whatever ends the connection meanwhile, the next one has them all."""
         with suppress(errors.ConnectionClosedError, errors.ConnectionDrainingError, OSError):
             for route in self._routes:
                 if route.subscription is None and self._client is not None and self.connected:
-                    await _attach(route, self._client)
+                    await _subscribe(route, self._client)
 
-    def _live(self) -> Client:
+    def _connected_client(self) -> Client:
         if self._client is None or not self._client.is_connected:
             raise self._unavailable("is not connected", self._last_error)
         return self._client
 
     async def _dial(self) -> Client:
         """A client that is logged in and has every subscription."""
-        client = _Client(tls=self.target.tls)
+        client = _TlsCheckingClient(tls=self.target.tls)
         self._dialling = True
         try:
             async with asyncio.timeout(self.target.connect_timeout_s):
                 await client.connect(**self._options(client))
                 for route in self._routes:
-                    await _attach(route, client)
+                    await _subscribe(route, client)
         except BaseException as error:
-            await _shut(client)
+            await _close_client(client)
             if isinstance(error, errors.Error | OSError):
                 raise self._unavailable("cannot be reached", self._last_error or error) from None
             raise
@@ -221,7 +223,7 @@ class Connection:
             "user": credentials.user,
             "password": credentials.password,
             "token": credentials.token,
-            "connect_timeout": min(DIAL_S, self.target.connect_timeout_s),
+            "connect_timeout": min(DIAL_TIMEOUT_S, self.target.connect_timeout_s),
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": DIAL_PAUSE_S,
             "reconnect_to_server_handler": partial(_next_server, client),
@@ -238,7 +240,7 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
         if isinstance(error, errors.SlowConsumerError):
-            SLOW.inc()
+            SLOW_CONSUMER_DROPS.inc()
             log.warning("nats_slow_consumer", subject=error.subject)
         elif _is_login_refusal(error):
             refusal = LoginRefused(
@@ -260,51 +262,51 @@ class Connection:
         if not self._closing and self._up.is_set():
             DISCONNECTS.inc()
             log.warning("nats_disconnected", address=self.target.address)
-        self._go_down()
+        self._notify_disconnected()
 
     async def _on_reconnected(self) -> None:
         # The library has put back what it knew of; it has not heard of what was asked for while it was away.
-        await self._attach_missing()
-        self._come_up()
+        await self._subscribe_missing()
+        self._notify_connected()
 
     async def _on_closed(self) -> None:
         self._given_up.set()
 
-    async def _keep(self) -> None:
+    async def _reopen_loop(self) -> None:
         """Dial anew whenever the library has given up. It may do so in silence, when its own closing fails."""
         while True:
             self._given_up.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(KEEP_S):
+                async with asyncio.timeout(CLOSED_CHECK_INTERVAL_S):
                     await self._given_up.wait()
             if self._client is not None and self._client.is_closed:
                 log.warning("nats_given_up", address=self.target.address, kind=type(self._last_error).__name__)
-                self._go_down()
-                await _shut(self._client)
-                await self._revive()
+                self._notify_disconnected()
+                await _close_client(self._client)
+                await self._redial()
 
-    async def _revive(self) -> None:
+    async def _redial(self) -> None:
         for streak in itertools.count(1):
-            await asyncio.sleep(RECONNECT.pause_s(streak, _chance()))
+            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(streak, _jitter()))
             try:
                 self._client = await self._dial()
             except (NatsUnavailable, SetupFailed) as error:
                 log.warning("nats_revival_failed", code=error.code, reason=error.sentence)
             else:
-                self._come_up()
+                self._notify_connected()
                 return
 
-    def _come_up(self) -> None:
+    def _notify_connected(self) -> None:
         RECONNECTS.inc()
         log.info("nats_reconnected", address=self.target.address)
         self._up.set()
         for watcher in tuple(self.watchers):
-            watcher.up()
+            watcher.on_connected()
 
-    def _go_down(self) -> None:
+    def _notify_disconnected(self) -> None:
         self._up.clear()
         for watcher in tuple(self.watchers):
-            watcher.down()
+            watcher.on_disconnected()
 
     def _unavailable(self, what: str, error: Exception | None) -> NatsUnavailable:
         cause = f" ({_cause(error)})" if error is not None else ""
@@ -314,7 +316,7 @@ class Connection:
         )
 
 
-async def _attach(route: Route, client: Client) -> None:
+async def _subscribe(route: BusSubscription, client: Client) -> None:
     route.subscription = await client.subscribe(route.subject, queue=route.queue, cb=route.on_message)
 
 
@@ -324,7 +326,7 @@ def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -
     if leftover := client._transport:  # noqa: SLF001 - it has no public way to it
         leftover.close()  # type: ignore[no-untyped-call]
     chosen = min(servers, key=lambda server: server.reconnects)
-    return chosen, RECONNECT.pause_s(chosen.reconnects + 1, _chance())
+    return chosen, RECONNECT_BACKOFF.pause_s(chosen.reconnects + 1, _jitter())
 
 
 def _is_login_refusal(error: Exception) -> bool:
@@ -341,11 +343,11 @@ def _cause(error: Exception) -> str:
     return str(error).removeprefix("nats: ")
 
 
-async def _shut(client: Client) -> None:
+async def _close_client(client: Client) -> None:
     """Close, and close again when the socket failed under it, for then the library leaves tasks behind."""
     for _ in range(2):
         try:
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
         except (errors.Error, OSError) as error:
             log.info("nats_close_failed", kind=type(error).__name__)

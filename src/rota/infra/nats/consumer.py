@@ -26,25 +26,27 @@ import structlog
 from nats.aio.msg import Msg
 
 from rota.infra.clock import Clock
-from rota.infra.nats.connection import Connection, Route
+from rota.infra.nats.connection import BusSubscription, NatsConnection
 from rota.infra.nats.delivery import Delivery
 from rota.infra.nats.jetstream import API
-from rota.infra.nats.streams import ConsumerSpec, Names
+from rota.infra.nats.streams import ConsumerSpec, NatsNames
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.errors import NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)
-LATE = metrics.counter("rota_bus_late", "Messages that lay here for longer than their ack wait.", labels=("consumer",))
-RESTORED = metrics.counter(
+LATE_DELIVERIES = metrics.counter(
+    "rota_bus_late", "Messages that lay here for longer than their ack wait.", labels=("consumer",)
+)
+CONSUMERS_RESTORED = metrics.counter(
     "rota_bus_restored", "Consumers ensured again because NATS seemed to have lost them.", labels=("consumer",)
 )
 
-HEARTBEAT_S = 5.0
-SHORTEST_PULL_S = 0.1
-AGAIN = Backoff(first_s=0.05, longest_s=2.0)
+HEARTBEAT_INTERVAL_S = 5.0
+PULL_MIN_S = 0.1
+PULL_RETRY_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 
-Restore = Callable[[ConsumerSpec], Awaitable[None]]
+RestoreConsumer = Callable[[ConsumerSpec], Awaitable[None]]
 
 
 class _Pull(msgspec.Struct):
@@ -56,15 +58,15 @@ class _Pull(msgspec.Struct):
     silent_at: float
     """When not even a heartbeat has come until then, nobody works on it any more."""
 
-    def heard(self, now: float) -> None:
-        self.silent_at = now + 2 * self.heartbeat_s + SHORTEST_PULL_S
+    def touch(self, now: float) -> None:
+        self.silent_at = now + 2 * self.heartbeat_s + PULL_MIN_S
 
 
 class Consumer:
     """One reader of a durable consumer; several in one process or in many share its messages. Not for two tasks."""
 
     def __init__(
-        self, connection: Connection, names: Names, spec: ConsumerSpec, restore: Restore, clock: Clock
+        self, connection: NatsConnection, names: NatsNames, spec: ConsumerSpec, restore: RestoreConsumer, clock: Clock
     ) -> None:
         self.spec = spec
         self._connection = connection
@@ -80,7 +82,7 @@ class Consumer:
         self._failures = 0
         self._refusal = ""
         self._inbox = ""
-        self._route: Route | None = None
+        self._route: BusSubscription | None = None
 
     async def open(self) -> None:
         self._inbox = self._connection.new_inbox()
@@ -113,19 +115,19 @@ class Consumer:
         Asking takes a round trip, so the wait is `SHORTEST_PULL_S` at least. May be cancelled at any moment without
         losing a message. An outage is only a long wait.
         """
-        deadline = self._clock.monotonic() + max(wait_s, SHORTEST_PULL_S)
+        deadline = self._clock.monotonic() + max(wait_s, PULL_MIN_S)
         while not (batch := self._take(most)):
             left_s = deadline - self._clock.monotonic()
             if left_s <= 0:
                 break
-            await self._proceed(most, left_s)
+            await self._step(most, left_s)
         return batch
 
-    def up(self) -> None:
+    def on_connected(self) -> None:
         # Whatever was asked on the old connection is forgotten by the server.
         self._end_pull()
 
-    def down(self) -> None:
+    def on_disconnected(self) -> None:
         self._end_pull()
 
     def _take(self, most: int) -> list[Delivery]:
@@ -136,10 +138,10 @@ class Consumer:
             if now < delivery.expires_at:
                 batch.append(delivery)
             else:
-                LATE.labels(self.spec.durable).inc()
+                LATE_DELIVERIES.labels(self.spec.durable).inc()
         return batch
 
-    async def _proceed(self, most: int, left_s: float) -> None:
+    async def _step(self, most: int, left_s: float) -> None:
         """One step towards the next message: connect, mend, ask or wait, for `left_s` at most."""
         if self._refusal:
             refusal, self._refusal = self._refusal, ""
@@ -147,15 +149,15 @@ class Consumer:
         if not self._connection.connected:
             await self._connection.until_connected(left_s)
         elif self._pull is not None:
-            await self._listen(self._pull, left_s)
-        elif self._failures and not await self._paused(left_s):
+            await self._await_pull(self._pull, left_s)
+        elif self._failures and not await self._recover(left_s):
             return
         else:
-            await self._ask(most, left_s)
+            await self._send_pull(most, left_s)
 
-    async def _paused(self, left_s: float) -> bool:
+    async def _recover(self, left_s: float) -> bool:
         """Wait out the pause after a failed pull, and mend what was lost. False when it could not be mended."""
-        pause_s = AGAIN.pause_s(self._failures, 0.5)
+        pause_s = PULL_RETRY_BACKOFF.pause_s(self._failures, 0.5)
         await self._clock.sleep(min(pause_s, left_s))
         if not self._lost:
             return True
@@ -166,16 +168,16 @@ class Consumer:
             self._failures += 1
             return False
         self._lost = False
-        RESTORED.labels(self.spec.durable).inc()
+        CONSUMERS_RESTORED.labels(self.spec.durable).inc()
         log.warning("consumer_restored", stream=self.spec.stream, consumer=self.spec.durable)
         return True
 
-    async def _ask(self, most: int, wait_s: float) -> None:
-        expires_s = max(wait_s, SHORTEST_PULL_S)
-        heartbeat_s = min(HEARTBEAT_S, expires_s / 2)
+    async def _send_pull(self, most: int, wait_s: float) -> None:
+        expires_s = max(wait_s, PULL_MIN_S)
+        heartbeat_s = min(HEARTBEAT_INTERVAL_S, expires_s / 2)
         self._pulls += 1
         pull = _Pull(f"{self._inbox}.{self._pulls}", most, heartbeat_s, 0.0)
-        pull.heard(self._clock.monotonic())
+        pull.touch(self._clock.monotonic())
         question = {"batch": most, "expires": round(expires_s * 1e9), "idle_heartbeat": int(heartbeat_s * 1e9)}
         self._pull = pull
         try:
@@ -184,7 +186,7 @@ class Consumer:
             self._failures += 1
             self._end_pull()
 
-    async def _listen(self, pull: _Pull, left_s: float) -> None:
+    async def _await_pull(self, pull: _Pull, left_s: float) -> None:
         """Wait for a message, for the end of the pull or for a silence that means it was lost."""
         self._changed.clear()
         now = self._clock.monotonic()
@@ -206,7 +208,7 @@ class Consumer:
         self._waiting.append(Delivery(msg, self._connection, self._names, self.spec, now))
         self._failures = 0
         if self._pull is not None:
-            self._pull.heard(now)
+            self._pull.touch(now)
             self._pull.left -= 1
             if self._pull.left <= 0:
                 self._pull = None
@@ -220,7 +222,7 @@ class Consumer:
         status, said = headers.get("Status"), headers.get("Description", "")
         match status:
             case "100":
-                self._pull.heard(self._clock.monotonic())
+                self._pull.touch(self._clock.monotonic())
                 return
             case "404" | "408":
                 self._failures = 0
@@ -239,9 +241,9 @@ class Consumer:
 
 
 @asynccontextmanager
-async def kept_alive(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> AsyncIterator[None]:
+async def keep_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> AsyncIterator[None]:
     """Tell NATS every `every_s` that these are being worked on, so that it does not deliver them again."""
-    beat = asyncio.create_task(_beat(deliveries, every_s, clock), name="nats.in_progress")
+    beat = asyncio.create_task(_send_in_progress(deliveries, every_s, clock), name="nats.in_progress")
     try:
         yield
     finally:
@@ -249,7 +251,7 @@ async def kept_alive(deliveries: Sequence[Delivery], every_s: float, clock: Cloc
         await asyncio.wait([beat])
 
 
-async def _beat(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> None:
+async def _send_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> None:
     while True:
         await clock.sleep(every_s)
         with suppress(NatsUnavailable):

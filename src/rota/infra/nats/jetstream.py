@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from rota.infra.nats.connection import Connection
+from rota.infra.nats.connection import NatsConnection
 from rota.infra.nats.streams import (
     Config,
     ConsumerSpec,
-    Names,
+    NatsNames,
     StreamSpec,
     consumer_config,
     stream_config,
@@ -44,7 +44,7 @@ class ApiError(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as its stream keeps it."""
 
     subject: str
@@ -66,23 +66,23 @@ class StreamState(msgspec.Struct, frozen=True):
     consumer_count: int = 0
 
 
-class _Answer(msgspec.Struct):
+class _ApiResponse(msgspec.Struct):
     error: ApiError | None = None
 
 
-class _StoredMessage(msgspec.Struct):
+class _RawStoredMessage(msgspec.Struct):
     subject: str
     seq: int
     time: str
     data: bytes = b""
 
 
-class _StoredAnswer(msgspec.Struct):
-    message: _StoredMessage
+class _GetMessageResponse(msgspec.Struct):
+    message: _RawStoredMessage
 
 
 class JetStream:
-    def __init__(self, connection: Connection, names: Names) -> None:
+    def __init__(self, connection: NatsConnection, names: NatsNames) -> None:
         self._connection = connection
         self._names = names
 
@@ -95,7 +95,7 @@ class JetStream:
                     f"NATS at {self._address} runs without JetStream: add `jetstream {{}}` to its configuration and "
                     "restart it."
                 )
-            raise self._refused("the account cannot be looked at", reply)
+            raise self._api_failure("the account cannot be looked at", reply)
 
     async def ensure(self, streams: Iterable[StreamSpec], consumers: Iterable[ConsumerSpec]) -> None:
         """Make every stream and consumer as declared; change what differs and may be changed."""
@@ -104,32 +104,34 @@ class JetStream:
         for consumer in consumers:
             await self._ensure_consumer(consumer)
 
-    async def stored(self, stream: str, stream_seq: int) -> Stored | None:
+    async def get_message(self, stream: str, stream_seq: int) -> StoredMessage | None:
         """The message with that number, or None when the stream no longer has it."""
-        return await self._stored(stream, {"seq": stream_seq}, f"message {stream_seq}")
+        return await self._get_message(stream, {"seq": stream_seq}, f"message {stream_seq}")
 
-    async def _stored(self, stream: str, which: Config, named: str) -> Stored | None:
+    async def _get_message(self, stream: str, which: Config, named: str) -> StoredMessage | None:
         reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", which)
         if isinstance(reply, ApiError):
             if reply.err_code in (_NO_MESSAGE, _NO_STREAM):
                 return None
-            raise self._refused(f"{named} of stream {stream} cannot be read", reply)
-        found = msgspec.convert(reply, _StoredAnswer).message
+            raise self._api_failure(f"{named} of stream {stream} cannot be read", reply)
+        found = msgspec.convert(reply, _GetMessageResponse).message
         subject = self._names.bare_subject(found.subject)
-        return Stored(subject=subject, data=found.data, stream_seq=found.seq, stored_ns=nanoseconds(found.time))
+        return StoredMessage(
+            subject=subject, data=found.data, stream_seq=found.seq, stored_ns=parse_time_ns(found.time)
+        )
 
-    async def last_of(self, stream: str, subject: str) -> Stored | None:
+    async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message that the stream keeps of one subject."""
-        return await self._stored(stream, {"last_by_subj": self._names.subject(subject)}, f"the last {subject}")
+        return await self._get_message(stream, {"last_by_subj": self._names.subject(subject)}, f"the last {subject}")
 
-    async def state(self, stream: str) -> StreamState | None:
+    async def stream_state(self, stream: str) -> StreamState | None:
         """None when there is no such stream."""
         reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}")
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
                 return None
-            raise self._refused(f"stream {stream} cannot be looked at", reply)
-        return msgspec.convert({**reply["state"], "mark": f"{nanoseconds(reply['created']):x}"}, StreamState)
+            raise self._api_failure(f"stream {stream} cannot be looked at", reply)
+        return msgspec.convert({**reply["state"], "mark": f"{parse_time_ns(reply['created']):x}"}, StreamState)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Those that fit a pattern and of which the stream keeps a message."""
@@ -138,10 +140,12 @@ class JetStream:
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
                 return []
-            raise self._refused(f"stream {stream} cannot be looked at", reply)
+            raise self._api_failure(f"stream {stream} cannot be looked at", reply)
         return sorted(self._names.bare_subject(subject) for subject in reply["state"].get("subjects") or ())
 
-    async def follow(self, stream: str, inbox: str, seq: int, heartbeat_s: float, forgotten_after_s: float) -> None:
+    async def create_push_consumer(
+        self, stream: str, inbox: str, seq: int, heartbeat_s: float, forgotten_after_s: float
+    ) -> None:
         """Have messages from number `seq` on sent to `inbox`, for as long as somebody listens there."""
         name = self._names.stream(stream)
         config = {
@@ -159,7 +163,7 @@ class JetStream:
         if isinstance(made, ApiError):
             raise NatsUnavailable(f"Stream {stream} cannot be followed now: {made.description}.")
 
-    async def handled(self, spec: ConsumerSpec) -> int | None:
+    async def ack_floor(self, spec: ConsumerSpec) -> int | None:
         """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
         reply = await self._call(f"CONSUMER.INFO.{self._names.stream(spec.stream)}.{spec.durable}")
         if isinstance(reply, ApiError):
@@ -174,16 +178,16 @@ class JetStream:
         if not isinstance(made, ApiError):
             return
         if made.err_code != _NAME_IN_USE:
-            raise self._refused(f"stream {name} cannot be made", made)
+            raise self._api_failure(f"stream {name} cannot be made", made)
         found = await self._call(f"STREAM.INFO.{name}")
         if isinstance(found, ApiError):
-            raise self._refused(f"stream {name} cannot be looked at", found)
+            raise self._api_failure(f"stream {name} cannot be looked at", found)
         update = stream_update(found["config"], wanted)
         if update is None:
             return
         changed = await self._call(f"STREAM.UPDATE.{name}", update)
         if isinstance(changed, ApiError):
-            raise self._refused(f"stream {name} cannot be changed", changed)
+            raise self._api_failure(f"stream {name} cannot be changed", changed)
         log.info("stream_changed", stream=name)
 
     async def _ensure_consumer(self, spec: ConsumerSpec) -> None:
@@ -201,15 +205,15 @@ class JetStream:
                 stream=stream,
                 consumer=spec.durable,
             )
-        raise self._refused(f"consumer {spec.durable} of stream {stream} cannot be made", made)
+        raise self._api_failure(f"consumer {spec.durable} of stream {stream} cannot be made", made)
 
     async def _call(self, verb: str, body: Config | None = None) -> Config | ApiError:
-        data = await self._connection.ask(f"{API}.{verb}", msgspec.json.encode(body) if body is not None else b"")
+        data = await self._connection.request(f"{API}.{verb}", msgspec.json.encode(body) if body is not None else b"")
         reply: dict[str, Any] = msgspec.json.decode(data)
-        error = msgspec.convert(reply, _Answer).error
+        error = msgspec.convert(reply, _ApiResponse).error
         return reply if error is None else error
 
-    def _refused(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
+    def _api_failure(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
         facts = {"address": self._address, "err_code": error.err_code}
         said = f"NATS at {self._address} says that {what}: {error.description or error.code}."
         if error.err_code == _OVERLAP:
@@ -223,7 +227,7 @@ class JetStream:
         return self._connection.target.address
 
 
-def nanoseconds(time: str) -> int:
+def parse_time_ns(time: str) -> int:
     """A moment as JetStream writes it, such as 2026-01-31T12:00:00.000000001Z, since 1970."""
     second, _, fraction = time.removesuffix("Z").partition(".")
     moment = datetime.fromisoformat(second).replace(tzinfo=UTC)

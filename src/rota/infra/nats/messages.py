@@ -23,7 +23,7 @@ _HEADER_LINES = len(b"NATS/1.0\r\n\r\n")
 _PER_HEADER = len(b": \r\n")
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class BusMessage(msgspec.Struct, frozen=True, kw_only=True):
     """`headers` carry the trace and the like; names that begin with `Nats-` are the server's own."""
 
     subject: str
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return f"the message is {size} bytes and NATS takes {max_bytes}" if size > max_bytes else None
 
 
-class Outcome(StrEnum):
+class PublishOutcome(StrEnum):
     STORED = "stored"
     DUPLICATE = "duplicate"
     """Its id was stored before: as good as stored."""
@@ -60,15 +60,15 @@ class Outcome(StrEnum):
     """No answer, or not now. It may or may not be stored: publish it again under the same id."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    outcome: Outcome
+class PublishReceipt(msgspec.Struct, frozen=True):
+    outcome: PublishOutcome
     stream_seq: int = 0
     reason: str = ""
 
     @property
     def settled(self) -> bool:
         """Whether the message is in its stream."""
-        return self.outcome in (Outcome.STORED, Outcome.DUPLICATE)
+        return self.outcome in (PublishOutcome.STORED, PublishOutcome.DUPLICATE)
 
 
 def _header_fault(headers: Mapping[str, str]) -> str | None:

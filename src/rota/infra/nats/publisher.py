@@ -17,18 +17,20 @@ from collections.abc import Sequence
 import msgspec
 from nats.aio.msg import Msg
 
-from rota.infra.nats.connection import Connection, Route
+from rota.infra.nats.connection import BusSubscription, NatsConnection
 from rota.infra.nats.jetstream import ApiError
-from rota.infra.nats.messages import Message, Outcome, Receipt
-from rota.infra.nats.streams import Names
+from rota.infra.nats.messages import BusMessage, PublishOutcome, PublishReceipt
+from rota.infra.nats.streams import NatsNames
 from rota.infra.telemetry import metrics
 from rota.model.errors import NatsUnavailable
 
-PUBLISHED = metrics.counter("rota_bus_published", "Messages published, by what became of them.", labels=("outcome",))
+MESSAGES_PUBLISHED = metrics.counter(
+    "rota_bus_published", "Messages published, by what became of them.", labels=("outcome",)
+)
 
 NO_STREAM = "no stream takes the subject"
-_NO_ANSWER = Receipt(Outcome.UNSETTLED, reason="no acknowledgement in time")
-_NEVER_STORABLE = frozenset((10054, 10060, 10097))
+_NO_ACK = PublishReceipt(PublishOutcome.UNSETTLED, reason="no acknowledgement in time")
+_PERMANENT_ERROR_CODES = frozenset((10054, 10060, 10097))
 """Message too large for the stream, meant for another stream, headers too large."""
 
 
@@ -42,37 +44,37 @@ class _PubAck(msgspec.Struct):
 _pub_ack = msgspec.json.Decoder(_PubAck)
 
 
-class _Batch:
+class _PublishBatch:
     def __init__(self, size: int) -> None:
-        self.receipts = [_NO_ANSWER] * size
+        self.receipts = [_NO_ACK] * size
         self.missing = size
         self.ended = asyncio.Event()
 
-    def settle(self, place: int, receipt: Receipt) -> None:
-        if self.receipts[place] is _NO_ANSWER:
+    def settle(self, place: int, receipt: PublishReceipt) -> None:
+        if self.receipts[place] is _NO_ACK:
             self.receipts[place] = receipt
             self.missing -= 1
             if self.missing == 0:
                 self.ended.set()
 
 
-class Publisher:
-    def __init__(self, connection: Connection, names: Names) -> None:
+class JetStreamPublisher:
+    def __init__(self, connection: NatsConnection, names: NatsNames) -> None:
         self._connection = connection
         self._names = names
         self._numbers = itertools.count()
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, _PublishBatch] = {}
         self._inbox = ""
-        self._route: Route | None = None
+        self._route: BusSubscription | None = None
 
     async def open(self) -> None:
         self._inbox = self._connection.new_inbox()
         self._route = await self._connection.subscribe(f"{self._inbox}.*.*", self._on_ack)
         self._connection.watchers.add(self)
 
-    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Receipt]:
+    async def publish(self, messages: Sequence[BusMessage], deadline: float) -> list[PublishReceipt]:
         """One receipt per message, in order, by `deadline` (the loop's time). NatsUnavailable: nothing was sent."""
-        number, batch = next(self._numbers), _Batch(len(messages))
+        number, batch = next(self._numbers), _PublishBatch(len(messages))
         self._batches[number] = batch
         try:
             async with asyncio.timeout_at(deadline):
@@ -84,22 +86,22 @@ class Publisher:
         finally:
             del self._batches[number]
         for outcome, count in Counter(receipt.outcome for receipt in batch.receipts).items():
-            PUBLISHED.labels(outcome.value).inc(count)
+            MESSAGES_PUBLISHED.labels(outcome.value).inc(count)
         return batch.receipts
 
-    def up(self) -> None:
+    def on_connected(self) -> None:
         return None
 
-    def down(self) -> None:
+    def on_disconnected(self) -> None:
         for batch in self._batches.values():
             batch.ended.set()
 
-    async def _send(self, number: int, batch: _Batch, messages: Sequence[Message]) -> None:
+    async def _send(self, number: int, batch: _PublishBatch, messages: Sequence[BusMessage]) -> None:
         sent = 0
         max_bytes = self._connection.max_payload
         for place, message in enumerate(messages):
             if (fault := message.fault(max_bytes)) is not None:
-                batch.settle(place, Receipt(Outcome.REJECTED, reason=fault))
+                batch.settle(place, PublishReceipt(PublishOutcome.REJECTED, reason=fault))
                 continue
             try:
                 await self._connection.send(
@@ -121,11 +123,11 @@ class Publisher:
             batch.settle(int(place), receipt)
 
 
-def _receipt(msg: Msg) -> Receipt | None:
+def _receipt(msg: Msg) -> PublishReceipt | None:
     """What the server says of the message, or None when this is not from the server."""
     if not msg.data:
         # A server without anybody to take the message says so in a header, with no data.
-        return Receipt(Outcome.UNSETTLED, reason=NO_STREAM)
+        return PublishReceipt(PublishOutcome.UNSETTLED, reason=NO_STREAM)
     try:
         ack = _pub_ack.decode(msg.data)
     except msgspec.DecodeError:
@@ -133,6 +135,6 @@ def _receipt(msg: Msg) -> Receipt | None:
     if ack.error is None:
         if not ack.stream or ack.seq < 1:
             return None
-        return Receipt(Outcome.DUPLICATE if ack.duplicate else Outcome.STORED, ack.seq)
-    outcome = Outcome.REJECTED if ack.error.err_code in _NEVER_STORABLE else Outcome.UNSETTLED
-    return Receipt(outcome, reason=ack.error.description)
+        return PublishReceipt(PublishOutcome.DUPLICATE if ack.duplicate else PublishOutcome.STORED, ack.seq)
+    outcome = PublishOutcome.REJECTED if ack.error.err_code in _PERMANENT_ERROR_CODES else PublishOutcome.UNSETTLED
+    return PublishReceipt(outcome, reason=ack.error.description)

@@ -21,7 +21,7 @@ Config = dict[str, Any]
 
 SUBJECT_MAX: Final = 255
 """Longer subjects are refused by us: a server that finds its control line too long closes the connection."""
-ENDLESS: Final = 1_000_000_000
+UNLIMITED_DELIVERIES: Final = 1_000_000_000
 """Deliveries that nobody lives to see. NATS's own "unlimited" is refused by older servers beside `backoff_s`."""
 _SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
 _PATTERN = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DAY_S = 86_400.0
 
 # What a stream keeps for its life, and how to say it.
-_STREAM_FOR_LIFE = {"retention": "keeps its messages by", "storage": "stores its messages in"}
+_IMMUTABLE_STREAM_FIELDS = {"retention": "keeps its messages by", "storage": "stores its messages in"}
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +56,8 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.max_age_s:g} s: make the dedup window the shorter one."
             )
 
-    def takes(self, subject: str) -> bool:
-        return any(fits(pattern, subject) for pattern in self.subjects)
+    def accepts(self, subject: str) -> bool:
+        return any(subject_matches(pattern, subject) for pattern in self.subjects)
 
 
 class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Ack waits of the first deliveries, instead of `ack_wait_s`; the last one holds for the rest."""
     max_deliver: int = 100
     """How often a handler is given a message. From this delivery on `Delivery.last` is set."""
-    spare_deliveries: int = ENDLESS
+    spare_deliveries: int = UNLIMITED_DELIVERIES
     """Deliveries beyond `max_deliver`, for a dead letter that could not be written at the last one. After them NATS
     gives the message up, unseen but for an advisory."""
     max_ack_pending: int = 2048
@@ -101,7 +101,7 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.backoff_s, default=self.ack_wait_s)
 
 
-class Names(msgspec.Struct, frozen=True):
+class NatsNames(msgspec.Struct, frozen=True):
     """The prefix put on and taken off: the one place that knows how names are joined."""
 
     prefix: str
@@ -119,7 +119,7 @@ class Names(msgspec.Struct, frozen=True):
         return subject.removeprefix(f"{self.prefix.lower()}.") if self.prefix else subject
 
 
-def fits(pattern: str, subject: str) -> bool:
+def subject_matches(pattern: str, subject: str) -> bool:
     """Whether NATS delivers `subject` to somebody who asked for `pattern`."""
     asked, given = pattern.split("."), subject.split(".")
     for place, word in enumerate(asked):
@@ -139,7 +139,7 @@ def subject_fault(subject: str) -> str | None:
     return None
 
 
-def stream_config(spec: StreamSpec, names: Names) -> Config:
+def stream_config(spec: StreamSpec, names: NatsNames) -> Config:
     return {
         "name": names.stream(spec.name),
         "subjects": [names.subject(subject) for subject in spec.subjects],
@@ -154,7 +154,7 @@ def stream_config(spec: StreamSpec, names: Names) -> Config:
     }
 
 
-def consumer_config(spec: ConsumerSpec, names: Names) -> Config:
+def consumer_config(spec: ConsumerSpec, names: NatsNames) -> Config:
     config: Config = {
         "name": spec.durable,
         "durable_name": spec.durable,
@@ -179,7 +179,7 @@ def stream_update(existing: Mapping[str, Any], wanted: Config) -> Config | None:
 
     Raises SetupFailed for what a stream keeps for its life, since to delete it is a decision for people.
     """
-    for key, phrase in _STREAM_FOR_LIFE.items():
+    for key, phrase in _IMMUTABLE_STREAM_FIELDS.items():
         if existing.get(key) != wanted[key]:
             raise SetupFailed(
                 f"Stream {wanted['name']} {phrase} {existing.get(key)!r}, and NATS cannot change that to "
@@ -194,7 +194,7 @@ def stream_update(existing: Mapping[str, Any], wanted: Config) -> Config | None:
 
 def stream_for(subject: str, specs: Iterable[StreamSpec]) -> StreamSpec | None:
     """The declared stream that takes `subject`."""
-    return next((spec for spec in specs if spec.takes(subject)), None)
+    return next((spec for spec in specs if spec.accepts(subject)), None)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -100,7 +100,7 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 def _is_server(url: str) -> bool:
     try:
-        part = urlsplit(urls.checked(url))
+        part = urlsplit(urls.validate_url(url))
         return part.scheme in ("nats", "tls") and bool(part.hostname) and part.port != 0
     except ValueError:
         return False

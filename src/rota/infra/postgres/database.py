@@ -21,11 +21,11 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.postgres import failures
 from rota.infra.postgres.driver import Connection, Record
-from rota.infra.postgres.listen import Listener, Notifications
-from rota.infra.postgres.pool import MEND_S, Pool
+from rota.infra.postgres.listen import NotificationListener, Notifications
+from rota.infra.postgres.pool import RESET_TIMEOUT_S, ConnectionPool
 from rota.infra.postgres.sql import Query
 from rota.infra.postgres.target import PostgresTarget, milliseconds
 
@@ -33,7 +33,7 @@ Isolation = Literal["read committed", "repeatable read", "serializable"]
 T = TypeVar("T")
 
 # Two, so that one that is being mended after a cancelled statement keeps nobody waiting.
-RESERVED = 2
+RESERVED_CONNECTIONS = 2
 
 
 class Transaction:
@@ -48,35 +48,35 @@ class Transaction:
         self._savepoints = 0
 
     async def rows(self, query: Query, *args: object) -> list[Record]:
-        return await self.on(self.connection.fetch(query.text, *args))
+        return await self.translate_errors(self.connection.fetch(query.text, *args))
 
     async def row(self, query: Query, *args: object) -> Record | None:
-        return await self.on(self.connection.fetchrow(query.text, *args))
+        return await self.translate_errors(self.connection.fetchrow(query.text, *args))
 
     async def value(self, query: Query, *args: object) -> Any:
-        return await self.on(self.connection.fetchval(query.text, *args))
+        return await self.translate_errors(self.connection.fetchval(query.text, *args))
 
     async def run(self, query: Query, *args: object) -> int:
-        return rows_affected(await self.on(self.connection.execute(query.text, *args)))
+        return rows_affected(await self.translate_errors(self.connection.execute(query.text, *args)))
 
     async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
-        await self.on(self.connection.executemany(query.text, many))
+        await self.translate_errors(self.connection.executemany(query.text, many))
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Undo only what happens inside when it raises; the transaction stays usable."""
         self._savepoints += 1
         name = f"s{self._savepoints}"
-        await self.on(self.connection.execute(f"SAVEPOINT {name}"))
+        await self.translate_errors(self.connection.execute(f"SAVEPOINT {name}"))
         try:
             yield
         except Exception:
             if not self.connection.is_closed():
-                await self.on(self.connection.execute(f"ROLLBACK TO {name}"))
+                await self.translate_errors(self.connection.execute(f"ROLLBACK TO {name}"))
             raise
-        await self.on(self.connection.execute(f"RELEASE {name}"))
+        await self.translate_errors(self.connection.execute(f"RELEASE {name}"))
 
-    async def on(self, statement: Awaitable[T]) -> T:
+    async def translate_errors(self, statement: Awaitable[T]) -> T:
         """Await something done on `connection`; a lost connection becomes `PostgresUnavailable`."""
         try:
             return await statement
@@ -87,12 +87,12 @@ class Transaction:
             raise lost from error
 
 
-class Loan:
+class ConnectionCheckout:
     """Gives a connection back after one statement; what went wrong decides in which state it goes."""
 
     __slots__ = ("_connection", "_pool", "_target")
 
-    def __init__(self, connection: Connection, pool: Pool, target: PostgresTarget) -> None:
+    def __init__(self, connection: Connection, pool: ConnectionPool, target: PostgresTarget) -> None:
         self._connection = connection
         self._pool = pool
         self._target = target
@@ -105,10 +105,10 @@ class Loan:
             self._pool.release(self._connection)
             return
         lost = failures.on_statement(error, self._target, closed=self._connection.is_closed())
-        if lost is None and isinstance(error, failures.ANSWERS):
+        if lost is None and isinstance(error, failures.SERVER_ERRORS):
             self._pool.release(self._connection)
         else:
-            self._pool.doubt(self._connection)
+            self._pool.release_dirty(self._connection)
         if lost is not None:
             raise lost from error
 
@@ -118,16 +118,16 @@ class Database:
 
     def __init__(self, target: PostgresTarget) -> None:
         self.target = target
-        self.pool = Pool(target)
-        self._reserve = Pool(msgspec.structs.replace(target, pool_min=0, pool_max=RESERVED))
-        self._listener = Listener(target)
+        self.pool = ConnectionPool(target)
+        self._reserve = ConnectionPool(msgspec.structs.replace(target, pool_min=0, pool_max=RESERVED_CONNECTIONS))
+        self._listener = NotificationListener(target)
 
     @classmethod
     async def open(cls, target: PostgresTarget) -> Self:
         """Connect, so that a wrong URL, password or database is known now."""
         database = cls(target)
         try:
-            await database.pool.fill()
+            await database.pool.open_initial()
         except BaseException:
             await database.close()
             raise
@@ -142,26 +142,26 @@ class Database:
     async def rows(self, query: Query, *args: object, urgent: bool = False) -> list[Record]:
         """All rows. An `urgent` statement takes a connection of the reserve, however busy the pool is."""
         pool = self._reserve if urgent else self.pool
-        with Loan(pool.take() or await pool.acquire(), pool, self.target) as connection:
+        with ConnectionCheckout(pool.try_acquire() or await pool.acquire(), pool, self.target) as connection:
             return await connection.fetch(query.text, *args)
 
     async def row(self, query: Query, *args: object) -> Record | None:
-        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+        with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             return await connection.fetchrow(query.text, *args)
 
     async def value(self, query: Query, *args: object) -> Any:
         """The first column of the first row, or None."""
-        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+        with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             return await connection.fetchval(query.text, *args)
 
     async def run(self, query: Query, *args: object) -> int:
         """How many rows were inserted, updated, deleted or selected."""
-        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+        with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             return rows_affected(await connection.execute(query.text, *args))
 
     async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
         """The same statement for each tuple of arguments, all of them or none."""
-        with self._lend(self.pool.take() or await self.pool.acquire()) as connection:
+        with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             await connection.executemany(query.text, many)
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[Notifications]:
@@ -181,26 +181,28 @@ class Database:
         connection = await self.pool.acquire()
         transaction = Transaction(connection, self.target, isolation)
         try:
-            await transaction.on(connection.execute(_begin(isolation, self.target, idle_s, readonly=readonly)))
+            await transaction.translate_errors(
+                connection.execute(_begin(isolation, self.target, idle_s, readonly=readonly))
+            )
             yield transaction
             await self._commit(connection)
         except Exception:
             await self._roll_back(connection)
             raise
         except BaseException:
-            self.pool.doubt(connection)
+            self.pool.release_dirty(connection)
             raise
         self.pool.release(connection)
         for tell in transaction.afterwards:
             tell()
 
-    def _lend(self, connection: Connection) -> Loan:
-        return Loan(connection, self.pool, self.target)
+    def _checkout(self, connection: Connection) -> ConnectionCheckout:
+        return ConnectionCheckout(connection, self.pool, self.target)
 
     async def _commit(self, connection: Connection) -> None:
         try:
             done = await connection.execute("COMMIT")
-            faults.reply("postgres.commit")
+            failpoints.after_send("postgres.commit")
         except failures.FAILURES as error:
             unknown = failures.on_commit(error, self.target, closed=connection.is_closed())
             if unknown is None:
@@ -213,12 +215,12 @@ class Database:
     async def _roll_back(self, connection: Connection) -> None:
         try:
             if not connection.is_closed() and connection.is_in_transaction():
-                await connection.execute("ROLLBACK", timeout=MEND_S)
+                await connection.execute("ROLLBACK", timeout=RESET_TIMEOUT_S)
                 self.pool.release(connection)
             else:
-                self.pool.doubt(connection)
+                self.pool.release_dirty(connection)
         except BaseException as error:
-            self.pool.doubt(connection)
+            self.pool.release_dirty(connection)
             if not isinstance(error, failures.FAILURES):
                 raise
 

@@ -8,24 +8,24 @@ import asyncpg
 
 from rota.infra.postgres import failures
 from rota.infra.postgres.target import PostgresTarget
-from rota.model.urls import checked
+from rota.model.urls import validate_url
 
 # Strings, because asyncpg's classes are generic to the type checker only.
 Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 # Statements live in files, so their number is known and small: all of them stay prepared for a connection's life.
-PREPARED_MAX = 512
+PREPARED_STATEMENTS_MAX = 512
 
 
 async def connect(target: PostgresTarget) -> Connection:
     """A connection with Rota's session settings; raises `PostgresUnavailable`, `LoginRefused` or `InvalidSetting`."""
     try:
         return await asyncpg.connect(
-            checked(target.url),
+            validate_url(target.url),
             timeout=target.connect_timeout_s,
             command_timeout=target.command_timeout_s,
-            statement_cache_size=PREPARED_MAX,
+            statement_cache_size=PREPARED_STATEMENTS_MAX,
             max_cached_statement_lifetime=0,
             server_settings=target.server_settings(),
         )
@@ -33,7 +33,7 @@ async def connect(target: PostgresTarget) -> Connection:
         raise failures.on_connect(error, target) from None
 
 
-async def hang_up(connection: Connection, within_s: float = 2.0) -> None:
+async def close_connection(connection: Connection, within_s: float = 2.0) -> None:
     """Say goodbye, so that the server logs no lost client; cut the line when it does not answer."""
     try:
         await connection.close(timeout=within_s)

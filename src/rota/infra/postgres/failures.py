@@ -18,7 +18,7 @@ import asyncpg
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.errors import InvalidSetting, LoginRefused, PostgresUnavailable, RotaError
 
-LOST = (
+CONNECTION_LOST_ERRORS = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
@@ -28,9 +28,9 @@ LOST = (
     # What asyncpg makes of a statement on a connection that the server is just ending.
     asyncpg.InternalClientError,
 )
-ANSWERS = (asyncpg.PostgresError,)
+SERVER_ERRORS = (asyncpg.PostgresError,)
 # What a statement can raise when the server is the cause and not the program.
-FAILURES = (*LOST, *ANSWERS, asyncpg.InterfaceError)
+FAILURES = (*CONNECTION_LOST_ERRORS, *SERVER_ERRORS, asyncpg.InterfaceError)
 
 
 def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
@@ -74,25 +74,27 @@ def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
 
 def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
     """The error to raise when the connection was lost under a statement, or None when the server answered."""
-    if not is_lost(error, closed=closed):
+    if not is_connection_lost(error, closed=closed):
         return None
-    return _lost(
+    return _connection_lost(
         "during a statement", "it may or may not have taken effect; look before repeating it", "unknown", error, target
     )
 
 
 def on_transaction(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
     """The same inside a transaction: the server rolls it back, so nothing took effect."""
-    if not is_lost(error, closed=closed):
+    if not is_connection_lost(error, closed=closed):
         return None
-    return _lost("during a transaction", "nothing of it took effect; try again", "rolled_back", error, target)
+    return _connection_lost(
+        "during a transaction", "nothing of it took effect; try again", "rolled_back", error, target
+    )
 
 
 def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
     """The error to raise when nobody can say whether a COMMIT happened, or None when the server refused it."""
-    if not is_lost(error, closed=closed):
+    if not is_connection_lost(error, closed=closed):
         return None
-    return _lost(
+    return _connection_lost(
         "before it confirmed a COMMIT",
         "the transaction may or may not have taken effect; look before repeating it",
         "unknown",
@@ -101,7 +103,7 @@ def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> 
     )
 
 
-def stopping(target: PostgresTarget) -> PostgresUnavailable:
+def stopping_error(target: PostgresTarget) -> PostgresUnavailable:
     """The error to raise to whoever comes while everything is being closed."""
     return PostgresUnavailable(
         "The connections to PostgreSQL are closed, because this process is stopping.",
@@ -110,11 +112,13 @@ def stopping(target: PostgresTarget) -> PostgresUnavailable:
     )
 
 
-def is_lost(error: BaseException, *, closed: bool) -> bool:
-    return isinstance(error, LOST) or (closed and isinstance(error, FAILURES))
+def is_connection_lost(error: BaseException, *, closed: bool) -> bool:
+    return isinstance(error, CONNECTION_LOST_ERRORS) or (closed and isinstance(error, FAILURES))
 
 
-def _lost(when: str, then: str, outcome: str, error: BaseException, target: PostgresTarget) -> PostgresUnavailable:
+def _connection_lost(
+    when: str, then: str, outcome: str, error: BaseException, target: PostgresTarget
+) -> PostgresUnavailable:
     return PostgresUnavailable(
         f"PostgreSQL at {target.address} was lost {when} ({cause(error)}): {then}.",
         address=target.address,

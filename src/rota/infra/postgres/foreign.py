@@ -29,7 +29,7 @@ def async_fetch(connection: Any) -> AsyncFetch:
 
     async def by_psycopg(text: str, arguments: Sequence[object]) -> Rows:
         async with connection.cursor(row_factory=_as_tuple) as cursor:
-            await cursor.execute(*_in_order(text, arguments))
+            await cursor.execute(*_to_positional(text, arguments))
             rows: Rows = await cursor.fetchall() if cursor.description else ()
             return rows
 
@@ -39,19 +39,21 @@ def async_fetch(connection: Any) -> AsyncFetch:
         rows: Rows = result.all() if result.returns_rows else ()
         return rows
 
-    fetch: AsyncFetch = _chosen(connection, {"asyncpg": by_asyncpg, "psycopg": by_psycopg, "sqlalchemy": by_sqlalchemy})
+    fetch: AsyncFetch = _select_driver(
+        connection, {"asyncpg": by_asyncpg, "psycopg": by_psycopg, "sqlalchemy": by_sqlalchemy}
+    )
     return fetch
 
 
 def sync_fetch(connection: Any) -> SyncFetch:
     """For a psycopg `Connection`, a `Connection` or `Session` of SQLAlchemy, or a connection of Django."""
-    if "django" in _roots(connection):
+    if "django" in _driver_packages(connection):
         connection.ensure_connection()
         return sync_fetch(connection.connection)
 
     def by_psycopg(text: str, arguments: Sequence[object]) -> Rows:
         with connection.cursor(row_factory=_as_tuple) as cursor:
-            cursor.execute(*_in_order(text, arguments))
+            cursor.execute(*_to_positional(text, arguments))
             rows: Rows = cursor.fetchall() if cursor.description else ()
             return rows
 
@@ -61,19 +63,19 @@ def sync_fetch(connection: Any) -> SyncFetch:
         rows: Rows = result.all() if result.returns_rows else ()
         return rows
 
-    fetch: SyncFetch = _chosen(connection, {"psycopg": by_psycopg, "sqlalchemy": by_sqlalchemy})
+    fetch: SyncFetch = _select_driver(connection, {"psycopg": by_psycopg, "sqlalchemy": by_sqlalchemy})
     return fetch
 
 
 def is_async(connection: Any) -> bool:
     """Whether its statements are awaited; no is also said of what is no connection at all."""
-    roots = _roots(connection)
+    roots = _driver_packages(connection)
     if "psycopg" in roots:
         return iscoroutinefunction(connection.execute)
     return "asyncpg" in roots or hasattr(connection, "sync_connection") or hasattr(connection, "sync_session")
 
 
-def _roots(connection: Any) -> set[str]:
+def _driver_packages(connection: Any) -> set[str]:
     return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
 
 
@@ -82,8 +84,8 @@ def _as_tuple(_cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return tuple
 
 
-def _chosen(connection: Any, drivers: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    roots = _roots(connection)
+def _select_driver(connection: Any, drivers: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    roots = _driver_packages(connection)
     for root, fetch in drivers.items():
         if root in roots:
             return fetch
@@ -96,10 +98,10 @@ def _chosen(connection: Any, drivers: dict[str, Callable[..., Any]]) -> Callable
 def _for_dialect(text: str, arguments: Sequence[object], connection: Any) -> tuple[str, tuple[object, ...]]:
     if connection.dialect.paramstyle == "numeric_dollar":
         return text, tuple(arguments)
-    return _in_order(text, arguments)
+    return _to_positional(text, arguments)
 
 
-def _in_order(text: str, arguments: Sequence[object]) -> tuple[str, tuple[object, ...]]:
+def _to_positional(text: str, arguments: Sequence[object]) -> tuple[str, tuple[object, ...]]:
     """For drivers that count placeholders and do not name them: an argument for each. Comments may name them, too."""
     statement = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
     order = [int(place[1:]) - 1 for place in _NUMBERED.findall(statement)]

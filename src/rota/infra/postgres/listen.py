@@ -21,15 +21,15 @@ from typing import Self
 import structlog
 
 from rota.infra.postgres import failures
-from rota.infra.postgres.driver import Connection, connect, hang_up
+from rota.infra.postgres.driver import Connection, close_connection, connect
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.backoff import Backoff
 from rota.model.errors import PostgresUnavailable, RotaError
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 10.0
-RETRY = Backoff(first_s=0.1, longest_s=5.0)
+HEARTBEAT_INTERVAL_S = 10.0
+RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
 QUEUE_MAX = 1024
 
 
@@ -52,7 +52,7 @@ class Notifications:
                 return await self._queue.get()
         return None
 
-    def tell(self, payload: str | None) -> None:
+    def push(self, payload: str | None) -> None:
         if self._queue.full():
             while not self._queue.empty():
                 self._queue.get_nowait()
@@ -60,7 +60,7 @@ class Notifications:
         self._queue.put_nowait(payload)
 
 
-class Listener:
+class NotificationListener:
     """The one listening connection of a `Database`: opened by the first consumer, kept until `close`."""
 
     def __init__(self, target: PostgresTarget) -> None:
@@ -80,7 +80,7 @@ class Listener:
         consumer = Notifications()
         self._consumers.setdefault(channel, set()).add(consumer)
         try:
-            await self._begin(channel)
+            await self._start(channel)
             yield consumer
         finally:
             self._consumers[channel].discard(consumer)
@@ -93,24 +93,24 @@ class Listener:
             await asyncio.wait([keeper])
         connection, self._connection = self._connection, None
         if connection is not None:
-            await hang_up(connection)
+            await close_connection(connection)
 
-    async def _begin(self, channel: str) -> None:
+    async def _start(self, channel: str) -> None:
         async with self._turn:
             if self._closing:
-                raise failures.stopping(self._target)
+                raise failures.stopping_error(self._target)
             if self._keeper is None:
                 await self._connect()
-                self._keeper = asyncio.create_task(self._keep(), name="postgres.listen")
+                self._keeper = asyncio.create_task(self._reconnect_loop(), name="postgres.listen")
         try:
             async with asyncio.timeout(self._target.connect_timeout_s):
                 await self._listening.wait()
                 async with self._turn:
-                    await self._add(channel)
+                    await self._add_channel(channel)
         except failures.FAILURES as error:
             raise failures.on_connect(error, self._target) from None
 
-    async def _add(self, channel: str) -> None:
+    async def _add_channel(self, channel: str) -> None:
         if self._connection is None:
             raise ConnectionResetError
         await self._connection.add_listener(channel, self._dispatch)
@@ -130,14 +130,14 @@ class Listener:
             raise
         if self._closing:
             connection.terminate()
-            raise failures.stopping(self._target)
+            raise failures.stopping_error(self._target)
         self._connection = connection
         self._listening.set()
 
-    async def _keep(self) -> None:
+    async def _reconnect_loop(self) -> None:
         """Watch the connection for as long as this process listens; replace it when it is lost."""
         while True:
-            await self._watch()
+            await self._wait_until_lost()
             self._listening.clear()
             async with self._turn:
                 if self._connection is not None:
@@ -147,18 +147,18 @@ class Listener:
             await self._reconnect()
             for consumers in self._consumers.values():
                 for consumer in consumers:
-                    consumer.tell(None)
+                    consumer.push(None)
 
-    async def _watch(self) -> None:
+    async def _wait_until_lost(self) -> None:
         """Return when the connection is gone."""
         while not self._lost.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
                     await self._lost.wait()
-            if not await self._answers():
+            if not await self._is_alive():
                 return
 
-    async def _answers(self) -> bool:
+    async def _is_alive(self) -> bool:
         async with self._turn:
             if self._connection is None or self._connection.is_closed():
                 return False
@@ -179,8 +179,8 @@ class Listener:
                     log.warning("postgres_listen_refused", error=error.sentence, code=error.code)
             streak += 1
             chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
-            await asyncio.sleep(RETRY.pause_s(streak, chance))
+            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(streak, chance))
 
     def _dispatch(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         for consumer in self._consumers.get(channel, ()):
-            consumer.tell(str(payload))
+            consumer.push(str(payload))

@@ -6,6 +6,8 @@ Invariants, and who keeps them:
 - a migration and its row in `rota.migration` are one transaction, so dying anywhere leaves both or neither. A
   `-- no transaction` file is done first and recorded after; dying between the two runs it again, so it must say
   IF NOT EXISTS;
+- functions and triggers are replaced after the migrations, all changed files in one transaction with their rows in
+  `rota.migration_function`. A database whose functions are of a newer revision keeps them;
 - what ran is never changed: an edited file (by checksum), an unknown one (a newer Rota was here) or a missing one is
   refused before anything is done;
 - a migration waits at most `lock_timeout_s` for a lock, so a long reader fails the migration and not the service whose
@@ -17,36 +19,44 @@ A lost reply to COMMIT is raised as such; running the command again finds out wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import asyncpg
 import msgspec
 import structlog
 
-from rota.infra import faults
+from rota.infra import failpoints
 from rota.infra.postgres import failures
 from rota.infra.postgres.database import Database
-from rota.infra.postgres.driver import Connection, Record, connect, hang_up
-from rota.infra.postgres.migration_files import Migration, discover
+from rota.infra.postgres.driver import Connection, Record, close_connection, connect
+from rota.infra.postgres.migration_files import (
+    FUNCTIONS_REVISION,
+    FunctionFile,
+    Migration,
+    discover,
+    discover_functions,
+)
 from rota.infra.postgres.sql import query
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.errors import MigrationRefused
 
 log = structlog.get_logger(__name__)
 
-EXISTS = query(__package__, "migration_table_exists")
+TABLE_EXISTS = query(__package__, "migration_table_exists")
 APPLIED = query(__package__, "migrations_applied")
+FUNCTIONS_APPLIED = query(__package__, "functions_applied")
+RECORD_FUNCTION = query(__package__, "function_record")
 RECORD = query(__package__, "migration_record")
-INVALID = query(__package__, "invalid_indexes")
+INVALID_INDEXES = query(__package__, "invalid_indexes")
 TRY_LOCK = query(__package__, "migration_try_lock")
 
 # "rota" in ASCII; any constant will do as long as it never changes.
 LOCK_KEY = 0x726F7461
-LOCK_POLL_S = 0.05
-MIGRATION_S = 3600.0
+LOCK_POLL_INTERVAL_S = 0.05
+MIGRATION_TIMEOUT_S = 3600.0
 
 CREATE_TABLE = """
 CREATE SCHEMA IF NOT EXISTS rota;
@@ -56,14 +66,22 @@ CREATE TABLE IF NOT EXISTS rota.migration (
   name       text NOT NULL,
   checksum   text NOT NULL,
   applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE TABLE IF NOT EXISTS rota.migration_function (
+  name       text PRIMARY KEY,
+  checksum   text NOT NULL,
+  revision   int NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
 """
+BEFORE_BASELINE = "0001_pre_schema"
+"""First migration of development versions, whose 24 migrations were squashed into one baseline per package."""
 
-Wanted = Literal["pre", "post", "all"]
-State = Literal["applied", "pending", "edited", "unknown"]
+PhaseFilter = Literal["pre", "post", "all"]
+MigrationState = Literal["applied", "pending", "edited", "unknown"]
 
 
-class Applied(msgspec.Struct, frozen=True):
+class AppliedMigration(msgspec.Struct, frozen=True):
     """A row of `rota.migration`."""
 
     number: int
@@ -73,63 +91,94 @@ class Applied(msgspec.Struct, frozen=True):
     applied_at: datetime
 
 
+class AppliedFunction(NamedTuple):
+    """A row of `rota.migration_function`."""
+
+    name: str
+    checksum: str
+    revision: int
+    applied_at: datetime
+
+
 class MigrationStatus(msgspec.Struct, frozen=True):
     """One line of `rota db status`; `unknown` was applied by a newer Rota."""
 
     name: str
     phase: str
-    state: State
+    state: MigrationState
     applied_at: datetime | None
 
 
 async def migrate(
     where: str | PostgresTarget | Database,
-    phase: Wanted = "all",
+    phase: PhaseFilter = "all",
     *,
     dry_run: bool = False,
     migrations: Sequence[Migration] | None = None,
+    functions: Sequence[FunctionFile] | None = None,
     lock_timeout_s: float = 5.0,
     wait_s: float = 60.0,
-) -> list[Migration]:
+) -> list[Migration | FunctionFile]:
     """Apply what is missing, in order, and return it; with `dry_run` only return it and change nothing.
 
     Waits up to `wait_s` for another process that migrates the same database, and then usually finds nothing to do.
+    `migrations` without `functions` means no functions.
     """
-    known = discover() if migrations is None else migrations
+    known, known_functions = _schema_files(migrations, functions)
     async with _session(where, lock_timeout_s) as connection:
-        if dry_run:
-            return pending(known, await _applied(connection), phase)
-        await _lock(connection, wait_s)
+        if not dry_run:
+            await _lock(connection, wait_s)
         todo = pending(known, await _applied(connection), phase)
-        if todo:
+        replaced = [] if phase == "post" else await _changed_functions(connection, known_functions)
+        if dry_run:
+            return [*todo, *replaced]
+        if todo or replaced:
             await _create_table(connection)
-        for migration in todo:
+        # Functions are replaced between the phases: after the tables they need, before what a post migration drops.
+        for migration in (each for each in todo if each.phase == "pre"):
             await _apply(connection, migration)
-            log.info("migration_applied", migration=migration.name)
-        return todo
+        if replaced:
+            await _replace_functions(connection, replaced)
+        for migration in (each for each in todo if each.phase == "post"):
+            await _apply(connection, migration)
+        return [*todo, *replaced]
+
+
+def _schema_files(
+    migrations: Sequence[Migration] | None, functions: Sequence[FunctionFile] | None
+) -> tuple[Sequence[Migration], Sequence[FunctionFile]]:
+    if migrations is None:
+        return discover(), discover_functions() if functions is None else functions
+    return migrations, functions or ()
 
 
 async def status(
     where: str | PostgresTarget | Database, *, migrations: Sequence[Migration] | None = None
 ) -> list[MigrationStatus]:
     """What was applied, what is missing, what does not fit; changes nothing."""
-    known = discover() if migrations is None else migrations
+    known, functions = _schema_files(migrations, None)
     async with _session(where, lock_timeout_s=5.0) as connection:
-        return compare(known, await _applied(connection))
+        lines = compare(known, await _applied(connection))
+        records = await _applied_functions(connection)
+    return lines + [_function_status(each, records) for each in functions]
 
 
 async def check_current(database: Database, *, migrations: Sequence[Migration] | None = None) -> None:
     """Refuse to work on a schema that does not suit this code.
 
-    Missing *post* files are fine (they wait for the last old replica to go), and so are *pre* files of a newer Rota,
-    which suit old code by definition: replicas of two versions may run, start and restart side by side.
+    Missing *post* files are fine (they wait for the last old replica to go), and so are *pre* files and functions of
+    a newer Rota, which suit old code by definition: replicas of two versions may run, start and restart side by side.
     """
-    known = discover() if migrations is None else migrations
-    exists = await database.value(EXISTS)
-    applied = [_as_applied(row) for row in await database.rows(APPLIED)] if exists else []
+    known, functions = _schema_files(migrations, None)
+    exists = await database.value(TABLE_EXISTS)
+    applied = [_applied_from_row(row) for row in await database.rows(APPLIED)] if exists else []
+    refuse_before_baseline(applied)
     refuse_newer([row for row in applied if row.phase == "post"], known)
     refuse_edited(applied, known)
     missing = [line.name for line in compare(known, applied) if line.state == "pending" and line.phase == "pre"]
+    if not missing and functions:
+        records = {row["name"]: AppliedFunction(*row) for row in await database.rows(FUNCTIONS_APPLIED)}
+        missing = [each.name for each in changed_functions(functions, records)]
     if missing:
         raise MigrationRefused(
             f"The database at {database.target.address} lacks {len(missing)} migration(s), first {missing[0]}: run"
@@ -138,15 +187,16 @@ async def check_current(database: Database, *, migrations: Sequence[Migration] |
         )
 
 
-def compare(known: Sequence[Migration], applied: Sequence[Applied]) -> list[MigrationStatus]:
+def compare(known: Sequence[Migration], applied: Sequence[AppliedMigration]) -> list[MigrationStatus]:
     """Lay files and records side by side, by number."""
     records = {row.number: row for row in applied}
-    lines = [_line(migration, records.pop(migration.number, None)) for migration in known]
+    lines = [_status_of(migration, records.pop(migration.number, None)) for migration in known]
     return lines + [MigrationStatus(row.name, row.phase, "unknown", row.applied_at) for row in records.values()]
 
 
-def pending(known: Sequence[Migration], applied: Sequence[Applied], phase: Wanted) -> list[Migration]:
+def pending(known: Sequence[Migration], applied: Sequence[AppliedMigration], phase: PhaseFilter) -> list[Migration]:
     """What `phase` still has to do; refuses a database whose past differs from these files."""
+    refuse_before_baseline(applied)
     refuse_newer(applied, known)
     refuse_edited(applied, known)
     done = {row.number for row in applied}
@@ -161,7 +211,23 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied], phase: Wante
     return todo
 
 
-def refuse_newer(applied: Sequence[Applied], known: Sequence[Migration]) -> None:
+def changed_functions(functions: Sequence[FunctionFile], records: Mapping[str, AppliedFunction]) -> list[FunctionFile]:
+    """The files to apply: those whose checksum differs, unless the database has functions of a newer Rota."""
+    if any(record.revision > FUNCTIONS_REVISION for record in records.values()):
+        return []
+    return [each for each in functions if each.name not in records or records[each.name].checksum != each.checksum]
+
+
+def refuse_before_baseline(applied: Sequence[AppliedMigration]) -> None:
+    if any(row.name == BEFORE_BASELINE for row in applied):
+        raise MigrationRefused(
+            "The database was made by a development version of Rota, whose schema cannot be migrated: create a new"
+            " database, or, if `rota up` made it, stop it and remove its data directory.",
+            migration=BEFORE_BASELINE,
+        )
+
+
+def refuse_newer(applied: Sequence[AppliedMigration], known: Sequence[Migration]) -> None:
     numbers = {migration.number for migration in known}
     for row in applied:
         if row.number not in numbers:
@@ -171,7 +237,7 @@ def refuse_newer(applied: Sequence[Applied], known: Sequence[Migration]) -> None
             )
 
 
-def refuse_edited(applied: Sequence[Applied], known: Sequence[Migration]) -> None:
+def refuse_edited(applied: Sequence[AppliedMigration], known: Sequence[Migration]) -> None:
     checksums = {migration.number: migration.checksum for migration in known}
     for row in applied:
         if checksums.get(row.number, row.checksum) != row.checksum:
@@ -182,11 +248,17 @@ def refuse_edited(applied: Sequence[Applied], known: Sequence[Migration]) -> Non
             )
 
 
-def _line(migration: Migration, row: Applied | None) -> MigrationStatus:
+def _status_of(migration: Migration, row: AppliedMigration | None) -> MigrationStatus:
     if row is None:
         return MigrationStatus(migration.name, migration.phase, "pending", None)
-    state: State = "applied" if row.checksum == migration.checksum else "edited"
+    state: MigrationState = "applied" if row.checksum == migration.checksum else "edited"
     return MigrationStatus(migration.name, migration.phase, state, row.applied_at)
+
+
+def _function_status(file: FunctionFile, records: Mapping[str, AppliedFunction]) -> MigrationStatus:
+    state: MigrationState = "pending" if changed_functions([file], records) else "applied"
+    record = records.get(file.name)
+    return MigrationStatus(file.name, "pre", state, record.applied_at if record else None)
 
 
 @asynccontextmanager
@@ -198,8 +270,8 @@ async def _session(where: str | PostgresTarget | Database, lock_timeout_s: float
         target,
         application_name="rota migrate",
         lock_timeout_s=lock_timeout_s,
-        statement_timeout_s=MIGRATION_S,
-        idle_in_transaction_s=MIGRATION_S,
+        statement_timeout_s=MIGRATION_TIMEOUT_S,
+        idle_in_transaction_s=MIGRATION_TIMEOUT_S,
     )
     connection = await connect(target)
     try:
@@ -211,7 +283,7 @@ async def _session(where: str | PostgresTarget | Database, lock_timeout_s: float
         raise lost from error
     finally:
         # The end of the session rolls back what is open and frees the advisory lock.
-        await hang_up(connection)
+        await close_connection(connection)
 
 
 async def _lock(connection: Connection, wait_s: float) -> None:
@@ -223,17 +295,27 @@ async def _lock(connection: Connection, wait_s: float) -> None:
                 f"Another process has been migrating this database for more than {wait_s:g} s: wait for it to end, then"
                 " run this again."
             )
-        await asyncio.sleep(LOCK_POLL_S)
+        await asyncio.sleep(LOCK_POLL_INTERVAL_S)
 
 
-async def _applied(connection: Connection) -> list[Applied]:
-    if not await connection.fetchval(EXISTS.text):
+async def _applied(connection: Connection) -> list[AppliedMigration]:
+    if not await connection.fetchval(TABLE_EXISTS.text):
         return []
-    return [_as_applied(row) for row in await connection.fetch(APPLIED.text)]
+    return [_applied_from_row(row) for row in await connection.fetch(APPLIED.text)]
 
 
-def _as_applied(row: Record) -> Applied:
-    return Applied(row["number"], row["phase"], row["name"], row["checksum"], row["applied_at"])
+async def _applied_functions(connection: Connection) -> dict[str, AppliedFunction]:
+    if not await connection.fetchval(TABLE_EXISTS.text):
+        return {}
+    return {row["name"]: AppliedFunction(*row) for row in await connection.fetch(FUNCTIONS_APPLIED.text)}
+
+
+async def _changed_functions(connection: Connection, functions: Sequence[FunctionFile]) -> list[FunctionFile]:
+    return changed_functions(functions, await _applied_functions(connection)) if functions else []
+
+
+def _applied_from_row(row: Record) -> AppliedMigration:
+    return AppliedMigration(row["number"], row["phase"], row["name"], row["checksum"], row["applied_at"])
 
 
 async def _create_table(connection: Connection) -> None:
@@ -251,15 +333,16 @@ async def _apply(connection: Connection, migration: Migration) -> None:
         if migration.in_transaction:
             await _apply_in_transaction(connection, migration)
         else:
-            await _apply_alone(connection, migration)
+            await _apply_without_transaction(connection, migration)
+        log.info("migration_applied", migration=migration.name)
     except asyncpg.LockNotAvailableError as error:
         raise MigrationRefused(
             f"The migration {migration.name} did not get its lock in time, because another session uses the table;"
             " nothing was changed: run it again when long transactions are over.",
             migration=migration.name,
         ) from error
-    except failures.ANSWERS as error:
-        if isinstance(error, failures.LOST):
+    except failures.SERVER_ERRORS as error:
+        if isinstance(error, failures.CONNECTION_LOST_ERRORS):
             raise
         rest = "nothing of it remains" if migration.in_transaction else "drop what it left half done, then run it again"
         raise MigrationRefused(
@@ -267,28 +350,52 @@ async def _apply(connection: Connection, migration: Migration) -> None:
         ) from error
 
 
+async def _replace_functions(connection: Connection, functions: Sequence[FunctionFile]) -> None:
+    """One transaction, with bodies unchecked: functions may call each other in any order."""
+    try:
+        await connection.execute("BEGIN; SET LOCAL check_function_bodies = off")
+        for file in functions:
+            await connection.execute(file.text)
+            await connection.execute(RECORD_FUNCTION.text, file.name, file.checksum, FUNCTIONS_REVISION)
+        failpoints.hit("migrate.functions_before_commit")
+        await connection.execute("COMMIT")
+    except asyncpg.LockNotAvailableError as error:
+        raise MigrationRefused(
+            "The functions did not get their locks in time, because another session uses a table; nothing was changed:"
+            " run it again when long transactions are over."
+        ) from error
+    except failures.SERVER_ERRORS as error:
+        if isinstance(error, failures.CONNECTION_LOST_ERRORS):
+            raise
+        raise MigrationRefused(
+            f"The functions could not be replaced ({first_line(error)}); nothing was changed."
+        ) from error
+    for file in functions:
+        log.info("functions_replaced", file=file.name)
+
+
 async def _apply_in_transaction(connection: Connection, migration: Migration) -> None:
     await connection.execute("BEGIN")
     await connection.execute(migration.text)
     assert connection.is_in_transaction(), f"{migration.name} must not COMMIT"
     await _record(connection, migration)
-    faults.at("migrate.before_commit")
+    failpoints.hit("migrate.before_commit")
     await connection.execute("COMMIT")
 
 
-async def _apply_alone(connection: Connection, migration: Migration) -> None:
+async def _apply_without_transaction(connection: Connection, migration: Migration) -> None:
     """One statement outside a transaction. It blocks nobody, so it may wait for as long as old transactions last."""
     await connection.execute("SET lock_timeout = 0")
     await connection.execute(migration.text)
     await connection.execute("RESET lock_timeout")
-    invalid = [row["name"] for row in await connection.fetch(INVALID.text)]
+    invalid = [row["name"] for row in await connection.fetch(INVALID_INDEXES.text)]
     if invalid:
         raise MigrationRefused(
             f"The migration {migration.name} found the index {invalid[0]} half built by an earlier attempt: DROP INDEX"
             f" CONCURRENTLY {invalid[0]}, then run `rota db migrate` again.",
             migration=migration.name,
         )
-    faults.at("migrate.before_record")
+    failpoints.hit("migrate.before_record")
     await _record(connection, migration)
 
 

@@ -1,11 +1,18 @@
-"""The migrations of this Rota, as found in its packages.
+"""The schema of this Rota, as files in its packages: numbered migrations and repeatable functions.
 
-A file is `<room>/migrations/NNNN_{pre|post}_slug.sql`. Numbers run from 1 without a gap over the whole project: they
-are the order, and a gap or a double means that two branches were merged without looking.
+`<package>/migrations/NNNN_{pre|post}_slug.sql` changes tables, types and indexes. Numbers run from 1 without a gap over
+the whole project: they are the order, and a gap or a duplicate means that two branches were merged carelessly. A
+numbered migration never changes once it is merged (`tests/unit/infra/schema.lock`).
 
-*pre* runs before new code starts and must suit the old code as well (add a table, a nullable column, an index); *post*
-runs when no old code is left (drop, tighten). A file that begins with `-- no transaction` holds a single statement
-that PostgreSQL refuses inside a transaction, such as CREATE INDEX CONCURRENTLY IF NOT EXISTS.
+*pre* runs before new code starts and must suit the old code too (add a table, a nullable column, an index); *post*
+runs when no old code is left (drop, tighten). A file that begins with `-- no transaction` holds one statement that
+PostgreSQL refuses inside a transaction, such as CREATE INDEX CONCURRENTLY IF NOT EXISTS.
+
+`<package>/functions/*.sql` holds PL/pgSQL functions and triggers, each statement a CREATE OR REPLACE. A file is applied
+again whenever its checksum changes, after the *pre* migrations. Replicas of two versions run side by side during an
+upgrade, so a function keeps its signature and its meaning: a change of either is a new function, and a *post*
+migration drops the old one. `FUNCTIONS_REVISION` grows with every change, so that an older Rota never replaces newer
+functions.
 """
 
 from __future__ import annotations
@@ -24,6 +31,8 @@ from rota.model.errors import MigrationRefused
 
 Phase = Literal["pre", "post"]
 NO_TRANSACTION = "-- no transaction"
+FUNCTIONS_REVISION = 1
+"""Raised with every change of a function file; a lock file in the tests holds it to their checksums."""
 _NAME = re.compile(r"(\d{4})_(pre|post)_([a-z0-9_]+)\.sql")
 
 
@@ -41,18 +50,49 @@ class Migration(msgspec.Struct, frozen=True):
         return not self.text.startswith(NO_TRANSACTION)
 
 
+class FunctionFile(msgspec.Struct, frozen=True):
+    """A file of functions and triggers; its statements may be run any number of times."""
+
+    name: str
+    """Package and file, such as `queue/functions/claims.sql`."""
+    text: str
+    checksum: str
+
+
 def discover(root: Traversable | None = None) -> tuple[Migration, ...]:
     """Every migration below `root`, by number. Those of the `rota` package are read once per process."""
-    return _ours() if root is None else _read(root)
+    return _packaged() if root is None else _read(root)
 
 
 @functools.cache
-def _ours() -> tuple[Migration, ...]:
+def _packaged() -> tuple[Migration, ...]:
     return _read(files("rota"))
 
 
+@functools.cache
+def discover_functions() -> tuple[FunctionFile, ...]:
+    """Every function file of Rota, by name."""
+    found = _files(files("rota"), "functions")
+    return tuple(sorted((_read_functions(name, file.read_text("utf-8")) for name, file in found), key=lambda f: f.name))
+
+
+def _read_functions(name: str, source: str) -> FunctionFile:
+    text = unix_newlines(source)
+    return FunctionFile(name, text, checksum_of(text))
+
+
+def unix_newlines(source: str) -> str:
+    return source.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def checksum_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _read(root: Traversable) -> tuple[Migration, ...]:
-    return in_order(read_migration(file.name, file.read_text("utf-8")) for file in _files(root))
+    return sort_and_validate(
+        read_migration(file.name, file.read_text("utf-8")) for _, file in _files(root, "migrations")
+    )
 
 
 def read_migration(file_name: str, source: str) -> Migration:
@@ -62,13 +102,12 @@ def read_migration(file_name: str, source: str) -> Migration:
             f"The migration file {file_name} is misnamed: call it NNNN_pre_what.sql or NNNN_post_what.sql.",
             file=file_name,
         )
-    text = source.replace("\r\n", "\n").replace("\r", "\n")
+    text = unix_newlines(source)
     phase: Phase = "pre" if match[2] == "pre" else "post"
-    checksum = hashlib.sha256(text.encode()).hexdigest()
-    return Migration(int(match[1]), phase, file_name.removesuffix(".sql"), text, checksum)
+    return Migration(int(match[1]), phase, file_name.removesuffix(".sql"), text, checksum_of(text))
 
 
-def in_order(found: Iterable[Migration]) -> tuple[Migration, ...]:
+def sort_and_validate(found: Iterable[Migration]) -> tuple[Migration, ...]:
     """Sort by number; a gap or a double is refused."""
     ordered = tuple(sorted(found, key=lambda migration: (migration.number, migration.name)))
     for expected, migration in enumerate(ordered, start=1):
@@ -87,10 +126,13 @@ def in_order(found: Iterable[Migration]) -> tuple[Migration, ...]:
     return ordered
 
 
-def _files(directory: Traversable) -> Iterator[Traversable]:
+def _files(directory: Traversable, folder: str, below: str = "") -> Iterator[tuple[str, Traversable]]:
+    """The SQL files in folders of this name, each with its path below the root."""
     for entry in directory.iterdir():
-        if entry.is_dir():
-            if entry.name == "migrations":
-                yield from (file for file in entry.iterdir() if file.name.endswith(".sql"))
-            elif entry.name != "__pycache__":
-                yield from _files(entry)
+        if not entry.is_dir() or entry.name == "__pycache__":
+            continue
+        path = f"{below}{entry.name}/"
+        if entry.name == folder:
+            yield from ((path + file.name, file) for file in entry.iterdir() if file.name.endswith(".sql"))
+        else:
+            yield from _files(entry, folder, path)

@@ -20,16 +20,16 @@ import asyncio
 from collections import deque
 from contextlib import ExitStack, suppress
 
-from rota.infra.postgres.driver import Connection, connect, hang_up
-from rota.infra.postgres.failures import FAILURES, stopping
+from rota.infra.postgres.driver import Connection, close_connection, connect
+from rota.infra.postgres.failures import FAILURES, stopping_error
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.errors import PostgresUnavailable
 
-MEND_S = 2.0
-CLOSE_S = 5.0
+RESET_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 5.0
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one target. Users come through `Database`; who acquires must give back."""
 
     def __init__(self, target: PostgresTarget) -> None:
@@ -52,13 +52,13 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def fill(self) -> None:
+    async def open_initial(self) -> None:
         """Open the first `pool_min` connections, at least one, so that a bad target is known at once."""
         with ExitStack() as opened:
             for _ in range(max(1, self._target.pool_min)):
                 opened.callback(self.release, await self.acquire())
 
-    def take(self) -> Connection | None:
+    def try_acquire(self) -> Connection | None:
         """An idle connection, if there is one: the quick way, without a turn of the event loop."""
         while self._idle and not self._closing:
             connection = self._idle.pop()
@@ -71,8 +71,8 @@ class Pool:
     async def acquire(self) -> Connection:
         """A connection to use alone until it goes back by `release` or `doubt`."""
         if self._closing:
-            raise stopping(self._target)
-        connection = self.take()
+            raise stopping_error(self._target)
+        connection = self.try_acquire()
         if connection is not None:
             return connection
         if self._size < self._target.pool_max:
@@ -83,16 +83,16 @@ class Pool:
     def release(self, connection: Connection) -> None:
         """Take back a connection whose last statement was answered."""
         if connection.is_closed() or connection.is_in_transaction():
-            self.doubt(connection)
+            self.release_dirty(connection)
         else:
-            self._take_back(connection)
+            self._return(connection)
 
-    def doubt(self, connection: Connection) -> None:
+    def release_dirty(self, connection: Connection) -> None:
         """Take back a connection that may be busy, broken or in a transaction; nobody gets it before it is mended."""
         if connection.is_closed():
-            self._bury(connection)
+            self._discard(connection)
             return
-        task = asyncio.create_task(self._mend(connection), name="postgres.mend")
+        task = asyncio.create_task(self._reset(connection), name="postgres.mend")
         self._mending.add(task)
         task.add_done_callback(self._mending.discard)
 
@@ -101,9 +101,9 @@ class Pool:
         self._closing = True
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(stopping(self._target))
+                waiter.set_exception(stopping_error(self._target))
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._lent:
                     self._returned.clear()
                     await self._returned.wait()
@@ -112,18 +112,18 @@ class Pool:
         await asyncio.gather(*self._mending)
         idle, self._idle = self._idle, []
         self._size -= len(idle)
-        await asyncio.gather(*map(hang_up, idle))
+        await asyncio.gather(*map(close_connection, idle))
 
     async def _open(self) -> Connection:
         try:
             connection = await connect(self._target)
         except BaseException:
-            self._drop()
+            self._free_slot()
             raise
         if self._closing:
             connection.terminate()
-            self._drop()
-            raise stopping(self._target)
+            self._free_slot()
+            raise stopping_error(self._target)
         self._lent.add(connection)
         return connection
 
@@ -134,42 +134,42 @@ class Pool:
             async with asyncio.timeout(self._target.acquire_timeout_s):
                 gift = await waiter
         except TimeoutError:
-            self._leave(waiter)
-            raise self._exhausted() from None
+            self._cancel_wait(waiter)
+            raise self._exhausted_error() from None
         except BaseException:
-            self._leave(waiter)
+            self._cancel_wait(waiter)
             raise
         if gift is not None:
             return gift
         return await self._open()
 
-    def _leave(self, waiter: asyncio.Future[Connection | None]) -> None:
+    def _cancel_wait(self, waiter: asyncio.Future[Connection | None]) -> None:
         """Step out of the queue; what was handed to us in the same moment goes to the next."""
         if not waiter.done() or waiter.cancelled() or waiter.exception() is not None:
             with suppress(ValueError):
                 self._waiters.remove(waiter)
         elif (gift := waiter.result()) is None:
-            self._drop()
+            self._free_slot()
         else:
             self.release(gift)
 
-    def _take_back(self, connection: Connection) -> None:
+    def _return(self, connection: Connection) -> None:
         self._lent.discard(connection)
         if self._closing:
             self._returned.set()
-        if not self._hand_over(connection):
+        if not self._give_to_waiter(connection):
             self._idle.append(connection)
 
-    def _bury(self, connection: Connection) -> None:
+    def _discard(self, connection: Connection) -> None:
         self._lent.discard(connection)
         self._returned.set()
-        self._drop()
+        self._free_slot()
 
-    def _drop(self) -> None:
-        if not self._hand_over(None):
+    def _free_slot(self) -> None:
+        if not self._give_to_waiter(None):
             self._size -= 1
 
-    def _hand_over(self, gift: Connection | None) -> bool:
+    def _give_to_waiter(self, gift: Connection | None) -> bool:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -179,10 +179,10 @@ class Pool:
                 return True
         return False
 
-    async def _mend(self, connection: Connection) -> None:
+    async def _reset(self, connection: Connection) -> None:
         """Wait until a cancelled statement is over on the server and roll back; close what does not answer."""
         try:
-            async with asyncio.timeout(MEND_S):
+            async with asyncio.timeout(RESET_TIMEOUT_S):
                 # asyncpg first waits for its pending cancel request; once answered, the state it reports is true again.
                 if not connection.is_in_transaction():
                     await connection.execute("SELECT 1")
@@ -190,13 +190,13 @@ class Pool:
                     await connection.execute("ROLLBACK")
         except BaseException as error:
             connection.terminate()
-            self._bury(connection)
+            self._discard(connection)
             if not isinstance(error, FAILURES):
                 raise
         else:
-            self._take_back(connection)
+            self._return(connection)
 
-    def _exhausted(self) -> PostgresUnavailable:
+    def _exhausted_error(self) -> PostgresUnavailable:
         return PostgresUnavailable(
             f"All {self._target.pool_max} connections to PostgreSQL at {self._target.address} were busy for"
             f" {self._target.acquire_timeout_s:g} s: raise pool_max, or look for long transactions.",

@@ -1,37 +1,63 @@
-"""SQL kept as files: one statement per `.sql` file beside the Python that runs it.
+"""Named SQL statements: each package keeps its own in one `queries.sql`.
 
-The first line of a file is a comment that says what the statement is for. A module names its statements once, as
-constants (`ACQUIRE = query(__package__, "acquire")`), so that a missing or unexplained file fails at import and not
-in the middle of the night. A contract test prepares every file on the migrated schema.
+A statement begins with its name and, on the next line, a sentence that says what it is for:
+
+    -- name: lease_acquire
+    -- Acquire the lease if it is free or has expired.
+    UPDATE rota.lease SET ...
+
+A module names its statements once, as constants (`ACQUIRE = query(__package__, "lease_acquire")`), so a missing or
+undocumented statement fails at import. A contract test prepares every statement on the migrated schema.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 
 import msgspec
 
+QUERIES_FILE = "queries.sql"
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
 
 class Query(msgspec.Struct, frozen=True):
-    """One statement: `text` is what the server is sent, headed by `name`, so pg_stat_activity says who asked."""
+    """One statement. `text` is sent to the server and starts with `name`, so pg_stat_activity shows who sent it."""
 
     name: str
     purpose: str
     text: str
 
 
-@cache
 def query(package: str, name: str) -> Query:
-    """Read `<package dir>/<name>.sql`."""
-    return parse_query(f"{package}.{name}", files(package).joinpath(f"{name}.sql").read_text("utf-8"))
+    """The statement `name` of the package's `queries.sql`."""
+    statements = queries(package)
+    assert name in statements, f"{package}/{QUERIES_FILE} has no statement named {name}"
+    return statements[name]
+
+
+@cache
+def queries(package: str) -> dict[str, Query]:
+    """All statements of a package by name, in the order of its `queries.sql`."""
+    return parse_queries(package, files(package).joinpath(QUERIES_FILE).read_text("utf-8"))
+
+
+def parse_queries(package: str, source: str) -> dict[str, Query]:
+    head, *parts = _NAME.split(source)
+    assert not head.strip(), f"{package}/{QUERIES_FILE} must begin with `-- name:`"
+    names, statements = parts[::2], parts[1::2]
+    assert len(set(names)) == len(names), f"{package}/{QUERIES_FILE} has a name twice"
+    return {
+        name: parse_query(f"{package}.{name}", statement) for name, statement in zip(names, statements, strict=True)
+    }
 
 
 def parse_query(name: str, source: str) -> Query:
-    """Take a file's purpose and statement apart; line numbers in the server's messages stay those of the file."""
+    """Split a statement into its purpose (first line, a comment) and its text."""
     first, _, statement = source.partition("\n")
     purpose = first.removeprefix("--").strip()
     assert first.startswith("--"), f"the first line of {name} must be a comment that says what it is for"
     assert purpose, f"the first line of {name} must say what it is for"
-    assert statement.strip(), f"{name} holds no statement"
+    assert statement.strip(), f"{name} has no statement"
     return Query(name=name, purpose=purpose, text=f"-- {name}: {purpose}\n{statement.rstrip().rstrip(';')}")

@@ -26,18 +26,18 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from rota.infra.redis.failures import address_of, guard
+from rota.infra.redis.failures import address_of, translate_errors
 from rota.infra.redis.target import RedisTarget
 from rota.model.errors import EvictingRedis, InvalidSetting, SetupFailed
-from rota.model.urls import checked
+from rota.model.urls import validate_url
 
-OLDEST = (6, 2)
+VERSION_MIN = (6, 2)
 
 
 def connect(target: RedisTarget) -> redis.asyncio.Redis:
     """A client with its own pool. Nothing is sent yet; whoever made it calls `aclose`."""
     try:
-        pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(checked(target.url)), **_choices(target)})
+        pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(validate_url(target.url)), **_pool_options(target)})
         pool.make_connection()  # type: ignore[no-untyped-call]  # no I/O: it only looks at the options
     except (ValueError, TypeError):
         # Their messages may quote a piece of the password, so they are not chained.
@@ -48,7 +48,7 @@ def connect(target: RedisTarget) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def _choices(target: RedisTarget) -> dict[str, Any]:
+def _pool_options(target: RedisTarget) -> dict[str, Any]:
     return {
         "max_connections": target.pool_size,
         "timeout": target.pool_wait_s,
@@ -82,19 +82,19 @@ def pool_use(client: redis.asyncio.Redis) -> PoolUse:
 async def health(client: redis.asyncio.Redis) -> float:
     """Seconds one PING took."""
     started = time.perf_counter()
-    with guard(client):
+    with translate_errors(client):
         await client.ping()
     return time.perf_counter() - started
 
 
-async def check_fit(client: redis.asyncio.Redis) -> None:
+async def check_server(client: redis.asyncio.Redis) -> None:
     """Refuses a server that is too old or may drop keys; changes nothing on it."""
-    with guard(client):
+    with translate_errors(client):
         server = await client.info("server")
         memory = await client.info("memory")
     address = address_of(client)
     version = str(server["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
         raise SetupFailed(
             f"Redis at {address} is version {version}: Rota needs Redis 6.2, or any Valkey, or newer.",
             address=address,

@@ -16,14 +16,14 @@ from typing import Final
 import redis.asyncio
 from redis import exceptions
 
-from rota.infra.cancelling import cancellable
+from rota.infra.asyncio_cancel import cancellable
 from rota.model.errors import LoginRefused, RedisUnavailable, RotaError, SetupFailed
 
 # redis-py has no classes for these two; should its words change, the outcome is "unknown", which is safe.
-_POOL_IS_EMPTY: Final = "No connection available."
+_POOL_EXHAUSTED: Final = "No connection available."
 _CONNECTING: Final = " connecting to "
 
-_TOLD: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] = (
+_TRANSLATIONS: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] = (
     (
         exceptions.AuthenticationError,
         LoginRefused,
@@ -65,7 +65,7 @@ _TOLD: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] = (
         "is still loading its data: wait until it is ready",
     ),
 )
-_AWAY = (
+_UNREACHABLE_ERRORS = (
     OSError,
     exceptions.AskError,
     exceptions.ClusterDownError,
@@ -73,10 +73,10 @@ _AWAY = (
     exceptions.TimeoutError,
     exceptions.TryAgainError,
 )
-_UNWILLING = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
+_BUSY_PREFIXES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
 
 
-class guard:
+class translate_errors:
     """`with guard(client): await client.get(key)` lets failures leave as errors of Rota, and cancellations at all."""
 
     __slots__ = ("_cancellable", "_client")
@@ -93,28 +93,28 @@ class guard:
     ) -> None:
         self._cancellable.__exit__(kind, error, trace)
         if isinstance(error, (exceptions.RedisError, OSError)):
-            told = explain(error, self._client)
+            told = to_rota_error(error, self._client)
             if told is not None:
                 raise told from error
 
 
-def explain(error: Exception, client: redis.asyncio.Redis) -> RotaError | None:
+def to_rota_error(error: Exception, client: redis.asyncio.Redis) -> RotaError | None:
     """The error to raise instead of redis-py's, or None when the server answered and meant it."""
     address = address_of(client)
-    for kind, told, what in _TOLD:
+    for kind, told, what in _TRANSLATIONS:
         if isinstance(error, kind):
             return told(f"Redis at {address} {what}.", address=address, outcome="unknown")
     text = str(error)
-    if text == _POOL_IS_EMPTY:
+    if text == _POOL_EXHAUSTED:
         size = client.connection_pool.max_connections
         what = f"is busy with all {size} connections we may open: raise the pool size, or call it less"
-    elif isinstance(error, _AWAY):
+    elif isinstance(error, _UNREACHABLE_ERRORS):
         what = f"cannot be reached ({cause(error)}): check that it runs and that the Redis URL is right"
-    elif text.startswith(_UNWILLING):
+    elif text.startswith(_BUSY_PREFIXES):
         what = f"does not work now ({text.rstrip('. ')}): see the server's log"
     else:
         return None
-    outcome = "not_sent" if text == _POOL_IS_EMPTY or _CONNECTING in text else "unknown"
+    outcome = "not_sent" if text == _POOL_EXHAUSTED or _CONNECTING in text else "unknown"
     return RedisUnavailable(f"Redis at {address} {what}.", address=address, outcome=outcome)
 
 

@@ -77,23 +77,23 @@ PATTERNS: Final = (
     ACCT_SHADOW,
 )
 
-_WORD = re.compile(r"[^{}\s]+")
-_VARYING = re.compile(r"\{\w+\}")
-_HERE: Final = "\0"
+_KEY_PART = re.compile(r"[^{}\s]+")
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+_SPLIT_MARKER: Final = "\0"
 
 
-class Keys:
+class RedisKeys:
     """Names of keys for one installation."""
 
     def __init__(self, prefix: str = "", hash_tag: str = "") -> None:
         for setting, value in (("prefix", prefix), ("hash-tag", hash_tag)):
-            if value and not _WORD.fullmatch(value):
+            if value and not _KEY_PART.fullmatch(value):
                 raise InvalidSetting(
                     f"The {setting} of Redis keys is {value!r}: leave out braces and spaces, Rota adds the braces."
                 )
         self.prefix = prefix
         self._tag = f"{{{hash_tag}}}" if hash_tag else ""
-        self._shows: dict[str, ShowKeys] = {}
+        self._shows: dict[str, ShowRedisKeys] = {}
         self._owned = [self._matcher(pattern) for pattern in PATTERNS]
 
     def breaker_failures(self, name: str) -> str:
@@ -129,18 +129,20 @@ class Keys:
         """There while a saga rolls back."""
         return self.key(SAGA_LOCK, saga=saga)
 
-    def of_agents(self, group: str = "", waiting: str = AGENTS_WAITING, working: str = AGENTS_WORKING) -> AgentKeys:
+    def agent_keys(
+        self, group: str = "", waiting: str = AGENTS_WAITING, working: str = AGENTS_WORKING
+    ) -> AgentRedisKeys:
         """Keys of the agents of one group, under the names of the settings."""
-        return AgentKeys(self, group, waiting, working)
+        return AgentRedisKeys(self, group, waiting, working)
 
     def agents_leader(self, name: str = AGENTS_LEADER) -> str:
         """Who leads the cleanup of agents, for people to read."""
         return self.key("{name}", name=name)
 
-    def of_show(self, show: str) -> ShowKeys:
+    def show_keys(self, show: str) -> ShowRedisKeys:
         """Keys of the books of one show."""
         if show not in self._shows:
-            self._shows[show] = ShowKeys(self, show)
+            self._shows[show] = ShowRedisKeys(self, show)
         return self._shows[show]
 
     def owns(self, key: bytes) -> bool:
@@ -148,42 +150,42 @@ class Keys:
         text = key.decode("utf-8", "replace")
         return any(matcher.fullmatch(text) for matcher in self._owned)
 
-    def halves(self, pattern: str, word: str, **others: str) -> tuple[str, str]:
+    def split_around(self, pattern: str, word: str, **others: str) -> tuple[str, str]:
         """What comes before and after `word` in a key, for those that are made by the thousand."""
-        before, after = self.key(pattern, **others, **{word: _HERE}).split(_HERE)
+        before, after = self.key(pattern, **others, **{word: _SPLIT_MARKER}).split(_SPLIT_MARKER)
         return before, after
 
-    def words(self, pattern: str, key: str) -> dict[str, str]:
+    def parse(self, pattern: str, key: str) -> dict[str, str]:
         """What varies in a key of `pattern`; nothing when it is another one."""
         named = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^:{}\\s]+)", re.escape(pattern))
         found = re.fullmatch(re.escape(self.prefix) + named + re.escape(self._tag), key)
         return found.groupdict() if found else {}
 
-    def matching(self, pattern: str) -> str:
+    def scan_pattern(self, pattern: str) -> str:
         """For SCAN: every key of a pattern, and strangers that look alike; `owns` tells them apart."""
-        return f"{self.prefix}{re.sub(_VARYING, '*', pattern)}{self._tag}"
+        return f"{self.prefix}{re.sub(_PLACEHOLDER, '*', pattern)}{self._tag}"
 
     @staticmethod
-    def owned(key: bytes) -> bool:
+    def is_declared(key: bytes) -> bool:
         """Whether `key` is declared here, with neither prefix nor hash tag."""
-        return _PLAIN.owns(key)
+        return _UNPREFIXED.owns(key)
 
     def key(self, pattern: str, **words: str) -> str:
         """The key of a declared pattern."""
         for word, value in words.items():
             # A brace would open another hash tag before ours and scatter the keys over slots.
-            assert _WORD.fullmatch(value), f"{word} of {pattern} is {value!r}"
+            assert _KEY_PART.fullmatch(value), f"{word} of {pattern} is {value!r}"
         return f"{self.prefix}{pattern.format(**words)}{self._tag}"
 
     def _matcher(self, pattern: str) -> re.Pattern[str]:
-        varying = re.sub(r"\\\{\w+\\\}", lambda _: _WORD.pattern, re.escape(pattern))
+        varying = re.sub(r"\\\{\w+\\\}", lambda _: _KEY_PART.pattern, re.escape(pattern))
         return re.compile(re.escape(self.prefix) + varying + re.escape(self._tag))
 
 
-class AgentKeys:
+class AgentRedisKeys:
     """The two sets of agents, and the stamps of those that run."""
 
-    def __init__(self, keys: Keys, group: str, waiting: str, working: str) -> None:
+    def __init__(self, keys: RedisKeys, group: str, waiting: str, working: str) -> None:
         def named(name: str) -> str:
             return keys.key("{name}:{group}", name=name, group=group) if group else keys.key("{name}", name=name)
 
@@ -192,10 +194,10 @@ class AgentKeys:
         self.runs = named(f"{working}-runs")
 
 
-class ShowKeys:
+class ShowRedisKeys:
     """The books of one show. Things with counters also have a short name, `sub:…` to `point:…`, used inside them."""
 
-    def __init__(self, keys: Keys, show: str) -> None:
+    def __init__(self, keys: RedisKeys, show: str) -> None:
         self.seq = keys.key(ACCT_SEQ)
         self.show = keys.key(ACCT_SHOW, show=show)
         self.limits = keys.key(ACCT_LIMITS, show=show)
@@ -203,34 +205,34 @@ class ShowKeys:
         self.charges = keys.key(ACCT_CHARGES, show=show)
         self.shadow = keys.key(ACCT_SHADOW, show=show)
         self._counting = {
-            "sub": keys.halves(ACCT_SUB, "alloc", show=show),
-            "folder": keys.halves(ACCT_FOLDER, "folder"),
-            "job": keys.halves(ACCT_JOB, "job"),
-            "layer": keys.halves(ACCT_LAYER, "layer"),
-            "point": keys.halves(ACCT_POINT, "dept", show=show),
+            "sub": keys.split_around(ACCT_SUB, "alloc", show=show),
+            "folder": keys.split_around(ACCT_FOLDER, "folder"),
+            "job": keys.split_around(ACCT_JOB, "job"),
+            "layer": keys.split_around(ACCT_LAYER, "layer"),
+            "point": keys.split_around(ACCT_POINT, "dept", show=show),
         }
-        self._tokens = keys.halves(ACCT_TOKENS, "bucket", show=show)
+        self._tokens = keys.split_around(ACCT_TOKENS, "bucket", show=show)
 
     def tokens(self, bucket: int) -> str:
         before, after = self._tokens
         return f"{before}{bucket}{after}"
 
-    def counting(self, name: str) -> str:
+    def counter_key(self, name: str) -> str:
         """The key of what has the short name `name`."""
         level, _, thing = name.partition(":")
         before, after = self._counting[level]
         return f"{before}{thing}{after}"
 
-    def shared_of(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
+    def shared_counter_keys(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
         """`counting_of`, with nothing for job and layer."""
         (a, b), (c, d), _, _, (i, j) = self._counting.values()
         return f"{a}{charged[0]}{b}", f"{c}{charged[1]}{d}", "", "", f"{i}{charged[4]}{j}"
 
-    def counting_of(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
+    def counter_keys(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
         """The five keys of pool, folder, job, layer and department, without a short name made on the way."""
         alloc, folder, job, layer, dept = charged
         (a, b), (c, d), (e, f), (g, h), (i, j) = self._counting.values()
         return f"{a}{alloc}{b}", f"{c}{folder}{d}", f"{e}{job}{f}", f"{g}{layer}{h}", f"{i}{dept}{j}"
 
 
-_PLAIN: Final = Keys()
+_UNPREFIXED: Final = RedisKeys()

@@ -30,12 +30,12 @@ import redis.asyncio
 import structlog
 from redis.exceptions import NoScriptError, RedisError
 
-from rota.infra import faults
-from rota.infra.cancelling import cancellable
-from rota.infra.redis.call import Call, Word
-from rota.infra.redis.failures import explain
-from rota.infra.redis.header import lua, parse
-from rota.infra.redis.reply import Replies
+from rota.infra import failpoints
+from rota.infra.asyncio_cancel import cancellable
+from rota.infra.redis.failures import to_rota_error
+from rota.infra.redis.script_args import CommandArgument, ScriptArguments
+from rota.infra.redis.script_contract import parse_contract, render_lua
+from rota.infra.redis.script_reply import ReplyDecoder
 from rota.infra.telemetry import metrics
 from rota.model.errors import RotaError, ScriptFailed
 
@@ -52,7 +52,7 @@ EVALS: Final = metrics.counter(
 )
 
 R = TypeVar("R")
-_CODE = re.compile(r"([A-Z][A-Z0-9_]+) (.*)", re.DOTALL)
+_ERROR_CODE = re.compile(r"([A-Z][A-Z0-9_]+) (.*)", re.DOTALL)
 
 
 class Script(Generic[R]):
@@ -61,39 +61,39 @@ class Script(Generic[R]):
     def __init__(
         self, text: str, source: str, replies: TypeForm[R], library: Callable[[str], str] | None = None
     ) -> None:
-        self.header = parse(text, source)
+        self.header = parse_contract(text, source)
         self.name = self.header.script
         assert library or not self.header.uses, f"{source} uses a library, and nobody knows where it is"
-        self.text = lua(self.header, text, [library(name) for name in self.header.uses] if library else ())
+        self.text = render_lua(self.header, text, [library(name) for name in self.header.uses] if library else ())
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self._call = Call(self.header)
-        self._replies = Replies(self.header, replies)
+        self._call = ScriptArguments(self.header)
+        self._replies = ReplyDecoder(self.header, replies)
         self._loads = 0
-        self._pools: WeakKeyDictionary[object, _Loading] = WeakKeyDictionary()
+        self._pools: WeakKeyDictionary[object, _PoolLoadState] = WeakKeyDictionary()
 
     async def __call__(self, client: redis.asyncio.Redis, /, **given: object) -> R:
-        words = self._call.words(given)
+        words = self._call.encode(given)
         loads = self._loads
         try:
             answer = await _send(client, "EVALSHA", self.sha, words)
         except NoScriptError:
-            answer = await self._unknown(client, words, loads)
+            answer = await self._load_and_retry(client, words, loads)
         except (RedisError, OSError) as error:
-            raise self._told(error, client) from error
-        return self._replies.read(answer)
+            raise self._to_error(error, client) from error
+        return self._replies.decode(answer)
 
-    async def _unknown(self, client: redis.asyncio.Redis, words: list[Word], loads: int) -> object:
+    async def _load_and_retry(self, client: redis.asyncio.Redis, words: list[CommandArgument], loads: int) -> object:
         try:
             await self._load_once(client, loads)
             return await _send(client, "EVALSHA", self.sha, words)
         except NoScriptError:
-            return await self._send_text(client, words)
+            return await self._eval_text(client, words)
         except (RedisError, OSError) as error:
-            raise self._told(error, client) from error
+            raise self._to_error(error, client) from error
 
     async def _load_once(self, client: redis.asyncio.Redis, loads: int) -> None:
         """Loads the text, unless that was done in this pool since `loads` was read."""
-        loading = self._pools.setdefault(client.connection_pool, _Loading())
+        loading = self._pools.setdefault(client.connection_pool, _PoolLoadState())
         attempt = loading.attempt
         async with loading.lock:
             if loading.done > loads:
@@ -102,7 +102,7 @@ class Script(Generic[R]):
                 raise loading.failure
             await self._load(client, loading)
 
-    async def _load(self, client: redis.asyncio.Redis, loading: _Loading) -> None:
+    async def _load(self, client: redis.asyncio.Redis, loading: _PoolLoadState) -> None:
         loading.failure = None
         try:
             await _send(client, "SCRIPT LOAD", self.text, [])
@@ -111,30 +111,30 @@ class Script(Generic[R]):
             raise
         finally:
             loading.attempt += 1
-        faults.at("script.after_load")
+        failpoints.hit("script.after_load")
         self._loads += 1
         loading.done = self._loads
         LOADS.labels(self.name).inc()
         log.info("redis_script_loaded", script=self.name)
 
-    async def _send_text(self, client: redis.asyncio.Redis, words: list[Word]) -> object:
+    async def _eval_text(self, client: redis.asyncio.Redis, words: list[CommandArgument]) -> object:
         EVALS.labels(self.name).inc()
         log.warning("redis_script_forgotten", script=self.name, remedy="is there a proxy over several servers?")
         try:
             return await _send(client, "EVAL", self.text, words)
         except (RedisError, OSError) as error:
-            raise self._told(error, client) from error
+            raise self._to_error(error, client) from error
 
-    def _told(self, error: Exception, client: redis.asyncio.Redis) -> RotaError:
-        told = explain(error, client)
+    def _to_error(self, error: Exception, client: redis.asyncio.Redis) -> RotaError:
+        told = to_rota_error(error, client)
         if told is not None:
             return told
-        match = _CODE.match(str(error))
+        match = _ERROR_CODE.match(str(error))
         word, sentence = match.groups() if match else ("ERR", str(error))
         return ScriptFailed(f"The Redis script {self.name} failed: {sentence}", script=self.name, word=word)
 
 
-class _Loading:
+class _PoolLoadState:
     """What one pool knows about loading one script."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class _Loading:
         self.failure: Exception | None = None
 
 
-async def _send(client: redis.asyncio.Redis, command: str, text: str, words: list[Word]) -> Any:
+async def _send(client: redis.asyncio.Redis, command: str, text: str, words: list[CommandArgument]) -> Any:
     with cancellable():
         return await client.execute_command(command, text, *words)  # type: ignore[no-untyped-call]
 

@@ -19,30 +19,30 @@ import redis.asyncio
 import structlog
 
 from rota.infra.clock import Clock
-from rota.infra.redis.failures import guard
+from rota.infra.redis.failures import translate_errors
 from rota.model.errors import RedisUnavailable
 
 log = structlog.get_logger(__name__)
 
-RETRY_S: Final = 1.0
+REFRESH_RETRY_S: Final = 1.0
 """How long a failed refresh is not repeated, so that an absent Redis does not make every caller wait."""
-STEP_MS: Final = 1000
+CLOCK_STEP_WARN_MS: Final = 1000
 """A server whose clock went back by more than this is worth a warning; less is measuring noise."""
 
 
-class _Sample(msgspec.Struct, frozen=True):
+class _ClockSample(msgspec.Struct, frozen=True):
     server_ms: float
     at_s: float
 
 
-class ServerTime:
+class RedisServerTime:
     """`await server_time.now_ms()`; one object per client, shared by all who use it."""
 
     def __init__(self, client: redis.asyncio.Redis, clock: Clock, cache_s: float = 10.0) -> None:
         self._client = client
         self._clock = clock
         self._cache_s = cache_s
-        self._sample: _Sample | None = None
+        self._sample: _ClockSample | None = None
         self._next_refresh_s = clock.monotonic()
         self._latest_ms = 0
         self._refreshing = asyncio.Lock()
@@ -65,35 +65,35 @@ class ServerTime:
 
     async def _refresh(self) -> None:
         try:
-            sample = await self._ask()
+            sample = await self._read_server_clock()
         except RedisUnavailable as away:
             if self._sample is None:
                 raise
-            self._next_refresh_s = self._clock.monotonic() + RETRY_S
+            self._next_refresh_s = self._clock.monotonic() + REFRESH_RETRY_S
             log.warning("server_time_stale", age_s=round(self.age_s(), 3), why=away.sentence)
             return
         self._warn_of_step(sample)
         self._sample = sample
         self._next_refresh_s = sample.at_s + self._cache_s
 
-    async def _ask(self) -> _Sample:
+    async def _read_server_clock(self) -> _ClockSample:
         sent_s = self._clock.monotonic()
-        with guard(self._client):
+        with translate_errors(self._client):
             seconds, micros = await self._client.time()
-        return _Sample(seconds * 1000 + micros / 1000, (sent_s + self._clock.monotonic()) / 2)
+        return _ClockSample(seconds * 1000 + micros / 1000, (sent_s + self._clock.monotonic()) / 2)
 
-    def _warn_of_step(self, sample: _Sample) -> None:
+    def _warn_of_step(self, sample: _ClockSample) -> None:
         if self._sample is None:
             return
-        back_ms = self._carried_ms(self._sample, sample.at_s) - sample.server_ms
-        if back_ms > STEP_MS:
+        back_ms = self._extrapolate_ms(self._sample, sample.at_s) - sample.server_ms
+        if back_ms > CLOCK_STEP_WARN_MS:
             log.warning("server_time_went_back", by_ms=round(back_ms))
 
     def _advance(self) -> int:
         assert self._sample is not None
-        carried = int(self._carried_ms(self._sample, self._clock.monotonic()))
+        carried = int(self._extrapolate_ms(self._sample, self._clock.monotonic()))
         self._latest_ms = max(self._latest_ms, carried)
         return self._latest_ms
 
-    def _carried_ms(self, sample: _Sample, at_s: float) -> float:
+    def _extrapolate_ms(self, sample: _ClockSample, at_s: float) -> float:
         return sample.server_ms + (at_s - sample.at_s) * 1000

@@ -28,41 +28,43 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidSetting, Unauthenticated
 
 log = structlog.get_logger(__name__)
-REFUSED = metrics.counter("rota_rpc_refused", "gRPC calls refused for a missing or wrong secret.", labels=("reason",))
+CALLS_REFUSED = metrics.counter(
+    "rota_rpc_refused", "gRPC calls refused for a missing or wrong secret.", labels=("reason",)
+)
 
-SHORTEST_SECRET: Final = 16
-HEAR_OUT_S: Final = 0.1
-HEAR_OUT_REQUESTS: Final = 16
+SECRET_LENGTH_MIN: Final = 16
+DRAIN_TIMEOUT_S: Final = 0.1
+DRAIN_REQUESTS_MAX: Final = 16
 _HEADER = "authorization"
 _SCHEME = "bearer "
 
 Handler = Any
-Proceed = Callable[[Any], Awaitable[Handler]]
+Continuation = Callable[[Any], Awaitable[Handler]]
 
 
-class RequireSecret(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
+class SharedSecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
     """Answers UNAUTHENTICATED to every call without one of `secrets`, whatever its kind and whether it exists."""
 
     def __init__(self, secrets: Collection[str], *, open_methods: Iterable[str] = ()) -> None:
         """`open_methods` are full names such as `/grpc.health.v1.Health/Check`."""
         if not secrets:
             raise InvalidSetting("No shared secret for gRPC is set, so nobody could be let in: set one.")
-        self._digests = [_digest(_strong(secret)) for secret in secrets]
+        self._digests = [_digest(_check_strength(secret)) for secret in secrets]
         self._open = frozenset(open_methods)
 
     def __repr__(self) -> str:
         return f"RequireSecret({len(self._digests)} accepted, open={sorted(self._open)})"
 
-    async def intercept_service(self, continuation: Proceed, handler_call_details: Any) -> Handler:
+    async def intercept_service(self, continuation: Continuation, handler_call_details: Any) -> Handler:
         if handler_call_details.method in self._open:
             return await continuation(handler_call_details)
         refusal = self._refusal(handler_call_details.invocation_metadata)
         if refusal is None:
             return await continuation(handler_call_details)
         reason, error = refusal
-        REFUSED.labels(reason).inc()
+        CALLS_REFUSED.labels(reason).inc()
         log.warning("rpc_refused", reason=reason, code=error.code)
-        return _answer(error)
+        return _refusal_handler(error)
 
     def _refusal(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[str, Unauthenticated] | None:
         given = [value for key, value in metadata or () if key == _HEADER]
@@ -70,13 +72,13 @@ class RequireSecret(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC s
             return "missing", Unauthenticated(
                 "This call carries no secret: send `authorization: Bearer <secret>` with the secret of this server."
             )
-        if len(given) == 1 and self._knows(_credential(given[0])):
+        if len(given) == 1 and self._accepts(_credential(given[0])):
             return None
         return "wrong", Unauthenticated(
             "The secret of this call is not accepted: use the secret that is set on this server."
         )
 
-    def _knows(self, secret: str) -> bool:
+    def _accepts(self, secret: str) -> bool:
         digest = _digest(secret)
         known = False
         for accepted in self._digests:
@@ -85,9 +87,9 @@ class RequireSecret(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC s
         return known
 
 
-def bearer(secret: str) -> list[Any]:
+def bearer_interceptors(secret: str) -> list[Any]:
     """Client interceptors that send `secret` with every call, unary or streaming."""
-    holder = _Secret(_strong(secret))
+    holder = _Secret(_check_strength(secret))
     return [_UnaryUnary(holder), _UnaryStream(holder), _StreamUnary(holder), _StreamStream(holder)]
 
 
@@ -102,42 +104,42 @@ class _Secret:
     def __repr__(self) -> str:
         return "_Secret(***)"
 
-    def sign(self, details: Any) -> Any:
+    def authorize(self, details: Any) -> Any:
         """The call's details with our header instead of any other `authorization`."""
         kept = [(key, value) for key, value in details.metadata or () if key.lower() != _HEADER]
         metadata = grpc.aio.Metadata(*kept, (_HEADER, f"Bearer {self._value}"))
         return details._replace(metadata=metadata)
 
 
-class _Signing:
+class _BearerInterceptor:
     """Signs a call and passes it on. gRPC sorts interceptors by kind and takes each for one kind only."""
 
     def __init__(self, secret: _Secret) -> None:
         self._secret = secret
 
-    async def sign(self, continuation: Callable[..., Awaitable[Any]], details: Any, request: Any) -> Any:
-        return await continuation(self._secret.sign(details), request)
+    async def authorize(self, continuation: Callable[..., Awaitable[Any]], details: Any, request: Any) -> Any:
+        return await continuation(self._secret.authorize(details), request)
 
 
-class _UnaryUnary(_Signing, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    intercept_unary_unary = _Signing.sign
+class _UnaryUnary(_BearerInterceptor, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    intercept_unary_unary = _BearerInterceptor.authorize
 
 
-class _UnaryStream(_Signing, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    intercept_unary_stream = _Signing.sign
+class _UnaryStream(_BearerInterceptor, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    intercept_unary_stream = _BearerInterceptor.authorize
 
 
-class _StreamUnary(_Signing, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
-    intercept_stream_unary = _Signing.sign
+class _StreamUnary(_BearerInterceptor, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[misc]
+    intercept_stream_unary = _BearerInterceptor.authorize
 
 
-class _StreamStream(_Signing, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
-    intercept_stream_stream = _Signing.sign
+class _StreamStream(_BearerInterceptor, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+    intercept_stream_stream = _BearerInterceptor.authorize
 
 
-def _answer(error: Unauthenticated) -> Handler:
+def _refusal_handler(error: Unauthenticated) -> Handler:
     async def abort(requests: AsyncIterator[bytes], context: Any) -> Never:
-        await _hear_out(requests)
+        await _drain_requests(requests)
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.sentence)
         raise AssertionError("abort always raises")
 
@@ -145,14 +147,14 @@ def _answer(error: Unauthenticated) -> Handler:
     return grpc.stream_stream_rpc_method_handler(abort)
 
 
-async def _hear_out(requests: AsyncIterator[bytes]) -> None:
+async def _drain_requests(requests: AsyncIterator[bytes]) -> None:
     """Let a short stream of requests end, unread.
 
     gRPC's asyncio client shows INTERNAL instead of our status when the end of a call meets one of its writes.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(HEAR_OUT_S):
-            for _ in range(HEAR_OUT_REQUESTS):
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            for _ in range(DRAIN_REQUESTS_MAX):
                 if await anext(requests, None) is None:
                     return
 
@@ -166,10 +168,10 @@ def _digest(secret: str) -> bytes:
     return sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def _strong(secret: str) -> str:
-    if len(secret) < SHORTEST_SECRET or not secret.isascii() or not secret.isprintable() or " " in secret:
+def _check_strength(secret: str) -> str:
+    if len(secret) < SECRET_LENGTH_MIN or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise InvalidSetting(
-            f"A shared secret for gRPC must be at least {SHORTEST_SECRET} printable ASCII characters without spaces: "
+            f"A shared secret for gRPC must be at least {SECRET_LENGTH_MIN} printable ASCII characters without spaces: "
             "make one with `openssl rand -hex 32`."
         )
     return secret

@@ -25,49 +25,49 @@ import grpc  # type: ignore[import-untyped]  # ships no types
 import msgspec
 import structlog
 
-from rota.infra.rpc.auth import RequireSecret
-from rota.infra.rpc.protobuf import Message, MessageT, decode, encode
+from rota.infra.rpc.auth import SharedSecretInterceptor
+from rota.infra.rpc.protobuf import MessageT, ProtobufMessage, decode, encode
 from rota.infra.service import Lifecycle, Service
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, InvalidSetting, PortTaken, Refused, RotaError, SetupFailed, Unavailable
-from rota.model.settings.lifecycle import SafetyKernel
-from rota.model.settings.process import Grpc
+from rota.model.settings.lifecycle import SafetyKernelSettings
+from rota.model.settings.process import GrpcSettings
 
 log = structlog.get_logger(__name__)
 CALLS = metrics.counter("rota_rpc_calls", "gRPC calls answered.", labels=("method", "status"))
 
-CALLS_AT_ONCE: Final = 64
+MAX_CONCURRENT_CALLS: Final = 64
 REQUEST_BYTES_MAX: Final = 64 * 1024
-OPTIONS: Final = (("grpc.so_reuseport", 0),)
-DRAIN_S: Final = 10.0
-DEFECT: Final = "This should not happen; the log of the server says more: please report it."
+SERVER_OPTIONS: Final = (("grpc.so_reuseport", 0),)
+DRAIN_TIMEOUT_S: Final = 10.0
+INTERNAL_ERROR_TEXT: Final = "This should not happen; the log of the server says more: please report it."
 
 
-class Call(msgspec.Struct, Generic[MessageT], frozen=True):
+class RpcMethod(msgspec.Struct, Generic[MessageT], frozen=True):
     """One method: what it takes, and what it does for whom. The caller is named as the audit trail will name it."""
 
     request: type[MessageT]
-    answer: Callable[[MessageT, str], Awaitable[Message]]
+    answer: Callable[[MessageT, str], Awaitable[ProtobufMessage]]
 
 
-class CallService(Protocol):
+class RpcService(Protocol):
     """What is served under one name of a `.proto` file."""
 
     name: str
 
-    def calls(self) -> Mapping[str, Call[Any]]: ...
+    def methods(self) -> Mapping[str, RpcMethod[Any]]: ...
 
 
-Place = Grpc | SafetyKernel
+RpcSettings = GrpcSettings | SafetyKernelSettings
 """Sections of the settings that say where to serve."""
 
 
-class Limits(msgspec.Struct, frozen=True):
-    calls_at_once: int = CALLS_AT_ONCE
+class RpcLimits(msgspec.Struct, frozen=True):
+    calls_at_once: int = MAX_CONCURRENT_CALLS
     request_bytes_max: int = REQUEST_BYTES_MAX
 
 
-class CallServer:
+class RpcServer:
     """Serves `services` at `place`, a section of that name; `port` is known once it is ready.
 
     `needs_secret`: nobody is let in without one, so it must be set.
@@ -75,31 +75,31 @@ class CallServer:
 
     def __init__(
         self,
-        place: Place,
-        services: Sequence[CallService],
+        place: RpcSettings,
+        services: Sequence[RpcService],
         section: str = "grpc",
         *,
         needs_secret: bool = True,
-        limits: Limits | None = None,
+        limits: RpcLimits | None = None,
     ) -> None:
         self.port = place.port
         self.service = Service(section, self._run)
         self._place = place
         self._section = section
         self._needs_secret = needs_secret
-        self._limits = limits or Limits()
-        self._handlers = [_handler(service) for service in services]
+        self._limits = limits or RpcLimits()
+        self._handlers = [_service_handler(service) for service in services]
 
     async def _run(self, life: Lifecycle) -> None:
         secret = self._place.shared_secret
-        guards = [RequireSecret([secret] if secret else [])] if secret or self._needs_secret else []
-        options = (*OPTIONS, ("grpc.max_receive_message_length", self._limits.request_bytes_max))
+        guards = [SharedSecretInterceptor([secret] if secret else [])] if secret or self._needs_secret else []
+        options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", self._limits.request_bytes_max))
         server = grpc.aio.server(
             interceptors=guards, options=options, maximum_concurrent_rpcs=self._limits.calls_at_once
         )
         server.add_generic_rpc_handlers(self._handlers)
         # A restart comes back on the number that clients know.
-        self.port = self._bound(server)
+        self.port = self._bind(server)
         try:
             await server.start()
             log.info(
@@ -111,13 +111,13 @@ class CallServer:
             )
             life.ready()
             await life.until_draining()
-            await server.stop(DRAIN_S)
+            await server.stop(DRAIN_TIMEOUT_S)
         finally:
             await server.stop(None)
 
-    def _bound(self, server: Any) -> int:
+    def _bind(self, server: Any) -> int:
         host = self._place.host
-        _check_free(self._section, host, self.port)
+        _check_port_free(self._section, host, self.port)
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         try:
             if self._place.tls_cert:
@@ -130,11 +130,13 @@ class CallServer:
             ) from error
 
     def _credentials(self) -> Any:
-        key, cert = (_file(f"{self._section}.{name}", getattr(self._place, name)) for name in ("tls_key", "tls_cert"))
+        key, cert = (
+            _read_pem(f"{self._section}.{name}", getattr(self._place, name)) for name in ("tls_key", "tls_cert")
+        )
         return grpc.ssl_server_credentials([(key, cert)])
 
 
-def _check_free(section: str, host: str, port: int) -> None:
+def _check_port_free(section: str, host: str, port: int) -> None:
     """gRPC says that a port cannot be had, not why."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
@@ -151,44 +153,44 @@ def _check_free(section: str, host: str, port: int) -> None:
         ) from error
 
 
-def _file(setting: str, path: str | None) -> bytes:
+def _read_pem(setting: str, path: str | None) -> bytes:
     try:
         return Path(path or "").read_bytes()
     except OSError as error:
         raise InvalidSetting(f"{setting} cannot be read: {error.strerror or error}; name a PEM file.") from error
 
 
-def _handler(service: CallService) -> Any:
+def _service_handler(service: RpcService) -> Any:
     methods = {
-        method: grpc.unary_unary_rpc_method_handler(_answering(method, call))
-        for method, call in service.calls().items()
+        method: grpc.unary_unary_rpc_method_handler(_method_handler(method, call))
+        for method, call in service.methods().items()
     }
     return grpc.method_handlers_generic_handler(service.name, methods)
 
 
-def _answering(method: str, call: Call[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _method_handler(method: str, call: RpcMethod[Any]) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def answer(data: bytes, context: Any) -> bytes:
         try:
-            reply = encode(await call.answer(decode(data, call.request), caller(context.peer())))
+            reply = encode(await call.answer(decode(data, call.request), caller_name(context.peer())))
         except RotaError as error:
-            await _refuse(method, context, status_of(error), error.sentence)
+            await _abort(method, context, status_of(error), error.sentence)
         except Exception:
             log.exception("rpc_defect", method=method)
             # gRPC would tell the caller what the error says.
-            await _refuse(method, context, grpc.StatusCode.INTERNAL, DEFECT)
+            await _abort(method, context, grpc.StatusCode.INTERNAL, INTERNAL_ERROR_TEXT)
         CALLS.labels(method, "OK").inc()
         return reply
 
     return answer
 
 
-async def _refuse(method: str, context: Any, status: Any, sentence: str) -> Never:
+async def _abort(method: str, context: Any, status: Any, sentence: str) -> Never:
     CALLS.labels(method, status.name).inc()
     await context.abort(status, sentence)
     raise AssertionError("abort always raises")
 
 
-def caller(peer: str) -> str:
+def caller_name(peer: str) -> str:
     """`ipv4:127.0.0.1:50312` without what means nothing tomorrow. All callers have the same secret: it names nobody."""
     return "grpc:" + unquote(peer).partition(":")[2].rpartition(":")[0]
 

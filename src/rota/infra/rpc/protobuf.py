@@ -39,14 +39,14 @@ UINT64_MASK: Final = 2**64 - 1
 _DOUBLE: Final = struct.Struct("<d")
 
 
-class Message(msgspec.Struct, frozen=True):
+class ProtobufMessage(msgspec.Struct, frozen=True):
     """Fields of the kinds above, all with defaults."""
 
 
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=ProtobufMessage)
 
 
-class Field(msgspec.Struct, frozen=True):
+class ProtobufField(msgspec.Struct, frozen=True):
     name: str
     kind: type
     optional: bool = False
@@ -54,13 +54,13 @@ class Field(msgspec.Struct, frozen=True):
     mapped: bool = False
 
     @property
-    def wire(self) -> int:
+    def wire_type(self) -> int:
         if issubclass(self.kind, float):
             return FIXED64
         return VARINT if issubclass(self.kind, int) else BYTES
 
 
-class Entry(Message, frozen=True):
+class MapEntry(ProtobufMessage, frozen=True):
     """Of a map."""
 
     key: str = ""
@@ -68,32 +68,34 @@ class Entry(Message, frozen=True):
 
 
 @cache
-def fields(message: type[Message]) -> Mapping[int, Field]:
+def fields(message: type[ProtobufMessage]) -> Mapping[int, ProtobufField]:
     """The fields by their numbers."""
     return {number: _field(info.name, info.type) for number, info in enumerate(msgspec.structs.fields(message), 1)}
 
 
-def _field(name: str, annotated: Any) -> Field:
+def _field(name: str, annotated: Any) -> ProtobufField:
     if get_origin(annotated) is dict:
         assert get_args(annotated) == (str, str), f"{name} maps what is no text"
-        return Field(name, Entry, mapped=True)
+        return ProtobufField(name, MapEntry, mapped=True)
     if get_origin(annotated) is tuple:
         kind = get_args(annotated)[0]
-        assert issubclass(kind, str | bytes | Message), f"{name} repeats numbers, which travel packed"
-        return Field(name, kind, many=True)
+        assert issubclass(kind, str | bytes | ProtobufMessage), f"{name} repeats numbers, which travel packed"
+        return ProtobufField(name, kind, many=True)
     kinds = [kind for kind in get_args(annotated) or (annotated,) if kind is not type(None)]
-    assert issubclass(kinds[0], str | bytes | bool | int | float | Message), f"{name} is of a kind that does not travel"
-    return Field(name, kinds[0], optional=type(None) in get_args(annotated))
+    assert issubclass(kinds[0], str | bytes | bool | int | float | ProtobufMessage), (
+        f"{name} is of a kind that does not travel"
+    )
+    return ProtobufField(name, kinds[0], optional=type(None) in get_args(annotated))
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ProtobufMessage) -> bytes:
     """What is empty, 0 or false is left out, as proto3 wants it, unless it is optional and set."""
     out = bytearray()
     _write(message, out)
     return bytes(out)
 
 
-def _write(message: Message, out: bytearray) -> None:
+def _write(message: ProtobufMessage, out: bytearray) -> None:
     for name, optional, write in _writers(type(message)):
         value = getattr(message, name)
         if value or (optional and value is not None):
@@ -101,19 +103,19 @@ def _write(message: Message, out: bytearray) -> None:
 
 
 @cache
-def _writers(message: type[Message]) -> tuple[tuple[str, bool, Callable[[Any, bytearray], None]], ...]:
+def _writers(message: type[ProtobufMessage]) -> tuple[tuple[str, bool, Callable[[Any, bytearray], None]], ...]:
     return tuple((field.name, field.optional, _writer(number, field)) for number, field in fields(message).items())
 
 
-def _writer(number: int, field: Field) -> Callable[[Any, bytearray], None]:
-    tag = _varint(number << 3 | field.wire)
+def _writer(number: int, field: ProtobufField) -> Callable[[Any, bytearray], None]:
+    tag = _varint(number << 3 | field.wire_type)
     if field.mapped:
-        return lambda pairs, out: _write_many(tag, _BODIES[Entry], [Entry(*pair) for pair in pairs.items()], out)
-    if field.wire == VARINT:
+        return lambda pairs, out: _write_many(tag, _BODIES[MapEntry], [MapEntry(*pair) for pair in pairs.items()], out)
+    if field.wire_type == VARINT:
         return lambda value, out: out.extend(tag + _varint(int(value)))
-    if field.wire == FIXED64:
+    if field.wire_type == FIXED64:
         return lambda value, out: out.extend(tag + _DOUBLE.pack(value))
-    body = _BODIES[next(kind for kind in (str, bytes, Message) if issubclass(field.kind, kind))]
+    body = _BODIES[next(kind for kind in (str, bytes, ProtobufMessage) if issubclass(field.kind, kind))]
     if field.many:
         return lambda values, out: _write_many(tag, body, values, out)
     return lambda value, out: _write_many(tag, body, (value,), out)
@@ -127,7 +129,12 @@ def _write_many(tag: bytes, body: Callable[[Any], bytes], values: Any, out: byte
         out += held
 
 
-_BODIES: Final[dict[type, Callable[[Any], bytes]]] = {str: str.encode, bytes: bytes, Message: encode, Entry: encode}
+_BODIES: Final[dict[type, Callable[[Any], bytes]]] = {
+    str: str.encode,
+    bytes: bytes,
+    ProtobufMessage: encode,
+    MapEntry: encode,
+}
 
 
 def _varint(value: int) -> bytes:
@@ -160,12 +167,12 @@ def decode(data: bytes, message: type[MessageT]) -> MessageT:
 
 
 @cache
-def _readers(message: type[Message]) -> Mapping[int, Callable[[dict[str, Any], Any], None]]:
+def _readers(message: type[ProtobufMessage]) -> Mapping[int, Callable[[dict[str, Any], Any], None]]:
     """By tag: what keeps a value among those that were found. Another tag is unknown, or of another wire type."""
-    return {number << 3 | field.wire: _reader(field) for number, field in fields(message).items()}
+    return {number << 3 | field.wire_type: _reader(field) for number, field in fields(message).items()}
 
 
-def _reader(field: Field) -> Callable[[dict[str, Any], Any], None]:
+def _reader(field: ProtobufField) -> Callable[[dict[str, Any], Any], None]:
     name, read = field.name, _read(field.kind)
 
     def put(found: dict[str, Any], value: Any) -> None:
@@ -184,7 +191,7 @@ def _reader(field: Field) -> Callable[[dict[str, Any], Any], None]:
 def _read(kind: Any) -> Callable[[Any], Any]:
     if kind is str:
         return _text
-    if issubclass(kind, Message):
+    if issubclass(kind, ProtobufMessage):
         return lambda value: decode(value, kind)
     if issubclass(kind, IntEnum):
         known = {int(member): member for member in kind}
@@ -195,7 +202,7 @@ def _read(kind: Any) -> Callable[[Any], Any]:
 def _value(data: bytes, at: int, tag: int) -> tuple[int | float | bytes, int]:
     """What stands there, and where the next field begins; numbers of 32 bits are of no kind we have."""
     if tag < 8:
-        raise _broken("a field has the number 0")
+        raise _malformed("a field has the number 0")
     match tag & 7:
         case 0:
             return _read_varint(data, at)
@@ -207,7 +214,7 @@ def _value(data: bytes, at: int, tag: int) -> tuple[int | float | bytes, int]:
         case 5:
             return _slice(data, at, 4), at + 4
         case wire:
-            raise _broken(f"there is no wire type {wire} in it")
+            raise _malformed(f"there is no wire type {wire} in it")
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -218,13 +225,13 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value & UINT64_MASK, at + position + 1
-    raise _broken("a number does not end")
+    raise _malformed("a number does not end")
 
 
 def _slice(data: bytes, at: int, least: int, most: int | None = None) -> bytes:
     part = data[at : at + (most or least)]
     if len(part) < least:
-        raise _broken("it ends too early")
+        raise _malformed("it ends too early")
     return part
 
 
@@ -232,8 +239,8 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise _broken("a text is not UTF-8") from None
+        raise _malformed("a text is not UTF-8") from None
 
 
-def _broken(why: str) -> InvalidInput:
+def _malformed(why: str) -> InvalidInput:
     return InvalidInput(f"The request is no protobuf message ({why}): send what the .proto file of this call says.")

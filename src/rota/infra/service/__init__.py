@@ -4,7 +4,7 @@
 along.
 """
 
-from rota.infra.service.lifecycle import Lifecycle, Restarts, Service, State
+from rota.infra.service.lifecycle import Lifecycle, RestartPolicy, Service, ServiceState
 from rota.infra.service.supervisor import Supervisor, run_until_signalled
 
-__all__ = ["Lifecycle", "Restarts", "Service", "State", "Supervisor", "run_until_signalled"]
+__all__ = ["Lifecycle", "RestartPolicy", "Service", "ServiceState", "Supervisor", "run_until_signalled"]

@@ -39,13 +39,13 @@ from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, RotaError, SetupFailed, Unavailable
 
 log = structlog.get_logger(__name__)
-RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
+SERVICE_RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
 
 CANCEL_GRACE_S = 2.0
 """How long a cancelled body may take to clean up before it is given up as stuck."""
 
 
-class State(StrEnum):
+class ServiceState(StrEnum):
     NEW = "new"
     STARTING = "starting"
     READY = "ready"
@@ -56,18 +56,18 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (State.STOPPED, State.FAILED)
+        return self in (ServiceState.STOPPED, ServiceState.FAILED)
 
 
-PAUSES = Backoff(first_s=0.1, longest_s=10.0)
+RESTART_BACKOFF = Backoff(first_s=0.1, longest_s=10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Restarts:
+class RestartPolicy:
     """How often a crashed body is started again. A body that stayed ready for `steady_s` starts with a clean slate."""
 
     limit: int = 5
-    pauses: Backoff = PAUSES
+    pauses: Backoff = RESTART_BACKOFF
     steady_s: float = 60.0
 
 
@@ -115,18 +115,18 @@ class Service:
         name: str,
         run: Callable[[Lifecycle], Awaitable[None]],
         *,
-        restarts: Restarts | None = None,
+        restarts: RestartPolicy | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
-        self.state = State.NEW
+        self.state = ServiceState.NEW
         self.error: Exception | None = None
         """What the body died of last."""
         self.cut = False
         """Whether work under way was cancelled, or the body crashed while draining."""
-        self.on_change: Callable[[Service], None] = _ignore
+        self.on_change: Callable[[Service], None] = _noop
         self._run = run
-        self._restarts = restarts or Restarts()
+        self._restarts = restarts or RestartPolicy()
         self._chance = chance
         self._draining = asyncio.Event()
         self._changed = asyncio.Event()
@@ -139,11 +139,11 @@ class Service:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin, unless it has begun or was told to stop before."""
         if self._task is None and not self._draining.is_set():
-            self._become(State.STARTING)
+            self._set_state(ServiceState.STARTING)
             self._hurried = asyncio.get_running_loop().create_future()
             self._task = tasks.create_task(self._supervise(), name=f"service {self.name}")
 
-    async def until(self, *states: State) -> State:
+    async def wait_for(self, *states: ServiceState) -> ServiceState:
         """Wait for one of `states`, or for the end."""
         while self.state not in states and not self.state.ended:
             await self._changed.wait()
@@ -153,12 +153,12 @@ class Service:
         """Ask the body to finish what it does and return. One that is not ready has nothing to finish."""
         if self._draining.is_set():
             return
-        idle = self.state is not State.READY
+        idle = self.state is not ServiceState.READY
         self._draining.set()
         if self._task is None:
-            self._become(State.STOPPED)
+            self._set_state(ServiceState.STOPPED)
         elif not self.state.ended:
-            self._become(State.DRAINING)
+            self._set_state(ServiceState.DRAINING)
             if idle:
                 self._task.cancel()
 
@@ -185,10 +185,10 @@ class Service:
             await asyncio.wait({self._task}, timeout=CANCEL_GRACE_S)
         if self._task.done() and not self.state.ended:
             # Cancelled before its first step, so its own `finally` never ran.
-            self._become(State.STOPPED)
+            self._set_state(ServiceState.STOPPED)
         return self._task.done()
 
-    def _become(self, state: State) -> None:
+    def _set_state(self, state: ServiceState) -> None:
         if state is self.state:
             return
         self.state = state
@@ -196,23 +196,23 @@ class Service:
         self._changed = asyncio.Event()
         self.on_change(self)
 
-    def _became_ready(self) -> None:
+    def _on_ready(self) -> None:
         self._was_ready = True
-        if self.state is State.STARTING:
-            self._become(State.READY)
+        if self.state is ServiceState.STARTING:
+            self._set_state(ServiceState.READY)
 
     async def _supervise(self) -> None:
         try:
             while not self._draining.is_set():
-                await self._attempt()
+                await self._run_once()
         finally:
-            if self.state is not State.FAILED:
-                self._become(State.STOPPED)
+            if self.state is not ServiceState.FAILED:
+                self._set_state(ServiceState.STOPPED)
 
-    async def _attempt(self) -> None:
+    async def _run_once(self) -> None:
         """One run of the body and, if it crashed, the pause after it."""
-        self._become(State.STARTING)
-        life = Lifecycle(self._draining, self._became_ready)
+        self._set_state(ServiceState.STARTING)
+        life = Lifecycle(self._draining, self._on_ready)
         crash = await self._outcome(life)
         if crash is None:
             return
@@ -221,9 +221,9 @@ class Service:
             self.cut = True
             log.error("service_crashed_while_draining", service=self.name, exc_info=crash)
         elif self._is_final(crash, life):
-            log.critical("service_failed", service=self.name, crashes=self._crashes, **_told(crash))
+            log.critical("service_failed", service=self.name, crashes=self._crashes, **_error_facts(crash))
             self._draining.set()
-            self._become(State.FAILED)
+            self._set_state(ServiceState.FAILED)
         else:
             await self._back_off(crash)
 
@@ -254,8 +254,8 @@ class Service:
 
     async def _back_off(self, crash: Exception) -> None:
         pause_s = self._restarts.pauses.pause_s(self._streak, self._chance())
-        RESTARTS.labels(self.name).inc()
-        self._become(State.RESTARTING)
+        SERVICE_RESTARTS.labels(self.name).inc()
+        self._set_state(ServiceState.RESTARTING)
         if only_unavailable(crash):
             log.warning("service_waits", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3))
         else:
@@ -276,12 +276,12 @@ def cancelled_from_inside() -> bool:
     return task is None or not task.cancelling()
 
 
-def _told(crash: Exception) -> dict[str, object]:
+def _error_facts(crash: Exception) -> dict[str, object]:
     """A foreseen error says in a sentence what to do; any other needs its trace."""
     if isinstance(crash, RotaError):
         return {"code": crash.code, "reason": crash.sentence}
     return {"exc_info": crash}
 
 
-def _ignore(_service: Service) -> None:
+def _noop(_service: Service) -> None:
     return None

@@ -29,8 +29,8 @@ import structlog
 import uvicorn
 
 from rota.infra.service.lifecycle import Lifecycle, Service
-from rota.infra.service.serving import Http, Server
-from rota.infra.service.supervisor import Supervisor, kind_of
+from rota.infra.service.serving import HttpProtocol, UvicornServer
+from rota.infra.service.supervisor import Supervisor, error_kind
 from rota.infra.telemetry import metrics
 from rota.model.errors import PortTaken, SetupFailed
 
@@ -42,12 +42,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Check = Callable[[], Awaitable[object]]
-Answer = tuple[int, str, bytes]
+PlainResponse = tuple[int, str, bytes]
 
 _JSON = "application/json"
 
 
-class Checks:
+class ReadinessChecks:
     """Questions to the outside (does PostgreSQL answer?) that must all pass. A check fails by raising."""
 
     def __init__(self, fresh_s: float = 1.0) -> None:
@@ -66,30 +66,31 @@ class Checks:
         loop = asyncio.get_running_loop()
         async with self._asking:
             if loop.time() - self._asked_at >= self._fresh_s:
-                self._failing = await self._ask()
+                self._failing = await self._run_all()
                 self._asked_at = loop.time()
             return self._failing
 
-    async def _ask(self) -> dict[str, str]:
+    async def _run_all(self) -> dict[str, str]:
         async with asyncio.TaskGroup() as tasks:
             asked = {
-                name: tasks.create_task(_problem(check, timeout_s)) for name, (check, timeout_s) in self._checks.items()
+                name: tasks.create_task(_run_check(check, timeout_s))
+                for name, (check, timeout_s) in self._checks.items()
             }
         return {name: problem for name, task in asked.items() if (problem := task.result())}
 
 
-async def _problem(check: Check, timeout_s: float) -> str:
+async def _run_check(check: Check, timeout_s: float) -> str:
     try:
         async with asyncio.timeout(timeout_s):
             await check()
     except TimeoutError:
         return "timeout"
     except Exception as error:  # noqa: BLE001 - whatever it is, it means "not ready"
-        return kind_of(error)
+        return error_kind(error)
     return ""
 
 
-class Mounted(Protocol):
+class MountedApp(Protocol):
     """An app that knows who asks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -98,19 +99,19 @@ class Mounted(Protocol):
         """Before anybody can reach it: raises when it must not be listened for."""
         ...
 
-    async def knows(self, scope: Scope, send: Send) -> bool:
+    async def authorize_metrics(self, scope: Scope, send: Send) -> bool:
         """Whether this one may look at metrics; if not it was told so."""
         ...
 
 
-class Tls(msgspec.Struct, frozen=True):
+class TlsFiles(msgspec.Struct, frozen=True):
     """Files, PEM."""
 
     cert: str
     key: str
 
 
-class Listener:
+class HttpListener:
     """Give `service` to the supervisor before all others. `port` 0 takes a free one, known once it is ready."""
 
     def __init__(
@@ -119,19 +120,19 @@ class Listener:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        tls: Tls | None = None,
+        tls: TlsFiles | None = None,
         close_s: int = 5,
     ) -> None:
         self.host = host
         self.port = port
-        self.checks = Checks()
+        self.checks = ReadinessChecks()
         self.service = Service("listener", self._run)
         self._supervisor = supervisor
-        self._mounted: Mounted | None = None
+        self._mounted: MountedApp | None = None
         self._tls = tls
         self._close_s = close_s
 
-    def mount(self, app: Mounted) -> None:
+    def mount(self, app: MountedApp) -> None:
         """Have every other path answered by `app`; before it is started."""
         assert self._mounted is None, "one app is mounted"
         self._mounted = app
@@ -150,10 +151,10 @@ class Listener:
     async def _run(self, life: Lifecycle) -> None:
         if self._mounted is not None:
             await self._mounted.check()
-        with self._bound() as bound:
+        with self._bind() as bound:
             # A restart comes back on the number that clients know.
             self.port = bound.getsockname()[1]
-            server = Server(self._config(), life)
+            server = UvicornServer(self._config(), life)
             self._check_tls(server.config)
             try:
                 await server.serve([bound])
@@ -161,12 +162,12 @@ class Listener:
                 await server.abort()
 
     @contextmanager
-    def _bound(self) -> Iterator[socket.socket]:
+    def _bind(self) -> Iterator[socket.socket]:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             bound = socket.create_server((self.host, self.port), family=family)
         except OSError as error:
-            raise _refusal(self.host, self.port, error) from error
+            raise _bind_error(self.host, self.port, error) from error
         # Head and body of an answer are written one after the other: the second must not wait until the first has been
         # acknowledged, which takes 40 ms. asyncio sees to it only where a socket names its protocol.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -175,9 +176,9 @@ class Listener:
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
-            self._answer,
+            self._dispatch,
             interface="asgi3",
-            http=Http,
+            http=HttpProtocol,
             lifespan="off",
             ws="none",
             log_config=None,
@@ -200,37 +201,41 @@ class Listener:
                 f" and belong together ({type(error).__name__}).",
             ) from error
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = {"/health": self._health, "/ready": self._ready, "/metrics": self._metrics}.get(scope["path"])
-        if not self._is_meant(scope):
-            await _reply(send, (421, _JSON, b'{"error":"misdirected"}'))
+        if not self._is_host_allowed(scope):
+            await _send_response(send, (421, _JSON, b'{"error":"misdirected"}'))
         elif route is None and self._mounted is not None:
             await self._mounted(scope, receive, send)
         elif route is None:
-            await _reply(send, (404, _JSON, b'{"error":"not_found"}'))
-        elif route == self._metrics and self._mounted is not None and not await self._mounted.knows(scope, send):
+            await _send_response(send, (404, _JSON, b'{"error":"not_found"}'))
+        elif (
+            route == self._metrics
+            and self._mounted is not None
+            and not await self._mounted.authorize_metrics(scope, send)
+        ):
             return
         elif scope["method"] not in ("GET", "HEAD"):
-            await _reply(send, (405, _JSON, b'{"error":"method_not_allowed"}'))
+            await _send_response(send, (405, _JSON, b'{"error":"method_not_allowed"}'))
         else:
-            await _reply(send, await route())
+            await _send_response(send, await route())
 
-    def _is_meant(self, scope: Scope) -> bool:
+    def _is_host_allowed(self, scope: Scope) -> bool:
         """Whether this machine is asked for by name. Whoever sends no name is no browser."""
         if not _is_loopback(self.host):
             return True
-        named = [_name_of(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
+        named = [_host_name(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
         return all(_is_loopback(name) or name == socket.gethostname().lower() for name in named)
 
-    async def _health(self) -> Answer:
+    async def _health(self) -> PlainResponse:
         failed = self._supervisor.failed()
-        return _report(not failed, "healthy" if not failed else "failed", failed)
+        return _status_response(not failed, "healthy" if not failed else "failed", failed)
 
-    async def _ready(self) -> Answer:
+    async def _ready(self) -> PlainResponse:
         missing = self._supervisor.unready() | await self.checks.failing()
-        return _report(not missing, "ready" if not missing else "not_ready", missing)
+        return _status_response(not missing, "ready" if not missing else "not_ready", missing)
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self) -> PlainResponse:
         ACTIVE_TASKS.set(len(asyncio.all_tasks()))
         return 200, metrics.CONTENT_TYPE, metrics.render()
 
@@ -242,7 +247,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _name_of(host: str) -> str:
+def _host_name(host: str) -> str:
     """The lower-case name or address in a Host header, without its port; empty when it cannot be read."""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -250,7 +255,7 @@ def _name_of(host: str) -> str:
         return ""
 
 
-def _refusal(host: str, port: int, error: OSError) -> SetupFailed:
+def _bind_error(host: str, port: int, error: OSError) -> SetupFailed:
     if error.errno == errno.EADDRINUSE:
         return PortTaken(
             f"Port {port} on {host} is taken; stop what uses it, or choose another port (0 takes any free one).",
@@ -265,12 +270,12 @@ def _refusal(host: str, port: int, error: OSError) -> SetupFailed:
     )
 
 
-def _report(good: bool, status: str, parts: dict[str, str]) -> Answer:
+def _status_response(good: bool, status: str, parts: dict[str, str]) -> PlainResponse:
     body = {"status": status, "parts": parts} if parts else {"status": status}
     return 200 if good else 503, _JSON, msgspec.json.encode(body)
 
 
-async def _reply(send: Send, answer: Answer) -> None:
+async def _send_response(send: Send, answer: PlainResponse) -> None:
     status, content_type, body = answer
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     if status == 405:

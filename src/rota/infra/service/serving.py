@@ -19,14 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from rota.infra.service.lifecycle import Lifecycle
 
-HEAD_S = 5.0
-STALL_S = 30.0
-CUT = "rota.cut"
+HEAD_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 30.0
+ABORT_EXTENSION = "rota.cut"
 """An extension of the scope: called, it drops the connection with all that was not sent yet, for clients that do not
 read. Closing would wait for them."""
 
 
-class Http(H11Protocol):
+class HttpProtocol(H11Protocol):
     """One connection. Between two requests uvicorn's own keep-alive limit holds."""
 
     _head_due: asyncio.TimerHandle | None = None
@@ -34,54 +34,54 @@ class Http(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
-        self.app = self._answer
+        self.app = self._run_app
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["extensions"] = {**scope.get("extensions", {}), CUT: self.transport.abort}
+    async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"] = {**scope.get("extensions", {}), ABORT_EXTENSION: self.transport.abort}
         await self.config.loaded_app(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
-            self._expect_head()
+            self._start_head_timer()
         else:
-            self._forget_head()
+            self._cancel_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        self._forget_stall()
+        self._cancel_head_timer()
+        self._cancel_stall_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._forget_stall()
-        self._stalled = self.loop.call_later(STALL_S, self.transport.abort)
+        self._cancel_stall_timer()
+        self._stalled = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._forget_stall()
+        self._cancel_stall_timer()
         super().resume_writing()
 
-    def _forget_stall(self) -> None:
+    def _cancel_stall_timer(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
-    def _expect_head(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._head_due is None:
-            self._head_due = self.loop.call_later(HEAD_S, self.transport.close)
+            self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
-    def _forget_head(self) -> None:
+    def _cancel_head_timer(self) -> None:
         if self._head_due is not None:
             self._head_due.cancel()
             self._head_due = None
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Uvicorn under our lifecycle: no signal handlers, no polling for the end."""
 
     def __init__(self, config: uvicorn.Config, life: Lifecycle) -> None:

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
-from rota.infra.service.lifecycle import Service, State
+from rota.infra.service.lifecycle import Service, ServiceState
 from rota.infra.telemetry.redaction import redact_text
 from rota.model.errors import RotaError, SetupFailed
 
@@ -54,7 +54,7 @@ class Supervisor:
     def add(self, *services: Service) -> None:
         for service in services:
             assert service.name not in [known.name for known in self.services], f"two services {service.name!r}"
-            service.on_change = self._changed
+            service.on_change = self._on_change
             self.services.append(service)
 
     @property
@@ -67,17 +67,19 @@ class Supervisor:
 
     def failed(self) -> dict[str, str]:
         """Services that ended for good, with the kind of error they died of. Kinds hold no secrets; texts might."""
-        return {service.name: kind_of(service.error) for service in self.services if service.state is State.FAILED}
+        return {
+            service.name: error_kind(service.error) for service in self.services if service.state is ServiceState.FAILED
+        }
 
     def unready(self) -> dict[str, str]:
-        waiting = {s.name: s.state.value for s in self.services if s.state is not State.READY}
+        waiting = {s.name: s.state.value for s in self.services if s.state is not ServiceState.READY}
         return {"process": "stopping", **waiting} if self.stopping else waiting
 
     @property
     def exit_status(self) -> int:
         if self._forced_status is not None:
             return self._forced_status
-        return int(any(service.cut or service.state is State.FAILED for service in self.services))
+        return int(any(service.cut or service.state is ServiceState.FAILED for service in self.services))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -94,16 +96,16 @@ class Supervisor:
         if failure is not None:
             raise failure
 
-    def ask_stop(self) -> None:
+    def request_stop(self) -> None:
         """Begin to end. Services that are not ready have nothing to drain and end at once."""
         self._stopping.set()
         for service in self.services:
-            if service.state in (State.STARTING, State.RESTARTING):
+            if service.state in (ServiceState.STARTING, ServiceState.RESTARTING):
                 service.drain()
 
-    def hurry(self, status: int) -> None:
+    def force_stop(self, status: int) -> None:
         """Cancel whatever still runs; the process is to exit with `status`."""
-        self.ask_stop()
+        self.request_stop()
         for service in self.services:
             if not service.state.ended:
                 self._forced_status = status
@@ -119,22 +121,22 @@ class Supervisor:
     async def _until_ready(self, service: Service) -> None:
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                state = await service.until(State.READY)
+                state = await service.wait_for(ServiceState.READY)
         except TimeoutError:
             cause = service.error
             raise SetupFailed(
                 f"Service {service.name} was not ready within {self._start_timeout_s:g} s"
                 f"{f' ({redact_text(str(cause))})' if cause else ''}; see its log lines and try again."
             ) from cause
-        if state is State.FAILED:
+        if state is ServiceState.FAILED:
             if isinstance(service.error, RotaError):
                 raise service.error
             raise SetupFailed(
-                f"Service {service.name} could not start ({kind_of(service.error)}); its log lines say why."
+                f"Service {service.name} could not start ({error_kind(service.error)}); its log lines say why."
             ) from service.error
 
     async def _stop(self) -> None:
-        self.ask_stop()
+        self.request_stop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_budget_s
         ended = {s.name: await s.stop(max(0.0, deadline - loop.time())) for s in reversed(self.services)}
@@ -142,10 +144,10 @@ class Supervisor:
             log.critical("services_ignore_cancellation", services=stuck)
             self._abandon(self.exit_status)
 
-    def _changed(self, service: Service) -> None:
+    def _on_change(self, service: Service) -> None:
         log.debug("service_state", service=service.name, state=service.state.value)
-        if service.state is State.FAILED:
-            self.ask_stop()
+        if service.state is ServiceState.FAILED:
+            self.request_stop()
 
 
 async def run_until_signalled(supervisor: Supervisor) -> int:
@@ -156,11 +158,11 @@ async def run_until_signalled(supervisor: Supervisor) -> int:
         received.append(number)
         log.info("signal_received", signal=number.name, asked=len(received))
         if len(received) == 1:
-            supervisor.ask_stop()
+            supervisor.request_stop()
         else:
-            supervisor.hurry(128 + number)
+            supervisor.force_stop(128 + number)
 
-    with _handled(on_signal):
+    with _signal_handlers(on_signal):
         async with supervisor.running():
             if not supervisor.stopping:
                 log.info("all_ready", services=len(supervisor.services))
@@ -169,7 +171,7 @@ async def run_until_signalled(supervisor: Supervisor) -> int:
 
 
 @contextmanager
-def _handled(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+def _signal_handlers(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
@@ -182,6 +184,6 @@ def _handled(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def kind_of(error: BaseException | None) -> str:
+def error_kind(error: BaseException | None) -> str:
     """The stable code of one of our errors, the type's name of any other."""
     return error.code if isinstance(error, RotaError) else type(error).__name__

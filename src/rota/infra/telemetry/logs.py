@@ -28,7 +28,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from rota.infra.telemetry.redaction import redact
 
 Format = Literal["json", "console"]
-CHATTY: Final = ("httpx", "httpcore")
+NOISY_LOGGERS: Final = ("httpx", "httpcore")
 """Libraries that tell of each call what we tell, if anything is wrong with it."""
 
 
@@ -36,22 +36,22 @@ def configure(format: Format = "json", level: str = "info") -> None:  # noqa: A0
     """Send all logs of this process to stderr as `format`, from `level` on. May be called again."""
     lowest = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*_FIRST, *_last(format)],
+        processors=[*_COMMON_PROCESSORS, *_output_processors(format)],
         wrapper_class=structlog.make_filtering_bound_logger(lowest),
-        logger_factory=_Stderr,
+        logger_factory=_StderrLogger,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
-    root.handlers[:] = [_Forward()]
+    root.handlers[:] = [_StdlibForwarder()]
     root.setLevel(lowest)
-    for name in CHATTY:
+    for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(max(lowest, logging.WARNING))
     logging.captureWarnings(capture=True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
 
 
-class _Stderr:
+class _StderrLogger:
     """Where lines end. Looks stderr up at each line, so that a replaced stream is honoured."""
 
     def __init__(self, name: str = "rota") -> None:
@@ -68,7 +68,7 @@ class _Stderr:
     debug = info = warning = warn = error = critical = exception = fatal = log = failure = msg
 
 
-class _Forward(logging.Handler):
+class _StdlibForwarder(logging.Handler):
     """Turns a record of the standard library into one of our events."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -94,12 +94,12 @@ def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
         _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def _named(logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _add_logger_name(logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     event.setdefault("logger", getattr(logger, "name", "rota"))
     return event
 
 
-def _without_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     first = {key: event.pop(key) for key in ("timestamp", "level", "logger", "event") if key in event}
     return {str(key): redact(value, str(key)) for key, value in {**first, **event}.items()}
 
@@ -112,23 +112,23 @@ def _json(event: EventDict, **_options: object) -> str:
         return json.dumps(event)
 
 
-_FIRST: list[Processor] = [
+_COMMON_PROCESSORS: list[Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
-    _named,
+    _add_logger_name,
 ]
 
 
-def _last(format: Format) -> list[Processor]:  # noqa: A002
+def _output_processors(format: Format) -> list[Processor]:  # noqa: A002
     if format == "json":
         shape = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
         return [
             structlog.processors.ExceptionRenderer(shape),
-            _without_secrets,
+            _redact_event,
             structlog.processors.JSONRenderer(serializer=_json),
         ]
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=28
     )
-    return [structlog.processors.format_exc_info, _without_secrets, renderer]
+    return [structlog.processors.format_exc_info, _redact_event, renderer]

@@ -29,7 +29,7 @@ from prometheus_client import (
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-SECONDS: Final = (
+DURATION_BUCKETS_S: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
@@ -37,7 +37,7 @@ SECONDS: Final = (
 
 _NAME = re.compile(r"rota(_[a-z]+)+")
 # A series per thing: what comes and goes (an attempt, a person), and what Prometheus itself sets (job, instance).
-_UNBOUNDED = re.compile(
+_UNBOUNDED_LABEL = re.compile(
     r"(.*_)?(id|ids|ip|token|url|uuid)|fence|frame|job|proc|run|worker|host|instance|email|person|submitter|user(name)?"
 )
 
@@ -58,7 +58,7 @@ def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
 
 
 def histogram(
-    name: str, documentation: str, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS
+    name: str, documentation: str, labels: Sequence[str] = (), buckets: Sequence[float] = DURATION_BUCKETS_S
 ) -> Histogram:
     _check(name, labels)
     return Histogram(name, documentation, labels, registry=REGISTRY, buckets=buckets)
@@ -73,6 +73,6 @@ def _check(name: str, labels: Sequence[str]) -> None:
     assert _NAME.fullmatch(name), f"{name}: a metric is called rota_ and then lower-case words."
     assert not name.endswith(("_total", "_created")), f"{name}: the client appends this ending itself."
     for label in labels:
-        assert not _UNBOUNDED.fullmatch(label), (
+        assert not _UNBOUNDED_LABEL.fullmatch(label), (
             f"{name}: label {label!r} has a value per thing; use its kind, pool or reason instead."
         )

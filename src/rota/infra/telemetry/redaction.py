@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MASK: Final = "***"
-_DEEPEST: Final = 8
+_DEPTH_MAX: Final = 8
 
 _SECRETS: Final = (
     "passw(?:or)?d|passphrase|secret|credential|authorization|cookie|token|(?:api|private|access|signing)[_-]?key"
@@ -41,12 +41,12 @@ def redact(value: object, name: str = "", depth: int = 0) -> object:
         return MASK
     if isinstance(value, str):
         return redact_text(value)
-    if depth < _DEEPEST:
+    if depth < _DEPTH_MAX:
         if isinstance(value, Mapping):
             return {redact_text(str(key)): redact(held, str(key), depth + 1) for key, held in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             return [redact(held, "", depth + 1) for held in value]
-    return redact_text(_described(value))
+    return redact_text(_to_text(value))
 
 
 def is_secret(name: str) -> bool:
@@ -56,20 +56,20 @@ def is_secret(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     if "://" in text:
-        text = _URL_CREDENTIALS.sub(_without_credentials, text)
+        text = _URL_CREDENTIALS.sub(_mask_credentials, text)
     if "rota_" in text:
         text = _API_KEY.sub(rf"\1{MASK}", text)
     text = _ASSIGNMENT.sub(rf"\1{MASK}", text)
     return _BEARER.sub(rf"\1{MASK}", text)
 
 
-def _without_credentials(match: re.Match[str]) -> str:
+def _mask_credentials(match: re.Match[str]) -> str:
     user, colon, _password = match[1].partition(":")
     # Without a colon it may be a user, or a token as in nats://token@host.
     return f"://{user}:{MASK}@" if colon else f"://{MASK}@"
 
 
-def _described(value: object) -> str:
+def _to_text(value: object) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode(errors="backslashreplace")
     try:

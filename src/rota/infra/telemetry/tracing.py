@@ -42,11 +42,11 @@ def span(name: str, parent: Context | None = None, /, **attributes: object) -> I
             yield current
         except Exception as error:
             if current.is_recording():
-                _mark_as_failed(current, f"{type(error).__name__}: {error}")
+                _set_error(current, f"{type(error).__name__}: {error}")
             raise
 
 
-def on() -> bool:
+def is_enabled() -> bool:
     """Whether anybody collects spans in this process."""
     if "opentelemetry.trace" not in sys.modules:
         return False
@@ -56,23 +56,23 @@ def on() -> bool:
     return not isinstance(trace.get_tracer_provider(), nobody)
 
 
-def begin(
+def start_span(
     name: str, parent: str | Context | None = None, /, *, since_ns: int | None = None, **attributes: object
 ) -> Span:
     """A span below `parent` (a traceparent, or as `extract` returns it) that is current for nobody; `end` ends it."""
-    context = below(parent) if isinstance(parent, str) else parent
+    context = parent_context(parent) if isinstance(parent, str) else parent
     begun = _tracer().start_span(name, context, start_time=since_ns)
     if begun.is_recording():
         begun.set_attributes({key: _attribute(key, value) for key, value in attributes.items()})
     return begun
 
 
-def end(begun: Span, error: str = "", /, **attributes: object) -> None:
+def end_span(begun: Span, error: str = "", /, **attributes: object) -> None:
     """End a span that `begin` began; `error` says that it failed, and how."""
     if begun.is_recording():
         begun.set_attributes({key: _attribute(key, value) for key, value in attributes.items()})
         if error:
-            _mark_as_failed(begun, error)
+            _set_error(begun, error)
     begun.end()
 
 
@@ -87,16 +87,16 @@ def traceparent(of: Span) -> str:
     return carrier.get("traceparent", "")
 
 
-def below(parent: str) -> Context:
+def parent_context(parent: str) -> Context:
     """Where spans belong that are children of this traceparent."""
     return _propagator().extract({"traceparent": parent})
 
 
-def enter(parent: str) -> None:
+def attach(parent: str) -> None:
     """From here on, in these context variables, spans are children of this traceparent."""
     from opentelemetry import context
 
-    context.attach(below(parent))
+    context.attach(parent_context(parent))
 
 
 def inject() -> dict[str, str]:
@@ -133,7 +133,7 @@ def _attribute(key: str, value: object) -> Any:
     return plain if isinstance(plain, str | bool | int | float) else str(plain)
 
 
-def _mark_as_failed(current: Span, error: str) -> None:
+def _set_error(current: Span, error: str) -> None:
     from opentelemetry.trace import StatusCode
 
     current.set_status(StatusCode.ERROR, redact_text(error))

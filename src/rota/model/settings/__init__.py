@@ -13,21 +13,21 @@ Reading the file and the environment is `rota.infra.settings_file`.
 """
 
 from rota.model.settings.leaves import Leaf, leaves, value_at
-from rota.model.settings.listing import Row, rows
-from rota.model.settings.redis_use import RedisUse, RedisUser, redis_for
-from rota.model.settings.resolve import Entry, LoadedSettings, Odd, Origin, resolve
+from rota.model.settings.listing import SettingRow, rows
+from rota.model.settings.redis_use import RedisClientConfig, RedisPurpose, redis_for
+from rota.model.settings.resolve import LoadedSettings, SettingOrigin, SettingsFileEntry, UnsupportedValue, resolve
 from rota.model.settings.tree import Settings
 
 __all__ = [
-    "Entry",
     "Leaf",
     "LoadedSettings",
-    "Odd",
-    "Origin",
-    "RedisUse",
-    "RedisUser",
-    "Row",
+    "RedisClientConfig",
+    "RedisPurpose",
+    "SettingOrigin",
+    "SettingRow",
     "Settings",
+    "SettingsFileEntry",
+    "UnsupportedValue",
     "leaves",
     "redis_for",
     "resolve",

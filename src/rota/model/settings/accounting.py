@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from rota.model.settings.kinds import Duration, Flag, Seconds, Text, Url, Whole
+from rota.model.settings.kinds import Boolean, Duration, Integer, Seconds, String, Url
 from rota.model.settings.section import Section
 
 
-class AccountingRedis(Section, frozen=True):
+class AccountingRedisSettings(Section, frozen=True):
     """The Redis that holds the live ledger, where it is not the one of `redis.url`."""
 
     enabled: Annotated[
-        bool, Flag("Whether bookings and releases go to Redis; without it no managed show is booked.")
+        bool, Boolean("Whether bookings and releases go to Redis; without it no managed show is booked.")
     ] = True
     host: Annotated[
         str | None,
-        Text("Its host; wins over the one in the URL.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
+        String(
+            "Its host; wins over the one in the URL.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"
+        ),
     ] = None
-    port: Annotated[int | None, Whole("Its port; wins over the one in the URL.", least=1, most=65535)] = None
+    port: Annotated[int | None, Integer("Its port; wins over the one in the URL.", least=1, most=65535)] = None
 
 
-class Accounting(Section, frozen=True):
+class AccountingSettings(Section, frozen=True):
     """Quotas and what is booked against them."""
 
     redis_url: Annotated[
         str | None, Url("Redis of the live ledger, instead of redis.url.", schemes=("redis", "rediss", "unix"))
     ] = None
-    redis_pool_size: Annotated[int, Whole("Connections to it at most.", least=1, most=10_000)] = 20
-    redis: AccountingRedis = AccountingRedis()
+    redis_pool_size: Annotated[int, Integer("Connections to it at most.", least=1, most=10_000)] = 20
+    redis: AccountingRedisSettings = AccountingRedisSettings()
     recompute_interval_seconds: Annotated[
         int, Seconds("Time between two recomputations of what is booked.", least=1)
     ] = 120
@@ -40,5 +42,5 @@ class Accounting(Section, frozen=True):
     ] = 7200.0
     managed_shows_ttl: Annotated[float, Duration("How long it is remembered who keeps a show's books.")] = 30.0
     cas_max_retries: Annotated[
-        int, Whole("Further tries of a recount that another one, or a seeding, has overtaken.", most=1000)
+        int, Integer("Further tries of a recount that another one, or a seeding, has overtaken.", most=1000)
     ] = 3

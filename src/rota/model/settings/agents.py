@@ -4,43 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import WHOLE_MAX, Choice, Flag, Milliseconds, Pattern, Real, Seconds, Text, Whole
+from rota.model.settings.kinds import (
+    INTEGER_MAX,
+    Boolean,
+    Choice,
+    Float,
+    Integer,
+    Milliseconds,
+    RegularExpression,
+    Seconds,
+    String,
+)
 from rota.model.settings.section import Section
 
 AgentSchedulerType = Literal["priority"]
 
 _KEY = r"[^\s{}\x00-\x1f\x7f]{1,200}"
-_KEY_WORDS = "a key name of 1 to 200 characters without spaces and braces"
+_KEY_DESCRIPTION = "a key name of 1 to 200 characters without spaces and braces"
 _AWAIT = "Longest wait for its work to end by itself when the process stops."
 _FORCE_AWAIT = "Longest wait after that, once the work was cancelled."
 _BUDGET = "Longest time one pass may take before it leaves the rest to the next; 0 sets no limit."
 
 
-class Agent(Section, frozen=True):
+class AgentSettings(Section, frozen=True):
     """Which agents this process runs, and how many at once."""
 
     max_concurrent_agents: Annotated[
-        int, Whole("Agents that may run at once in this process; 0 or less sets no limit.", least=-WHOLE_MAX)
+        int, Integer("Agents that may run at once in this process; 0 or less sets no limit.", least=-INTEGER_MAX)
     ] = 100
-    enabled_pattern: Annotated[str, Pattern("Agents whose whole name matches may run here.")] = ".*"
+    enabled_pattern: Annotated[str, RegularExpression("Agents whose whole name matches may run here.")] = ".*"
     disabled_pattern: Annotated[
-        str, Pattern("Agents whose whole name matches never run here; wins over enabled_pattern.")
+        str, RegularExpression("Agents whose whole name matches never run here; wins over enabled_pattern.")
     ] = ""
 
 
-class BatchOperations(Section, frozen=True):
+class BatchOperationsSettings(Section, frozen=True):
     """How many agents one call to Redis takes."""
 
-    enabled: Annotated[bool, Flag("Acquire agents in batches rather than one by one.")] = True
+    enabled: Annotated[bool, Boolean("Acquire agents in batches rather than one by one.")] = True
     batch_size: Annotated[
-        int, Whole("Agents per batch; 0 or less: as many as there are free places.", least=-WHOLE_MAX)
+        int, Integer("Agents per batch; 0 or less: as many as there are free places.", least=-INTEGER_MAX)
     ] = 0
     chunk_attempt_multiplier: Annotated[
-        float, Real("Further scans when the agents found may not run here, per batch needed; 0 makes none.", most=100.0)
+        float,
+        Float("Further scans when the agents found may not run here, per batch needed; 0 makes none.", most=100.0),
     ] = 0.0
 
 
-class Jitter(Section, frozen=True):
+class JitterSettings(Section, frozen=True):
     """Random spread, so that many agents do not run in step."""
 
     initial_registration_seconds: Annotated[
@@ -49,72 +60,76 @@ class Jitter(Section, frozen=True):
     shutdown_seconds: Annotated[
         int, Seconds("Spreads agents given back at shutdown over this long; 0 makes them due at once.")
     ] = 0
-    failure_backoff_ratio: Annotated[float, Real("Share by which a delay after a failure varies up and down.")] = 0.1
+    failure_backoff_ratio: Annotated[float, Float("Share by which a delay after a failure varies up and down.")] = 0.1
 
 
-class Throttled(Section, frozen=True):
+class ThrottledBackoffSettings(Section, frozen=True):
     """Delay after a failure that says "too many requests": the base, times the multiplier per further one."""
 
     base_ms: Annotated[int, Milliseconds("Delay after the first such failure.", least=1)] = 30_000
-    multiplier: Annotated[float, Real("Factor for each further one in a row.", least=1.0, most=100.0)] = 2.0
+    multiplier: Annotated[float, Float("Factor for each further one in a row.", least=1.0, most=100.0)] = 2.0
     cap_ms: Annotated[int, Milliseconds("Longest such delay.", least=1)] = 600_000
 
 
-class FailureBackoff(Section, frozen=True):
+class FailureBackoffSettings(Section, frozen=True):
     """How the kind of a failure decides when an agent runs again."""
 
-    enabled: Annotated[bool, Flag("Choose the delay by the kind of failure; else the agent's error interval.")] = False
+    enabled: Annotated[bool, Boolean("Choose the delay by the kind of failure; else the agent's error interval.")] = (
+        False
+    )
     max_immediate_retries: Annotated[
-        int, Whole("Runs without delay after transient or server errors in a row.", most=1000)
+        int, Integer("Runs without delay after transient or server errors in a row.", most=1000)
     ] = 0
     permanent_forbidden_backoff_ms: Annotated[int, Milliseconds("Delay after an access-denied failure.")] = 1_800_000
-    throttled: Throttled = Throttled()
+    throttled: ThrottledBackoffSettings = ThrottledBackoffSettings()
 
 
-class CircuitBreaker(Section, frozen=True):
+class CircuitBreakerSettings(Section, frozen=True):
     """When the agents' calls to Redis stop for a while. The numbers are those of acquisition."""
 
-    enabled: Annotated[bool, Flag("Whether failures stop the calls at all.")] = True
-    failure_threshold: Annotated[int, Whole("Failures within the window that open the breaker.", least=1)] = 5
+    enabled: Annotated[bool, Boolean("Whether failures stop the calls at all.")] = True
+    failure_threshold: Annotated[int, Integer("Failures within the window that open the breaker.", least=1)] = 5
     failure_window_ms: Annotated[int, Milliseconds("The window in which failures are counted.", least=1)] = 10_000
     cooldown_ms: Annotated[int, Milliseconds("Time without calls before recovery is tried.", least=1)] = 30_000
     half_open_duration_ms: Annotated[int, Milliseconds("Time within which a trial must succeed.", least=1)] = 5_000
 
 
-class ExceptionalAgents(Section, frozen=True):
+class ExceptionalAgentsSettings(Section, frozen=True):
     """Agents that are known to run long."""
 
-    pattern: Annotated[str, Pattern("Agents whose whole name matches get the longer threshold; empty: none.")] = ""
+    pattern: Annotated[
+        str, RegularExpression("Agents whose whole name matches get the longer threshold; empty: none.")
+    ] = ""
     threshold_ms: Annotated[int, Milliseconds("Time past the deadline before one of them is a zombie.")] = 3_600_000
 
 
-class ZombieCleanup(Section, frozen=True):
+class ZombieCleanupSettings(Section, frozen=True):
     """Stops agents of this process that run past their deadline."""
 
-    enabled: Annotated[bool, Flag("Whether such agents are stopped.")] = True
+    enabled: Annotated[bool, Boolean("Whether such agents are stopped.")] = True
     threshold_ms: Annotated[int, Milliseconds("Time past the deadline before an agent is a zombie.")] = 30_000
     interval_ms: Annotated[int, Milliseconds("Time between two passes.", least=1)] = 300_000
     run_budget_ms: Annotated[int, Milliseconds(_BUDGET)] = 0
     executor_shutdown_await_ms: Annotated[int, Milliseconds(_AWAIT)] = 10_000
     executor_shutdown_force_await_ms: Annotated[int, Milliseconds(_FORCE_AWAIT)] = 5_000
-    exceptional_agents: ExceptionalAgents = ExceptionalAgents()
+    exceptional_agents: ExceptionalAgentsSettings = ExceptionalAgentsSettings()
 
 
-class OrphanCleanup(Section, frozen=True):
+class OrphanCleanupSettings(Section, frozen=True):
     """Gives the agents of crashed processes back. One process does it at a time."""
 
-    enabled: Annotated[bool, Flag("Whether this process takes part.")] = True
+    enabled: Annotated[bool, Boolean("Whether this process takes part.")] = True
     threshold_ms: Annotated[int, Milliseconds("Time past the deadline before an agent is an orphan.")] = 600_000
     interval_ms: Annotated[int, Milliseconds("Time between two passes.", least=1)] = 300_000
     leadership_ttl_ms: Annotated[int, Milliseconds("How long leadership lasts without renewal.", least=1000)] = 120_000
-    force_all_pods: Annotated[bool, Flag("Every process cleans its own shard, without a leader.")] = False
-    remove_numeric_only_agents: Annotated[bool, Flag("Remove entries that are numbers, not names.")] = True
+    force_all_pods: Annotated[bool, Boolean("Every process cleans its own shard, without a leader.")] = False
+    remove_numeric_only_agents: Annotated[bool, Boolean("Remove entries that are numbers, not names.")] = True
     run_budget_ms: Annotated[int, Milliseconds(_BUDGET)] = 0
     executor_shutdown_await_ms: Annotated[int, Milliseconds(_AWAIT)] = 10_000
     executor_shutdown_force_await_ms: Annotated[int, Milliseconds(_FORCE_AWAIT)] = 5_000
 
 
-class Reconcile(Section, frozen=True):
+class AgentReconcileSettings(Section, frozen=True):
     """Brings the registered agents in line with what this process owns."""
 
     run_budget_ms: Annotated[int, Milliseconds(_BUDGET)] = 0
@@ -122,48 +137,50 @@ class Reconcile(Section, frozen=True):
     executor_shutdown_force_await_ms: Annotated[int, Milliseconds(_FORCE_AWAIT)] = 2_000
 
 
-class AgentKeys(Section, frozen=True):
+class AgentKeySettings(Section, frozen=True):
     """Names of the agents' keys: prefix, name, then the hash tag in braces."""
 
     prefix: Annotated[
         str,
-        Text("Put before every name.", pattern=rf"(?:{_KEY})?", described="nothing, or " + _KEY_WORDS),
+        String("Put before every name.", pattern=rf"(?:{_KEY})?", described="nothing, or " + _KEY_DESCRIPTION),
     ] = ""
     waiting_set: Annotated[
-        str, Text("Sorted set of agents that wait for their time.", pattern=_KEY, described=_KEY_WORDS)
+        str, String("Sorted set of agents that wait for their time.", pattern=_KEY, described=_KEY_DESCRIPTION)
     ] = "waiting"
-    working_set: Annotated[str, Text("Sorted set of agents that run.", pattern=_KEY, described=_KEY_WORDS)] = "working"
-    cleanup_leader_key: Annotated[str, Text("Who leads the orphan cleanup.", pattern=_KEY, described=_KEY_WORDS)] = (
-        "cleanup-leader"
+    working_set: Annotated[str, String("Sorted set of agents that run.", pattern=_KEY, described=_KEY_DESCRIPTION)] = (
+        "working"
     )
+    cleanup_leader_key: Annotated[
+        str, String("Who leads the orphan cleanup.", pattern=_KEY, described=_KEY_DESCRIPTION)
+    ] = "cleanup-leader"
     hash_tag: Annotated[
         str,
-        Text(
+        String(
             "Keeps the keys in one slot of a Redis Cluster.",
             pattern=rf"(?:{_KEY})?",
-            described="nothing, or " + _KEY_WORDS,
+            described="nothing, or " + _KEY_DESCRIPTION,
         ),
     ] = ""
 
 
-class AgentScheduler(Section, frozen=True):
+class AgentSchedulerSettings(Section, frozen=True):
     """The loop that acquires agents that are due."""
 
-    enabled: Annotated[bool, Flag("Whether this process runs agents.")] = True
+    enabled: Annotated[bool, Boolean("Whether this process runs agents.")] = True
     type: Annotated[AgentSchedulerType, Choice("How agents are chosen.", options=get_args(AgentSchedulerType))] = (
         "priority"
     )
     interval_ms: Annotated[int, Milliseconds("Time between two cycles of the loop.", least=1)] = 1_000
     refresh_period_seconds: Annotated[int, Seconds("Time between two syncs of the agents to Redis.", least=1)] = 30
     health_summary_period_seconds: Annotated[
-        int, Seconds("Time between two health lines in the log; 0 or less writes none.", least=-WHOLE_MAX)
+        int, Seconds("Time between two health lines in the log; 0 or less writes none.", least=-INTEGER_MAX)
     ] = 600
     time_cache_duration_ms: Annotated[int, Milliseconds("How long the offset to the server's clock is kept.")] = 10_000
-    batch_operations: BatchOperations = BatchOperations()
-    jitter: Jitter = Jitter()
-    failure_backoff: FailureBackoff = FailureBackoff()
-    circuit_breaker: CircuitBreaker = CircuitBreaker()
-    zombie_cleanup: ZombieCleanup = ZombieCleanup()
-    orphan_cleanup: OrphanCleanup = OrphanCleanup()
-    reconcile: Reconcile = Reconcile()
-    keys: AgentKeys = AgentKeys()
+    batch_operations: BatchOperationsSettings = BatchOperationsSettings()
+    jitter: JitterSettings = JitterSettings()
+    failure_backoff: FailureBackoffSettings = FailureBackoffSettings()
+    circuit_breaker: CircuitBreakerSettings = CircuitBreakerSettings()
+    zombie_cleanup: ZombieCleanupSettings = ZombieCleanupSettings()
+    orphan_cleanup: OrphanCleanupSettings = OrphanCleanupSettings()
+    reconcile: AgentReconcileSettings = AgentReconcileSettings()
+    keys: AgentKeySettings = AgentKeySettings()

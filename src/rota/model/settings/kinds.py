@@ -16,24 +16,24 @@ from rota.model.errors import InvalidInput
 from rota.model.settings.masking import MASK, masked_url, only_scheme
 from rota.model.units import format_duration, parse_duration
 
-Value = bool | int | float | str | None
+SettingValue = bool | int | float | str | None
 
-_WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})", re.ASCII)
-_REAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?", re.ASCII)
 # Credentials end at the first @, so that a password with an unescaped @ / ? or # is refused, not misread.
 _URL = re.compile(
     r"(?P<scheme>[a-z]+)://(?:[^\s@/?#]*@)?(?P<hosts>[^\s@/?#]*)(?P<path>/[^\s@?#]*)?(?:\?(?P<query>[^\s@#]*))?"
 )
 _PORT = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5]?[0-9]{1,4})"
 _HOST = re.compile(rf"(?:\[[0-9a-fA-F:.]+\]|[\w.%-]+)(?::{_PORT})?")
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
-WHOLE_MAX = 2**31 - 1
+INTEGER_MAX = 2**31 - 1
 YEAR_S = 366 * 86400.0
 YEAR_MS = 366 * 86_400_000
 
 
-class Kind(msgspec.Struct, frozen=True):
+class SettingKind(msgspec.Struct, frozen=True):
     """Annotates a field of the tree. `env` is a name the setting has in the environment besides its ROTA_ one."""
 
     meaning: str
@@ -49,36 +49,36 @@ class Kind(msgspec.Struct, frozen=True):
         """`allowed` in a table, below a page that says how values are written."""
         return self.allowed
 
-    def read(self, text: str) -> Value:
+    def read(self, text: str) -> SettingValue:
         raise AssertionError(f"{type(self).__name__} does not say how {text!r} is read")
 
-    def show(self, value: Value) -> str:
+    def show(self, value: SettingValue) -> str:
         return "" if value is None else str(value)
 
-    def show_unfit(self, text: str) -> str:
+    def show_invalid(self, text: str) -> str:
         """What was given and is not allowed, for the sentence that says so. A URL may stand anywhere by mistake."""
         text = masked_url(text)
         return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Flag(Kind, frozen=True):
+class Boolean(SettingKind, frozen=True):
     @property
     def allowed(self) -> str:
         return "true or false"
 
     def read(self, text: str) -> bool:
         try:
-            return _WORDS[text.lower()]
+            return _BOOLEANS[text.lower()]
         except KeyError:
             raise ValueError(text) from None
 
-    def show(self, value: Value) -> str:
+    def show(self, value: SettingValue) -> str:
         return "true" if value else "false"
 
 
-class Whole(Kind, frozen=True, kw_only=True):
+class Integer(SettingKind, frozen=True, kw_only=True):
     least: int = 0
-    most: int = WHOLE_MAX
+    most: int = INTEGER_MAX
 
     @property
     def allowed(self) -> str:
@@ -86,26 +86,26 @@ class Whole(Kind, frozen=True, kw_only=True):
         return f"a whole number{unit} from {self.least} to {self.most}"
 
     def read(self, text: str) -> int:
-        if not _WHOLE.fullmatch(text) or not self.least <= int(text) <= self.most:
+        if not _INTEGER.fullmatch(text) or not self.least <= int(text) <= self.most:
             raise ValueError(text)
         return int(text)
 
 
-class Milliseconds(Whole, frozen=True, kw_only=True):
+class Milliseconds(Integer, frozen=True, kw_only=True):
     """For names that end in -ms or -millis."""
 
     unit: ClassVar[str] = "milliseconds"
     most: int = YEAR_MS
 
 
-class Seconds(Whole, frozen=True, kw_only=True):
+class Seconds(Integer, frozen=True, kw_only=True):
     """For names that end in -seconds."""
 
     unit: ClassVar[str] = "seconds"
     most: int = int(YEAR_S)
 
 
-class Real(Kind, frozen=True, kw_only=True):
+class Float(SettingKind, frozen=True, kw_only=True):
     least: float = 0.0
     most: float = 1.0
 
@@ -114,12 +114,12 @@ class Real(Kind, frozen=True, kw_only=True):
         return f"a number from {self.least:g} to {self.most:g}"
 
     def read(self, text: str) -> float:
-        if not _REAL.fullmatch(text) or not self.least <= float(text) <= self.most:
+        if not _FLOAT.fullmatch(text) or not self.least <= float(text) <= self.most:
             raise ValueError(text)
         return float(text)
 
 
-class Duration(Kind, frozen=True, kw_only=True):
+class Duration(SettingKind, frozen=True, kw_only=True):
     """Held in seconds, written with a unit. `bare` is the unit of a plain number, where one is understood."""
 
     least: float = 0.001
@@ -145,18 +145,18 @@ class Duration(Kind, frozen=True, kw_only=True):
 
     def read(self, text: str) -> float:
         try:
-            seconds = parse_duration(text + self.bare if _REAL.fullmatch(text) else text)
+            seconds = parse_duration(text + self.bare if _FLOAT.fullmatch(text) else text)
         except InvalidInput as unfit:
             raise ValueError(text) from unfit
         if not self.least <= seconds <= self.most:
             raise ValueError(text)
         return seconds
 
-    def show(self, value: Value) -> str:
+    def show(self, value: SettingValue) -> str:
         return format_duration(float(value or 0))
 
 
-class Choice(Kind, frozen=True, kw_only=True):
+class Choice(SettingKind, frozen=True, kw_only=True):
     options: tuple[str, ...]
 
     @property
@@ -169,7 +169,7 @@ class Choice(Kind, frozen=True, kw_only=True):
         return text.lower()
 
 
-class Text(Kind, frozen=True, kw_only=True):
+class String(SettingKind, frozen=True, kw_only=True):
     """Text that matches `pattern` as a whole; `described` says in words what that is."""
 
     pattern: str = r"[^\x00-\x1f\x7f]*"
@@ -185,17 +185,17 @@ class Text(Kind, frozen=True, kw_only=True):
         return text
 
 
-class Secret(Text, frozen=True):
+class Secret(String, frozen=True):
     """Text that is never shown."""
 
-    def show(self, value: Value) -> str:
+    def show(self, value: SettingValue) -> str:
         return MASK if value else ""
 
-    def show_unfit(self, text: str) -> str:  # noqa: ARG002 - that is the point
+    def show_invalid(self, text: str) -> str:  # noqa: ARG002 - that is the point
         return MASK
 
 
-class Pattern(Kind, frozen=True):
+class RegularExpression(SettingKind, frozen=True):
     """A regular expression; names match it as a whole."""
 
     @property
@@ -210,7 +210,7 @@ class Pattern(Kind, frozen=True):
         return text
 
 
-class Url(Kind, frozen=True, kw_only=True):
+class Url(SettingKind, frozen=True, kw_only=True):
     """An address that may hold a password. `several` allows a comma-separated list."""
 
     schemes: tuple[str, ...]
@@ -241,8 +241,8 @@ class Url(Kind, frozen=True, kw_only=True):
         hosts = [] if not found["hosts"] and "host=" in (found["query"] or "") else found["hosts"].split(",")
         return all(_HOST.fullmatch(host) for host in hosts)
 
-    def show(self, value: Value) -> str:
+    def show(self, value: SettingValue) -> str:
         return masked_url(value) if isinstance(value, str) else ""
 
-    def show_unfit(self, text: str) -> str:
+    def show_invalid(self, text: str) -> str:
         return only_scheme(text)

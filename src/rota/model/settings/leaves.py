@@ -8,7 +8,7 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from rota.model.settings.kinds import Kind, Value
+from rota.model.settings.kinds import SettingKind, SettingValue
 from rota.model.settings.section import Section
 from rota.model.settings.tree import Settings
 
@@ -19,8 +19,8 @@ class Leaf(msgspec.Struct, frozen=True):
     """One setting. `path` is in snake case with dots: `redis.scheduler.interval_ms`."""
 
     path: str
-    kind: Kind
-    default: Value
+    kind: SettingKind
+    default: SettingValue
 
     @property
     def env_names(self) -> tuple[str, ...]:
@@ -41,12 +41,12 @@ def sections() -> Mapping[str, type[Section]]:
     return dict(part for part in _walk(Settings, "") if isinstance(part, tuple))
 
 
-def build(section: type[SectionT], values: Mapping[str, Value], prefix: str = "") -> SectionT:
+def build(section: type[SectionT], values: Mapping[str, SettingValue], prefix: str = "") -> SectionT:
     """The section with `values` given by path; what is not among them keeps its default."""
     fields: dict[str, object] = {}
     for name, hint in _fields(section).items():
         path = prefix + name
-        if isinstance(hint, Kind):
+        if isinstance(hint, SettingKind):
             if path in values:
                 fields[name] = values[path]
         else:
@@ -54,7 +54,7 @@ def build(section: type[SectionT], values: Mapping[str, Value], prefix: str = ""
     return section(**fields)
 
 
-def value_at(settings: Settings, path: str) -> Value:
+def value_at(settings: Settings, path: str) -> SettingValue:
     found: object = settings
     for name in path.split("."):
         found = getattr(found, name)
@@ -65,7 +65,7 @@ def value_at(settings: Settings, path: str) -> Value:
 def _walk(section: type[Section], prefix: str) -> Iterator[Leaf | tuple[str, type[Section]]]:
     defaults = section()
     for name, hint in _fields(section).items():
-        if isinstance(hint, Kind):
+        if isinstance(hint, SettingKind):
             yield Leaf(prefix + name, hint, getattr(defaults, name))
         else:
             yield prefix + name, hint
@@ -73,14 +73,14 @@ def _walk(section: type[Section], prefix: str) -> Iterator[Leaf | tuple[str, typ
 
 
 @cache
-def _fields(section: type[Section]) -> Mapping[str, Kind | type[Section]]:
+def _fields(section: type[Section]) -> Mapping[str, SettingKind | type[Section]]:
     hints = get_type_hints(section, include_extras=True)
-    return {name: _meant(hints[name]) for name in section.__struct_fields__}
+    return {name: _kind_or_section(hints[name]) for name in section.__struct_fields__}
 
 
-def _meant(hint: object) -> Kind | type[Section]:
+def _kind_or_section(hint: object) -> SettingKind | type[Section]:
     for note in getattr(hint, "__metadata__", ()):
-        if isinstance(note, Kind):
+        if isinstance(note, SettingKind):
             return note
     assert isinstance(hint, type), f"{hint} has no kind"
     assert issubclass(hint, Section), f"{hint} is no section"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import Choice, Duration, Flag, Real, Seconds, Secret, Text, Whole
+from rota.model.settings.kinds import Boolean, Choice, Duration, Float, Integer, Seconds, Secret, String
 from rota.model.settings.section import Section
 
 FailMode = Literal["closed", "open"]
 CounterMode = Literal["ledger", "upsert", "scan"]
 
 
-class Scheduler(Section, frozen=True):
+class SchedulerSettings(Section, frozen=True):
     """Dispatch: delays and attempts."""
 
     store_op_timeout: Annotated[float, Duration("Longest wait for an answer of Redis.")] = 2.0
@@ -19,11 +19,11 @@ class Scheduler(Section, frozen=True):
         float, Duration("Accepted, without effect: jobs have no locks, rows of PostgreSQL decide.", least=1.0)
     ] = 60.0
     max_renewal_failures: Annotated[
-        int, Whole("Accepted, without effect: a lease is lost when its time is over.", least=1)
+        int, Integer("Accepted, without effect: a lease is lost when its time is over.", least=1)
     ] = 3
-    max_scheduling_retries: Annotated[int, Whole("Failed dispatches after which a job is FAILED.", least=1)] = 50
+    max_scheduling_retries: Annotated[int, Integer("Failed dispatches after which a job is FAILED.", least=1)] = 50
     max_worker_losses: Annotated[
-        int, Whole("Workers a frame may lose before it is FAILED, unless its layer says otherwise.", most=1000)
+        int, Integer("Workers a frame may lose before it is FAILED, unless its layer says otherwise.", most=1000)
     ] = 10
     retry_delay_busy: Annotated[float, Duration("Accepted, without effect: jobs have no locks to wait for.")] = 0.5
     retry_delay_store: Annotated[
@@ -43,7 +43,7 @@ class Scheduler(Section, frozen=True):
     backoff_jitter: Annotated[float, Duration("Random addition to such a delay, at most.", least=0.0)] = 0.5
 
 
-class Reconciler(Section, frozen=True):
+class ReconcilerSettings(Section, frozen=True):
     """Ends jobs that stopped moving."""
 
     dispatch_timeout: Annotated[
@@ -55,12 +55,12 @@ class Reconciler(Section, frozen=True):
     poll_interval: Annotated[
         float, Duration("Time before a job that could not be ended is tried again; others are looked at all the time.")
     ] = 30.0
-    max_iterations_per_tick: Annotated[int, Whole("Batches of one pass at most.", least=1)] = 100
-    batch_size: Annotated[int, Whole("Jobs per batch.", least=1, most=10_000)] = 200
-    max_retries_per_job: Annotated[int, Whole("Further tries to end one job before it rests.", most=1000)] = 3
+    max_iterations_per_tick: Annotated[int, Integer("Batches of one pass at most.", least=1)] = 100
+    batch_size: Annotated[int, Integer("Jobs per batch.", least=1, most=10_000)] = 200
+    max_retries_per_job: Annotated[int, Integer("Further tries to end one job before it rests.", most=1000)] = 3
 
 
-class Replayer(Section, frozen=True):
+class ReplayerSettings(Section, frozen=True):
     """Takes up jobs again that nobody works on."""
 
     pending_age: Annotated[float, Duration("Longest stay in PENDING, or approved, before a job is taken up again.")] = (
@@ -69,12 +69,12 @@ class Replayer(Section, frozen=True):
     poll_interval: Annotated[float, Duration("Time between two passes.")] = 30.0
 
 
-class Routing(Section, frozen=True):
+class RoutingSettings(Section, frozen=True):
     """Where topics run, and when a worker counts as overloaded: by what Rota did not book there."""
 
     pools_file: Annotated[
         str | None,
-        Text(
+        String(
             "File with topics and pools, loaded when its content has changed.",
             env="POOL_CONFIG_PATH",
             pattern=r"[^\x00-\x1f]+",
@@ -82,17 +82,19 @@ class Routing(Section, frozen=True):
         ),
     ] = None
     reload_interval: Annotated[float, Duration("Time between two looks for changed pools and topics.")] = 30.0
-    overload_utilization: Annotated[float, Real("Share of its places taken by frames the books do not know.")] = 0.9
-    overload_cpu_load: Annotated[float, Real("CPU load in percent, less the share of cores booked.", most=100.0)] = 90.0
+    overload_utilization: Annotated[float, Float("Share of its places taken by frames the books do not know.")] = 0.9
+    overload_cpu_load: Annotated[float, Float("CPU load in percent, less the share of cores booked.", most=100.0)] = (
+        90.0
+    )
     overload_gpu_utilization: Annotated[
-        float, Real("GPU use in percent, less the share of GPUs booked.", most=100.0)
+        float, Float("GPU use in percent, less the share of GPUs booked.", most=100.0)
     ] = 90.0
     overload_accounted: Annotated[
-        bool, Flag("Whether the two above also hold for workers that offer a number of cores.")
+        bool, Boolean("Whether the two above also hold for workers that offer a number of cores.")
     ] = False
 
 
-class Registry(Section, frozen=True):
+class RegistrySettings(Section, frozen=True):
     """Which workers are known, and how a new replica learns of them."""
 
     worker_ttl: Annotated[float, Duration("Time without a heartbeat after which a worker is forgotten.")] = 30.0
@@ -101,67 +103,67 @@ class Registry(Section, frozen=True):
     snapshot_read_timeout: Annotated[float, Duration("Longest wait for the snapshot at start.")] = 5.0
 
 
-class CommandLimits(Section, frozen=True):
+class CommandLimitsSettings(Section, frozen=True):
     """What each process of a command may use at most; 0: no limit. A layer may ask for less."""
 
     cpu_seconds: Annotated[int, Seconds("CPU time.")] = 0
-    address_mib: Annotated[int, Whole("Mebibytes of address space.")] = 0
-    open_files: Annotated[int, Whole("Files and sockets open at a time.")] = 0
-    file_mib: Annotated[int, Whole("Mebibytes of any file that it writes.")] = 0
+    address_mib: Annotated[int, Integer("Mebibytes of address space.")] = 0
+    open_files: Annotated[int, Integer("Files and sockets open at a time.")] = 0
+    file_mib: Annotated[int, Integer("Mebibytes of any file that it writes.")] = 0
 
 
-class Worker(Section, frozen=True):
+class WorkerSettings(Section, frozen=True):
     """Processes that run frames."""
 
     heartbeat_interval: Annotated[float, Duration("Time between two heartbeats.")] = 2.0
     pool: Annotated[
-        str, Text("Pool a worker works for when it is not told.", pattern=r"[\w.-]{1,64}", described="a pool's name")
+        str, String("Pool a worker works for when it is not told.", pattern=r"[\w.-]{1,64}", described="a pool's name")
     ] = "local"
-    slots: Annotated[int, Whole("Frames at a time at most, whatever they ask for.", least=1, most=1_000_000)] = 1000
+    slots: Annotated[int, Integer("Frames at a time at most, whatever they ask for.", least=1, most=1_000_000)] = 1000
     processes: Annotated[
-        int, Whole("Processes for sync tasks at most; 0: one for each core of the machine.", most=10_000)
+        int, Integer("Processes for sync tasks at most; 0: one for each core of the machine.", most=10_000)
     ] = 0
     drain_timeout: Annotated[float, Duration("Longest wait at stop for frames to finish.")] = 60.0
     output_max: Annotated[
-        int, Whole("Bytes kept of what a frame writes to one stream: half from its start, half from its end.")
+        int, Integer("Bytes kept of what a frame writes to one stream: half from its start, half from its end.")
     ] = 10 * 1024 * 1024
     work_dir: Annotated[
         str | None,
-        Text(
+        String(
             "Directory below which each command has one of its own; empty: a temporary one.",
             pattern=r"[^\x00-\x1f]+",
             described="a path",
         ),
     ] = None
-    keep_dirs: Annotated[bool, Flag("Keep the directories of commands that have ended.")] = False
+    keep_dirs: Annotated[bool, Boolean("Keep the directories of commands that have ended.")] = False
     metrics_host: Annotated[
         str,
-        Text(
+        String(
             "Address on which a worker answers /health, /ready and /metrics, to everybody who reaches it.",
             pattern=r"[\w.:%-]{1,253}",
             described="a host name or address",
         ),
     ] = "127.0.0.1"
-    metrics_port: Annotated[int, Whole("Port for that; 0: none, and it answers nobody.", most=65535)] = 0
-    limits: CommandLimits = CommandLimits()
+    metrics_port: Annotated[int, Integer("Port for that; 0: none, and it answers nobody.", most=65535)] = 0
+    limits: CommandLimitsSettings = CommandLimitsSettings()
 
 
-class Safety(Section, frozen=True):
+class SafetySettings(Section, frozen=True):
     """Calls to the safety kernel, and the breaker that guards them."""
 
     timeout: Annotated[float, Duration("Longest wait for a decision.")] = 2.0
-    circuit_fail_budget: Annotated[int, Whole("Failures in a row that open the breaker.", least=1)] = 3
+    circuit_fail_budget: Annotated[int, Integer("Failures in a row that open the breaker.", least=1)] = 3
     circuit_open_for: Annotated[float, Duration("Time without calls before recovery is tried.")] = 30.0
-    circuit_half_open_max: Annotated[int, Whole("Trial calls at most.", least=1)] = 3
-    circuit_close_after: Annotated[int, Whole("Successful trials that close the breaker.", least=1)] = 2
+    circuit_half_open_max: Annotated[int, Integer("Trial calls at most.", least=1)] = 3
+    circuit_close_after: Annotated[int, Integer("Successful trials that close the breaker.", least=1)] = 2
 
 
-class SafetyKernel(Section, frozen=True):
+class SafetyKernelSettings(Section, frozen=True):
     """Where the safety kernel is, how the connection is secured, and where `rota kernel` serves."""
 
     addr: Annotated[
         str | None,
-        Text(
+        String(
             "Host and port of its gRPC service; without it the policy file decides in every server itself.",
             env="SAFETY_KERNEL_ADDR",
             pattern=r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}",
@@ -170,16 +172,16 @@ class SafetyKernel(Section, frozen=True):
     ] = None
     tls_ca: Annotated[
         str | None,
-        Text(
+        String(
             "File with the certificate authority that vouches for it; without it, those of this machine do.",
             env="SAFETY_KERNEL_TLS_CA",
             pattern=r"[^\x00-\x1f]+",
             described="a path",
         ),
     ] = None
-    tls_required: Annotated[bool, Flag("Refuse a connection without TLS.", env="SAFETY_KERNEL_TLS_REQUIRED")] = False
+    tls_required: Annotated[bool, Boolean("Refuse a connection without TLS.", env="SAFETY_KERNEL_TLS_REQUIRED")] = False
     insecure: Annotated[
-        bool, Flag("Allow a connection without TLS to another machine.", env="SAFETY_KERNEL_INSECURE")
+        bool, Boolean("Allow a connection without TLS to another machine.", env="SAFETY_KERNEL_INSECURE")
     ] = False
     shared_secret: Annotated[
         str | None,
@@ -191,19 +193,19 @@ class SafetyKernel(Section, frozen=True):
     ] = None
     host: Annotated[
         str,
-        Text(
+        String(
             "Address that `rota kernel` listens on.",
             pattern=r"[\w.:%-]{1,253}",
             described="a host name or address",
         ),
     ] = "127.0.0.1"
-    port: Annotated[int, Whole("Port that `rota kernel` listens on; 0: a free one.", most=65535)] = 50051
+    port: Annotated[int, Integer("Port that `rota kernel` listens on; 0: a free one.", most=65535)] = 50051
     health_port: Annotated[
-        int, Whole("Port of its health, readiness and metrics on listen.host; 0: a free one.", most=65535)
+        int, Integer("Port of its health, readiness and metrics on listen.host; 0: a free one.", most=65535)
     ] = 7684
     tls_cert: Annotated[
         str | None,
-        Text(
+        String(
             "File with the certificate chain of `rota kernel`, PEM.",
             env="SAFETY_KERNEL_TLS_CERT",
             pattern=r"[^\x00-\x1f]+",
@@ -212,7 +214,7 @@ class SafetyKernel(Section, frozen=True):
     ] = None
     tls_key: Annotated[
         str | None,
-        Text(
+        String(
             "File with its private key, PEM.",
             env="SAFETY_KERNEL_TLS_KEY",
             pattern=r"[^\x00-\x1f]+",
@@ -221,12 +223,12 @@ class SafetyKernel(Section, frozen=True):
     ] = None
 
 
-class Policy(Section, frozen=True):
+class PolicySettings(Section, frozen=True):
     """The file with the rules, read by `rota kernel`, or by every server where no kernel is named."""
 
     file: Annotated[
         str | None,
-        Text(
+        String(
             "The policy; without it and without a kernel every job may run.",
             env="SAFETY_POLICY_PATH",
             pattern=r"[^\x00-\x1f]+",
@@ -238,7 +240,7 @@ class Policy(Section, frozen=True):
     ] = 30.0
     public_key_file: Annotated[
         str | None,
-        Text(
+        String(
             "File with the Ed25519 key that signatures are checked with, PEM.",
             env="SAFETY_POLICY_PUBLIC_KEY",
             pattern=r"[^\x00-\x1f]+",
@@ -247,7 +249,7 @@ class Policy(Section, frozen=True):
     ] = None
     signature_file: Annotated[
         str | None,
-        Text(
+        String(
             "File with the signature of the policy, raw or in base64; without it, that of the policy with .sig.",
             env="SAFETY_POLICY_SIGNATURE_PATH",
             pattern=r"[^\x00-\x1f]+",
@@ -255,11 +257,11 @@ class Policy(Section, frozen=True):
         ),
     ] = None
     signature_required: Annotated[
-        bool, Flag("Refuse a policy without a signature.", env="SAFETY_POLICY_SIGNATURE_REQUIRED")
+        bool, Boolean("Refuse a policy without a signature.", env="SAFETY_POLICY_SIGNATURE_REQUIRED")
     ] = False
 
 
-class InputPolicy(Section, frozen=True):
+class InputPolicySettings(Section, frozen=True):
     """May it run."""
 
     fail_mode: Annotated[
@@ -272,24 +274,24 @@ class InputPolicy(Section, frozen=True):
     ] = None
 
 
-class OutputPolicy(Section, frozen=True):
+class OutputPolicySettings(Section, frozen=True):
     """May its output leave."""
 
-    enabled: Annotated[bool, Flag("Whether outputs are checked.", env="OUTPUT_POLICY_ENABLED")] = False
+    enabled: Annotated[bool, Boolean("Whether outputs are checked.", env="OUTPUT_POLICY_ENABLED")] = False
     fail_mode: Annotated[
         FailMode, Choice("Without a decision an output is held (closed) or passes (open).", options=get_args(FailMode))
     ] = "open"
     content_timeout: Annotated[float, Duration("Longest scan of one output's content.")] = 30.0
 
 
-class Saga(Section, frozen=True):
+class SagaSettings(Section, frozen=True):
     """Undoing a workflow."""
 
     lock_ttl: Annotated[float, Duration("How long the lock of a rollback lasts.")] = 120.0
     rollback_timeout: Annotated[float, Duration("Longest single pass of a rollback.")] = 30.0
 
 
-class DelayTimers(Section, frozen=True):
+class DelayTimersSettings(Section, frozen=True):
     """Durable delays of workflows."""
 
     poll_interval: Annotated[float, Duration("Time between two looks for timers that are due.")] = 5.0
@@ -297,23 +299,23 @@ class DelayTimers(Section, frozen=True):
     cleanup_interval: Annotated[float, Duration("Time between two removals of index entries without a timer.")] = 300.0
 
 
-class Workflow(Section, frozen=True):
+class WorkflowSettings(Section, frozen=True):
     """Runs of workflows."""
 
     run_lock_ttl: Annotated[float, Duration("How long a run's lock lasts without renewal.", least=1.0)] = 30.0
     poll_interval: Annotated[
         float, Duration("Time between two passes of the reconciler; its lock lasts twice as long.")
     ] = 30.0
-    delay: DelayTimers = DelayTimers()
+    delay: DelayTimersSettings = DelayTimersSettings()
 
 
-class Queue(Section, frozen=True):
+class QueueSettings(Section, frozen=True):
     """Where frames wait and end."""
 
     counter_mode: Annotated[CounterMode, Choice("How exact counts are kept.", options=get_args(CounterMode))] = "ledger"
 
 
-class Retention(Section, frozen=True):
+class RetentionSettings(Section, frozen=True):
     """How long what has ended is kept."""
 
     failed_frames: Annotated[float, Duration("Failed frames, which may be retried until then.", least=60.0)] = (

@@ -6,29 +6,29 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rota.model.settings.kinds import Secret, Url, Value
+from rota.model.settings.kinds import Secret, SettingValue, Url
 from rota.model.settings.leaves import leaves, value_at
-from rota.model.settings.resolve import LoadedSettings, Origin
+from rota.model.settings.resolve import LoadedSettings, SettingOrigin
 from rota.model.settings.tree import Settings
 
 
-class Row(msgspec.Struct, frozen=True):
+class SettingRow(msgspec.Struct, frozen=True):
     """`text` is for people (`5m`), `value` for programs (300.0, in `unit`)."""
 
     path: str
     text: str
-    value: Value
+    value: SettingValue
     unit: str
-    origin: Origin
+    origin: SettingOrigin
 
 
-def rows(loaded: LoadedSettings) -> Iterator[Row]:
+def rows(loaded: LoadedSettings) -> Iterator[SettingRow]:
     for path, leaf in leaves().items():
         text = leaf.kind.show(value_at(loaded.settings, path))
-        yield Row(path, text, masked(loaded.settings, path), leaf.kind.unit, loaded.origins[path])
+        yield SettingRow(path, text, masked_value(loaded.settings, path), leaf.kind.unit, loaded.origins[path])
 
 
-def masked(settings: Settings, path: str) -> Value:
+def masked_value(settings: Settings, path: str) -> SettingValue:
     """A value without what may be secret in it."""
     value, kind = value_at(settings, path), leaves()[path].kind
     may_hold_secret = isinstance(kind, Secret | Url) and value is not None

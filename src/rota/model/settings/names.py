@@ -10,10 +10,10 @@ from rota.model.settings.leaves import leaves, sections
 
 # In the environment besides the settings themselves: the settings file to read.
 CONFIG_ENV: Final = "ROTA_CONFIG"
-_LOOK: Final = "; docs/reference/settings.md lists all there are."
+_SEE_REFERENCE: Final = "; docs/reference/settings.md lists all there are."
 
 
-def squashed(name: str) -> str:
+def normalize_name(name: str) -> str:
     """`snapshot-lock-ttl`, `snapshot_lock_ttl` and `snapshotLockTTL` without what they differ in."""
     return name.replace("-", "").replace("_", "").lower()
 
@@ -21,7 +21,7 @@ def squashed(name: str) -> str:
 @cache
 def known_paths() -> Mapping[str, str]:
     """Paths of settings and sections by their squashed form."""
-    return {squashed(path): path for path in (*sections(), *leaves())}
+    return {normalize_name(path): path for path in (*sections(), *leaves())}
 
 
 def suggestion(path: str) -> str:
@@ -29,27 +29,27 @@ def suggestion(path: str) -> str:
     parent, _, name = path.rpartition(".")
     beside = {known.rpartition(".")[2]: known for known in known_paths().values() if _is_below(known, parent)}
     near = _same_name(name) or beside.get(_nearest(name, beside) or "") or _nearest(path, known_paths().values())
-    return f"; did you mean {near}?" if near else _LOOK
+    return f"; did you mean {near}?" if near else _SEE_REFERENCE
 
 
 def env_suggestion(name: str) -> str:
     near = _nearest(name, [*(env for leaf in leaves().values() for env in leaf.env_names), CONFIG_ENV])
-    return f"; did you mean {near}?" if near else _LOOK
+    return f"; did you mean {near}?" if near else _SEE_REFERENCE
 
 
 def _is_below(path: str, parent: str) -> bool:
-    return squashed(path.rpartition(".")[0]) == squashed(parent)
+    return normalize_name(path.rpartition(".")[0]) == normalize_name(parent)
 
 
 def _same_name(name: str) -> str | None:
     """A setting of that name in another section, the one least deep."""
-    found = [path for path in leaves() if squashed(path.rpartition(".")[2]) == squashed(name)]
+    found = [path for path in leaves() if normalize_name(path.rpartition(".")[2]) == normalize_name(name)]
     return min(found, key=lambda path: path.count("."), default=None)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
-    by_form = {squashed(path): path for path in known}
-    near = get_close_matches(squashed(name), by_form, n=1, cutoff=0.75)
+    by_form = {normalize_name(path): path for path in known}
+    near = get_close_matches(normalize_name(name), by_form, n=1, cutoff=0.75)
     return by_form[near[0]] if near else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.kinds import Choice, Duration, Secret, Text, Url, Whole
+from rota.model.settings.kinds import Choice, Duration, Integer, Secret, String, Url
 from rota.model.settings.section import Section
 
 LogFormat = Literal["json", "console"]
@@ -13,21 +13,21 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 _PATH = r"[^\x00-\x1f]+"
 
 
-class Listen(Section, frozen=True):
+class ListenSettings(Section, frozen=True):
     """The HTTP API, health, readiness and metrics. Other than on loopback only when there is a key."""
 
     host: Annotated[
         str,
-        Text("Address to listen on.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
+        String("Address to listen on.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"),
     ] = "127.0.0.1"
-    port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7682
+    port: Annotated[int, Integer("Port to listen on; 0: a free one.", most=65535)] = 7682
     tls_cert: Annotated[
-        str | None, Text("File with the certificate chain for HTTPS, PEM.", pattern=_PATH, described="a path")
+        str | None, String("File with the certificate chain for HTTPS, PEM.", pattern=_PATH, described="a path")
     ] = None
-    tls_key: Annotated[str | None, Text("File with its private key, PEM.", pattern=_PATH, described="a path")] = None
+    tls_key: Annotated[str | None, String("File with its private key, PEM.", pattern=_PATH, described="a path")] = None
 
 
-class Api(Section, frozen=True):
+class ApiSettings(Section, frozen=True):
     """The API that programs here call. Without a URL it is that of the `rota up` of this data directory."""
 
     url: Annotated[str | None, Url("Where it is; needs a key.", schemes=("http", "https"))] = None
@@ -39,12 +39,14 @@ class Api(Section, frozen=True):
             described="a key as it was shown when it was made",
         ),
     ] = None
-    requests_per_s: Annotated[int, Whole("Requests a second that a server takes of each key; 0: any number.")] = 1000
-    requests_burst: Annotated[int, Whole("Requests of a key that may come at once.", least=1)] = 2000
-    requests_at_once: Annotated[int, Whole("Requests that a server answers at once, of all keys; 0: any number.")] = 256
+    requests_per_s: Annotated[int, Integer("Requests a second that a server takes of each key; 0: any number.")] = 1000
+    requests_burst: Annotated[int, Integer("Requests of a key that may come at once.", least=1)] = 2000
+    requests_at_once: Annotated[int, Integer("Requests that a server answers at once, of all keys; 0: any number.")] = (
+        256
+    )
 
 
-class Log(Section, frozen=True):
+class LogSettings(Section, frozen=True):
     """What is written to stderr."""
 
     format: Annotated[
@@ -53,7 +55,7 @@ class Log(Section, frozen=True):
     level: Annotated[LogLevel, Choice("The least that is written.", options=get_args(LogLevel))] = "info"
 
 
-class Service(Section, frozen=True):
+class ServiceSettings(Section, frozen=True):
     """Start and stop."""
 
     start_timeout: Annotated[
@@ -62,18 +64,18 @@ class Service(Section, frozen=True):
     drain_timeout: Annotated[float, Duration("Longest wait at stop for work under way.")] = 15.0
 
 
-class Grpc(Section, frozen=True):
+class GrpcSettings(Section, frozen=True):
     """Calls to this process by other programs; nothing is served without a shared secret."""
 
     host: Annotated[
         str,
-        Text(
+        String(
             "Address to listen on; other than loopback needs TLS.",
             pattern=r"[\w.:%-]{1,253}",
             described="a host name or address",
         ),
     ] = "127.0.0.1"
-    port: Annotated[int, Whole("Port to listen on; 0: a free one.", most=65535)] = 7683
+    port: Annotated[int, Integer("Port to listen on; 0: a free one.", most=65535)] = 7683
     shared_secret: Annotated[
         str | None,
         Secret(
@@ -83,6 +85,6 @@ class Grpc(Section, frozen=True):
         ),
     ] = None
     tls_cert: Annotated[
-        str | None, Text("File with the server's certificate chain, PEM.", pattern=_PATH, described="a path")
+        str | None, String("File with the server's certificate chain, PEM.", pattern=_PATH, described="a path")
     ] = None
-    tls_key: Annotated[str | None, Text("File with its private key, PEM.", pattern=_PATH, described="a path")] = None
+    tls_key: Annotated[str | None, String("File with its private key, PEM.", pattern=_PATH, described="a path")] = None

@@ -16,11 +16,11 @@ from rota.model.errors import InvalidSetting
 from rota.model.settings.masking import masked_url
 from rota.model.settings.tree import Settings
 
-RedisUser = Literal["accounting", "agents", "scheduler"]
+RedisPurpose = Literal["accounting", "agents", "scheduler"]
 REDIS_PORT: Final = 6379
 
 
-class RedisUse(msgspec.Struct, frozen=True, kw_only=True):
+class RedisClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a client needs. `url` holds the password; repr does not."""
 
     url: str
@@ -36,10 +36,10 @@ class RedisUse(msgspec.Struct, frozen=True, kw_only=True):
         return [("url", masked_url(self.url))]
 
 
-def redis_for(settings: Settings, user: RedisUser, local_url: str | None = None) -> RedisUse:
+def redis_for(settings: Settings, user: RedisPurpose, local_url: str | None = None) -> RedisClientConfig:
     """Where and how `user` reaches Redis. `local_url` is the server of `rota up`, used where no URL is set."""
     connection = settings.redis.connection
-    return RedisUse(
+    return RedisClientConfig(
         url=_url(settings, user, local_url),
         pool_size=_pool_size(settings, user),
         op_timeout_s=_op_timeout_s(settings, user),
@@ -48,24 +48,24 @@ def redis_for(settings: Settings, user: RedisUser, local_url: str | None = None)
     )
 
 
-def _url(settings: Settings, user: RedisUser, local_url: str | None) -> str:
+def _url(settings: Settings, user: RedisPurpose, local_url: str | None) -> str:
     url = settings.redis.url or local_url
     if user == "accounting":
         own = settings.accounting
         url = own.redis_url or url
         if own.redis.host or own.redis.port:
-            return _moved(url or "redis://127.0.0.1", own.redis.host, own.redis.port)
+            return _with_host_and_port(url or "redis://127.0.0.1", own.redis.host, own.redis.port)
     if url is None:
         raise InvalidSetting("No Redis is named: set redis.url, or use `rota up`, which runs one.")
     return url
 
 
-def _pool_size(settings: Settings, user: RedisUser) -> int:
+def _pool_size(settings: Settings, user: RedisPurpose) -> int:
     most = settings.redis.connection.pool.max_total
     return min(most, settings.accounting.redis_pool_size) if user == "accounting" else most
 
 
-def _op_timeout_s(settings: Settings, user: RedisUser) -> float:
+def _op_timeout_s(settings: Settings, user: RedisPurpose) -> float:
     # Booking and dispatch are store operations of the scheduler; agents have the connection's bound alone.
     longest = settings.redis.connection.timeout
     return longest if user == "agents" else min(longest, settings.scheduler.store_op_timeout)
@@ -76,7 +76,7 @@ def host_and_port(url: str) -> tuple[str | None, int]:
     return parts.hostname, parts.port or REDIS_PORT
 
 
-def _moved(url: str, host: str | None, port: int | None) -> str:
+def _with_host_and_port(url: str, host: str | None, port: int | None) -> str:
     """`url` at another host or port. A socket's path is a place too and gives way."""
     parts = urlsplit(url)
     credentials, at, place = parts.netloc.rpartition("@")

@@ -12,32 +12,32 @@ from typing import Final, Literal
 import msgspec
 
 from rota.model.errors import InvalidSetting
-from rota.model.settings.kinds import Value
+from rota.model.jobs.work import FRAME_ENV
+from rota.model.settings.kinds import SettingValue
 from rota.model.settings.leaves import Leaf, build, leaves
 from rota.model.settings.masking import masked_url
-from rota.model.settings.names import CONFIG_ENV, env_suggestion, known_paths, squashed, suggestion
+from rota.model.settings.names import CONFIG_ENV, env_suggestion, known_paths, normalize_name, suggestion
 from rota.model.settings.rules import conflicts
 from rota.model.settings.tree import Settings
-from rota.model.work import FRAME_ENV
 
-PROBLEMS_TOLD: Final = 20
+PROBLEMS_SHOWN_MAX: Final = 20
 
 
-class Odd(msgspec.Struct, frozen=True):
+class UnsupportedValue(msgspec.Struct, frozen=True):
     """A value in the file that is neither text nor a section, such as "a list"."""
 
     what: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+class SettingsFileEntry(msgspec.Struct, frozen=True):
     """One key of the settings file with what stands below or after it; None is a key without a value."""
 
     key: str
     line: int
-    value: str | tuple[Entry, ...] | Odd | None
+    value: str | tuple[SettingsFileEntry, ...] | UnsupportedValue | None
 
 
-class Origin(msgspec.Struct, frozen=True):
+class SettingOrigin(msgspec.Struct, frozen=True):
     """Where a value comes from: `where` is `rota.yaml:12` or the name of a variable."""
 
     source: Literal["default", "file", "environment"] = "default"
@@ -47,31 +47,31 @@ class Origin(msgspec.Struct, frozen=True):
         return self.where or self.source
 
 
-DEFAULT = Origin()
+DEFAULT_ORIGIN = SettingOrigin()
 
 
 class LoadedSettings(msgspec.Struct, frozen=True):
     """The tree, and by path where each value came from."""
 
     settings: Settings
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, SettingOrigin]
 
 
-class Given(msgspec.Struct, frozen=True):
+class SettingInput(msgspec.Struct, frozen=True):
     leaf: Leaf
     text: str | None
-    origin: Origin
+    origin: SettingOrigin
 
 
 def resolve(
-    entries: Sequence[Entry] = (), environ: Mapping[str, str] | None = None, *, file: str = "rota.yaml"
+    entries: Sequence[SettingsFileEntry] = (), environ: Mapping[str, str] | None = None, *, file: str = "rota.yaml"
 ) -> LoadedSettings:
     """The tree that `entries` of `file` and `environ` describe, or InvalidSetting with every problem."""
     problems: list[str] = []
-    values: dict[str, Value] = {}
-    origins = dict.fromkeys(leaves(), DEFAULT)
+    values: dict[str, SettingValue] = {}
+    origins = dict.fromkeys(leaves(), DEFAULT_ORIGIN)
     unfit: set[str] = set()
-    given = [*_in_file(entries, file, problems), *_in_environment(environ or {}, problems)]
+    given = [*_from_file(entries, file, problems), *_from_environment(environ or {}, problems)]
     for item in given:
         path = item.leaf.path
         try:
@@ -84,14 +84,14 @@ def resolve(
     settings = build(Settings, values)
     problems += _contradictions(settings, origins, unfit)
     if problems:
-        told = problems[:PROBLEMS_TOLD]
+        told = problems[:PROBLEMS_SHOWN_MAX]
         more = len(problems) - len(told)
         rest = [f"... and {more} more."] if more else []
         raise InvalidSetting("\n".join([*told, *rest]), problems=told)
     return LoadedSettings(settings, origins)
 
 
-def _read(given: Given) -> Value:
+def _read(given: SettingInput) -> SettingValue:
     kind = given.leaf.kind
     if not given.text and given.leaf.default is None:
         return None
@@ -100,17 +100,17 @@ def _read(given: Given) -> Value:
     try:
         return kind.read(given.text)
     except ValueError:
-        raise ValueError(f"is {kind.show_unfit(given.text)}") from None
+        raise ValueError(f"is {kind.show_invalid(given.text)}") from None
 
 
-def _in_file(entries: Sequence[Entry], file: str, problems: list[str]) -> Iterator[Given]:
+def _from_file(entries: Sequence[SettingsFileEntry], file: str, problems: list[str]) -> Iterator[SettingInput]:
     lines: dict[str, int] = {}
     waiting = [("", entry) for entry in reversed(entries)]
     while waiting:
         prefix, entry = waiting.pop()
         written = prefix + entry.key
         where = f"{file}:{entry.line}"
-        path = known_paths().get(squashed(written))
+        path = known_paths().get(normalize_name(written))
         if path is None:
             problems.append(f"{where}: there is no setting {_shortened(written)}{suggestion(written)}")
         elif path in lines:
@@ -125,17 +125,17 @@ def _in_file(entries: Sequence[Entry], file: str, problems: list[str]) -> Iterat
                 problems.append(f"{where}: {path} is a section; its settings stand below it, indented.")
 
 
-def _value(leaf: Leaf, entry: Entry, where: str, problems: list[str]) -> Iterator[Given]:
+def _value(leaf: Leaf, entry: SettingsFileEntry, where: str, problems: list[str]) -> Iterator[SettingInput]:
     match entry.value:
-        case Odd(what=what):
+        case UnsupportedValue(what=what):
             problems.append(f"{where}: {leaf.path} is {what}; it must be {leaf.kind.allowed}.")
         case tuple():
             problems.append(f"{where}: {leaf.path} is a section here; it must be {leaf.kind.allowed}.")
         case text:
-            yield Given(leaf, text, Origin("file", where))
+            yield SettingInput(leaf, text, SettingOrigin("file", where))
 
 
-def _in_environment(environ: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> Iterator[SettingInput]:
     known = {CONFIG_ENV, *FRAME_ENV}
     for leaf in leaves().values():
         known.update(leaf.env_names)
@@ -143,15 +143,15 @@ def _in_environment(environ: Mapping[str, str], problems: list[str]) -> Iterator
         if len(names) > 1:
             problems.append(f"{' and '.join(names)} are the same setting {leaf.path}; set one of them.")
         elif names:
-            yield Given(leaf, environ[names[0]].strip(), Origin("environment", names[0]))
+            yield SettingInput(leaf, environ[names[0]].strip(), SettingOrigin("environment", names[0]))
     unknown = sorted(name for name in environ if name.startswith("ROTA_") and name not in known)
     problems += [f"There is no setting {_shortened(name)}{env_suggestion(name)}" for name in unknown]
 
 
-def _contradictions(settings: Settings, origins: Mapping[str, Origin], unfit: set[str]) -> Iterator[str]:
+def _contradictions(settings: Settings, origins: Mapping[str, SettingOrigin], unfit: set[str]) -> Iterator[str]:
     for conflict in conflicts(settings):
         if unfit.isdisjoint(conflict.paths):
-            where = dict.fromkeys(str(origins[path]) for path in conflict.paths if origins[path] is not DEFAULT)
+            where = dict.fromkeys(str(origins[path]) for path in conflict.paths if origins[path] is not DEFAULT_ORIGIN)
             yield f"{', '.join(where)}: {conflict.sentence}"
 
 

@@ -80,11 +80,11 @@ def _safety(settings: Settings) -> Iterator[Conflict]:
             ("policy.signature_required", "policy.public_key_file"),
             "policy.signature_required needs policy.public_key_file, to check signatures with.",
         )
-    yield from _kernel_reached(settings)
-    yield from _kernel_serving(settings)
+    yield from _kernel_client(settings)
+    yield from _kernel_server(settings)
 
 
-def _kernel_reached(settings: Settings) -> Iterator[Conflict]:
+def _kernel_client(settings: Settings) -> Iterator[Conflict]:
     kernel = settings.safety_kernel
     host = (kernel.addr or "").rpartition(":")[0].strip("[]")
     if host and not _is_loopback(host) and not (kernel.tls_ca or kernel.tls_required or kernel.insecure):
@@ -95,7 +95,7 @@ def _kernel_reached(settings: Settings) -> Iterator[Conflict]:
         )
 
 
-def _kernel_serving(settings: Settings) -> Iterator[Conflict]:
+def _kernel_server(settings: Settings) -> Iterator[Conflict]:
     kernel = settings.safety_kernel
     if _is_loopback(kernel.host):
         return

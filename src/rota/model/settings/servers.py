@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from rota.model.settings.agents import Agent, AgentScheduler
-from rota.model.settings.kinds import Choice, Duration, Milliseconds, Text, Url, Whole
+from rota.model.settings.agents import AgentSchedulerSettings, AgentSettings
+from rota.model.settings.kinds import Choice, Duration, Integer, Milliseconds, String, Url
 from rota.model.settings.section import Section
 
 BinarySource = Literal["auto", "wheel", "system"]
@@ -14,12 +14,12 @@ RootMode = Literal["auto", "userns", "setuid"]
 _PATH = r"[^\x00-\x1f]+"
 
 
-class Postgres(Section, frozen=True):
+class PostgresSettings(Section, frozen=True):
     """The record. Without a URL `rota up` runs one of its own."""
 
     url: Annotated[str | None, Url("Where PostgreSQL is.", schemes=("postgresql", "postgres"))] = None
-    pool_min: Annotated[int, Whole("Connections opened at start.", most=1000)] = 1
-    pool_max: Annotated[int, Whole("Connections at most.", least=1, most=1000)] = 10
+    pool_min: Annotated[int, Integer("Connections opened at start.", most=1000)] = 1
+    pool_max: Annotated[int, Integer("Connections at most.", least=1, most=1000)] = 10
     connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.")] = 5.0
     acquire_timeout: Annotated[float, Duration("Longest wait for a free connection of the pool.")] = 5.0
     statement_timeout: Annotated[float, Duration("Longest time of one statement.")] = 30.0
@@ -27,35 +27,35 @@ class Postgres(Section, frozen=True):
     idle_in_transaction_timeout: Annotated[float, Duration("Longest idle time inside a transaction.")] = 60.0
 
 
-class ConnectionPool(Section, frozen=True):
+class ConnectionPoolSettings(Section, frozen=True):
     """Connections kept to Redis."""
 
     max_wait_millis: Annotated[int, Milliseconds("Longest wait for a free connection.", least=1)] = 5_000
-    max_total: Annotated[int, Whole("Connections at most.", least=1, most=10_000)] = 50
+    max_total: Annotated[int, Integer("Connections at most.", least=1, most=10_000)] = 50
     max_idle: Annotated[
-        int, Whole("Accepted, without effect: connections stay open until the process ends.", most=10_000)
+        int, Integer("Accepted, without effect: connections stay open until the process ends.", most=10_000)
     ] = 10
-    min_idle: Annotated[int, Whole("Accepted, without effect: connections are opened when needed.", most=10_000)] = 2
+    min_idle: Annotated[int, Integer("Accepted, without effect: connections are opened when needed.", most=10_000)] = 2
 
 
-class RedisConnection(Section, frozen=True):
+class RedisConnectionSettings(Section, frozen=True):
     """Bounds of every call to Redis."""
 
-    pool: ConnectionPool = ConnectionPool()
+    pool: ConnectionPoolSettings = ConnectionPoolSettings()
     timeout: Annotated[float, Duration("Longest wait for an answer.", bare="ms")] = 3.0
     connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.", bare="ms")] = 2.0
 
 
-class Redis(Section, frozen=True):
+class RedisSettings(Section, frozen=True):
     """The live view. Without a URL `rota up` runs one of its own."""
 
     url: Annotated[str | None, Url("Where Redis or Valkey is.", schemes=("redis", "rediss", "unix"))] = None
-    connection: RedisConnection = RedisConnection()
-    agent: Agent = Agent()
-    scheduler: AgentScheduler = AgentScheduler()
+    connection: RedisConnectionSettings = RedisConnectionSettings()
+    agent: AgentSettings = AgentSettings()
+    scheduler: AgentSchedulerSettings = AgentSchedulerSettings()
 
 
-class Nats(Section, frozen=True):
+class NatsSettings(Section, frozen=True):
     """The bus. Without a URL `rota up` runs one of its own."""
 
     url: Annotated[
@@ -68,7 +68,7 @@ class Nats(Section, frozen=True):
     ] = None
     prefix: Annotated[
         str,
-        Text(
+        String(
             "Keeps several users of one NATS apart: put before the names of streams and subjects.",
             pattern=r"(?:[A-Z][A-Z0-9]{0,31})?",
             described="nothing, or a word of at most 32 capital letters and digits",
@@ -82,47 +82,47 @@ class Nats(Section, frozen=True):
     job_ack_wait: Annotated[
         float, Duration("Time after which a message is delivered again that nobody answers, or says to be working on.")
     ] = 30.0
-    max_deliver: Annotated[int, Whole("Deliveries of one message before it ends in the DLQ.", least=1)] = 100
+    max_deliver: Annotated[int, Integer("Deliveries of one message before it ends in the DLQ.", least=1)] = 100
     max_ack_pending: Annotated[
-        int, Whole("Messages of one consumer that may be unacknowledged at once.", least=1, most=50_000)
+        int, Integer("Messages of one consumer that may be unacknowledged at once.", least=1, most=50_000)
     ] = 2048
     in_flight_ttl: Annotated[
         float, Duration("Accepted, without effect: a message in work is told from its effect, in PostgreSQL.")
     ] = 120.0
     nak_delay: Annotated[float, Duration("Delay before a message is tried again whose DLQ entry failed.")] = 5.0
     max_age: Annotated[float, Duration("How long streams keep messages.", least=60.0)] = 7 * 86400.0
-    replicas: Annotated[int, Whole("Servers of a NATS cluster that keep each stream.", least=1, most=5)] = 1
+    replicas: Annotated[int, Integer("Servers of a NATS cluster that keep each stream.", least=1, most=5)] = 1
 
 
 _BIN = "Program to run, or its directory; empty: the one of the wheel, then of this machine."
 _PORT = "Port on 127.0.0.1; 0: a free one, kept for the next start."
 
 
-class LocalPostgres(Section, frozen=True):
+class LocalPostgresSettings(Section, frozen=True):
     """The local PostgreSQL."""
 
-    bin: Annotated[str | None, Text(_BIN, pattern=_PATH, described="a path")] = None
-    port: Annotated[int, Whole(_PORT, most=65535)] = 0
+    bin: Annotated[str | None, String(_BIN, pattern=_PATH, described="a path")] = None
+    port: Annotated[int, Integer(_PORT, most=65535)] = 0
 
 
-class LocalRedis(Section, frozen=True):
+class LocalRedisSettings(Section, frozen=True):
     """The local Valkey or Redis."""
 
-    bin: Annotated[str | None, Text(_BIN, pattern=_PATH, described="a path")] = None
-    port: Annotated[int, Whole(_PORT, most=65535)] = 0
+    bin: Annotated[str | None, String(_BIN, pattern=_PATH, described="a path")] = None
+    port: Annotated[int, Integer(_PORT, most=65535)] = 0
 
 
-class LocalNats(Section, frozen=True):
+class LocalNatsSettings(Section, frozen=True):
     """The local NATS."""
 
-    bin: Annotated[str | None, Text(_BIN, pattern=_PATH, described="a path")] = None
-    port: Annotated[int, Whole(_PORT, most=65535)] = 0
+    bin: Annotated[str | None, String(_BIN, pattern=_PATH, described="a path")] = None
+    port: Annotated[int, Integer(_PORT, most=65535)] = 0
 
 
-class Local(Section, frozen=True):
+class LocalSettings(Section, frozen=True):
     """The servers that `rota up` runs itself."""
 
-    data_dir: Annotated[str, Text("Directory that holds their data.", pattern=_PATH, described="a path")] = ".rota"
+    data_dir: Annotated[str, String("Directory that holds their data.", pattern=_PATH, described="a path")] = ".rota"
     source: Annotated[
         BinarySource,
         Choice("Where their programs come from: the wheels, this machine, or both.", options=get_args(BinarySource)),
@@ -131,6 +131,6 @@ class Local(Section, frozen=True):
         RootMode,
         Choice("How PostgreSQL is run by root: in a user namespace, or as another user.", options=get_args(RootMode)),
     ] = "auto"
-    postgres: LocalPostgres = LocalPostgres()
-    redis: LocalRedis = LocalRedis()
-    nats: LocalNats = LocalNats()
+    postgres: LocalPostgresSettings = LocalPostgresSettings()
+    redis: LocalRedisSettings = LocalRedisSettings()
+    nats: LocalNatsSettings = LocalNatsSettings()

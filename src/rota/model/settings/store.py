@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from rota.model.settings.kinds import Text, Whole
+from rota.model.settings.kinds import Integer, String
 from rota.model.settings.section import Section
 
 _PATH = r"[^\x00-\x1f]+"
 
 
-class Store(Section, frozen=True):
+class StoreSettings(Section, frozen=True):
     """Where what is too large to travel is kept."""
 
     directory: Annotated[
         str | None,
-        Text(
+        String(
             "Directory for large values, shared by servers and workers; empty: PostgreSQL.",
             pattern=_PATH,
             described="a path",
         ),
     ] = None
-    small_bytes: Annotated[int, Whole("What is not larger lies in PostgreSQL.", least=1)] = 256 * 1024
-    most_bytes: Annotated[int, Whole("The largest value that is kept.", least=1, most=1024**3)] = 16 * 1024 * 1024
+    small_bytes: Annotated[int, Integer("What is not larger lies in PostgreSQL.", least=1)] = 256 * 1024
+    most_bytes: Annotated[int, Integer("The largest value that is kept.", least=1, most=1024**3)] = 16 * 1024 * 1024

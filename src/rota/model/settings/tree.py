@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-from rota.model.settings.accounting import Accounting
+from rota.model.settings.accounting import AccountingSettings
 from rota.model.settings.lifecycle import (
-    InputPolicy,
-    OutputPolicy,
-    Policy,
-    Queue,
-    Reconciler,
-    Registry,
-    Replayer,
-    Retention,
-    Routing,
-    Safety,
-    SafetyKernel,
-    Saga,
-    Scheduler,
-    Worker,
-    Workflow,
+    InputPolicySettings,
+    OutputPolicySettings,
+    PolicySettings,
+    QueueSettings,
+    ReconcilerSettings,
+    RegistrySettings,
+    ReplayerSettings,
+    RetentionSettings,
+    RoutingSettings,
+    SafetyKernelSettings,
+    SafetySettings,
+    SagaSettings,
+    SchedulerSettings,
+    WorkerSettings,
+    WorkflowSettings,
 )
-from rota.model.settings.process import Api, Grpc, Listen, Log, Service
+from rota.model.settings.process import ApiSettings, GrpcSettings, ListenSettings, LogSettings, ServiceSettings
 from rota.model.settings.section import Section
-from rota.model.settings.servers import Local, Nats, Postgres, Redis
-from rota.model.settings.store import Store
+from rota.model.settings.servers import LocalSettings, NatsSettings, PostgresSettings, RedisSettings
+from rota.model.settings.store import StoreSettings
 
 
 class Settings(Section, frozen=True):
     """Everything that may be set. `Settings()` is the defaults."""
 
-    postgres: Postgres = Postgres()
-    redis: Redis = Redis()
-    nats: Nats = Nats()
-    local: Local = Local()
-    listen: Listen = Listen()
-    api: Api = Api()
-    log: Log = Log()
-    service: Service = Service()
-    grpc: Grpc = Grpc()
-    accounting: Accounting = Accounting()
-    scheduler: Scheduler = Scheduler()
-    reconciler: Reconciler = Reconciler()
-    replayer: Replayer = Replayer()
-    routing: Routing = Routing()
-    registry: Registry = Registry()
-    worker: Worker = Worker()
-    queue: Queue = Queue()
-    retention: Retention = Retention()
-    store: Store = Store()
-    safety: Safety = Safety()
-    safety_kernel: SafetyKernel = SafetyKernel()
-    policy: Policy = Policy()
-    input_policy: InputPolicy = InputPolicy()
-    output_policy: OutputPolicy = OutputPolicy()
-    workflow: Workflow = Workflow()
-    saga: Saga = Saga()
+    postgres: PostgresSettings = PostgresSettings()
+    redis: RedisSettings = RedisSettings()
+    nats: NatsSettings = NatsSettings()
+    local: LocalSettings = LocalSettings()
+    listen: ListenSettings = ListenSettings()
+    api: ApiSettings = ApiSettings()
+    log: LogSettings = LogSettings()
+    service: ServiceSettings = ServiceSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    accounting: AccountingSettings = AccountingSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    reconciler: ReconcilerSettings = ReconcilerSettings()
+    replayer: ReplayerSettings = ReplayerSettings()
+    routing: RoutingSettings = RoutingSettings()
+    registry: RegistrySettings = RegistrySettings()
+    worker: WorkerSettings = WorkerSettings()
+    queue: QueueSettings = QueueSettings()
+    retention: RetentionSettings = RetentionSettings()
+    store: StoreSettings = StoreSettings()
+    safety: SafetySettings = SafetySettings()
+    safety_kernel: SafetyKernelSettings = SafetyKernelSettings()
+    policy: PolicySettings = PolicySettings()
+    input_policy: InputPolicySettings = InputPolicySettings()
+    output_policy: OutputPolicySettings = OutputPolicySettings()
+    workflow: WorkflowSettings = WorkflowSettings()
+    saga: SagaSettings = SagaSettings()

@@ -12,16 +12,16 @@ from functools import cache
 from math import log2
 from typing import Final, NamedTuple
 
-from rota.model.output import Severity
-from rota.policy.output.rules import Regex, compiled
+from rota.model.policy.outputs import Severity
+from rota.policy.output.rules import Regex, compile_pattern
 
-ENTROPY_LEAST: Final = 3.5
+ENTROPY_MIN: Final = 3.5
 """Bits for each character; English has about 2.5 to 3 at such lengths, a random base64 text more than 4."""
 ENTROPY_BYTES: Final = 500
 """What a text begins with tells: a long tail of one letter hides nothing."""
 
 
-class Pattern(NamedTuple):
+class ScanPattern(NamedTuple):
     scanner: str
     type: str
     name: str
@@ -70,10 +70,10 @@ def is_social_security(text: bytes) -> bool:
 def is_random(text: bytes) -> bool:
     begin = bytes(text[:ENTROPY_BYTES])
     counts = Counter(begin).values()
-    return -sum(n / len(begin) * log2(n / len(begin)) for n in counts) >= ENTROPY_LEAST
+    return -sum(n / len(begin) * log2(n / len(begin)) for n in counts) >= ENTROPY_MIN
 
 
-def is_no_placeholder(text: bytes) -> bool:
+def is_not_placeholder(text: bytes) -> bool:
     """A password that stands for one, as in an example, is none."""
     return bytes(text).strip(b"*x.<>[]${}") != b"" and b"REDACTED" not in text
 
@@ -86,8 +86,8 @@ _BEGIN_KEY: Final = r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _END_KEY: Final = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _EARLIER: Final = r"(?:(?:all|any|of|the|your)\s{1,8}){0,3}(?:previous|prior|above|earlier)"
 
-Rows = tuple[tuple[str, Severity, str, Callable[[bytes], bool] | None], ...]
-_SECRETS: Final[Rows] = (
+PatternRows = tuple[tuple[str, Severity, str, Callable[[bytes], bool] | None], ...]
+_SECRETS: Final[PatternRows] = (
     ("aws_access_key", "critical", r"\b((?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16})\b", None),
     (
         "aws_secret_key",
@@ -106,17 +106,17 @@ _SECRETS: Final[Rows] = (
         "url_password",
         "high",
         r"\b[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s:@/\x00]{0,200}:([^\s@/\x00]+)@",
-        is_no_placeholder,
+        is_not_placeholder,
     ),
     ("high_entropy", "high", rf"(?i){_NAMES_OF_SECRETS}{_ASSIGNED}([A-Za-z0-9+/=_.~-]{{20,}})", is_random),
 )
-_PERSONAL: Final[Rows] = (
+_PERSONAL: Final[PatternRows] = (
     ("email", "medium", r"\b([A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24})\b", None),
     ("social_security", "high", r"\b(\d{3}-\d{2}-\d{4})\b", is_social_security),
     ("card", "critical", r"\b((?:2[2-7]|3[045678]|4\d|5[1-5]|6[0245])\d{2}(?:[ -]?\d){9,15})\b", is_card),
     ("iban", "high", r"\b([A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30})\b", is_iban),
 )
-_INJECTIONS: Final[Rows] = (
+_INJECTIONS: Final[PatternRows] = (
     ("shell_remove", "high", r"(?i)((?:;|&&|\|)\s{0,8}rm\s{1,8}-(?:rf|fr)\b)", None),
     ("shell_fetch", "high", r"(?i)(\b(?:curl|wget)\b[^|\n]{1,300}\|\s{0,8}(?:ba|z)?sh\b|\$\((?:curl|wget|nc)\b)", None),
     ("sql_drop", "high", r"(?i)(;\s{0,8}drop\s{1,8}(?:table|database)\b)", None),
@@ -133,7 +133,7 @@ _INJECTIONS: Final[Rows] = (
 
 
 @cache
-def built_in() -> tuple[Pattern, ...]:
+def built_in_patterns() -> tuple[ScanPattern, ...]:
     """Compiled once, when the first policy is."""
     tables = (
         ("secret", "secret_leak", _SECRETS),
@@ -141,28 +141,29 @@ def built_in() -> tuple[Pattern, ...]:
         ("injection", "code_injection", _INJECTIONS),
     )
     return tuple(
-        Pattern(scanner, kind, name, severity, compiled(regex), confirm, 1)
+        ScanPattern(scanner, kind, name, severity, compile_pattern(regex), confirm, 1)
         for scanner, kind, rows in tables
         for name, severity, regex, confirm in rows
     )
 
 
-def of_scanners(names: Sequence[str]) -> tuple[Pattern, ...]:
-    return tuple(pattern for pattern in built_in() if pattern.scanner in names)
+def scanner_patterns(names: Sequence[str]) -> tuple[ScanPattern, ...]:
+    return tuple(pattern for pattern in built_in_patterns() if pattern.scanner in names)
 
 
-def of_detectors(types: Sequence[str]) -> tuple[Pattern, ...]:
-    return tuple(pattern for pattern in built_in() if pattern.type in types)
+def detector_patterns(types: Sequence[str]) -> tuple[ScanPattern, ...]:
+    return tuple(pattern for pattern in built_in_patterns() if pattern.type in types)
 
 
-def of_rule(patterns: Sequence[str], severity: Severity) -> tuple[Pattern, ...]:
+def rule_patterns(patterns: Sequence[str], severity: Severity) -> tuple[ScanPattern, ...]:
     return tuple(
-        Pattern("patterns", "pattern", f"pattern {at}", severity, compiled(each)) for at, each in enumerate(patterns, 1)
+        ScanPattern("patterns", "pattern", f"pattern {at}", severity, compile_pattern(each))
+        for at, each in enumerate(patterns, 1)
     )
 
 
-def of_keywords(words: Sequence[str], severity: Severity) -> tuple[Pattern, ...]:
+def keyword_patterns(words: Sequence[str], severity: Severity) -> tuple[ScanPattern, ...]:
     return tuple(
-        Pattern("keywords", "keyword", f"keyword {at}", severity, compiled(each, word=True))
+        ScanPattern("keywords", "keyword", f"keyword {at}", severity, compile_pattern(each, word=True))
         for at, each in enumerate(words, 1)
     )

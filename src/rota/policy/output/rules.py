@@ -24,16 +24,16 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from rota.model.errors import InvalidInput
-from rota.model.output import Mode, OutputSays, Severity
+from rota.model.policy.outputs import OutputEffect, OutputScanMode, Severity
 
 RULES_MAX: Final = 1000
-WORDS_MAX: Final = 200
+LIST_ENTRIES_MAX: Final = 200
 """Of one list in a match."""
 PATTERN_MAX: Final = 1000
 GLOB_MAX: Final = 200
 LARGE_BYTES: Final = 10 * 1024 * 1024
 
-_NO_GLOB: Final = re.compile(r"[\[\]{}\\]|\*\*")
+_INVALID_GLOB: Final = re.compile(r"[\[\]{}\\]|\*\*")
 
 ScannerName = Literal["secret", "pii", "injection"]
 Detector = Literal["secret_leak", "pii", "code_injection"]
@@ -67,7 +67,7 @@ class OutputMatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class OutputRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     id: str
-    decision: OutputSays
+    decision: OutputEffect
     match: OutputMatch = OutputMatch()
     severity: Severity = "medium"
     reason: str = ""
@@ -79,8 +79,8 @@ class OutputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`output_policy` of a file. Its modes go before the setting `output_policy.fail_mode`."""
 
     enabled: bool = True
-    fail_mode: Mode | None = None
-    topics: dict[str, Mode] = {}
+    fail_mode: OutputScanMode | None = None
+    topics: dict[str, OutputScanMode] = {}
     """By glob, the first that fits."""
 
 
@@ -92,7 +92,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
 ERROR_SECRETS: Final = OutputRule(
     id="error-secrets",
     match=OutputMatch(has_error=True, scanners=("secret",)),
-    decision=OutputSays.REDACT,
+    decision=OutputEffect.REDACT,
     severity="high",
     reason="A secret was found in the text of an error.",
 )
@@ -101,14 +101,14 @@ DEFAULT_RULES: Final = (
     OutputRule(
         id="secrets",
         match=OutputMatch(has_error=False, scanners=("secret",)),
-        decision=OutputSays.QUARANTINE,
+        decision=OutputEffect.QUARANTINE,
         severity="critical",
         reason="A secret was found in the output.",
     ),
     OutputRule(
         id="pii",
         match=OutputMatch(has_error=False, scanners=("pii",)),
-        decision=OutputSays.REDACT,
+        decision=OutputEffect.REDACT,
         severity="high",
         reason="Personal data was found in the output.",
         enabled=False,
@@ -116,14 +116,14 @@ DEFAULT_RULES: Final = (
     OutputRule(
         id="injection",
         match=OutputMatch(has_error=False, scanners=("injection",)),
-        decision=OutputSays.QUARANTINE,
+        decision=OutputEffect.QUARANTINE,
         severity="high",
         reason="The output holds what looks like an injection.",
     ),
     OutputRule(
         id="size",
         match=OutputMatch(has_error=False, max_output_bytes=LARGE_BYTES),
-        decision=OutputSays.QUARANTINE,
+        decision=OutputEffect.QUARANTINE,
         severity="medium",
         reason="The output is larger than 10 MiB.",
     ),
@@ -131,23 +131,25 @@ DEFAULT_RULES: Final = (
 """Where a file has no `output_rules`."""
 
 
-def snapshot_of(given: OutputRules) -> str:
+def snapshot_id(given: OutputRules) -> str:
     """What these rules go by where no file names them all: a hash of what they say."""
     return f"outputs:{sha256(msgspec.json.encode(given, order='deterministic')).hexdigest()[:16]}"
 
 
-def checked(given: OutputRules) -> OutputRules:
+def check_rules(given: OutputRules) -> OutputRules:
     """The rules, if they can be used."""
     if len(given.rules) > RULES_MAX:
-        raise _wrong(f"{len(given.rules)} rules about outputs are too many: use at most {RULES_MAX}.", "output_rules")
+        raise _invalid(f"{len(given.rules)} rules about outputs are too many: use at most {RULES_MAX}.", "output_rules")
     for glob in given.section.topics:
         check_glob(glob, "output_policy", "topics", glob)
     seen: set[str] = set()
     for at, rule in enumerate(given.rules):
         if not rule.id or len(rule.id) > GLOB_MAX or not rule.id.isprintable():
-            raise _wrong("A rule about outputs needs an id of 1 to 200 printable characters.", "output_rules", at, "id")
+            raise _invalid(
+                "A rule about outputs needs an id of 1 to 200 printable characters.", "output_rules", at, "id"
+            )
         if rule.id in seen:
-            raise _wrong(f"Two rules about outputs are called {rule.id!r}: rename one.", "output_rules", at, "id")
+            raise _invalid(f"Two rules about outputs are called {rule.id!r}: rename one.", "output_rules", at, "id")
         seen.add(rule.id)
         _check_match(rule.match, ("output_rules", at, "match"))
     return given
@@ -159,7 +161,7 @@ def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
         _check_count(words, *path, name)
         for at, word in enumerate(words):
             if name in ("keywords", "risk_tags"):
-                _check_word(word, *path, name, at)
+                _check_keyword(word, *path, name, at)
             else:
                 check_glob(word, *path, name, at)
     _check_count(match.content_patterns, *path, "content_patterns")
@@ -167,49 +169,53 @@ def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
         check_pattern(pattern, *path, "content_patterns", at)
     for name in ("output_size_gt", "max_output_bytes"):
         if not -1 <= getattr(match, name) < 2**53:
-            raise _wrong(f"{name} of a rule about outputs must be a number of bytes.", *path, name)
+            raise _invalid(f"{name} of a rule about outputs must be a number of bytes.", *path, name)
 
 
 def _check_count(words: Iterable[str], *path: str | int) -> None:
-    if len(list(words)) > WORDS_MAX:
-        raise _wrong(f"{path[-1]} of a rule about outputs has more than {WORDS_MAX} entries: use two rules.", *path)
+    if len(list(words)) > LIST_ENTRIES_MAX:
+        raise _invalid(
+            f"{path[-1]} of a rule about outputs has more than {LIST_ENTRIES_MAX} entries: use two rules.", *path
+        )
 
 
-def _check_word(word: str, *path: str | int) -> None:
+def _check_keyword(word: str, *path: str | int) -> None:
     if not 0 < len(word) <= GLOB_MAX:
-        raise _wrong(f"{word[:40]!r} is no word to look for: use 1 to {GLOB_MAX} characters.", *path)
+        raise _invalid(f"{word[:40]!r} is no word to look for: use 1 to {GLOB_MAX} characters.", *path)
 
 
 def check_glob(glob: str, *path: str | int) -> None:
-    if not 0 < len(glob) <= GLOB_MAX or not glob.isprintable() or _NO_GLOB.search(glob):
-        raise _wrong(f"{glob[:40]!r} is no glob: use up to {GLOB_MAX} characters, * for any text and ? for one.", *path)
+    if not 0 < len(glob) <= GLOB_MAX or not glob.isprintable() or _INVALID_GLOB.search(glob):
+        raise _invalid(
+            f"{glob[:40]!r} is no glob: use up to {GLOB_MAX} characters, * for any text and ? for one.", *path
+        )
 
 
 def check_pattern(pattern: str, *path: str | int) -> None:
     """RE2 takes time in proportion to the text, whatever the pattern; what it cannot do is refused here."""
     if len(pattern) > PATTERN_MAX or r"\C" in pattern:
-        raise _wrong(
+        raise _invalid(
             f"A pattern of {len(pattern)} characters cannot be used: at most {PATTERN_MAX}, and none of \\C.", *path
         )
     try:
-        empty = compiled(pattern).search(b"") is not None
+        empty = compile_pattern(pattern).search(b"") is not None
     except ValueError as error:
-        raise _wrong(f"{pattern[:40]!r} is no pattern that RE2 knows: {error}.", *path) from None
+        raise _invalid(f"{pattern[:40]!r} is no pattern that RE2 knows: {error}.", *path) from None
     if empty:
-        raise _wrong(f"{pattern[:40]!r} matches a text without any character, so it would match everywhere.", *path)
+        raise _invalid(f"{pattern[:40]!r} matches a text without any character, so it would match everywhere.", *path)
 
 
-class Match(Protocol):
+class RegexMatch(Protocol):
     def span(self, group: int = 0, /) -> tuple[int, int]: ...
 
 
 class Regex(Protocol):
     """Of RE2, over bytes."""
 
-    def search(self, text: bytes, pos: int = 0, /) -> Match | None: ...
+    def search(self, text: bytes, pos: int = 0, /) -> RegexMatch | None: ...
 
 
-def compiled(pattern: str, *, word: bool = False) -> Regex:
+def compile_pattern(pattern: str, *, word: bool = False) -> Regex:
     """A pattern, or a word as it stands, in any case; ValueError says what is wrong with it."""
     import re2  # type: ignore[import-untyped]  # ships no types; loaded where outputs are looked into
 
@@ -225,5 +231,5 @@ def compiled(pattern: str, *, word: bool = False) -> Regex:
     return found
 
 
-def _wrong(sentence: str, *path: str | int) -> InvalidInput:
+def _invalid(sentence: str, *path: str | int) -> InvalidInput:
     return InvalidInput(sentence, path=list(path))

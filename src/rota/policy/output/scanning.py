@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from rota.model.output import Finding
-from rota.policy.output.content import Body, told_path
-from rota.policy.output.patterns import Pattern, of_scanners
+from rota.model.policy.outputs import ScanFinding
+from rota.policy.output.patterns import ScanPattern, scanner_patterns
+from rota.policy.output.text_extraction import ScanTarget, format_path
 
 HITS_MAX: Final = 1000
 """In one body. What has more is redacted or kept back as a whole."""
-FINDINGS_TOLD: Final = 50
+FINDINGS_MAX: Final = 50
 """In a record; there is no use in more."""
-KEY_MAX: Final = 40
-REFUSED_MAX: Final = 64
+KEY_CHARS_MAX: Final = 40
+REJECTED_BYTES_MAX: Final = 64
 """Bytes: a shorter candidate that is none may hide one that begins within it, as a number right before a card does."""
 
 
 class Hit(NamedTuple):
-    pattern: Pattern
+    pattern: ScanPattern
     begin: int
     end: int
 
@@ -32,7 +32,7 @@ class Hit(NamedTuple):
 class Hits(NamedTuple):
     """What was found in one body."""
 
-    body: Body
+    body: ScanTarget
     hits: list[Hit]
 
     @property
@@ -42,63 +42,63 @@ class Hits(NamedTuple):
     def spans(self) -> list[tuple[int, int, int]]:
         return [span for hit in self.hits for span in self.body.spans(hit.begin, hit.end)]
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[ScanFinding]:
         known = {hit.pattern.regex for hit in self.hits}
 
         def is_told(name: str) -> bool:
-            return is_clean(name) and not any(regex.search(name.encode()) for regex in known)
+            return is_safe_name(name) and not any(regex.search(name.encode()) for regex in known)
 
-        return [self._finding(hit, is_told) for hit in self.hits[:FINDINGS_TOLD]]
+        return [self._finding(hit, is_told) for hit in self.hits[:FINDINGS_MAX]]
 
-    def _finding(self, hit: Hit, is_told: Callable[[str], bool]) -> Finding:
+    def _finding(self, hit: Hit, is_told: Callable[[str], bool]) -> ScanFinding:
         pattern = hit.pattern
         spans = self.body.spans(hit.begin, hit.end)
         at, begin, end = spans[0] if spans else (0, 0, 0)
         piece = self.body.pieces[at]
-        offset, length = piece.place(*piece.cut(begin, end))
-        return Finding(
+        offset, length = piece.reported_span(*piece.align_span(begin, end))
+        return ScanFinding(
             type=pattern.type,
             scanner=pattern.scanner,
             name=pattern.name,
-            where=self.body.name + told_path(piece.path, is_told),
+            where=self.body.name + format_path(piece.path, is_told),
             offset=offset,
             length=length,
             severity=pattern.severity,
         )
 
 
-def find(body: Body, patterns: Sequence[Pattern], until_s: float) -> Hits:
+def find_hits(body: ScanTarget, patterns: Sequence[ScanPattern], until_s: float) -> Hits:
     """All that these patterns find; TimeoutError once the monotonic clock is past `until_s`."""
     hits: list[Hit] = []
     for pattern in patterns:
-        for hit in _found(body.text, pattern, until_s):
+        for hit in _search(body.text, pattern, until_s):
             hits.append(hit)
             if len(hits) >= HITS_MAX:
                 return Hits(body, hits)
     return Hits(body, hits)
 
 
-def _found(text: bytes, pattern: Pattern, until_s: float) -> Iterator[Hit]:
-    _check_time(until_s)
+def _search(text: bytes, pattern: ScanPattern, until_s: float) -> Iterator[Hit]:
+    _check_deadline(until_s)
     at = 0
     while (match := pattern.regex.search(text, at)) is not None:
-        _check_time(until_s)
+        _check_deadline(until_s)
         first, at = match.span()
         begin, end = match.span(pattern.group)
         if begin < end and (pattern.confirm is None or pattern.confirm(text[begin:end])):
             yield Hit(pattern, begin, end)
-        elif at - first <= REFUSED_MAX:
+        elif at - first <= REJECTED_BYTES_MAX:
             at = first + 1
 
 
-def _check_time(until_s: float) -> None:
+def _check_deadline(until_s: float) -> None:
     if time.monotonic() > until_s:
         raise TimeoutError
 
 
-def is_clean(name: str) -> bool:
+def is_safe_name(name: str) -> bool:
     """Whether a key of a mapping may be told to those who must not see what it names."""
-    if len(name) > KEY_MAX or not name.replace("_", "").replace("-", "").isalnum():
+    if len(name) > KEY_CHARS_MAX or not name.replace("_", "").replace("-", "").isalnum():
         return False
     data = name.encode()
-    return not any(pattern.regex.search(data) for pattern in of_scanners(("secret", "pii")))
+    return not any(pattern.regex.search(data) for pattern in scanner_patterns(("secret", "pii")))

@@ -19,6 +19,6 @@ If the reply to `create` is lost, the key is there and its secret is gone: it is
 """
 
 from rota.server.access.check import KeyCheck
-from rota.server.access.keys import Key, Keys, Made
+from rota.server.access.keys import ApiKey, ApiKeyStore, IssuedApiKey
 
-__all__ = ["Key", "KeyCheck", "Keys", "Made"]
+__all__ = ["ApiKey", "ApiKeyStore", "IssuedApiKey", "KeyCheck"]

@@ -29,43 +29,43 @@ from rota.infra.postgres import Database, Notifications, query
 from rota.infra.service import Lifecycle, Service
 from rota.infra.telemetry import metrics
 from rota.model.access import Actor
+from rota.model.api_key_format import KeyId, PlainKey, parse_key
 from rota.model.errors import PostgresUnavailable, RotaError, Unauthenticated
-from rota.model.key_text import KeyId, PlainKey, parse_key
-from rota.server.access.keys import State, decoded_grants
-from rota.server.access.uses import Uses
+from rota.server.access.keys import ApiKeyState, decode_grants
+from rota.server.access.uses import KeyUseRecorder
 
-LOOK = query(__package__, "keys_look")
+LOOKUP_KEYS = query(__package__, "keys_look")
 REFUSED = metrics.counter("rota_access_refused", "Calls refused for their key.", labels=("reason",))
 
 CHANNEL: Final = "rota_keys"
-REMEMBER_S: Final = 5.0
-KNOWN_MAX: Final = 4096
-UNKNOWN_MAX: Final = 4096
+CACHE_TTL_S: Final = 5.0
+KNOWN_CACHE_MAX: Final = 4096
+UNKNOWN_CACHE_MAX: Final = 4096
 BATCH_MAX: Final = 512
 
 
-class Looked(msgspec.Struct, frozen=True):
+class KeyLookup(msgspec.Struct, frozen=True):
     """What PostgreSQL said about an id; `actor` is None when nobody has it."""
 
     at_s: float
     digest: bytes
     actor: Actor | None = None
-    state: State = "active"
+    state: ApiKeyState = "active"
     expires_s: float | None = None
     """On the clock that `at_s` is of."""
 
 
-class Memory:
+class KeyCache:
     """What was looked up lately, the oldest left out when there is too much of it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: dict[KeyId, Looked] = {}
+        self._held: dict[KeyId, KeyLookup] = {}
 
-    def get(self, key: KeyId) -> Looked | None:
+    def get(self, key: KeyId) -> KeyLookup | None:
         return self._held.get(key)
 
-    def put(self, key: KeyId, looked: Looked) -> None:
+    def put(self, key: KeyId, looked: KeyLookup) -> None:
         self._held.pop(key, None)
         self._held[key] = looked
         if len(self._held) > self._most:
@@ -78,39 +78,39 @@ class Memory:
 class KeyCheck:
     """Says who stands behind a key. One per process, with `services` supervised beside it."""
 
-    def __init__(self, database: Database, clock: Clock | None = None, *, remember_s: float = REMEMBER_S) -> None:
+    def __init__(self, database: Database, clock: Clock | None = None, *, remember_s: float = CACHE_TTL_S) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._remember_s = remember_s
-        self._known = Memory(KNOWN_MAX)
-        self._unknown = Memory(UNKNOWN_MAX)
-        self._wanted: dict[KeyId, asyncio.Future[Looked]] = {}
+        self._known = KeyCache(KNOWN_CACHE_MAX)
+        self._unknown = KeyCache(UNKNOWN_CACHE_MAX)
+        self._wanted: dict[KeyId, asyncio.Future[KeyLookup]] = {}
         self._turn = asyncio.Lock()
         self._forgotten = 0
         # As long as a real one, and equal to none.
         self._nobody = secrets.token_bytes(32)
-        self.uses = Uses(database, self._clock)
+        self.uses = KeyUseRecorder(database, self._clock)
 
     def services(self) -> list[Service]:
-        return [Service("keys", self.watch), Service("key_uses", self.uses.run)]
+        return [Service("keys", self.watch_changes), Service("key_uses", self.uses.run)]
 
     async def check(self, text: str) -> Actor:
         """Who it is; raises Unauthenticated, or Unavailable when that cannot be known now."""
         try:
             plain = parse_key(text)
-            looked = self._remembered(plain.id) or await self._look(plain.id)
-            actor = self._judged(plain, looked)
+            looked = self._cached(plain.id) or await self._lookup(plain.id)
+            actor = self._verify(plain, looked)
         except RotaError as error:
             REFUSED.labels(error.facts.get("reason", "unavailable")).inc()
             raise
-        self.uses.note(actor.key)
+        self.uses.record(actor.key)
         return actor
 
-    async def watch(self, life: Lifecycle) -> None:
+    async def watch_changes(self, life: Lifecycle) -> None:
         """Hear of changes. When PostgreSQL is away this ends as unavailable and is started again."""
         async with self._database.listen(CHANNEL) as told:
-            self.forget()
-            hearing = asyncio.create_task(self._hear(told), name="keys.hear")
+            self.invalidate()
+            hearing = asyncio.create_task(self._consume_notifications(told), name="keys.hear")
             try:
                 life.ready()
                 await life.until_draining()
@@ -118,22 +118,22 @@ class KeyCheck:
                 hearing.cancel()
                 await asyncio.wait([hearing])
 
-    async def _hear(self, told: Notifications) -> None:
+    async def _consume_notifications(self, told: Notifications) -> None:
         async for _ in told:
-            self.forget()
+            self.invalidate()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         self._forgotten += 1
         self._known.clear()
         self._unknown.clear()
 
-    def _remembered(self, key: KeyId) -> Looked | None:
+    def _cached(self, key: KeyId) -> KeyLookup | None:
         looked = self._known.get(key) or self._unknown.get(key)
         if looked is None or self._clock.monotonic() - looked.at_s >= self._remember_s:
             return None
         return looked
 
-    def _judged(self, plain: PlainKey, looked: Looked) -> Actor:
+    def _verify(self, plain: PlainKey, looked: KeyLookup) -> Actor:
         if not hmac.compare_digest(plain.digest, looked.digest) or looked.actor is None:
             raise Unauthenticated(
                 "The key is not known here: check that it is one of this installation, or have one made with"
@@ -146,24 +146,24 @@ class KeyCheck:
             raise Unauthenticated("The key has expired: have another made with `rota keys create`.", reason="expired")
         return looked.actor
 
-    def _has_expired(self, looked: Looked) -> bool:
+    def _has_expired(self, looked: KeyLookup) -> bool:
         return looked.expires_s is not None and self._clock.monotonic() >= looked.expires_s
 
-    async def _look(self, key: KeyId) -> Looked:
+    async def _lookup(self, key: KeyId) -> KeyLookup:
         """Whoever has the turn asks for all that wait; the others find their answer when the turn comes to them."""
         answer = self._wanted.get(key)
         if answer is None:
             answer = self._wanted[key] = asyncio.get_running_loop().create_future()
         async with self._turn:
             while not answer.done():
-                await self._ask()
+                await self._lookup_batch()
         return answer.result()
 
-    async def _ask(self) -> None:
+    async def _lookup_batch(self) -> None:
         """One statement for those who have waited longest. Who is cancelled here leaves them to the next."""
         asked = dict(islice(self._wanted.items(), BATCH_MAX))
         try:
-            found = await self._read(list(asked))
+            found = await self._fetch(list(asked))
         except RotaError as error:
             for key, answer in asked.items():
                 del self._wanted[key]
@@ -174,20 +174,20 @@ class KeyCheck:
             del self._wanted[key]
             answer.set_result(found[key])
 
-    async def _read(self, keys: list[KeyId]) -> dict[KeyId, Looked]:
+    async def _fetch(self, keys: list[KeyId]) -> dict[KeyId, KeyLookup]:
         forgotten, at_s = self._forgotten, self._clock.monotonic()
         try:
-            rows = await self._database.rows(LOOK, keys)
+            rows = await self._database.rows(LOOKUP_KEYS, keys)
         except asyncpg.PostgresError as error:
             raise PostgresUnavailable(
                 f"Keys cannot be looked up now ({type(error).__name__}): try again in a moment."
             ) from error
-        found = {key: Looked(at_s, self._nobody) for key in keys}
+        found = {key: KeyLookup(at_s, self._nobody) for key in keys}
         for row in rows:
-            actor = Actor(KeyId(row["id"]), row["name"], decoded_grants(row["grants"]))
+            actor = Actor(KeyId(row["id"]), row["name"], decode_grants(row["grants"]))
             left_s = row["expires_in_s"]
             expires_s = None if left_s is None else at_s + left_s
-            found[actor.key] = Looked(at_s, row["digest"], actor, row["state"], expires_s)
+            found[actor.key] = KeyLookup(at_s, row["digest"], actor, row["state"], expires_s)
         if forgotten == self._forgotten:
             for key, looked in found.items():
                 (self._unknown if looked.actor is None else self._known).put(key, looked)

@@ -12,13 +12,13 @@ from typing import Final
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
-from rota.model.key_text import KeyId
+from rota.model.api_key_format import KeyId
 
-USED = query(__package__, "keys_used")
-WRITE_EVERY_S: Final = 10.0
+RECORD_USES = query(__package__, "keys_used")
+FLUSH_INTERVAL_S: Final = 10.0
 
 
-class Uses:
+class KeyUseRecorder:
     """`Service("key_uses", uses.run)`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -26,23 +26,23 @@ class Uses:
         self._clock = clock
         self._used: dict[KeyId, float] = {}
 
-    def note(self, key: KeyId) -> None:
+    def record(self, key: KeyId) -> None:
         self._used[key] = self._clock.monotonic()
 
     async def run(self, life: Lifecycle) -> None:
         """When PostgreSQL is away this ends as unavailable and is started again."""
         life.ready()
-        while await life.pause(WRITE_EVERY_S):
-            await self.write()
-        await self.write()
+        while await life.pause(FLUSH_INTERVAL_S):
+            await self.flush()
+        await self.flush()
 
-    async def write(self) -> None:
+    async def flush(self) -> None:
         if not self._used:
             return
         used, self._used = self._used, {}
         now = self._clock.monotonic()
         try:
-            await self._database.run(USED, list(used), [now - at for at in used.values()])
+            await self._database.run(RECORD_USES, list(used), [now - at for at in used.values()])
         except BaseException:
             self._used = used | self._used
             raise

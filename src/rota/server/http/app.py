@@ -12,30 +12,31 @@ from litestar.exceptions import HTTPException
 from rota.infra.service.listener import App, Receive, Scope, Send
 from rota.model.access import Role
 from rota.model.errors import RotaError
-from rota.server.http import openapi, refusing
-from rota.server.http.agents import AgentRoutes
-from rota.server.http.approvals import ApprovalRoutes
-from rota.server.http.books import DepartmentRoutes, ShowRoutes
-from rota.server.http.desk import Desk
-from rota.server.http.door import PREFIX
-from rota.server.http.events import EventRoutes
-from rota.server.http.jobs import JobRoutes
-from rota.server.http.jobs_out import OutputRoutes
-from rota.server.http.layers import LayerRoutes
-from rota.server.http.office import KeyRoutes, LedgerRoutes, OfficeRoutes
-from rota.server.http.outputs import KeptOutputRoutes
-from rota.server.http.policy import PolicyRoutes
-from rota.server.http.pools import PoolRoutes, TopicRoutes, WorkerRoutes
-from rota.server.http.queues import DeadLetterRoutes, QueueRoutes
-from rota.server.http.routes import ROLE, WHERE, let_in, needs
-from rota.server.http.wire import Ask, Reply
-from rota.server.http.workflows import RunRoutes, WorkflowRoutes
+from rota.server.http import openapi
+from rota.server.http.codec import ApiRequest, ApiResponse
+from rota.server.http.dependencies import HttpDependencies
+from rota.server.http.middleware import errors
+from rota.server.http.middleware.authentication import PREFIX
+from rota.server.http.permissions import ROLE, ROLE_SCOPE, authorize, requires
+from rota.server.http.routes.admin import AdminRoutes, KeyRoutes, LedgerRoutes
+from rota.server.http.routes.agents import AgentRoutes
+from rota.server.http.routes.approvals import ApprovalRoutes
+from rota.server.http.routes.events import EventRoutes
+from rota.server.http.routes.job_results import JobResultRoutes
+from rota.server.http.routes.jobs import JobRoutes
+from rota.server.http.routes.layers import LayerRoutes
+from rota.server.http.routes.outputs import OutputReviewRoutes
+from rota.server.http.routes.policy import PolicyRoutes
+from rota.server.http.routes.pools import PoolRoutes, TopicRoutes, WorkerRoutes
+from rota.server.http.routes.queues import DeadLetterRoutes, QueueRoutes
+from rota.server.http.routes.shows import DepartmentRoutes, ShowRoutes
+from rota.server.http.routes.workflows import RunRoutes, WorkflowRoutes
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 CONTROLLERS: Final = (
     JobRoutes,
-    OutputRoutes,
-    KeptOutputRoutes,
+    JobResultRoutes,
+    OutputReviewRoutes,
     EventRoutes,
     LayerRoutes,
     ShowRoutes,
@@ -52,36 +53,36 @@ CONTROLLERS: Final = (
     ApprovalRoutes,
     LedgerRoutes,
     KeyRoutes,
-    OfficeRoutes,
+    AdminRoutes,
 )
 
 
-DESK: Final = "rota.desk"
+DEPENDENCIES_KEY: Final = "rota.desk"
 
 
-def build(desk: Desk) -> App:
+def build(desk: HttpDependencies) -> App:
     """The ASGI app that answers with `desk`. All replicas of a process share its compiled routes."""
-    app = compiled()
+    app = litestar_app()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, DESK: desk}, receive, send)  # type: ignore[arg-type]
+        await app({**scope, DEPENDENCIES_KEY: desk}, receive, send)  # type: ignore[arg-type]
 
     return answer
 
 
 @cache
-def compiled() -> Litestar:
+def litestar_app() -> Litestar:
     """Every route of the API, each with the role that it needs. The desk comes with each request."""
     app = Litestar(
-        [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[let_in])],
-        dependencies={"desk": Provide(_desk_of, sync_to_thread=False)},
+        [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[authorize])],
+        dependencies={"desk": Provide(_dependencies_of, sync_to_thread=False)},
         exception_handlers={
-            RotaError: refusing.on_error,
-            HTTPException: refusing.on_http,
-            Exception: refusing.on_defect,
+            RotaError: errors.handle_rota_error,
+            HTTPException: errors.handle_http_exception,
+            Exception: errors.handle_defect,
         },
-        request_class=Ask,
-        response_class=Reply,
+        request_class=ApiRequest,
+        response_class=ApiResponse,
         openapi_config=None,
         request_max_body_size=BODY_BYTES_MAX,
         logging_config=None,
@@ -90,15 +91,15 @@ def compiled() -> Litestar:
     return app
 
 
-def _desk_of(scope: types.Scope) -> Desk:
-    desk = scope[DESK]  # type: ignore[typeddict-item]
-    assert isinstance(desk, Desk)
+def _dependencies_of(scope: types.Scope) -> HttpDependencies:
+    desk = scope[DEPENDENCIES_KEY]  # type: ignore[typeddict-item]
+    assert isinstance(desk, HttpDependencies)
     return desk
 
 
-@get("/openapi.json", opt=needs(Role.VIEWER, "somewhere"), media_type="application/json", include_in_schema=False)
+@get("/openapi.json", opt=requires(Role.VIEWER, "somewhere"), media_type="application/json", include_in_schema=False)
 async def describe() -> bytes:
-    return openapi.written(CONTROLLERS)
+    return openapi.encoded_document(CONTROLLERS)
 
 
 def _check_roles(app: Litestar) -> None:
@@ -106,4 +107,4 @@ def _check_roles(app: Litestar) -> None:
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             ours = handler.fn.__module__.startswith(__package__ or "")
-            assert not ours or handler.opt.keys() >= {ROLE, WHERE}, f"{route.path} names no role"
+            assert not ours or handler.opt.keys() >= {ROLE, ROLE_SCOPE}, f"{route.path} names no role"

@@ -17,17 +17,17 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from rota.model.events import Event
-from rota.model.job import Submission
-from rota.server.http.door import PREFIX
-from rota.server.http.problems import MEDIA_TYPE, Problem
-from rota.server.http.routes import table
+from rota.model.jobs.submission import Submission
+from rota.server.http.codec import JSON, MSGPACK, ApiRequest
+from rota.server.http.middleware.authentication import PREFIX
+from rota.server.http.permissions import route_table
+from rota.server.http.problem_details import MEDIA_TYPE, ProblemDetails
 from rota.server.http.sse import MEDIA_TYPE as STREAM
-from rota.server.http.sse import Sse
-from rota.server.http.wire import JSON, MSGPACK, Ask
+from rota.server.http.sse import SseResponse
 
-REFERENCE: Final = "#/components/schemas/{name}"
-LINES: Final = "application/x-ndjson"
-_LINES: Final = {"type": "string", "description": "On each line a Submission as JSON."}
+REF_TEMPLATE: Final = "#/components/schemas/{name}"
+NDJSON: Final = "application/x-ndjson"
+_NDJSON_SCHEMA: Final = {"type": "string", "description": "On each line a Submission as JSON."}
 LINKS: Final = {
     "submit_job": ("job", "/job"),
     "create_show": ("show", "/name"),
@@ -36,7 +36,7 @@ LINKS: Final = {
     "create_key": ("key", "/key/id"),
 }
 """What names the thing that a route has made, as other paths ask for it, and where its answer says so."""
-REFUSALS: Final = {
+ERROR_RESPONSES: Final = {
     "400": "What was sent is wrong; nothing was changed.",
     "401": "There is no good key with it.",
     "403": "The key does not allow it.",
@@ -56,34 +56,34 @@ def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
     app = Litestar(
         [Router(PREFIX, route_handlers=routes)],
         dependencies={"desk": Provide(lambda: None, sync_to_thread=False)},
-        request_class=Ask,
+        request_class=ApiRequest,
         openapi_config=_config(),
         logging_config=None,
     )
     schema = app.openapi_schema.to_schema()
     shapes: dict[str, Any] = {}
     schema["components"]["schemas"] = shapes
-    for route in table(app):
+    for route in route_table(app):
         operation = schema["paths"][route.path][route.method.lower()]
         operation |= {"x-rota-role": route.role.value, "x-rota-where": route.where}
         operation["summary"] = operation.pop("description", operation["summary"])
         operation["operationId"] = route.name
-        if route.answer is Sse:
-            _set_stream(operation, shapes)
+        if route.answer is SseResponse:
+            _set_event_stream(operation, shapes)
         else:
-            _set_answer(operation, _shape(route.answer, shapes))
+            _set_response(operation, _schema(route.answer, shapes))
         if route.body is not None:
-            operation["requestBody"] = {"required": True, "content": _both(_shape(route.body, shapes))}
+            operation["requestBody"] = {"required": True, "content": _content(_schema(route.body, shapes))}
         if route.name == "submit_jobs":
-            many = {LINES: {"schema": _LINES}, MSGPACK: {"schema": _shape(list[Submission], shapes)}}
+            many = {NDJSON: {"schema": _NDJSON_SCHEMA}, MSGPACK: {"schema": _schema(list[Submission], shapes)}}
             operation["requestBody"] = {"required": True, "content": many}
-        _add_refusals(operation, _shape(Problem, shapes))
-    _link(schema["paths"])
+        _add_error_responses(operation, _schema(ProblemDetails, shapes))
+    _add_links(schema["paths"])
     return schema
 
 
 @lru_cache(maxsize=1)
-def written(routes: tuple[type[Controller], ...]) -> bytes:
+def encoded_document(routes: tuple[type[Controller], ...]) -> bytes:
     return msgspec.json.encode(document(routes), order="deterministic")
 
 
@@ -100,28 +100,28 @@ def _config() -> OpenAPIConfig:
     )
 
 
-def _shape(kind: Any, shapes: dict[str, Any]) -> dict[str, Any] | None:
+def _schema(kind: Any, shapes: dict[str, Any]) -> dict[str, Any] | None:
     """As msgspec reads and writes it; Litestar's own guess does not know of structs that are written as arrays."""
     if kind is None or kind is bytes or issubclass(get_origin(kind) or kind, Response):
         return None
-    [shape], more = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    [shape], more = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
     shapes |= more
     return shape
 
 
-def _both(shape: dict[str, Any] | None) -> dict[str, Any]:
+def _content(shape: dict[str, Any] | None) -> dict[str, Any]:
     return {JSON: {"schema": shape}, MSGPACK: {"schema": shape}}
 
 
-def _set_answer(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+def _set_response(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
     for status, answer in operation["responses"].items():
         if status.startswith("2") and shape is not None:
-            answer["content"] = _both(shape)
+            answer["content"] = _content(shape)
 
 
-def _set_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
+def _set_event_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
     """The data of each event is an Event as JSON; who comes again after the last of a job gets nothing."""
-    _shape(Event, shapes)
+    _schema(Event, shapes)
     told = {
         "type": "object",
         "description": "Server-sent events; the data of each is an Event as JSON.",
@@ -131,7 +131,7 @@ def _set_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
     operation["responses"]["204"] = {"description": "Nothing follows."}
 
 
-def _link(paths: dict[str, Any]) -> None:
+def _add_links(paths: dict[str, Any]) -> None:
     """From what is made to all that can be asked of it."""
     operations = {each["operationId"]: each for path in paths.values() for each in path.values()}
     for name, (parameter, place) in LINKS.items():
@@ -142,6 +142,6 @@ def _link(paths: dict[str, Any]) -> None:
         }
 
 
-def _add_refusals(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
-    for status, why in REFUSALS.items():
+def _add_error_responses(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+    for status, why in ERROR_RESPONSES.items():
         operation["responses"][status] = {"description": why, "content": {MEDIA_TYPE: {"schema": shape}}}

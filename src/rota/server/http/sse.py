@@ -21,17 +21,17 @@ from litestar import Response
 from litestar.response.base import ASGIResponse
 
 from rota.infra.service.listener import Receive, Scope, Send
-from rota.infra.service.serving import CUT
+from rota.infra.service.serving import ABORT_EXTENSION
+from rota.model.api_key_format import key_from_headers
 from rota.model.errors import RotaError
-from rota.model.key_text import presented
-from rota.server.http.streams import Stream, Streams
-from rota.server.http.wire import Ask
+from rota.server.http.codec import ApiRequest
+from rota.server.http.open_streams import OpenStream, StreamRegistry
 
 MEDIA_TYPE: Final = "text/event-stream"
-BEAT_S: Final = 15.0
-SEND_S: Final = 10.0
-LAST_S: Final = 1.0
-PIECE_BYTES: Final = 64 * 1024
+HEARTBEAT_INTERVAL_S: Final = 15.0
+SEND_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 1.0
+CHUNK_BYTES: Final = 64 * 1024
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -39,10 +39,10 @@ HEADERS: Final = (
 )
 
 
-class Source(Protocol):
+class SseSource(Protocol):
     """What is streamed."""
 
-    def opening(self) -> bytes:
+    def preamble(self) -> bytes:
         """Sent first."""
         ...
 
@@ -51,23 +51,27 @@ class Source(Protocol):
         ...
 
 
-class Sse(Response[None]):
+class SseResponse(Response[None]):
     """What a handler answers with. What `source` raises is answered as a problem."""
 
-    def __init__(self, request: Ask, streams: Streams, source: AbstractAsyncContextManager[Source | None]) -> None:
+    def __init__(
+        self, request: ApiRequest, streams: StreamRegistry, source: AbstractAsyncContextManager[SseSource | None]
+    ) -> None:
         super().__init__(None)
         self._request = request
         self._streams = streams
         self._source = source
 
     def to_asgi_response(self, *_given: Any, **_more: Any) -> ASGIResponse:
-        return _Answer(self._request, self._streams, self._source)
+        return _SseAsgiResponse(self._request, self._streams, self._source)
 
 
-class _Answer(ASGIResponse):
+class _SseAsgiResponse(ASGIResponse):
     __slots__ = ("_request", "_source", "_streams")
 
-    def __init__(self, request: Ask, streams: Streams, source: AbstractAsyncContextManager[Source | None]) -> None:
+    def __init__(
+        self, request: ApiRequest, streams: StreamRegistry, source: AbstractAsyncContextManager[SseSource | None]
+    ) -> None:
         super().__init__()
         self._request = request
         self._streams = streams
@@ -75,33 +79,33 @@ class _Answer(ASGIResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # type: ignore[override]
         asked = self._request
-        key = presented(asked.headers.get("authorization"), asked.headers.get("x-api-key"))
-        asked.auth.go_aside()
-        with self._streams.opened(key, asked.user) as stream:
+        key = key_from_headers(asked.headers.get("authorization"), asked.headers.get("x-api-key"))
+        asked.auth.begin_wait()
+        with self._streams.open(key, asked.user) as stream:
             async with self._source as source:
-                await _start(send, 204 if source is None else 200)
+                await _send_head(send, 204 if source is None else 200)
                 if source is not None:
-                    await _stream(stream, source, receive, send)
+                    await _send_events(stream, source, receive, send)
         try:
-            async with asyncio.timeout(0 if stream.reason == "slow" else LAST_S):
+            async with asyncio.timeout(0 if stream.reason == "slow" else CLOSE_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            scope["extensions"][CUT]()
-            await _left(stream, receive)
+            scope["extensions"][ABORT_EXTENSION]()
+            await _watch_disconnect(stream, receive)
 
 
-async def _start(send: Send, status: int) -> None:
+async def _send_head(send: Send, status: int) -> None:
     headers = list(HEADERS) if status == 200 else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _stream(stream: Stream, source: Source, receive: Receive, send: Send) -> None:
-    leaving = asyncio.create_task(_left(stream, receive), name="stream.left")
+async def _send_events(stream: OpenStream, source: SseSource, receive: Receive, send: Send) -> None:
+    leaving = asyncio.create_task(_watch_disconnect(stream, receive), name="stream.left")
     try:
-        async with stream.lasting():
-            await _send(stream, [source.opening()], send)
-            while not stream.reason and (texts := await source.next(BEAT_S)) is not None:
-                await _send(stream, texts, send)
+        async with stream.cancel_on_end():
+            await _send_chunks(stream, [source.preamble()], send)
+            while not stream.reason and (texts := await source.next(HEARTBEAT_INTERVAL_S)) is not None:
+                await _send_chunks(stream, texts, send)
     except RotaError as error:
         stream.reason = error.code  # the head is sent, so the client learns it when it comes again
     finally:
@@ -109,31 +113,31 @@ async def _stream(stream: Stream, source: Source, receive: Receive, send: Send) 
         await asyncio.wait([leaving])
 
 
-async def _left(stream: Stream, receive: Receive) -> None:
+async def _watch_disconnect(stream: OpenStream, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     stream.end("left")
 
 
-async def _send(stream: Stream, texts: Sequence[bytes], send: Send) -> None:
+async def _send_chunks(stream: OpenStream, texts: Sequence[bytes], send: Send) -> None:
     """Piece by piece: a connection takes the next when it has room for it."""
-    for piece in pieces(texts):
+    for piece in chunked(texts):
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except TimeoutError:
             stream.reason = "slow"
             raise
 
 
-def pieces(texts: Sequence[bytes]) -> Iterator[bytes]:
+def chunked(texts: Sequence[bytes]) -> Iterator[bytes]:
     """Of about the same size: small texts together, large ones cut, none of them copied as a whole."""
     small: list[bytes] = []
     size = 0
     for text in texts:
-        for at in range(0, len(text), PIECE_BYTES):
-            part = text[at : at + PIECE_BYTES]
-            if size + len(part) > PIECE_BYTES:
+        for at in range(0, len(text), CHUNK_BYTES):
+            part = text[at : at + CHUNK_BYTES]
+            if size + len(part) > CHUNK_BYTES:
                 yield b"".join(small)
                 small, size = [], 0
             small.append(part)

@@ -1,2 +1,0 @@
--- Remove all procs and graves, and what is left of them.
-TRUNCATE rota.proc, rota.proc_grave

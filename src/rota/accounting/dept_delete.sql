@@ -1,2 +1,0 @@
--- Remove dept $1.
-DELETE FROM rota.dept WHERE pk_dept = $1::uuid

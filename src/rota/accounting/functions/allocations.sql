@@ -1,0 +1,194 @@
+-- A run that touches no grave costs one look at the key.
+CREATE OR REPLACE FUNCTION rota.proc_buried(of_show uuid, runs rota.ledger_run[]) RETURNS TABLE (owner integer, token bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT run.owner, each.token
+  FROM (SELECT s.int_fence AS fence FROM rota.show s WHERE s.pk_show = of_show) AS present
+  CROSS JOIN unnest(runs) AS run
+  CROSS JOIN LATERAL (SELECT g.token_first FROM rota.proc_grave g
+                      WHERE g.pk_show = of_show AND g.int_fence = present.fence AND g.token_last >= run.first
+                      ORDER BY g.token_last LIMIT 1) AS nearest
+  CROSS JOIN LATERAL generate_series(greatest(run.first, nearest.token_first), run.last) AS each (token)
+  WHERE each.token >= (SELECT g.token_first FROM rota.proc_grave g
+                       WHERE g.pk_show = of_show AND g.int_fence = present.fence AND g.token_last >= each.token
+                       ORDER BY g.token_last LIMIT 1)
+$$;
+
+COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave of the show under its present fence.';
+
+CREATE OR REPLACE FUNCTION rota.proc_barred(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[])
+RETURNS SETOF rota.ledger_barred
+LANGUAGE sql STABLE AS $$
+  -- OFFSET 0 keeps the planner from reading the whole table for many short runs: one range of the key per run.
+  SELECT run.owner, p.token,
+         CASE WHEN (p.pk_show, p.pk_alloc, p.pk_folder, p.pk_job, p.pk_layer, p.pk_dept, p.pk_host,
+                    p.int_cores_reserved, p.int_gpus_reserved)
+                 = (of_show, asked.pk_alloc, asked.pk_folder, asked.pk_job, asked.pk_layer, asked.pk_dept,
+                    asked.pk_host, asked.int_cores, asked.int_gpus)
+              THEN 'already' ELSE 'duplicate' END
+  FROM unnest(runs) AS run
+  CROSS JOIN LATERAL (SELECT * FROM rota.proc WHERE token BETWEEN run.first AND run.last OFFSET 0) AS p
+  CROSS JOIN LATERAL (SELECT (groups[run.owner]).*) AS asked
+  UNION ALL
+  SELECT b.owner, b.token, 'tombstoned' FROM rota.proc_buried(of_show, runs) AS b
+  WHERE NOT EXISTS (SELECT FROM rota.proc p WHERE p.token = b.token)
+$$;
+
+COMMENT ON FUNCTION rota.proc_barred IS
+  'Tokens that cannot be inserted: there with the same charge (already) or another one (duplicate), or buried.';
+
+-- An answer for every token when the whole batch is refused. Rows that are there stay there and are told as such: if
+-- they were called refused, the caller would give back in Redis what is still booked here.
+CREATE OR REPLACE FUNCTION rota.proc_refused(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], reason text)
+RETURNS SETOF rota.ledger_barred
+LANGUAGE sql STABLE AS $$
+  SELECT run.owner, each.token, coalesce(barred.why, reason)
+  FROM unnest(runs) AS run
+  CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
+  LEFT JOIN rota.proc_barred(of_show, groups, runs) AS barred ON barred.token = each.token
+$$;
+
+CREATE OR REPLACE FUNCTION rota.proc_insert(of_show uuid, fence bigint, groups rota.ledger_group[], runs rota.ledger_run[])
+RETURNS SETOF rota.ledger_barred
+LANGUAGE plpgsql AS $$
+DECLARE
+  held rota.show := rota.show_shared(of_show);
+  barred rota.ledger_barred[] := '{}';
+  left_out bigint[] := '{}';
+  tries integer := 0;
+BEGIN
+  IF held.b_scheduler_managed IS NOT TRUE OR held.int_fence <> fence THEN
+    RETURN QUERY SELECT * FROM rota.proc_refused(of_show, groups, runs, CASE
+      WHEN held.pk_show IS NULL THEN 'unknown_show'
+      WHEN NOT held.b_scheduler_managed THEN 'not_managed' ELSE 'stale_fence' END);
+    RETURN;
+  END IF;
+
+  LOOP
+    BEGIN
+      INSERT INTO rota.proc
+      SELECT each.token, of_show, asked.pk_alloc, asked.pk_folder, asked.pk_job, asked.pk_layer, asked.pk_dept,
+             asked.pk_host, asked.int_cores, asked.int_gpus, fence, now()
+      FROM unnest(runs) AS run
+      JOIN unnest(groups) WITH ORDINALITY AS asked ON asked.ordinality = run.owner
+      CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
+      WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out);
+      -- Looked at last: the insert waits for whoever is just deleting such a row, and then finds the place free.
+      EXIT WHEN NOT EXISTS (SELECT FROM rota.proc_buried(of_show, runs) AS b WHERE b.token <> ALL (left_out));
+      RAISE unique_violation;
+    EXCEPTION WHEN unique_violation THEN
+      -- A batch that was sent before: look what became of it. Whoever inserted or deleted it has committed by now.
+      tries := tries + 1;
+      IF tries > 8 THEN
+        RAISE;
+      END IF;
+      SELECT coalesce(array_agg(b), '{}'), coalesce(array_agg(b.token), '{}') INTO barred, left_out
+      FROM rota.proc_barred(of_show, groups, runs) AS b;
+    END;
+  END LOOP;
+  RETURN QUERY SELECT * FROM unnest(barred);
+END $$;
+
+COMMENT ON FUNCTION rota.proc_insert IS
+  'Insert what was booked in Redis under `fence`. A row for each token that was not inserted now, and why.';
+
+-- Runs of consecutive tokens; one that is given twice is there once.
+CREATE OR REPLACE FUNCTION rota.proc_runs(tokens bigint[]) RETURNS TABLE (first bigint, last bigint)
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT min(given.token), max(given.token)
+  FROM (SELECT t.token, t.token - dense_rank() OVER (ORDER BY t.token) AS run FROM unnest(tokens) AS t (token)) AS given
+  GROUP BY given.run
+$$;
+
+-- The conflict is a row made by hand for a buried token: it must not keep anything from being released.
+CREATE OR REPLACE FUNCTION rota.proc_dig(of_show uuid, fence bigint, firsts bigint[], lasts bigint[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO rota.proc_grave (pk_show, token_first, token_last, int_fence)
+  SELECT of_show, run.first, run.last, fence FROM unnest(firsts, lasts) AS run (first, last)
+  ON CONFLICT (pk_show, int_fence, token_last)
+    DO UPDATE SET token_first = least(proc_grave.token_first, excluded.token_first);
+END $$;
+
+CREATE OR REPLACE FUNCTION rota.proc_bury(of_show uuid, tokens bigint[]) RETURNS SETOF bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  held rota.show := rota.show_exclusive(of_show);
+  runs rota.ledger_run[] := ARRAY(SELECT ROW(0, r.first, r.last)::rota.ledger_run FROM rota.proc_runs(tokens) AS r);
+BEGIN
+  IF held.pk_show IS NOT NULL THEN
+    PERFORM rota.proc_dig(of_show, held.int_fence, array_agg(r.first), array_agg(r.last))
+    FROM rota.proc_runs(ARRAY(SELECT unnest(tokens)
+                              EXCEPT SELECT p.token FROM rota.proc p WHERE p.token = ANY (tokens)
+                              EXCEPT SELECT b.token FROM rota.proc_buried(of_show, runs) AS b)) AS r;
+  END IF;
+  RETURN QUERY SELECT b.token FROM rota.proc_buried(of_show, runs) AS b;
+END $$;
+
+COMMENT ON FUNCTION rota.proc_bury IS
+  'See to it that these tokens never have a proc row; those that have one are left out of the answer.';
+
+-- Rows are deleted run by run along the key, in the order of `firsts` (ascending), so that two releases of the same
+-- tokens wait for each other and never in a circle: hence no other way through the table. Locking in order first would
+-- cost twice as much.
+CREATE OR REPLACE FUNCTION rota.proc_delete(of_show uuid, firsts bigint[], lasts bigint[])
+RETURNS TABLE (
+  managed boolean, fence bigint, pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid,
+  cores bigint, gpus bigint, tokens bigint[]
+)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  held rota.show := rota.show_shared(of_show);
+  freed record;
+  given_back rota.ledger_group[] := '{}';
+  gone bigint[] := '{}';
+  asked bigint;
+BEGIN
+  managed := held.b_scheduler_managed IS TRUE;
+  fence := coalesce(held.int_fence, 0);
+  FOR freed IN
+    WITH deleted AS (
+      DELETE FROM rota.proc p
+      USING unnest(firsts, lasts) AS run (first, last)
+      WHERE p.token BETWEEN run.first AND run.last AND p.pk_show = of_show
+      RETURNING p.*
+    )
+    SELECT d.pk_alloc, d.pk_folder, d.pk_job, d.pk_layer, d.pk_dept, d.int_cores_reserved AS cores,
+           d.int_gpus_reserved AS gpus, array_agg(d.token ORDER BY d.token) AS tokens
+    FROM deleted AS d GROUP BY 1, 2, 3, 4, 5, 6, 7
+  LOOP
+    pk_alloc := freed.pk_alloc;
+    pk_folder := freed.pk_folder;
+    pk_job := freed.pk_job;
+    pk_layer := freed.pk_layer;
+    pk_dept := freed.pk_dept;
+    cores := freed.cores;
+    gpus := freed.gpus;
+    tokens := freed.tokens;
+    RETURN NEXT;
+    gone := gone || tokens;
+    IF NOT managed THEN
+      given_back := given_back || ROW(pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, NULL,
+                                      -cores * cardinality(tokens), -gpus * cardinality(tokens))::rota.ledger_group;
+    END IF;
+  END LOOP;
+
+  IF cardinality(gone) > 0 THEN
+    -- Where all were there, which is the rule, the runs asked for are the graves.
+    SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
+    IF cardinality(gone) < asked THEN
+      SELECT array_agg(r.first), array_agg(r.last) INTO firsts, lasts FROM rota.proc_runs(gone) AS r;
+    END IF;
+    PERFORM rota.proc_dig(of_show, fence, firsts, lasts);
+  END IF;
+  IF held.b_scheduler_managed IS FALSE AND cardinality(given_back) > 0 THEN
+    PERFORM rota.ledger_keys(of_show, given_back);
+    PERFORM rota.ledger_add(of_show, given_back);
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION rota.proc_delete IS
+  'Delete and bury procs of a show; what an unmanaged one held is given back. A row per charge with its tokens.';

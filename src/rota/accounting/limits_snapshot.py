@@ -1,0 +1,127 @@
+"""What a booking would meet now: the five levels with their limits, as the ledger that would decide counts them. Reads.
+
+Limits are what PostgreSQL has; Redis is told of each after its commit, so for a moment it may know an older one. What
+is used comes from whoever decides: Redis for managed shows, the five tables for the others. Where Redis decides and
+cannot be asked, `undecided` says why, and what rows of `proc` hold is told instead: it never exceeds what Redis counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rota.accounting.ledger import DeclineReason, QuotaKey
+from rota.accounting.live import reader as live_reader
+from rota.accounting.live import script_args
+from rota.accounting.live.ledger import LiveLedger
+from rota.infra.postgres import Database, Record, query
+from rota.model.errors import RedisUnavailable
+from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
+from rota.model.quota import LEVELS, Ask, Fit, Level, LevelStatus, Limit, Refusal, Resource, Usage, fits
+
+LIMITS = query(__package__, "standings")
+USAGE_BY_ROWS = query(__package__, "standings_used")
+
+_LEVELS_BELOW_SUBSCRIPTION: Final = (Level.FOLDER, Level.JOB, Level.LAYER, Level.POINT)
+
+
+class QuotaTarget(msgspec.Struct, frozen=True):
+    """Where frames of a layer are counted, besides the pool they run in."""
+
+    show: ShowId
+    folder: FolderId
+    job: JobId
+    layer: LayerId
+    dept: DeptId
+
+
+class LimitsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that limits frames at a place. Levels without a limit may be left out."""
+
+    managed: bool
+    shares: Mapping[PoolId, LevelStatus]
+    """Of subscriptions; a pool that is missing is one that the show has no share of."""
+    others: Mapping[Level, LevelStatus]
+    undecided: DeclineReason | None = None
+
+    def usage_at(self, level: Level, pool: PoolId) -> Usage:
+        """What is booked at a level, or in a pool."""
+        standing = self.shares.get(pool) if level is Level.SUBSCRIPTION else self.others.get(level)
+        return standing.usage if standing is not None else Usage()
+
+    def fits(self, pool: PoolId, ask: Ask, wanted: int) -> Fit:
+        """How many of so many frames the ledger would book in this pool."""
+        share = self.shares.get(pool)
+        if share is None and wanted:
+            resource = Resource.CORES if ask.cores else Resource.GPUS
+            return Fit(0, Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource)))
+        return fits({Level.SUBSCRIPTION: share or LevelStatus(), **self.others}, ask, wanted)
+
+    def with_booked(self, pool: PoolId, ask: Ask, frames: int) -> LimitsSnapshot:
+        """As they stand once so many frames more are booked in this pool."""
+        share = {pool: _add_frames(self.shares[pool], ask, frames)} if pool in self.shares else {}
+        others = {level: _add_frames(standing, ask, frames) for level, standing in self.others.items()}
+        return msgspec.structs.replace(self, shares={**self.shares, **share}, others=others)
+
+
+async def read_limits_snapshot(
+    database: Database, place: QuotaTarget, live: LiveLedger | None, *, by_rows: bool = False
+) -> LimitsSnapshot:
+    """`by_rows`: managed shows are counted by their rows, for whoever has no Redis to ask and would not book either."""
+    rows = await database.rows(LIMITS, *msgspec.structs.astuple(place))
+    limits = {_row_key(row): Limit(row["cores_max"], row["gpus_max"]) for row in rows if row["level"]}
+    show = next((row for row in rows if not row["level"]), None)
+    if show is None or not show["managed"]:
+        used = {_row_key(row): Usage(row["cores"], row["gpus"]) for row in rows if row["level"]}
+        why = DeclineReason.UNKNOWN_SHOW if show is None else None
+        return _build_snapshot(limits, used, managed=False, undecided=why)
+    why, counted = (None, None) if by_rows else await _usage_from_redis(live, place.show, show["fence"], limits)
+    if counted is None:
+        counted = await _usage_from_rows(database, place)
+    return _build_snapshot(limits, counted, managed=True, undecided=why)
+
+
+async def _usage_from_redis(
+    live: LiveLedger | None, show: ShowId, fence: int, limits: Mapping[QuotaKey, Limit]
+) -> tuple[DeclineReason | None, dict[QuotaKey, Usage] | None]:
+    """What Redis counts; or why it cannot be asked, and nothing."""
+    if live is None:
+        return DeclineReason.REDIS_OFF, None
+    try:
+        if not await live.is_seeded(show, fence):
+            return DeclineReason.UNSEEDED, None
+        names = {script_args.counter_name(*key): key for key in limits}
+        found = await live_reader.read_counters(live.client, live.keys.show_keys(str(show)), names)
+    except RedisUnavailable:
+        return DeclineReason.REDIS_OFF, None
+    return None, {names[name]: each.usage or Usage() for name, each in found.items()}
+
+
+async def _usage_from_rows(database: Database, place: QuotaTarget) -> dict[QuotaKey, Usage]:
+    rows = await database.rows(USAGE_BY_ROWS, *msgspec.structs.astuple(place))
+    used: dict[QuotaKey, Usage] = {(Level.SUBSCRIPTION, row["alloc"]): Usage(row["cores"], row["gpus"]) for row in rows}
+    for level, each in zip(_LEVELS_BELOW_SUBSCRIPTION, (place.folder, place.job, place.layer, place.dept), strict=True):
+        used[level, each] = Usage(sum(row[f"{level}_cores"] for row in rows), sum(row[f"{level}_gpus"] for row in rows))
+    return used
+
+
+def _build_snapshot(
+    limits: Mapping[QuotaKey, Limit], used: Mapping[QuotaKey, Usage], *, managed: bool, undecided: DeclineReason | None
+) -> LimitsSnapshot:
+    met = {key: LevelStatus(limit, used.get(key, Usage())) for key, limit in limits.items()}
+    return LimitsSnapshot(
+        managed=managed,
+        shares={PoolId(of): each for (level, of), each in met.items() if level is Level.SUBSCRIPTION},
+        others={level: each for (level, _), each in met.items() if level is not Level.SUBSCRIPTION},
+        undecided=undecided,
+    )
+
+
+def _add_frames(standing: LevelStatus, ask: Ask, frames: int) -> LevelStatus:
+    return LevelStatus(standing.limit, standing.usage.plus(ask, frames))
+
+
+def _row_key(row: Record) -> QuotaKey:
+    return LEVELS[row["level"] - 1], row["id"]

@@ -1,0 +1,146 @@
+"""What an administrator handles: shows, things with limits, and the record of a change. No I/O.
+
+Limits go by the names of their columns and in their units (cores in hundredths), since that is what a publisher needs;
+people give and see cores.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from rota.accounting.ledger import GPUS_MAX
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import ShowId
+from rota.model.quota import Usage
+from rota.model.units import Centicores, format_cores_limit, parse_cores, parse_cores_limit
+
+QuotaKind = Literal["show", "pool", "dept", "folder", "subscription", "point", "job", "layer"]
+ChangeAction = Literal["create", "rename", "change", "delete", "set_managed"]
+CoresInput = str | float | Decimal
+
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+class Show(msgspec.Struct, frozen=True):
+    id: ShowId
+    name: str
+    managed: bool
+    fence: int
+    version: int
+    max_jobs: int = -1
+    """Jobs that may run at once; -1 is as many as there are."""
+
+
+class QuotaItem(msgspec.Struct, frozen=True):
+    """A thing other than a show. Subscriptions and points go by their pool and department."""
+
+    id: UUID
+    name: str
+    version: int
+    limits: Mapping[str, int] = {}
+    usage: Usage = Usage()
+
+
+class QuotaChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What was changed, for whoever tells Redis once it is committed.
+
+    `show` is the show after the change, with the fence that holds now; `before` and `after` are None where the thing
+    was not there. `version` is above every version published before, also when the thing was removed. `raised` is the
+    fence that this very change raised the show to, 0 if it did not: its push alone may move the fence of Redis there.
+    """
+
+    kind: QuotaKind
+    action: ChangeAction
+    show: Show | None
+    before: Show | QuotaItem | None
+    after: Show | QuotaItem | None
+    version: int
+    raised: int = 0
+
+
+class CapsUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits to change; None keeps what is there. A maximum of -1 or 0 is none."""
+
+    min_cores: CoresInput | None = None
+    max_cores: CoresInput | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+
+    def columns(self) -> tuple[int | None, int | None, int | None, int | None]:
+        return (
+            optional_cores(self.min_cores),
+            optional_cores_limit(self.max_cores),
+            optional_gpus(self.min_gpus, lowest=0),
+            optional_gpus(self.max_gpus, lowest=-1),
+        )
+
+
+def validate_name(kind: QuotaKind, name: str) -> str:
+    if not _NAME_PATTERN.fullmatch(name):
+        shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
+        raise InvalidInput(
+            f"{shown} cannot be the name of a {kind}: use up to 64 letters, digits, dots, hyphens and underscores."
+        )
+    return name
+
+
+def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> NotFound:
+    """The error for a name nobody knows, with the nearest one that is known."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = (
+            f"there are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." if names else "there is none yet."
+        )
+    return NotFound(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=near[0] if near else None)
+
+
+def optional_cores(cores: CoresInput | None) -> int | None:
+    return None if cores is None else parse_cores(cores)
+
+
+def optional_cores_limit(cores: CoresInput | None) -> int | None:
+    return None if cores is None else parse_cores_limit(cores)
+
+
+def optional_gpus(number: int | None, *, lowest: int) -> int | None:
+    if number is None or (type(number) is int and lowest <= number <= GPUS_MAX):
+        return number
+    unlimited = ", or -1 for no limit" if lowest < 0 else ""
+    raise InvalidInput(
+        f"{str(number)[:40]} is no number of GPUs: write a whole number from 0 to {GPUS_MAX}{unlimited}."
+    )
+
+
+def find_contradiction(limits: Mapping[str, int]) -> str | None:
+    """What is wrong between the limits of one thing."""
+    for resource in ("cores", "gpus"):
+        least, most = limits.get(f"int_min_{resource}", 0), limits.get(f"int_max_{resource}", -1)
+        if 0 < most < least:
+            return f"its minimum of {resource} would lie above its maximum, so the minimum could never be reached"
+    return None
+
+
+def audit_view(thing: Show | QuotaItem | None) -> Mapping[str, object] | None:
+    """For the audit trail: limits in cores, without counters, which are not what was changed."""
+    match thing:
+        case None:
+            return None
+        case Show():
+            limit = {"max_jobs": thing.max_jobs} if thing.max_jobs >= 0 else {}
+            return {"name": thing.name, "managed": thing.managed, "fence": thing.fence} | limit
+        case QuotaItem():
+            return {"name": thing.name} | {field: _format_limit(field, value) for field, value in thing.limits.items()}
+
+
+def _format_limit(field: str, value: int) -> str | int:
+    return value if "gpu" in field else format_cores_limit(Centicores(value))

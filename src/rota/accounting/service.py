@@ -1,0 +1,218 @@
+"""The books of all shows: which ledger keeps which show, and who is told of a change.
+
+Which ledger to ask is remembered for a while (`accounting.managed_shows_ttl`), and a change made here is known here at
+once. What is remembered may be old: the ledgers look at the flag under the show's lock, decline a show that is not
+theirs, and then the other one is asked. So an old memory costs a round trip, and nothing else.
+
+Releases need no memory: the deletion of rows tells who keeps the show.
+
+A process without Redis (`accounting.redis.enabled=false`) books unmanaged shows, declines managed ones, and releases
+both; of what it releases of managed shows Redis hears only at the next recount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+from redis.asyncio import Redis
+
+from rota.accounting import allocations
+from rota.accounting.admin import QuotaAdmin
+from rota.accounting.ledger import (
+    BookingBatch,
+    BookingOutcome,
+    DeclineReason,
+    ReleasedTokens,
+    merge_outcomes,
+    record_outcomes,
+    retryable_groups,
+)
+from rota.accounting.live.ledger import LiveLedger, outcomes_from_rows
+from rota.accounting.live.release_publisher import MISCONFIGURED, NullReleasePublisher, ReleasePublisher
+from rota.accounting.live.seeding import drop_show, seed
+from rota.accounting.resources import QuotaChange, Show
+from rota.accounting.transactional import TransactionalLedger
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, query
+from rota.infra.redis import RedisKeys
+from rota.model.errors import PostgresUnavailable, RedisUnavailable, ScriptFailed
+from rota.model.ids import ShowId
+
+log = structlog.get_logger(__name__)
+
+MANAGED_SHOWS = query(__package__, "shows_managed")
+NOTIFY_LIMITS_PUSHED = query(__package__, "limits_told")
+UNKNOWN_COMMIT_DELAY_S: Final = 2.0
+"""Until then a transaction whose reply was lost has ended one way or the other, mostly."""
+UNKNOWN_COMMITS_MAX: Final = 1000
+DELETED_SHOW_FENCE: Final = 2**52
+"""A fence above all others, for shows that were deleted."""
+_WRONG_LEDGER = frozenset({DeclineReason.MANAGED, DeclineReason.NOT_MANAGED})
+
+
+class AccountingService:
+    def __init__(
+        self,
+        database: Database,
+        client: Redis | None,
+        keys: RedisKeys | None = None,
+        *,
+        remember_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.admin = QuotaAdmin(database, clock)
+        self.transactional = TransactionalLedger(database)
+        self.live = LiveLedger(database, client, keys or RedisKeys(), self._request_seeding) if client else None
+        self.publisher: ReleasePublisher = self.live.publisher if self.live else NullReleasePublisher()
+        self.unseeded = asyncio.Event()
+        """Set when a booking met a show that Redis must be seeded for."""
+        self._clock = clock or SystemClock()
+        self._remember_s = remember_s
+        self._managed: dict[ShowId, bool] = {}
+        self._read_at_s = float("-inf")
+        self._doubted: deque[tuple[float, Sequence[int]]] = deque(maxlen=UNKNOWN_COMMITS_MAX)
+        """Tokens that may have been released, and when that was asked for; the oldest first."""
+
+    async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
+        outcomes = await self._book(show, groups, force=force, managed=await self.is_managed(show))
+        elsewhere = retryable_groups(groups, outcomes, _WRONG_LEDGER)
+        if elsewhere:
+            await self._refresh_managed()
+            managed = self._managed.get(show, False)
+            again = await self._book(show, list(elsewhere.values()), force=force, managed=managed)
+            for at, outcome in zip(elsewhere, again, strict=True):
+                outcomes[at] = merge_outcomes(outcomes[at], outcome, _WRONG_LEDGER)
+        return outcomes
+
+    async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
+        """In a transaction of its own; who deletes rows in another one tells `publisher` after its commit."""
+        deleted = await allocations.delete(self.database, show, tokens)
+        await self.publisher.publish(show, deleted)
+        return list(deleted.released)
+
+    def add_unknown_commit(self, tokens: Sequence[int]) -> None:
+        """The reply of a transaction that was to delete the rows of these tokens was lost, and with it what they held.
+
+        If it did, they lie in graves, and `settle` has Redis forget them; whatever is left is found by the recount."""
+        if self.live:
+            self._doubted.append((self._clock.monotonic(), tokens))
+
+    async def resolve_unknown_commits(self) -> None:
+        """Look at what was doubted a moment ago. Raises `Unavailable` with all of it still to do."""
+        while self._doubted and self._clock.monotonic() - self._doubted[0][0] >= UNKNOWN_COMMIT_DELAY_S:
+            oldest = self._doubted[0]
+            await self.release_tombstoned(oldest[1])
+            if self._doubted and self._doubted[0] is oldest:
+                self._doubted.popleft()
+
+    async def release_tombstoned(self, tokens: Sequence[int]) -> int:
+        """Have Redis forget those of the tokens that lie in a grave, whichever managed show they belong to."""
+        if self.live is None or not tokens:
+            return 0
+        forgotten = 0
+        for show, fence in (await self.managed_shows()).items():
+            buried = await allocations.tombstoned(self.database, show, tokens)
+            try:
+                forgotten += await self.live.release_tombstoned(show, fence, buried) if buried else 0
+            except ScriptFailed as error:
+                log.warning("tokens_not_forgotten", show=str(show), code=error.code, remedy="the recount mends it")
+        return forgotten
+
+    async def is_managed(self, show: ShowId) -> bool:
+        if self._clock.monotonic() - self._read_at_s > self._remember_s:
+            await self._refresh_managed()
+        return self._managed.get(show, False)
+
+    async def managed_shows(self) -> dict[ShowId, int]:
+        """Managed shows and their fences, as PostgreSQL has them now."""
+        return {ShowId(row["pk_show"]): row["int_fence"] for row in await self.database.rows(MANAGED_SHOWS)}
+
+    async def change(self, work: Callable[[QuotaAdmin], Awaitable[QuotaChange]]) -> QuotaChange:
+        """Run a change of limits, and tell Redis once it is committed; a show that becomes managed is seeded here.
+
+        When Redis is away the change stands, and whoever keeps the books tells Redis as soon as it is back.
+        """
+        change = await work(self.admin)
+        self._cache_managed(change)
+        try:
+            await self._push_change(change)
+        except RedisUnavailable as away:
+            log.warning("change_not_told", kind=change.kind, why=away.sentence, remedy="it is told when Redis is back")
+            return change
+        if self.live is not None and change.show is not None and change.show.managed:
+            # Who heard of the commit and asked Redis before it was told has been refused.
+            with suppress(PostgresUnavailable):
+                await self.database.run(NOTIFY_LIMITS_PUSHED, str(change.show.id))
+        return change
+
+    async def raise_fence(self, show: ShowId) -> None:
+        """Refuse every booking that is under way; who books again is taken."""
+        fence = await self.admin.raise_fence(show)
+        if self.live:
+            await self.live.push_change(show, raised=fence)
+
+    async def push_limits(self, show: ShowId) -> None:
+        """Bring Redis to the limits that PostgreSQL has; while it is away that is left to whoever keeps the books."""
+        if self.live is not None and await self.is_managed(show):
+            with suppress(RedisUnavailable):
+                await self.live.sync_limits(show)
+
+    async def check_publishing(self) -> bool:
+        """Whether releases of managed shows reach Redis from here; warns loudly when they do not."""
+        shows = len(await self.managed_shows()) if self.live is None else 0
+        MISCONFIGURED.set(1 if shows else 0)
+        if shows:
+            log.warning(
+                "redis_publish_misconfigured",
+                managed_shows=shows,
+                told="Managed shows exist, but this process does not tell Redis of releases; it counts too much.",
+                remedy="set accounting.redis.enabled=true",
+            )
+        return not shows
+
+    async def _book(self, show: ShowId, groups: BookingBatch, *, force: bool, managed: bool) -> list[BookingOutcome]:
+        if not managed:
+            return await self.transactional.book(show, groups, force=force)
+        if self.live is None:
+            outcomes = await outcomes_from_rows(self.database, show, groups, DeclineReason.REDIS_OFF)
+            record_outcomes("live", outcomes)
+            return outcomes
+        return await self.live.book(show, groups, force=force)
+
+    async def _refresh_managed(self) -> None:
+        self._managed = dict.fromkeys(await self.managed_shows(), True)
+        self._read_at_s = self._clock.monotonic()
+
+    def _cache_managed(self, change: QuotaChange) -> None:
+        if change.kind == "show" and isinstance(change.after, Show):
+            self._managed[change.after.id] = change.after.managed
+
+    async def _push_change(self, change: QuotaChange) -> None:
+        if self.live is None:
+            return
+        show = change.after if isinstance(change.after, Show) else change.before
+        if not isinstance(show, Show):
+            if change.show and change.show.managed:
+                await self.live.push_change(change.show.id, change)
+        elif change.after is None:
+            await drop_show(self.live, show.id, DELETED_SHOW_FENCE)
+        elif not show.managed:
+            await drop_show(self.live, show.id, show.fence)
+        elif change.action in ("create", "set_managed"):
+            await self._seed(show)
+
+    async def _seed(self, show: Show) -> None:
+        """Unless it is seeded under the fence it has: then the change changed nothing."""
+        assert self.live is not None
+        if not await self.live.is_seeded(show.id, show.fence):
+            await seed(self.live, show.id)
+
+    def _request_seeding(self, show: ShowId) -> None:
+        del show
+        self.unseeded.set()

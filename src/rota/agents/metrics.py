@@ -1,0 +1,61 @@
+"""What operators see of the loop at any time: gauges by the names of the seed, set after each cycle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from redis.asyncio import Redis
+
+from rota.infra.redis import pool_use
+from rota.infra.telemetry import metrics
+
+if TYPE_CHECKING:
+    from rota.agents.health import CycleSnapshot
+
+_SCHEDULER_HELP: Final = {
+    "registered_agents": "Agents that may run in this process.",
+    "active_agents": "Agents that run in this process.",
+    "ready_count": "Agents that are due and may run here, of those looked at.",
+    "oldest_overdue_seconds": "How long the first of them has been due.",
+    "degraded": "1 when agents wait longer than they should, else 0.",
+    "capacity_per_cycle": "Agents that a cycle could have begun.",
+    "ready_to_capacity_ratio": "Agents that are due and may run here, per place that was free.",
+    "semaphore_available": "Agents that could begin now.",
+    "permit_mismatch": "Permits that are held by no run: there should be none.",
+    "queue_depth": "Agents that are due, whoever may run them.",
+    "completion_queue_size": "Ends of runs that PostgreSQL or Redis has not heard of.",
+    "time_offset_ms": "How far the clock of Redis is ahead of this machine's.",
+}
+_POOL_HELP: Final = {
+    "active": "Connections to Redis that agents use now.",
+    "idle": "Connections to Redis that agents could use.",
+    "waiters": "Calls of agents that wait for a connection to Redis.",
+}
+SCHEDULER_GAUGES: Final = {
+    name: metrics.gauge(f"rota_agents_scheduler_{name}", told) for name, told in _SCHEDULER_HELP.items()
+}
+POOL_GAUGES: Final = {name: metrics.gauge(f"rota_agents_redis_pool_{name}", told) for name, told in _POOL_HELP.items()}
+
+
+def set_scheduler_gauges(tick: CycleSnapshot, *, degraded: bool) -> None:
+    seen = tick.seen
+    SCHEDULER_GAUGES["registered_agents"].set(tick.registered)
+    SCHEDULER_GAUGES["active_agents"].set(tick.active + tick.stuck)
+    SCHEDULER_GAUGES["ready_count"].set(seen.mine)
+    SCHEDULER_GAUGES["oldest_overdue_seconds"].set(seen.oldest_overdue_ms / 1000)
+    SCHEDULER_GAUGES["degraded"].set(1 if degraded else 0)
+    SCHEDULER_GAUGES["capacity_per_cycle"].set(tick.slots)
+    SCHEDULER_GAUGES["ready_to_capacity_ratio"].set(seen.mine / max(1, tick.slots))
+    SCHEDULER_GAUGES["semaphore_available"].set(tick.permits_free)
+    SCHEDULER_GAUGES["permit_mismatch"].set(tick.permits_held - tick.active)
+    SCHEDULER_GAUGES["queue_depth"].set(seen.ready)
+    SCHEDULER_GAUGES["completion_queue_size"].set(tick.completions)
+    if seen.now_ms:
+        SCHEDULER_GAUGES["time_offset_ms"].set(seen.offset_ms)
+
+
+def set_pool_gauges(client: Redis) -> None:
+    used = pool_use(client)
+    POOL_GAUGES["active"].set(used.active)
+    POOL_GAUGES["idle"].set(used.idle)
+    POOL_GAUGES["waiters"].set(used.waiters)

@@ -1,0 +1,205 @@
+"""Runs under way in this process: each one task, one permit, one timer, bound to each other and to nothing by name.
+
+A run is stopped by cancelling its task; what it is stopped for is how it ends, whatever its body makes of that. A body
+that ignores it for `STOP_S` is quarantined: its permit goes back, its run stays PostgreSQL's present one, so nobody
+begins another, and it is shown until it ends. `close` tells how many did not end at all. No body takes a step past the
+lease (`rota.agents.lease_watchdog`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+import structlog
+
+from rota.agents.concurrency_permits import ConcurrencyPermit
+from rota.agents.lease_watchdog import CancelOnLeaseExpiry
+from rota.infra.clock import Clock
+from rota.infra.telemetry import metrics
+from rota.model.agents import AgentOutcome, AgentSpec
+from rota.model.failure_classes import ClassifyHook, FailureClass, classify
+
+log = structlog.get_logger(__name__)
+
+STOP_GRACE_S: Final = 5.0
+QUARANTINED = metrics.gauge("rota_agents_quarantined", "Runs of this process that ignore being stopped.")
+START_FAILURES = metrics.counter(
+    "rota_agents_acquire_submission_failures", "Runs that could not be started, by why.", labels=("reason",)
+)
+RUNS_ENDED = metrics.counter("rota_agents_runs", "Runs of agents that ended in this process.", labels=("outcome",))
+
+
+class AgentRun(msgspec.Struct, frozen=True):
+    """What a body knows of its run. `run` never comes twice; `token` is a fence for whatever it writes elsewhere."""
+
+    name: str
+    run: int
+    slot_ms: int | None
+    acquired_ms: int
+    deadline_ms: int
+    backfill: bool = False
+    """It is for a moment of its schedule that is past, because somebody wants it."""
+    token: int = 0
+    """Greater than that of every run of this agent before."""
+
+
+AgentBody = Callable[[AgentRun], Awaitable[object]]
+
+
+class BodyFailed(Exception):
+    """A body that ran elsewhere failed there; the kind was found where the exception was."""
+
+    def __init__(self, text: str, failure: FailureClass) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+
+class ActiveRun:
+    """One run. `ended` and what follows are set when it is over."""
+
+    def __init__(
+        self, spec: AgentSpec, about: AgentRun, streak: int, permit: ConcurrencyPermit, began_at: float
+    ) -> None:
+        self.spec = spec
+        self.about = about
+        self.streak = streak
+        self.permit = permit
+        self.began_at = began_at
+        """When it was acquired, by our monotonic clock."""
+        self.stopped_as: AgentOutcome | None = None
+        self.stopped_at = 0.0
+        self.quarantined = False
+        self.shown = False
+        """PostgreSQL knows that it is quarantined."""
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.outcome = AgentOutcome.SUCCEEDED
+        self.failure: FailureClass | None = None
+        self.error = ""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def number(self) -> int:
+        return self.about.run
+
+
+class ActiveRuns:
+    def __init__(
+        self,
+        clock: Clock,
+        ended: Callable[[ActiveRun], None],
+        hook: ClassifyHook | None = None,
+        lease_until: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        """`ended` is told of every run that is over, once; `lease_until` is when they must be, by our clock."""
+        self.by_name: dict[str, ActiveRun] = {}
+        self._clock = clock
+        self._ended = ended
+        self._hook = hook
+        self._lease_until = lease_until
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    @property
+    def stuck(self) -> list[ActiveRun]:
+        return [run for run in self.by_name.values() if run.quarantined]
+
+    def start(self, run: ActiveRun, body: AgentBody, dead_man_s: float | None) -> None:
+        """Begin. `dead_man_s` after its acquisition it is stopped, if it still runs then; None: never."""
+        assert run.name not in self.by_name, "PostgreSQL lets an agent run once"
+        self.by_name[run.name] = run
+        if dead_man_s is not None:
+            left_s = max(0.0, run.began_at + dead_man_s - self._clock.monotonic())
+            run.timer = asyncio.get_running_loop().call_later(left_s, self.stop, run, AgentOutcome.TIMEOUT)
+        run.task = asyncio.create_task(self._run_body(run, body), name=f"agent {run.name}")
+        run.task.add_done_callback(lambda _task: self._on_task_done(run))
+
+    def stop(self, run: ActiveRun, outcome: AgentOutcome) -> None:
+        """Ask it to end; asked again it is cancelled again, and ends as it was first told."""
+        if run.task is None or run.task.done():
+            return
+        if run.stopped_as is None:
+            run.stopped_as = outcome
+            run.stopped_at = self._clock.monotonic()
+            log.warning("agent_stopped", agent=run.name, run=run.number, outcome=outcome)
+        run.task.cancel()
+
+    def quarantine(self) -> list[ActiveRun]:
+        """Those that ignore being stopped since `STOP_S`, and were not told yet."""
+        since = self._clock.monotonic() - STOP_GRACE_S
+        found = [
+            run
+            for run in self.by_name.values()
+            if run.stopped_as is not None and run.stopped_at <= since and not run.quarantined
+        ]
+        for run in found:
+            run.quarantined = True
+            run.permit.release()
+            log.error("agent_quarantined", agent=run.name, run=run.number, remedy="its body ignores cancellation")
+        QUARANTINED.set(len(self.stuck))
+        return found
+
+    async def close(self, patience_s: float) -> int:
+        """Stop all and wait; how many still run. Who took no notice in half the time is cancelled once more."""
+        for _ in range(2):
+            for run in list(self.by_name.values()):
+                self.stop(run, AgentOutcome.CANCELLED)
+            tasks = [run.task for run in self.by_name.values() if run.task is not None]
+            if tasks:
+                await asyncio.wait(tasks, timeout=patience_s / 2)
+        return len(self.by_name)
+
+    async def _run_body(self, run: ActiveRun, body: AgentBody) -> None:
+        try:
+            await CancelOnLeaseExpiry(body(run.about), self._is_lease_expired)
+        except asyncio.CancelledError:
+            if run.stopped_as is None and self._is_lease_expired():
+                run.stopped_as = AgentOutcome.CANCELLED
+            if run.stopped_as is None:
+                self._fail(run, "It cancelled itself.", FailureClass.UNKNOWN)
+        except BodyFailed as failed:
+            self._fail(run, str(failed), failed.failure)
+        except (SystemExit, KeyboardInterrupt) as exit_:
+            self._fail(run, f"It tried to end the process ({type(exit_).__name__}).", FailureClass.UNKNOWN)
+        except BaseException as error:  # noqa: BLE001 - whatever a body raises is its own end, not ours
+            self._fail(run, format_exception(error), classify(error, self._hook))
+
+    def _is_lease_expired(self) -> bool:
+        return self._clock.monotonic() >= self._lease_until()
+
+    def _fail(self, run: ActiveRun, error: str, failure: FailureClass) -> None:
+        run.outcome, run.error, run.failure = AgentOutcome.FAILED, error, failure
+
+    def _on_task_done(self, run: ActiveRun) -> None:
+        if run.timer is not None:
+            run.timer.cancel()
+        if run.stopped_as is not None:
+            run.outcome = run.stopped_as
+            if run.outcome is AgentOutcome.TIMEOUT:
+                run.failure = FailureClass.TRANSIENT
+                run.error = run.error or f"It ran longer than {run.spec.deadline_ms / 1000:g} s, and was stopped."
+        elif run.task is not None and run.task.cancelled():
+            # Cancelled before its first step: nothing of it has run.
+            run.outcome = AgentOutcome.CANCELLED
+        if self.by_name.get(run.name) is run:
+            del self.by_name[run.name]
+        run.permit.release()
+        QUARANTINED.set(len(self.stuck))
+        RUNS_ENDED.labels(run.outcome).inc()
+        self._ended(run)
+
+
+def format_exception(error: BaseException) -> str:
+    """An exception in a line or two; one that cannot be shown is known by its type."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - its own __str__ is broken
+        said = ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

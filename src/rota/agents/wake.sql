@@ -1,2 +1,0 @@
--- Wake whoever runs agents.
-SELECT pg_notify('rota_agents', $1)

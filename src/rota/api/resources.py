@@ -1,0 +1,183 @@
+"""Shows, shares, pools, workers and queues as faces tell them, and what they take to change one. No I/O.
+
+Cores are in cores. A cap of -1 is none. What is left out of a change stays as it is.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+Cores = int | float
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Tag = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\s\x00]+$")]
+
+
+class ShowView(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    name: str
+    managed: bool
+    """Whether Redis keeps its books; PostgreSQL otherwise."""
+    max_jobs: int = -1
+    """Jobs that may run at once."""
+
+
+class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A show's part of a pool."""
+
+    pool: str
+    size: float
+    """What it can count on, and its weight where shows compete."""
+    burst: float
+    """What it may use at most."""
+    gpu_burst: int = -1
+    used_cores: float = 0
+    used_gpus: int = 0
+
+
+class CapsView(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder or a department of a show."""
+
+    name: str
+    min_cores: float = 0
+    max_cores: float = -1
+    min_gpus: int = 0
+    max_gpus: int = -1
+    used_cores: float = 0
+    used_gpus: int = 0
+
+
+class ShowQuotaView(msgspec.Struct, frozen=True, kw_only=True):
+    show: ShowView
+    subscriptions: list[SubscriptionView]
+    folders: list[CapsView]
+    departments: list[CapsView]
+    is_old: bool = False
+    """Redis does not tell now, so what is used is as of the last recount."""
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    name: str
+    status: Literal["active", "draining", "inactive"] = "active"
+    provides: tuple[str, ...] = ()
+    description: str = ""
+
+
+class TopicView(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    pools: tuple[str, ...]
+    """The first that can run a frame does."""
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    name: str
+    pool: str
+    state: Literal["up", "gone", "lost"]
+    up_at: datetime
+    ended_at: datetime | None = None
+    slots: int
+    cores: float
+    gpus: int
+    memory_mb: int
+    labels: dict[str, str] = {}
+    tasks: tuple[str, ...] = ()
+    frames: int
+    """On it now."""
+    used_cores: float
+    used_gpus: int
+    jobs: int
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """Frames by where they are; ended ones include those that were pruned since."""
+
+    queue: str
+    show: str | None = None
+    topic: str | None = None
+    paused: bool = False
+    waiting: int = 0
+    running: int = 0
+    deferred: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    dead: int = 0
+
+
+class ChangeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a change that asked for something by name."""
+
+    name: str
+    changed: bool
+    """False: it was like this already."""
+
+
+class NamedResource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: _Name
+
+
+class ShowSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: _Name
+    managed: bool = False
+
+
+class ShowChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing at a time."""
+
+    name: _Name | None = None
+    managed: bool | None = None
+    max_jobs: int | None = None
+
+
+class CapsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: _Name
+    min_cores: Cores | None = None
+    max_cores: Cores | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+
+
+class CapsChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    min_cores: Cores | None = None
+    max_cores: Cores | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+
+
+class JobCapsChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a job, or of a layer of it."""
+
+    layer: str | None = None
+    max_cores: Cores | None = None
+    max_gpus: int | None = None
+
+
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pool: _Name
+    size: Cores
+    burst: Cores
+    gpu_burst: int = -1
+
+
+class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    size: Cores | None = None
+    burst: Cores | None = None
+    gpu_burst: int | None = None
+
+
+class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    provides: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=64)] | None = None
+    description: Annotated[str, msgspec.Meta(max_length=1000, pattern=r"^[^\x00]*$")] | None = None
+
+
+class DrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    timeout_s: int = 300
+
+
+class TopicSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pools: tuple[_Name, ...]

@@ -1,0 +1,198 @@
+"""`rota approvals`: works on PostgreSQL, as the user of this process, who is an operator of every show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rota.accounting.service import AccountingService
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.core.tables import CliPage, Table
+from rota.cli.db import commands as db_commands
+from rota.cli.jobs.view import decode_value, job_page, json_text
+from rota.cli.quota.actions import current_actor, print_page
+from rota.engine.admission.approvals import Approver, VoteResult
+from rota.engine.admission.controller import AdmissionController
+from rota.engine.completion.finisher import Finisher
+from rota.engine.queries.jobs import JobQueries, JobView
+from rota.infra.postgres import Database, check_current
+from rota.infra.telemetry.redaction import redact
+from rota.model.approvals import Approval, ApprovalState, Voter, approval_view
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import JobId, parse_id
+from rota.model.settings import Settings
+from rota.model.units import humanize_duration
+from rota.model.workflows.approval_steps import StepApprovalView
+from rota.queue import Queue
+from rota.workflow.definitions import Definitions
+from rota.workflow.step_approvals import StepApprovals
+
+NO_APPROVALS: Final = "Nothing waits for an approval."
+TEXT_CHARS_MAX: Final = 2000
+
+
+class ApprovalContext:
+    def __init__(self, database: Database) -> None:
+        # What is approved or denied here was never queued, so nothing is booked, and Redis need not hear of it.
+        finisher = Finisher(database, Queue(database), AccountingService(database, None))
+        self.approver = Approver(database, AdmissionController(database, finisher))
+        self.jobs = JobQueries(database)
+        self.steps = StepApprovals(Definitions(database))
+        self.approver.subjects["step"] = self.steps
+        self.voter = Voter(current_actor(), current_actor(), is_operator=True)
+
+
+def run(settings: Settings, work: Callable[[ApprovalContext], Awaitable[CliPage]], *, form: OutputFormat) -> None:
+    async def done() -> CliPage:
+        async with db_commands.open_database(settings) as database:
+            await check_current(database)
+            return await work(ApprovalContext(database))
+
+    print_page(asyncio.run(done()), form=form)
+
+
+async def list_approvals(desk: ApprovalContext, state: str, limit: int) -> CliPage:
+    found = await desk.approver.approvals.list(state=_parse_state(state), most=limit)
+    data = [msgspec.to_builtins(approval_view(each)) for each in found]
+    if not found:
+        return CliPage(data, [NO_APPROVALS if state == "pending" else "There is no such approval."])
+    columns = ("id", "show", "what", "rule", "state", "agreed", "waits", "left", "submitted by")
+    return CliPage(data, [Table(columns, [_row(each) for each in found])])
+
+
+async def show_approval(desk: ApprovalContext, which: str) -> CliPage:
+    found = await desk.approver.find(which)
+    lines: list[str | Table] = [*_summary_lines(found)]
+    data: dict[str, object] = {"approval": msgspec.to_builtins(approval_view(found)), "job": None, "step": None}
+    if found.kind == "step":
+        step = await desk.steps.step_approval_view(found)
+        lines += ["", *_step_lines(step)] if step is not None else ["The run is not kept any more."]
+        data["step"] = msgspec.to_builtins(step)
+    else:
+        try:
+            job = await desk.jobs.get(parse_id(JobId, found.subject))
+        except NotFound:
+            lines.append("The job is not kept any more.")
+        else:
+            page = job_page(job)
+            lines += ["", "What is approved:", *page.parts, *_layer_lines(job)]
+            data["job"] = page.data
+    return CliPage(data, lines)
+
+
+async def approve(desk: ApprovalContext, which: str, reason: str) -> CliPage:
+    said = await desk.approver.approve(await desk.approver.find(which), desk.voter, reason)
+    return _vote_page(said, "Nothing changed: that was said before.")
+
+
+async def reject(desk: ApprovalContext, which: str, reason: str) -> CliPage:
+    said = await desk.approver.reject(await desk.approver.find(which), desk.voter, reason)
+    return _vote_page(said, "Nothing changed: it was refused before.")
+
+
+def _vote_page(said: VoteResult, unchanged: str) -> CliPage:
+    data = {"approval": msgspec.to_builtins(approval_view(said.approval)), "changed": said.changed}
+    return CliPage(data, [_outcome_text(said.approval) if said.changed else unchanged])
+
+
+def _outcome_text(approval: Approval) -> str:
+    what = f"{approval.kind} {approval.subject}"
+    match approval.state:
+        case ApprovalState.GRANTED:
+            if approval.kind == "step":
+                return f"Approved: {what} goes on."
+            return f"Approved: {what} goes on once the policy has been asked again."
+        case ApprovalState.REJECTED:
+            return f"Rejected: {what} is denied."
+        case _:
+            return f"Noted: {approval.agreed} of {approval.quorum} have agreed to {what}."
+
+
+def _parse_state(text: str) -> ApprovalState | None:
+    if text == "all":
+        return None
+    try:
+        return ApprovalState(text)
+    except ValueError as error:
+        names = ", ".join(state.value for state in ApprovalState)
+        raise InvalidInput(f"{text[:40]!r} is no state of an approval: give {names}, or all.") from error
+
+
+def _row(approval: Approval) -> tuple[object, ...]:
+    return (
+        approval.id,
+        approval.show,
+        f"{approval.kind} {approval.title or approval.subject}",
+        approval.rule,
+        approval.state.value,
+        f"{approval.agreed} of {approval.quorum}",
+        _age_text(approval),
+        _remaining_text(approval),
+        approval.principal or approval.actor,
+    )
+
+
+def _age_text(approval: Approval) -> str:
+    return humanize_duration(
+        max(0.0, ((approval.decided_at or datetime.now(UTC)) - approval.requested_at).total_seconds())
+    )
+
+
+def _remaining_text(approval: Approval) -> str:
+    if approval.expires_at is None or approval.state is not ApprovalState.PENDING:
+        return ""
+    return humanize_duration(max(0.0, (approval.expires_at - datetime.now(UTC)).total_seconds()))
+
+
+def _summary_lines(approval: Approval) -> list[str]:
+    by = f"rule {approval.rule}" if approval.rule else "the policy"
+    by += f" of snapshot {approval.snapshot[:12]}" if approval.snapshot else ""
+    by, did = ("its workflow", "started") if approval.kind == "step" else (by, "submitted")
+    who = ", ".join(approval.approvers) or f"every operator of {approval.show}"
+    lines = [
+        f"Approval {approval.id} of {approval.kind} {approval.subject}: {approval.state}",
+        f"  asked for by {by}{f': {approval.reason}' if approval.reason else ''}",
+        f"  {did} by {approval.principal or approval.actor or 'nobody who is known'}, {_age_text(approval)} ago",
+        f"  {approval.agreed} of {approval.quorum} have agreed; may: {who}",
+    ]
+    if left := _remaining_text(approval):
+        lines.append(f"  {left} left, then it is denied")
+    lines.append(f"  hash {approval.hash.hex()}")
+    for vote in approval.votes:
+        said = "agrees" if vote.agrees else "refuses"
+        lines.append(f"  {vote.voter} {said}{f': {vote.reason}' if vote.reason else ''}")
+    return lines
+
+
+def _step_lines(step: StepApprovalView) -> list[str]:
+    lines = [
+        "What is approved:",
+        f"  {step.text}",
+        f"  step {step.step} of run {step.run} ({step.workflow}, version {step.version})",
+    ]
+    if step.input:
+        lines.append(f"    with {_truncate(json_text(redact(step.input)))}")
+    lines.append(f"  the run was given {_truncate(json_text(redact(step.run_input)))}")
+    return lines
+
+
+def _layer_lines(job: JobView) -> list[str]:
+    """What its layers are called with; secrets in it are masked, here as everywhere."""
+    lines = []
+    for layer in job.layers:
+        lines.append(f"  {layer.name} runs {layer.work.task or ' '.join(layer.work.argv)}")
+        if layer.input is not None:
+            lines.append(f"    with {_truncate(json_text(redact(decode_value(layer.input))))}")
+        elif layer.input_at is not None:
+            lines.append(f"    with what is stored as {layer.input_at}")
+        if layer.work.env:
+            lines.append(f"    env {_truncate(json_text(redact(layer.work.env)))}")
+    return lines
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}... ({len(text)} characters)"

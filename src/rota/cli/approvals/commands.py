@@ -1,0 +1,76 @@
+"""`rota approvals`: what waits for people to agree, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.cli.core.options import OutputOption, load_settings
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.quota.options import command_group
+
+if TYPE_CHECKING:
+    from rota.cli.approvals.actions import ApprovalContext
+    from rota.cli.core.tables import CliPage
+
+approvals_app = command_group("What waits for people to agree, exactly what that is, and what they say.")
+ApprovalArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="The id of the approval, or of the job that waits; RUN:STEP of a step.", show_default=False
+    ),
+]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", "-m", metavar="TEXT", help="Why, for those who read about it later.")
+]
+
+
+@approvals_app.command("list")
+def approvals_list(
+    context: typer.Context,
+    state: Annotated[
+        str, typer.Option(metavar="STATE", help="pending, granted, rejected, expired, closed, or all.")
+    ] = "pending",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 50,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """What waits for people to agree, the oldest first."""
+    from rota.cli.approvals import actions as approvals_actions
+
+    _print(context, form, lambda desk: approvals_actions.list_approvals(desk, state, limit))
+
+
+@approvals_app.command("show")
+def approvals_show(context: typer.Context, which: ApprovalArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Exactly what is to be approved: the job or step, what asks for it, who may agree, and the time left."""
+    from rota.cli.approvals import actions as approvals_actions
+
+    _print(context, form, lambda desk: approvals_actions.show_approval(desk, which))
+
+
+@approvals_app.command("approve")
+def approvals_approve(
+    context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
+) -> None:
+    """Agree. Once enough have, the job or step goes on; who submitted or started it cannot."""
+    from rota.cli.approvals import actions as approvals_actions
+
+    _print(context, form, lambda desk: approvals_actions.approve(desk, which, reason))
+
+
+@approvals_app.command("reject")
+def approvals_reject(
+    context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
+) -> None:
+    """Refuse: the job or step is denied."""
+    from rota.cli.approvals import actions as approvals_actions
+
+    _print(context, form, lambda desk: approvals_actions.reject(desk, which, reason))
+
+
+def _print(context: typer.Context, form: OutputFormat, work: Callable[[ApprovalContext], Awaitable[CliPage]]) -> None:
+    from rota.cli.approvals import actions as approvals_actions
+
+    approvals_actions.run(load_settings(context, quietly=True).settings, work, form=form)

@@ -1,0 +1,100 @@
+"""What people type for a thing: its name, its id, or the beginning of that."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Final
+from uuid import UUID
+
+from rota.engine.queries.jobs import JobQueries
+from rota.infra.postgres import Database, Query, query
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import JobId, LayerId, RunId, parse_id
+
+JOBS_BY_PREFIX = query(__package__, "jobs_find")
+RUNS_BY_PREFIX = query(__package__, "runs_find")
+LAYERS_BY_PREFIX = query(__package__, "layers_find")
+JOB_BY_NAME = query(__package__, "jobs_named")
+LIVE_JOBS_BY_NAME = query(__package__, "jobs_named_live")
+
+PREFIX_CHARS_MIN: Final = 4
+SUGGESTION_JOBS_MAX: Final = 200
+"""Jobs whose names may be meant by one that nobody has."""
+_PREFIX_PATTERN = re.compile(r"[0-9a-f-]{4,36}", re.ASCII)
+
+
+async def find_job(jobs: JobQueries, text: str) -> JobId:
+    """The job whose id begins like this, or else the newest of this name."""
+    found = await _by_prefix(jobs.database, JOBS_BY_PREFIX, "jobs", text)
+    if found is None:
+        found = await jobs.database.value(JOB_BY_NAME, text)
+    if found is None:
+        near = difflib.get_close_matches(
+            text, {line.name for line in (await jobs.list(most=SUGGESTION_JOBS_MAX)).items}, n=1
+        )
+        hint = f"did you mean {near[0]}?" if near else "see `rota jobs`."
+        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: {hint}")
+    return JobId(found)
+
+
+async def find_run(database: Database, text: str) -> RunId | None:
+    """The run of a workflow whose id begins like this; None: there is none, or a job whose id does."""
+    if await _by_prefix(database, JOBS_BY_PREFIX, "jobs", text) is not None:
+        return None
+    found = await _by_prefix(database, RUNS_BY_PREFIX, "runs", text)
+    return None if found is None else RunId(found)
+
+
+async def require_run(database: Database, text: str) -> RunId:
+    """The run whose id begins like this."""
+    found = await _by_prefix(database, RUNS_BY_PREFIX, "runs", text)
+    if found is None:
+        run = parse_id(RunId, text)
+        raise NotFound(f"There is no run {run}, or it is not kept any more: see `rota workflow list`.")
+    return RunId(found)
+
+
+async def find_job_unambiguous(jobs: JobQueries, text: str) -> JobId:
+    """For what cannot be undone: by id, or by a name that a single live job has. It may be somebody else's, too."""
+    found = await _by_prefix(jobs.database, JOBS_BY_PREFIX, "jobs", text)
+    if found is not None:
+        return JobId(found)
+    named = [row["id"] for row in await jobs.database.rows(LIVE_JOBS_BY_NAME, text)]
+    if len(named) > 1:
+        raise InvalidInput(f"Several live jobs are called {text[:64]!r}: give the id of one ({_sample(named)}).")
+    if not named:
+        raise NotFound(f"There is no job with the id {text[:64]!r}, and no live one of that name: see `rota jobs`.")
+    return JobId(named[0])
+
+
+def parse_full_id(text: str) -> UUID | None:
+    """An id that is written out names a thing that we need not keep: dead letters outlive their job."""
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None
+
+
+async def find_layer(database: Database, text: str) -> LayerId:
+    """By its id or the beginning of that: names of layers are those of tasks, and the same in many jobs."""
+    found = await _by_prefix(database, LAYERS_BY_PREFIX, "layers", text)
+    if found is None:
+        raise NotFound(f"There is no live layer with the id {text[:64]!r}: `rota job show JOB -o wide` tells them.")
+    return LayerId(found)
+
+
+async def _by_prefix(database: Database, which: Query, kind: str, text: str) -> UUID | None:
+    text = text.strip().lower()
+    digits = text.replace("-", "")
+    if not _PREFIX_PATTERN.fullmatch(text) or not PREFIX_CHARS_MIN <= len(digits) <= 32:
+        return None
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    found: list[UUID] = [row["id"] for row in await database.rows(which, first, last)]
+    if len(found) > 1:
+        raise InvalidInput(f"Several {kind} begin with {text} ({_sample(found)}): write more.")
+    return found[0] if found else None
+
+
+def _sample(ids: list[UUID]) -> str:
+    return ", ".join(map(str, ids[:3])) + (", ..." if len(ids) > 3 else "")

@@ -1,0 +1,193 @@
+"""`rota dlq`: dead letters, and failed frames that may become some."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rota.cli.core.options import OutputOption, load_settings
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.quota.options import command_group
+
+if TYPE_CHECKING:
+    from rota.cli.dlq.actions import DlqActionName, DlqSelection
+
+dlq_app = command_group(
+    "Dead letters: what was given up, why, and how it may come back.\n\n"
+    "A frame that has failed for good is kept for retention.failed_frames and may be retried, moved to the dead "
+    "letters or discarded until then (--failed lists those). Dead letters stay until somebody retries or purges them. "
+    "Each command that changes anything tells how many it would touch and asks first."
+)
+
+
+DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
+
+
+def _ids_argument(what: str) -> Any:
+    return typer.Argument(metavar="ID", help=f"Ids of {what}, as `rota dlq list` shows them.", show_default=False)
+
+
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, show_default=False)
+
+
+DeadLetterIds = Annotated[list[str] | None, _ids_argument("dead letters")]
+FailedFrameIds = Annotated[list[str] | None, _ids_argument("failed frames")]
+EntryIds = Annotated[list[str] | None, _ids_argument("dead letters, or of failed frames with --failed")]
+EntryIdArg = Annotated[
+    str, typer.Argument(metavar="ID", help="Its id as `rota dlq list` shows it.", show_default=False)
+]
+QueueOption = Annotated[str | None, _option("QUEUE", "Those of this queue.")]
+KindOption = Annotated[DeadLetterKind | None, typer.Option(help="Those of this kind.", show_default=False)]
+ReasonOption = Annotated[str | None, _option("CODE", "Those with this reason code.")]
+JobOption = Annotated[str | None, _option("JOB", "Those of this job: id, beginning of it, or name.")]
+OlderThanOption = Annotated[str | None, _option("AGE", "Those that ended longer ago, such as 30min, 12h or 7d.")]
+LimitOption = Annotated[int | None, _option("N", "At most so many, the oldest first.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All there are; without it something must be named.")]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Failed frames that are kept, instead of dead letters.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+
+
+@dlq_app.command("list")
+def dlq_list(
+    context: typer.Context,
+    failed: FailedOption = False,
+    queue: QueueOption = None,
+    kind: KindOption = None,
+    reason: ReasonOption = None,
+    job: JobOption = None,
+    older_than: OlderThanOption = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
+    after: Annotated[str | None, _option("ID", "From the one after this on.")] = None,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Dead letters, or failed frames, the oldest first."""
+    from rota.cli.dlq import actions as dlq_actions
+
+    given = dlq_actions.DlqSelection(queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit)
+    dlq_actions.show_list(load_settings(context, quietly=True).settings, given, failed=failed, after=after, form=form)
+
+
+@dlq_app.command("show")
+def dlq_show(
+    context: typer.Context, which: EntryIdArg, failed: FailedOption = False, form: OutputOption = OutputFormat.TEXT
+) -> None:
+    """Everything about one of them, with its error and its payload."""
+    from rota.cli.dlq import actions as dlq_actions
+
+    dlq_actions.show_entry(load_settings(context, quietly=True).settings, which, failed=failed, form=form)
+
+
+@dlq_app.command("retry")
+def dlq_retry(
+    context: typer.Context,
+    ids: EntryIds = None,
+    failed: FailedOption = False,
+    queue: QueueOption = None,
+    kind: KindOption = None,
+    reason: ReasonOption = None,
+    job: JobOption = None,
+    older_than: OlderThanOption = None,
+    limit: LimitOption = None,
+    everything: AllOption = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Queue frames again, with all their attempts. Those that are named are retried together or not at all."""
+    from rota.cli.dlq import actions as dlq_actions
+
+    given = dlq_actions.DlqSelection(
+        ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit
+    )
+    _run_action(context, "retry", given, failed, everything, yes, dry_run, form)
+
+
+@dlq_app.command("move")
+def dlq_move(
+    context: typer.Context,
+    ids: FailedFrameIds = None,
+    queue: QueueOption = None,
+    reason: ReasonOption = None,
+    job: JobOption = None,
+    older_than: OlderThanOption = None,
+    limit: LimitOption = None,
+    everything: AllOption = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Move failed frames to the dead letters.
+
+    There they stay until somebody decides, however long that takes.
+    """
+    from rota.cli.dlq import actions as dlq_actions
+
+    given = dlq_actions.DlqSelection(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
+    _run_action(context, "move", given, True, everything, yes, dry_run, form)
+
+
+@dlq_app.command("discard")
+def dlq_discard(
+    context: typer.Context,
+    ids: FailedFrameIds = None,
+    queue: QueueOption = None,
+    reason: ReasonOption = None,
+    job: JobOption = None,
+    older_than: OlderThanOption = None,
+    limit: LimitOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Forget failed frames. Needs a filter.
+
+    They are no longer counted, as if they had never been queued.
+    """
+    from rota.cli.dlq import actions as dlq_actions
+
+    given = dlq_actions.DlqSelection(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
+    _run_action(context, "discard", given, True, False, yes, dry_run, form)
+
+
+@dlq_app.command("purge")
+def dlq_purge(
+    context: typer.Context,
+    ids: DeadLetterIds = None,
+    queue: QueueOption = None,
+    kind: KindOption = None,
+    reason: ReasonOption = None,
+    job: JobOption = None,
+    older_than: OlderThanOption = None,
+    limit: LimitOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Forget dead letters for good. Needs a filter: everything at once cannot be purged."""
+    from rota.cli.dlq import actions as dlq_actions
+
+    given = dlq_actions.DlqSelection(
+        ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit
+    )
+    _run_action(context, "purge", given, False, False, yes, dry_run, form)
+
+
+def _run_action(
+    context: typer.Context,
+    name: DlqActionName,
+    given: DlqSelection,
+    failed: bool,
+    everything: bool,
+    yes: bool,
+    dry_run: bool,
+    form: OutputFormat,
+) -> None:
+    from rota.cli.dlq import actions as dlq_actions
+
+    asked = dlq_actions.DlqRequest(dlq_actions.DLQ_ACTIONS[name], given, failed=failed, everything=everything)
+    settings = load_settings(context, quietly=True).settings
+    sys.exit(dlq_actions.run_action(settings, asked, yes=yes, dry_run=dry_run, form=form))

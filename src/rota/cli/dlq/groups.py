@@ -1,0 +1,109 @@
+"""The two piles `rota dlq` handles, dead letters and failed frames: what may be done to which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rota.cli.local.up import with_local_store
+from rota.cli.quota.actions import current_actor
+from rota.infra.postgres import Transaction
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.jobs.submission import ResubmitResult
+from rota.model.settings import Settings
+from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
+from rota.runtime import build_resubmitter
+
+
+class DlqActionResult(msgspec.Struct, frozen=True):
+    """Ids of what an act removed, and the jobs that run it again."""
+
+    gone: Sequence[int] = ()
+    jobs: Sequence[ResubmitResult] = ()
+
+
+class DeadLetterGroup:
+    """Dead letters that agree with `which`."""
+
+    noun = "dead letter"
+
+    def __init__(self, settings: Settings, queue: Queue, which: DeadLetterFilter) -> None:
+        self._letters = queue.dead_letters
+        self._reopener = build_resubmitter(with_local_store(settings), queue)
+        self._which = which
+        self.named = which.ids or ()
+
+    async def count(self) -> int:
+        return await self._letters.count(self._which)
+
+    async def find(self, after: int, most: int) -> Sequence[DeadLetter]:
+        return await self._letters.find(self._which, after=after, most=most)
+
+    async def remove(self, act: str, most: int, tx: Transaction) -> DlqActionResult:
+        match act:
+            case "retry":
+                retried = await self._reopener.retry_dead_letters(self._which, most=most, by=current_actor(), on=tx)
+                return DlqActionResult(retried.gone, retried.jobs)
+            case "purge":
+                return DlqActionResult(await self._letters.purge(self._which, most=most, on=tx))
+        raise AssertionError(act)
+
+    async def missing_error(self) -> InvalidInput:
+        """Why the first of the named ones that does not agree is not to be had."""
+        agreeing = {letter.id for letter in await self.find(0, len(self.named))}
+        one = next((each for each in self.named if each not in agreeing), self.named[0])
+        for letter in await self._letters.find(DeadLetterFilter(ids=[one]), most=1):
+            if letter.kind != self._which.kind == "frame":
+                why = f"is of kind {letter.kind}, and only frames can be queued again from here"
+            else:
+                why = "does not agree with the other filters"
+            return InvalidInput(f"Dead letter {one} {why}: nothing was changed.", id=one)
+        return NotFound(f"There is no dead letter {one}: `rota dlq list` shows those there are.", id=one)
+
+
+class FailedFrameGroup:
+    """Failed frames, kept for their retention, that agree with `which`."""
+
+    noun = "failed frame"
+
+    def __init__(self, settings: Settings, queue: Queue, which: FailedFilter) -> None:
+        self._failed = queue.failed
+        self._reopener = build_resubmitter(with_local_store(settings), queue)
+        self._which = which
+        self.named = which.tokens or ()
+
+    async def count(self) -> int:
+        return await self._failed.count(self._which)
+
+    async def find(self, after: int, most: int) -> Sequence[FailedFrame]:
+        return await self._failed.find(self._which, after=after, most=most)
+
+    async def remove(self, act: str, most: int, tx: Transaction) -> DlqActionResult:
+        match act:
+            case "retry":
+                retried = await self._reopener.retry_failed(self._which, most=most, by=current_actor(), on=tx)
+                return DlqActionResult(retried.gone, retried.jobs)
+            case "move":
+                return DlqActionResult(await self._failed.move_to_dead_letters(self._which, most=most, on=tx))
+            case "discard":
+                return DlqActionResult(await self._failed.discard(self._which, most=most, on=tx))
+        raise AssertionError(act)
+
+    async def missing_error(self) -> InvalidInput:
+        agreeing = {frame.token for frame in await self.find(-1, len(self.named))}
+        one = next((each for each in self.named if each not in agreeing), self.named[0])
+        if await self._failed.count(FailedFilter(tokens=[one])):
+            why = f"Failed frame {one} does not agree with the other filters: nothing was changed."
+        else:
+            why = f"{one} is not a failed frame: `rota dlq list --failed` shows those there are."
+        return InvalidInput(why, id=one)
+
+
+EntryGroup = DeadLetterGroup | FailedFrameGroup
+
+
+def group_for(settings: Settings, queue: Queue, which: DeadLetterFilter | FailedFilter) -> EntryGroup:
+    if isinstance(which, FailedFilter):
+        return FailedFrameGroup(settings, queue, which)
+    return DeadLetterGroup(settings, queue, which)

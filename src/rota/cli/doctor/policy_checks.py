@@ -1,0 +1,40 @@
+"""`rota doctor` and the policy: whether the file can be read, or the kernel answers. Nothing where there is none."""
+
+from __future__ import annotations
+
+from rota.cli.dlq.view import pluralize
+from rota.cli.doctor.view import DoctorCheck, fail, ok
+from rota.model.errors import InvalidInput, RotaError
+from rota.model.settings import Settings
+from rota.policy import factory
+
+CHECK_NAME = "policy"
+
+
+async def check_policy(settings: Settings) -> list[DoctorCheck]:
+    if not factory.has_policy(settings):
+        return []
+    where = f"the kernel at {settings.safety_kernel.addr}" if settings.safety_kernel.addr else settings.policy.file
+    try:
+        kernel = factory.open_kernel(settings, None)
+        assert kernel is not None
+        try:
+            [now, *_] = await kernel.list_snapshots()
+        finally:
+            await kernel.close()
+    except InvalidInput as wrong:
+        return [
+            fail(CHECK_NAME, wrong.sentence, "Servers keep the policy they have and do not start anew: mend the file.")
+        ]
+    except RotaError as away:
+        return [
+            fail(CHECK_NAME, away.sentence, "Jobs wait until it answers: start `rota kernel`, see safety_kernel.addr.")
+        ]
+    return [
+        ok(
+            CHECK_NAME,
+            f"{pluralize(now.rules, 'rule')} by {where}, snapshot {now.id}.",
+            snapshot=now.id,
+            rules=now.rules,
+        )
+    ]

@@ -1,0 +1,148 @@
+"""What `rota doctor` finds: one sentence for each check, and what to do where it is not well. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from rota.cli.dlq.view import pluralize
+from rota.model.units import humanize_duration
+
+SKEW_WARN_S: Final = 0.5
+SKEW_FAIL_S: Final = 5.0
+DISK_FREE_WARN: Final = 0.10
+DISK_FREE_FAIL: Final = 0.03
+CONNECTIONS_WARN: Final = 0.8
+OUTBOX_WARN_S: Final = 10.0
+OUTBOX_FAIL_S: Final = 120.0
+STUCK_AGE_S: Final = 60.0
+POSTGRES_VERSION_MIN: Final = 140_000
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+    """It could not be looked at, for what another check tells."""
+
+
+class DoctorCheck(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    grade: Grade
+    sentence: str
+    remedy: str = ""
+    facts: dict[str, object] = {}
+
+
+def ok(name: str, sentence: str, **facts: object) -> DoctorCheck:
+    return DoctorCheck(name=name, grade=Grade.OK, sentence=sentence, facts=facts)
+
+
+def warn(name: str, sentence: str, remedy: str, **facts: object) -> DoctorCheck:
+    return DoctorCheck(name=name, grade=Grade.WARN, sentence=sentence, remedy=remedy, facts=facts)
+
+
+def fail(name: str, sentence: str, remedy: str, **facts: object) -> DoctorCheck:
+    return DoctorCheck(name=name, grade=Grade.FAIL, sentence=sentence, remedy=remedy, facts=facts)
+
+
+def skipped(names: Sequence[str], why: str) -> list[DoctorCheck]:
+    return [DoctorCheck(name=name, grade=Grade.SKIPPED, sentence=f"Not looked at: {why}.") for name in names]
+
+
+def clock_check(server: str, ahead_s: float, took_s: float) -> DoctorCheck:
+    """`ahead_s`: how far its clock is ahead of ours; half of `took_s` may be owed to the way there."""
+    name, off_s = f"clock of {server}", max(0.0, abs(ahead_s) - took_s / 2)
+    facts = {"ahead_ms": round(ahead_s * 1000, 1), "took_ms": round(took_s * 1000, 1)}
+    if off_s < SKEW_WARN_S:
+        return ok(
+            name, f"It agrees with that of this machine within {humanize_duration(max(off_s, took_s / 2))}.", **facts
+        )
+    said = f"It is {humanize_duration(off_s)} {'ahead of' if ahead_s > 0 else 'behind'} that of this machine."
+    remedy = "Have both follow the same time server (NTP); deadlines and ages are shown wrongly meanwhile."
+    return (fail if off_s >= SKEW_FAIL_S else warn)(name, said, remedy, **facts)
+
+
+def postgres_check(version: str, number: int) -> DoctorCheck:
+    if number < POSTGRES_VERSION_MIN:
+        return fail("PostgreSQL", f"It is version {version}.", "Rota needs PostgreSQL 14 or newer.", version=version)
+    return ok("PostgreSQL", f"Version {version} answers.", version=version)
+
+
+def connections_check(used: int, most: int) -> DoctorCheck:
+    said, facts = f"{used} of {most} connections of PostgreSQL are in use.", {"used": used, "most": most}
+    if used < most * CONNECTIONS_WARN:
+        return ok("connections", said, **facts)
+    remedy = "Raise max_connections, lower postgres.pool_max of servers, or put a pooler before it."
+    return (fail if used >= most - 3 else warn)("connections", said, remedy, **facts)
+
+
+def servers_check(leader: str | None, dispatchers: int) -> DoctorCheck:
+    facts = {"leader": leader, "dispatchers": dispatchers}
+    if leader is None and not dispatchers:
+        return fail("servers", "No server is up, so nothing starts.", "Start `rota up` or `rota server`.", **facts)
+    if leader is None or not dispatchers:
+        what = "none leads" if leader is None else "none dispatches"
+        return warn("servers", f"Servers are up, and {what} now.", "Wait a moment, then look at their logs.", **facts)
+    verb = "dispatches" if dispatchers == 1 else "dispatch"
+    return ok("servers", f"{pluralize(dispatchers, 'server')} {verb}, {leader} leads.", **facts)
+
+
+def outbox_check(depth: int, oldest_s: float | None, parked: int) -> DoctorCheck:
+    facts = {"waiting": depth, "oldest_s": oldest_s, "parked": parked}
+    if parked:
+        remedy = "Look at rota.outbox_parked: each row says why; NATS limits are the usual cause."
+        return warn("outbox", f"{pluralize(parked, 'message')} can never be published.", remedy, **facts)
+    if oldest_s is None or oldest_s < OUTBOX_WARN_S:
+        return ok("outbox", f"{pluralize(depth, 'message')} on the way to NATS.", **facts)
+    said = f"{pluralize(depth, 'message')} wait for NATS, the oldest for {humanize_duration(oldest_s)}."
+    remedy = "See that a server is up and NATS answers; they are published by themselves then."
+    return (fail if oldest_s >= OUTBOX_FAIL_S else warn)("outbox", said, remedy, **facts)
+
+
+def jobs_check(ending: int, pending: int, orphans: int) -> DoctorCheck:
+    facts = {"ending": ending, "pending": pending, "frames_without_worker": orphans}
+    if orphans:
+        said = f"{pluralize(orphans, 'frame')} are booked on workers that are gone."
+        return fail("jobs", said, "A server that leads takes them back within seconds: see `servers` above.", **facts)
+    late = [(ending, "being ended"), (pending, "waiting for the policy")]
+    told = " and ".join(f"{pluralize(n, 'job')} {word}" for n, word in late if n)
+    if told:
+        said = f"For longer than {humanize_duration(STUCK_AGE_S)}: {told}."
+        return warn("jobs", said, "`rota jobs --state PENDING` and `rota explain JOB` tell more.", **facts)
+    return ok(
+        "jobs",
+        f"None is stuck: nothing is being ended or undecided for longer than {humanize_duration(STUCK_AGE_S)}.",
+        **facts,
+    )
+
+
+def workers_check(up: int, silent: Sequence[str], lost: int) -> DoctorCheck:
+    facts = {"up": up, "silent": list(silent), "lost_within_an_hour": lost}
+    if silent:
+        said = f"{pluralize(len(silent), 'worker')} of {up} fell silent: {', '.join(silent[:5])}."
+        return warn("workers", said, "Look at these machines; their frames run elsewhere within seconds.", **facts)
+    if lost:
+        said = f"{pluralize(up, 'worker')} up, and {lost} lost within the last hour."
+        return warn("workers", said, "`rota workers --all` names them; look at these machines.", **facts)
+    if not up:
+        return warn("workers", "No worker is up, so nothing runs.", "`rota worker` starts one.", **facts)
+    return ok("workers", f"{pluralize(up, 'worker')} up, none silent, none lost within the last hour.", **facts)
+
+
+def disk_check(name: str, place: str, free: int, total: int) -> DoctorCheck:
+    share = free / total if total else 0.0
+    said = f"{_gib(free)} of {_gib(total)} are free at {place}."
+    facts: dict[str, object] = {"place": place, "free": free, "total": total}
+    if share >= DISK_FREE_WARN:
+        return ok(name, said, **facts)
+    remedy = "Make room, or lower retention.jobs and the retention of results and logs."
+    return (fail if share < DISK_FREE_FAIL else warn)(name, said, remedy, **facts)
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:.1f} GiB"

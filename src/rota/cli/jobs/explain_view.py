@@ -1,0 +1,122 @@
+"""`rota explain`: why a job is not running, or what a run waits for, as told from PostgreSQL alone. Words only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rota.api.explanation import Cause, Holder, JobExplanation, WaitingLayerView
+from rota.api.run_explanation import RunExplanation
+from rota.cli.core.resolve_ids import find_job, find_run
+from rota.cli.core.tables import CliPage
+from rota.cli.dlq.view import pluralize
+from rota.cli.jobs.view import resources_text
+from rota.engine.explain.explainer import Explainer
+from rota.engine.queries.jobs import JobQueries, JobView
+from rota.infra.postgres import Database
+from rota.model.ids import RunId
+from rota.model.units import Centicores, format_cores, humanize_duration
+from rota.workflow.explain import RunExplainer
+
+RUNNING_SHOWN_MAX: Final = 5
+
+
+async def explain_page(jobs: JobQueries, prefix: str, layer: str | None = None) -> CliPage:
+    run = await find_run(jobs.database, prefix) if layer is None else None
+    if run is not None:
+        return await explain_run_page(jobs.database, run)
+    which = await find_job(jobs, prefix)
+    told = await Explainer(jobs.database).explain(which, layer=layer)
+    lines = [*_ended_lines(told)] if told.state.terminal else [*_live_lines(told, await jobs.get(which))]
+    return CliPage(msgspec.to_builtins(told), lines)
+
+
+async def explain_run_page(database: Database, run: RunId) -> CliPage:
+    told = await RunExplainer(Explainer(database)).explain(run)
+    return CliPage(msgspec.to_builtins(told), [*_run_lines(told)])
+
+
+def _run_lines(told: RunExplanation) -> Iterator[str]:
+    yield f"{told.workflow} {told.run}: {told.state}"
+    if not told.reasons:
+        yield f"  {told.sentence}"
+    for reason in told.reasons:
+        inside = f"(run {reason.run}) " if reason.run != told.run else ""
+        yield f"  {reason.code}: {inside}{reason.sentence}"
+        yield f"    {reason.remedy}"
+    for job in told.jobs:
+        if not job.state.terminal and job.reasons:
+            yield f"  Job {job.job} ({job.name}) is {job.state}:"
+            yield from (f"  {line}" for line in waiting_lines(job, named=len(job.layers) > 1))
+
+
+def _ended_lines(told: JobExplanation) -> Iterator[str]:
+    yield f"{told.name} {told.job}: {told.state}"
+    yield f"  {told.sentence}"
+
+
+def _live_lines(told: JobExplanation, job: JobView) -> Iterator[str]:
+    each = "; ".join(f"{resources_text(layer)} per frame" for layer in job.layers)
+    waiting = pluralize(told.waiting, "frame")
+    yield f"{told.name} {told.job}: {told.state}, {waiting} waiting, {told.on_workers} on workers ({each})."
+    yield from waiting_lines(told, named=len(job.layers) > 1)
+    for run in told.running[:RUNNING_SHOWN_MAX]:
+        since_s = (datetime.now(UTC) - run.since).total_seconds()
+        yield f"  {pluralize(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {humanize_duration(since_s)}."
+    if told.waiting and told.not_known:
+        yield f"  (Not known here: {told.not_known}.)"
+
+
+def waiting_lines(told: JobExplanation, *, named: bool) -> Iterator[str]:
+    """What holds it, and when it starts; layers by name where there are several."""
+    for reason in told.reasons:
+        yield from _reason_lines(reason, named=named)
+    if not told.reasons:
+        yield f"  {told.sentence}"
+    for layer in told.layers:
+        yield f"  {_start_text(layer, named=named)}"
+    yield from _deadline_lines(told)
+
+
+def _deadline_lines(told: JobExplanation) -> Iterator[str]:
+    """What ends it if it waits for too long."""
+    if told.waiting and told.wait_until is not None:
+        yield f"  It fails unless a frame of it starts within {_remaining_text(told.wait_until)}."
+    if told.deadline_at is not None:
+        yield f"  It must have ended in {_remaining_text(told.deadline_at)}, or is stopped."
+
+
+def _remaining_text(at: datetime) -> str:
+    return humanize_duration(max(0.0, (at - datetime.now(UTC)).total_seconds()))
+
+
+def _reason_lines(reason: Cause, *, named: bool) -> Iterator[str]:
+    where = f"{reason.layer}: " if reason.layer and named else ""
+    yield f"  {reason.code}: {where}{reason.sentence}"
+    if reason.holders:
+        yield f"    in use by {_holders_text(reason.holders)}"
+    yield f"    {reason.remedy}"
+
+
+def _holders_text(holders: Sequence[Holder]) -> str:
+    return ", ".join(f"{holder.name}{_usage_text(holder)}" for holder in holders)
+
+
+def _usage_text(holder: Holder) -> str:
+    if not holder.frames:
+        return ""
+    cores = format_cores(Centicores(round(holder.cores * 100)))
+    gpus = f", {pluralize(holder.gpus, 'GPU')}" if holder.gpus else ""
+    return f" ({pluralize(holder.frames, 'frame')}, {cores} {'core' if cores == '1' else 'cores'}{gpus})"
+
+
+def _start_text(layer: WaitingLayerView, *, named: bool) -> str:
+    what = f"The next frame of {layer.name}" if named else "The next frame"
+    if layer.start.in_s is None:
+        return f"When it starts is not known: {layer.start.basis}."
+    if not layer.start.in_s:
+        return f"{what} starts within moments: {layer.start.basis}."
+    return f"{what} starts in about {humanize_duration(layer.start.in_s)}: {layer.start.basis}."

@@ -1,0 +1,236 @@
+"""What `rota submit` was told, made into a submission. No I/O but importing the app that declares the task.
+
+A word after the task is JSON where it reads as JSON, `name=value` is an argument by its name, and anything else is
+text. What begins like JSON and is none was meant to be, and is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from rota.accounting.resources import unknown_name_error
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import (
+    AfterFailed,
+    Budget,
+    LayerSpec,
+    LimitSpec,
+    RetrySpec,
+    Submission,
+    decode_submission,
+)
+from rota.model.jobs.work import Work
+from rota.model.units import parse_duration
+from rota.sdk import load_app
+from rota.sdk.task import Task
+
+ACTOR_TYPE: Final = "human"
+_KEYWORD_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_LIMIT_FIELDS: Final = {"cpu": "cpu_s", "address": "address", "open-files": "open_files", "file-size": "file_size"}
+_JSON_PREFIXES: Final = ("{", "[", '"')
+
+
+class SubmitArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line; None where nothing was said."""
+
+    task: str | None = None
+    words: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    file: Path | None = None
+    app: str | None = None
+    app_folder: Path | None = None
+    show: str = "default"
+    folder: str | None = None
+    dept: str | None = None
+    topic: str | None = None
+    name: str | None = None
+    frames: str | None = None
+    cores: str | None = None
+    gpus: int | None = None
+    memory: str | None = None
+    priority: str | None = None
+    labels: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    retries: int | None = None
+    timeout: str | None = None
+    artifacts: Sequence[str] = ()
+    limits: Sequence[str] = ()
+    deadline: str | None = None
+    max_wait: str | None = None
+    max_cores: str | None = None
+    after: Sequence[str] = ()
+    after_failed: AfterFailed | None = None
+    at: str | None = None
+    key: str | None = None
+
+
+def build_submission(wanted: SubmitArgs, actor: str, declared: Task[..., Any] | None = None) -> Submission:
+    """What is given wins over what the task declares, and that over what Rota takes to be meant."""
+    if wanted.file is not None:
+        if msgspec.structs.replace(wanted, file=None) != SubmitArgs():
+            raise InvalidInput("A submission from a file says everything: leave the task and the other options out.")
+        return _submission_from_file(wanted.file, actor)
+    if bool(wanted.task) == bool(wanted.argv):
+        raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
+    job: dict[str, Any] = {
+        "folder": wanted.folder,
+        "dept": wanted.dept,
+        "topic": wanted.topic or (declared.topic if declared else wanted.task),
+        "name": wanted.name,
+        "priority": _parse_priority(wanted.priority),
+        "labels": parse_labels(wanted.labels),
+        "requires": tuple(wanted.requires),
+        "max_wait_s": _parse_seconds(wanted.max_wait),
+        "max_cores": wanted.max_cores,
+        "after_failed": wanted.after_failed,
+        "run_at": _parse_start_time(wanted.at),
+        "idempotency_key": wanted.key,
+    }
+    if wanted.deadline is not None:
+        job["budget"] = Budget(deadline_ms=round(parse_duration(wanted.deadline) * 1000))
+    layer = LayerSpec(**_layer_fields(wanted, declared.work if declared else None))
+    return Submission(show=wanted.show, layers=(layer,), actor_id=actor, actor_type=ACTOR_TYPE, **_drop_unset(job))
+
+
+def _submission_from_file(path: Path, actor: str) -> Submission:
+    try:
+        given = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror}): name a file with a submission.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())[:300]}.") from error
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{path} is no submission: write its fields, such as show and layers.")
+    try:
+        # As msgpack, since JSON has no word for some numbers.
+        return decode_submission(
+            msgspec.msgpack.encode({"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE} | given)
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{path} holds what cannot be submitted: {error}.") from error
+
+
+def _layer_fields(wanted: SubmitArgs, declared: Work | None) -> dict[str, Any]:
+    given = {
+        "task": wanted.task,
+        "argv": tuple(wanted.argv),
+        "input": parse_arguments(wanted.words),
+        "frames": wanted.frames,
+        "cores": wanted.cores,
+        "gpus": wanted.gpus,
+        "memory": wanted.memory,
+        "retries": wanted.retries,
+        "timeout_s": _parse_seconds(wanted.timeout),
+        "artifacts": tuple(wanted.artifacts),
+        "limits": parse_limits(wanted.limits) if wanted.limits else None,
+    }
+    return (_declared_fields(declared) if declared else {}) | _drop_unset(given)
+
+
+def _declared_fields(work: Work) -> dict[str, Any]:
+    """What a task declares of its frames."""
+    tries = work.retries
+    return {
+        "cores": work.cores / 100,
+        "gpus": work.gpus,
+        "memory": f"{work.memory_mb}MiB" if work.memory_mb else "",
+        "timeout_s": work.timeout_s,
+        "kill_after_s": work.kill_after_s,
+        "retries": RetrySpec(
+            most=tries.most, first_s=tries.first_s, longest_s=tries.longest_s, on=tries.on, lost=tries.lost
+        ),
+    }
+
+
+def _drop_unset(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != () and value != {}}
+
+
+def load_declared_task(wanted: SubmitArgs) -> Task[..., Any] | None:
+    """The task as its app has it; None where no app is named."""
+    if wanted.app is None:
+        return None
+    if wanted.task is None:
+        raise InvalidInput("--app says what a task needs, and a command was given: leave it out.")
+    tasks = load_app.load(wanted.app, wanted.app_folder or Path.cwd()).tasks
+    if wanted.task not in tasks:
+        raise unknown_name_error("task", wanted.task, tasks)
+    return tasks[wanted.task]
+
+
+def parse_arguments(words: Sequence[str]) -> dict[str, Any] | None:
+    """What a task is called with."""
+    args, kwargs = [], {}
+    for word in words:
+        by_name = _KEYWORD_ARGUMENT.fullmatch(word)
+        if by_name is None:
+            args.append(_parse_value(word))
+        elif by_name[1] in kwargs:
+            raise InvalidInput(f"The argument {by_name[1][:64]} was given twice: give it once.")
+        else:
+            kwargs[by_name[1]] = _parse_value(by_name[2])
+    return {"args": args, "kwargs": kwargs} if words else None
+
+
+def _parse_value(word: str) -> Any:
+    try:
+        return msgspec.json.decode(word)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        if word.lstrip().startswith(_JSON_PREFIXES):
+            shown = word if len(word) <= 40 else f"{word[:37]}..."
+            raise InvalidInput(f"The argument {shown} is no JSON: {str(error)[:200].rstrip('.')}.") from None
+        return word
+
+
+def parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InvalidInput(f"{text[:64]!r} is no label; write key=value.")
+        found[key] = value
+    return found
+
+
+def parse_limits(texts: Sequence[str]) -> LimitSpec:
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in _LIMIT_FIELDS or not value:
+            raise InvalidInput(f"{text[:64]!r} is no limit; write one of {', '.join(_LIMIT_FIELDS)}, each with =VALUE.")
+        given[_LIMIT_FIELDS[name]] = value
+    if "cpu_s" in given:
+        given["cpu_s"] = math.ceil(parse_duration(given["cpu_s"]))
+    if "open_files" in given:
+        if not _NUMBER.fullmatch(given["open_files"]):
+            raise InvalidInput(f"{given['open_files'][:64]!r} is no number of open files.")
+        given["open_files"] = int(given["open_files"])
+    return LimitSpec(**given)
+
+
+def _parse_priority(text: str | None) -> int | str | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else text
+
+
+def _parse_seconds(text: str | None) -> float | None:
+    return None if text is None else parse_duration(text)
+
+
+def _parse_start_time(text: str | None) -> datetime | None:
+    """A time of day in ISO 8601, in our time zone where it names none; or a while from now on."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC) + timedelta(seconds=parse_duration(text))
+    return at.astimezone()

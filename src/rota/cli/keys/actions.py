@@ -1,0 +1,113 @@
+"""`rota keys`: each command is one change with its audit entry, or one read.
+
+Whoever loses the reply to `create` has a key that nobody can use: it is listed as never used, and `create` names it the
+next time the same name is given. `revoke` may be given again: what is revoked stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.core.tables import CliPage, Table
+from rota.cli.db import commands as db_commands
+from rota.cli.quota.actions import current_actor, print_page
+from rota.infra.postgres import check_current
+from rota.model.access import GrantSpec, Role, parse_role
+from rota.model.settings import Settings
+from rota.model.units import humanize_duration, parse_duration
+from rota.server.access import ApiKey, ApiKeyStore
+
+NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` makes one."
+SECRET_NOTICE = "It is shown this once: keep it where only its user can read it."  # noqa: S105 - a sentence about it
+
+
+def run(settings: Settings, work: Callable[[ApiKeyStore], Awaitable[CliPage]], *, form: OutputFormat) -> None:
+    async def done() -> CliPage:
+        async with db_commands.open_database(settings) as database:
+            await check_current(database)
+            return await work(ApiKeyStore(database))
+
+    print_page(asyncio.run(done()), form=form)
+
+
+async def create_key(
+    keys: ApiKeyStore, name: str, role: str, shows: Sequence[str] | None, expires: str | None
+) -> CliPage:
+    specs = _grant_specs(parse_role(role), shows)
+    lasts_s = None if expires is None else parse_duration(expires)
+    twins = [key for key in await keys.list() if key.name == name]
+    made = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s)
+    notes = [_duplicate_note(twin) for twin in twins]
+    expiry = f", until {_format_time(made.key.expires_at)}" if made.key.expires_at else ""
+    told = f"Made key {made.key.id} ({name}): {_grants_text(made.key)}{expiry}."
+    return CliPage(
+        _data(made.key) | {"key": made.plain.text, "notes": notes}, [told, made.plain.text, SECRET_NOTICE, *notes]
+    )
+
+
+def _grant_specs(role: Role, shows: Sequence[str] | None) -> list[GrantSpec]:
+    return [GrantSpec(role, show) for show in shows] if shows else [GrantSpec(role)]
+
+
+def _duplicate_note(key: ApiKey) -> str:
+    used = f"last used {_age_text(key.last_used_at)}" if key.last_used_at else "never used"
+    return (
+        f"There is another key {key.name}, {key.id}, made {_age_text(key.created_at)} and {used}: "
+        f"`rota keys revoke {key.id}` if nobody needs it."
+    )
+
+
+async def list_keys(keys: ApiKeyStore, *, everything: bool) -> CliPage:
+    found = await keys.list(revoked=everything)
+    if not found:
+        return CliPage([], [NO_KEYS])
+    columns = ("id", "name", "may", "state", "made", "expires", "last used")
+    return CliPage([_data(key) for key in found], [Table(columns, [_row(key) for key in found])])
+
+
+async def revoke_key(keys: ApiKeyStore, text: str) -> CliPage:
+    found = await keys.find(text)
+    key, changed = await keys.revoke(found.id, actor=current_actor())
+    told = (
+        f"Key {key.id} ({key.name}) is revoked: it is refused everywhere within a second."
+        if changed
+        else f"Nothing changed: key {key.id} ({key.name}) was revoked {_age_text(key.revoked_at)}."
+    )
+    return CliPage(_data(key) | {"changed": changed}, [told])
+
+
+def _row(key: ApiKey) -> tuple[object, ...]:
+    expires = _format_time(key.expires_at) if key.expires_at else "never"
+    used = _age_text(key.last_used_at) if key.last_used_at else "never"
+    return key.id, key.name, _grants_text(key), key.state, _age_text(key.created_at), expires, used
+
+
+def _data(key: ApiKey) -> dict[str, object]:
+    data = msgspec.to_builtins(key)
+    assert isinstance(data, dict)
+    return data
+
+
+def _grants_text(key: ApiKey) -> str:
+    """`submitter in film, short`; what is left when shows were deleted may be nothing."""
+    roles = dict.fromkeys(grant.role for grant in key.grants)
+    return "; ".join(f"{role} in {_shows_text(key, role)}" for role in roles) or "nothing"
+
+
+def _shows_text(key: ApiKey, role: Role) -> str:
+    granted = [grant.show for grant in key.grants if grant.role is role]
+    return ", ".join(show.name if show else "every show" for show in granted)
+
+
+def _format_time(at: datetime | None) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if at else ""
+
+
+def _age_text(at: datetime | None) -> str:
+    """As this machine's clock has it, which may lag behind that of PostgreSQL."""
+    return f"{humanize_duration(max(0.0, (datetime.now(UTC) - at).total_seconds()))} ago" if at else ""

@@ -1,0 +1,76 @@
+"""`rota keys`: who may call the API, and what each may do there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.cli.core.options import OutputOption, load_settings
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.quota.options import NewName, command_group
+
+if TYPE_CHECKING:
+    from rota.cli.core.tables import CliPage
+    from rota.server.access import ApiKeyStore
+
+keys_app = command_group(
+    "Keys of the API: who may call it, and what each may do.\n\n"
+    "A viewer reads, a submitter also submits, cancels and retries jobs, an operator also gives priority CRITICAL and "
+    "works on queues, workers and dead letters, an admin also changes shows, quotas and keys."
+)
+
+
+@keys_app.command("create")
+def keys_create(
+    context: typer.Context,
+    name: NewName,
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="viewer, submitter, operator or admin.", show_default=False)
+    ],
+    show: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHOW", help="Only in this show; may be given again.", show_default=False),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Refused after that, such as 12h or 30d.", show_default=False)
+    ] = None,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Make a key. It is shown this once."""
+    from rota.cli.keys import actions as keys_actions
+
+    _print(context, form, lambda access: keys_actions.create_key(access, name, role, show, expires))
+
+
+@keys_app.command("list")
+def keys_list(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that were revoked.")] = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Every key, what it may do, and when it was last used."""
+    from rota.cli.keys import actions as keys_actions
+
+    _print(context, form, lambda access: keys_actions.list_keys(access, everything=everything))
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    context: typer.Context,
+    key: Annotated[
+        str, typer.Argument(metavar="ID", help="Its id, the beginning of it, or its name.", show_default=False)
+    ],
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Let a key in no more, anywhere, within a second."""
+    from rota.cli.keys import actions as keys_actions
+
+    _print(context, form, lambda access: keys_actions.revoke_key(access, key))
+
+
+def _print(context: typer.Context, form: OutputFormat, work: Callable[[ApiKeyStore], Awaitable[CliPage]]) -> None:
+    from rota.cli.keys import actions as keys_actions
+
+    keys_actions.run(load_settings(context, quietly=True).settings, work, form=form)

@@ -1,2 +1,0 @@
--- Whether a worker called $1 is up.
-SELECT EXISTS (SELECT FROM rota.worker WHERE str_name = $1::text AND state = 'up')

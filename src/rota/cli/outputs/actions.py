@@ -1,0 +1,118 @@
+"""`rota outputs`: each command is one change with its audit entry, or one read, straight in PostgreSQL.
+
+Whoever loses the reply may give the same command again: what is released or redacted stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from rota.accounting.admin import QuotaAdmin
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.core.resolve_ids import find_job
+from rota.cli.core.tables import CliPage, Table
+from rota.cli.db import commands as db_commands
+from rota.cli.dlq.view import format_time
+from rota.cli.jobs.view import decode_value
+from rota.cli.local.up import with_local_store
+from rota.cli.quota.actions import current_actor, print_page
+from rota.engine.engine import store_target
+from rota.engine.outputs.review import OutputReview, OutputReviewer, ReviewState
+from rota.engine.queries.jobs import JobQueries
+from rota.infra.blob_store import BlobStore
+from rota.infra.postgres import Database, check_current
+from rota.model.policy.outputs import OutputCheck, OutputReviewResult, OutputSummary, OutputView
+from rota.model.settings import Settings
+from rota.queue import Queue
+
+NO_OUTPUTS: Final = "No output is kept back."
+
+
+class OutputContext(msgspec.Struct, frozen=True):
+    """Where commands work."""
+
+    database: Database
+    desk: OutputReview
+    who: OutputReviewer
+
+
+def run(settings: Settings, work: Callable[[OutputContext], Awaitable[CliPage]], *, form: OutputFormat) -> None:
+    async def done() -> CliPage:
+        async with db_commands.open_database(settings) as database:
+            await check_current(database)
+            store = BlobStore(database, store_target(with_local_store(settings)))
+            who = OutputReviewer(current_actor(), (current_actor(),))
+            return await work(OutputContext(database, OutputReview(database, store, Queue(database)), who))
+
+    print_page(asyncio.run(done()), form=form)
+
+
+async def list_outputs(
+    at: OutputContext, show: str | None, job: str | None, state: ReviewState | None, limit: int, after: int | None
+) -> CliPage:
+    shows = None if show is None else [(await QuotaAdmin(at.database).show(show)).id]
+    of = await find_job(JobQueries(at.database), job) if job else None
+    lines = await at.desk.page(shows=shows, state=state, job=of, after=after, most=limit)
+    data = [msgspec.to_builtins(line) for line in lines]
+    return CliPage(data, [_outputs_table(lines)] if lines else [NO_OUTPUTS])
+
+
+async def show_output(at: OutputContext, output: int, *, reveal: bool) -> CliPage:
+    told = await at.desk.get(output)
+    data = msgspec.to_builtins(told.line) | {"checks": msgspec.to_builtins(told.checks), "artifacts": told.artifacts}
+    parts: list[str | Table] = [*_output_lines(told), _findings_table(told.checks)]
+    if reveal:
+        value = decode_value(await at.desk.content(output, at.who))
+        data["value"] = value
+        parts.append(f"value    {value}")
+    return CliPage(data, parts)
+
+
+async def release_output(at: OutputContext, output: int, reason: str) -> CliPage:
+    return _change_page(await at.desk.release(output, at.who, reason), "Released")
+
+
+async def redact_output(at: OutputContext, output: int, reason: str, *, whole: bool) -> CliPage:
+    return _change_page(await at.desk.redact(output, at.who, reason, whole=whole), "Redacted")
+
+
+def _change_page(told: OutputReviewResult, act: str) -> CliPage:
+    sentence = f"{act} output {told.id} of job {told.job}." if told.changed else f"Output {told.id} was so already."
+    return CliPage(msgspec.to_builtins(told), [sentence])
+
+
+def _outputs_table(lines: Sequence[OutputSummary]) -> Table:
+    columns = ("output", "state", "severity", "rule", "job", "frame", "bytes", "since")
+    rows = [
+        (one.id, one.state, one.severity or "-", one.rule or "-", one.job, one.frame, one.bytes, format_time(one.at))
+        for one in lines
+    ]
+    return Table(columns, rows)
+
+
+def _output_lines(told: OutputView) -> list[str]:
+    line = told.line
+    shown = {
+        "output": line.id,
+        "state": line.state,
+        "job": line.job,
+        "frame": f"{line.frame} of layer {line.layer}, attempt {line.attempt}",
+        "show": line.show,
+        "topic": line.topic,
+        "reason": line.reason or None,
+        "files": ", ".join(told.artifacts) or None,
+    }
+    return [f"{name:<8} {value}" for name, value in shown.items() if value is not None]
+
+
+def _findings_table(checks: Sequence[OutputCheck]) -> str | Table:
+    rows: list[tuple[object, ...]] = []
+    for check in checks:
+        said = (check.phase, check.says, check.rule or "-", check.by)
+        found: list[tuple[object, ...]] = [(each.name, each.where, each.offset, each.length) for each in check.findings]
+        rows += [(*said, *each) for each in found or [("-", "-", "-", "-")]]
+    return Table(("check", "says", "rule", "by", "found", "where", "offset", "length"), rows) if rows else "No check."

@@ -1,0 +1,199 @@
+"""`rota policy`: each command is one question, or one word to those who decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rota.cli.core.output import StyledText
+from rota.cli.core.resolve_ids import find_job
+from rota.cli.core.tables import CliPage, Table
+from rota.cli.db import commands as db_commands
+from rota.cli.dlq.view import pluralize
+from rota.cli.quota.actions import current_actor
+from rota.engine.admission.policy_queries import (
+    JobPolicyExplanation,
+    PolicyQueries,
+    PolicySimulation,
+    job_policy_explanation,
+    kernel_from_text,
+    submission_policy_request,
+)
+from rota.engine.queries.jobs import JobQueries
+from rota.infra.postgres import check_current
+from rota.infra.yaml_reader import YamlReader, parse_yaml, read_text
+from rota.model.errors import InvalidInput, InvalidSetting
+from rota.model.jobs.submission import Submission
+from rota.model.policy.decision import PolicyEffect
+from rota.model.settings import Settings
+from rota.policy import factory, lint, policy_tests
+from rota.policy.evaluate import RuleResult, RuleStatus
+from rota.policy.file_watch import PolicyFile, request_reload
+from rota.policy.kernel import PolicyKernel
+
+FATE_STYLES = {RuleStatus.DECIDED: "bold", RuleStatus.FAILED: "red", RuleStatus.UNMET: "dim"}
+FATE_TEXTS = {
+    RuleStatus.DECIDED: "decides",
+    RuleStatus.MATCHED: "is for it, another decides",
+    RuleStatus.COUNTS: "counts it",
+    RuleStatus.FAILED: "gives no answer",
+    RuleStatus.UNMET: "is not for it",
+}
+
+
+def check_policy_file(file: Path) -> CliPage:
+    found = lint.lint_policy(read_text(file), str(file))
+    limits = f", {pluralize(found.velocity_limits, 'velocity limit')}" if found.velocity_limits else ""
+    told = f"{file} is a policy of {pluralize(found.rules, 'rule')}{limits}; what no rule is for is {_effect_text(found.default)}."
+    return CliPage(msgspec.to_builtins(found), [told, f"Snapshot {found.snapshot}.", *found.notes])
+
+
+def run_policy_cases(file: Path, beside: Path | None) -> tuple[CliPage, bool]:
+    """And whether every case passed."""
+    beside = beside or file.with_name(f"{file.stem}.cases.yaml")
+    found = policy_tests.run_cases(read_text(file), read_text(beside), str(file), str(beside))
+    failed = [case for case in found.cases if not case.passed]
+    rows = [
+        (f"{beside}:{case.line}", case.name, case.expected, f"{case.said} by {case.rule or 'the default'}", case.reason)
+        for case in failed
+    ]
+    parts: list[str | Table] = [Table(("case", "name", "expected", "said", "reason"), rows)] if rows else []
+    parts.append(f"{found.passed} of {len(found.cases)} cases pass.")
+    return CliPage(msgspec.to_builtins(found), parts), not failed
+
+
+async def simulate_policy(settings: Settings, file: Path, hours: float, most: int) -> CliPage:
+    text = read_text(file)
+    async with db_commands.open_database(settings) as database:
+        await check_current(database)
+        found = await PolicyQueries(database).simulate(text, hours, most, str(file))
+    return CliPage(msgspec.to_builtins(found), [*_simulation_parts(found)])
+
+
+def _simulation_parts(found: PolicySimulation) -> Iterator[str | Table]:
+    which = "all jobs" if found.is_all else "newest jobs"
+    yield f"Of {found.jobs} {which} of the last {found.hours:g} h it says something else of {found.changed}."
+    if found.changes:
+        columns = ("jobs", "show", "topic", "was", "would be", "by rule", "such as")
+        yield Table(columns, [_change_row(each) for each in found.changes])
+
+
+def _change_row(each: Any) -> tuple[object, ...]:
+    return (each.jobs, each.show, each.topic, each.was, each.would, each.rule or "the default", each.example)
+
+
+async def explain_policy(settings: Settings, job: str, submission: Path | None, file: Path | None) -> CliPage:
+    kernel = _kernel(settings, file)
+    try:
+        if submission is not None:
+            asked = submission_policy_request(_read_submission(submission))
+            return _explain_page(job_policy_explanation(asked, await kernel.explain(asked)))
+        async with db_commands.open_database(settings) as database:
+            await check_current(database)
+            return _explain_page(
+                await PolicyQueries(database).explain(kernel, await find_job(JobQueries(database), job))
+            )
+    finally:
+        await kernel.close()
+
+
+def _kernel(settings: Settings, file: Path | None) -> PolicyKernel:
+    """The one that is set; a file of ours is read by this process, as servers read theirs."""
+    if file is not None:
+        return kernel_from_text(read_text(file), str(file))
+    found = factory.open_kernel(settings, None)
+    if found is None:
+        raise InvalidSetting(
+            "There is no policy: set policy.file or safety_kernel.addr, or name one with --policy FILE."
+        )
+    return found
+
+
+def _read_submission(path: Path) -> Submission:
+    reader = YamlReader(str(path))
+    node = parse_yaml(read_text(path), str(path))
+    if node is None:
+        raise InvalidInput(f"{path} is empty: write a submission.")
+    try:
+        return msgspec.convert(reader.to_builtins(node), Submission)
+    except msgspec.ValidationError as wrong:
+        raise reader.error(node, str(wrong)) from None
+
+
+def _explain_page(told: JobPolicyExplanation) -> CliPage:
+    word = told.word
+    lines = [f"It is {_effect_text(word.says)} by {_rule_text(word.rule)}: {word.reason}.", *_extra_lines(told)]
+    if (was := told.was) is not None and (was.says, was.rule) != (word.says, word.rule):
+        lines.append(f"When it was decided it was {_effect_text(was.says)} by {_rule_text(was.rule)}: {was.reason}.")
+    rows = [_finding_row(each) for each in told.findings]
+    return CliPage(msgspec.to_builtins(told), [*lines, Table(("rule", "line", "decision", "it", "because"), rows)])
+
+
+def _rule_text(rule: str) -> str:
+    return f"rule {rule}" if rule else "the default"
+
+
+def _extra_lines(told: JobPolicyExplanation) -> Iterator[str]:
+    if told.word.constraints:
+        yield f"Constraints: {msgspec.json.encode(told.word.constraints).decode()}."
+    if told.approval is not None:
+        expires = f", within {told.approval.expires_s:g} s" if told.approval.expires_s else ""
+        yield f"Approval of {told.approval.quorum}{expires}."
+    for each in told.word.remediations:
+        yield f"Instead: {each.title or each.id} {each.summary}".rstrip() + "."
+
+
+def _finding_row(each: RuleResult) -> tuple[object, ...]:
+    style = FATE_STYLES.get(each.fate, "")
+    because = f"of {each.why}" if each.fate is RuleStatus.UNMET else each.why
+    return (
+        StyledText(each.rule, style),
+        each.line,
+        each.says.lower(),
+        StyledText(FATE_TEXTS[each.fate], style),
+        because,
+    )
+
+
+def _effect_text(says: PolicyEffect) -> str:
+    return {
+        PolicyEffect.ALLOW: "allowed",
+        PolicyEffect.ALLOW_WITH_CONSTRAINTS: "allowed with constraints",
+        PolicyEffect.REQUIRE_APPROVAL: "held for approval",
+        PolicyEffect.THROTTLE: "throttled",
+        PolicyEffect.DENY: "denied",
+    }[says]
+
+
+async def reload_policy(settings: Settings) -> CliPage:
+    if settings.safety_kernel.addr:
+        return await _reload_kernel(settings)
+    file = PolicyFile.of(settings)
+    if file is None:
+        raise InvalidSetting("There is no policy to reload: set policy.file or safety_kernel.addr.")
+    found = file.read()
+    assert found is not None, "nothing was known before"
+    async with db_commands.open_database(settings) as database:
+        await check_current(database)
+        await request_reload(database, current_actor())
+    told = f"Every server reads {file.path} now: {pluralize(found.size, 'rule')}, snapshot {found.snapshot}."
+    return CliPage({"snapshot": found.snapshot, "changed": None}, [told])
+
+
+async def _reload_kernel(settings: Settings) -> CliPage:
+    from rota.policy.client import RemoteKernel
+
+    kernel = RemoteKernel(settings, None)
+    try:
+        changed = await kernel.reload()
+        [now, *_] = await kernel.list_snapshots()
+    finally:
+        await kernel.close()
+    told = "reads another policy" if changed else "has the same policy as before"
+    return CliPage(
+        {"snapshot": now.id, "changed": changed},
+        [f"The kernel {told}: {pluralize(now.rules, 'rule')}, snapshot {now.id}."],
+    )

@@ -1,0 +1,94 @@
+"""`rota pool topics|map|unmap|drain|activate` and `rota workers`: where frames may run, and who runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.cli.core.options import OutputOption, load_settings
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.quota.commands import pool_app
+from rota.cli.quota.options import Name
+
+if TYPE_CHECKING:
+    from rota.cli.core.tables import CliPage
+    from rota.placement.route_store import RouteStore
+
+TopicArg = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="A topic, or several by a glob such as 'render.*'.", show_default=False)
+]
+
+
+@pool_app.command("topics")
+def pool_topics(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Which pools run which topic, in order, and whether each takes frames now."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, pools_actions.list_topics)
+
+
+@pool_app.command("map")
+def pool_map(
+    context: typer.Context,
+    topic: TopicArg,
+    pools: Annotated[
+        list[str], typer.Argument(metavar="POOL...", help="A later one when those before are full.", show_default=False)
+    ],
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Say which pools run a topic. While no topic is mapped at all, the pool local runs everything."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, lambda routing: pools_actions.map_topic(routing, topic, pools))
+
+
+@pool_app.command("unmap")
+def pool_unmap(context: typer.Context, topic: TopicArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Take the mapping of a topic away: its jobs follow the next best glob, or fail."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, lambda routing: pools_actions.unmap_topic(routing, topic))
+
+
+@pool_app.command("drain")
+def pool_drain(
+    context: typer.Context,
+    name: Name,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="It counts as inactive after that.")] = "5min",
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Give a pool nothing new; what runs there ends."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, lambda routing: pools_actions.drain_pool(routing, name, timeout))
+
+
+@pool_app.command("activate")
+def pool_activate(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Let a pool take frames again."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, lambda routing: pools_actions.activate_pool(routing, name))
+
+
+def workers(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKER", help="These alone: names, ids or beginnings of ids.", show_default=False),
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Also those that are gone or were lost.")] = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Who is up, what each has, and what is booked there."""
+    from rota.cli.pools import workers as working
+
+    _print(context, form, lambda routing: working.list_workers(routing.database, names or (), everyone=everyone))
+
+
+def _print(context: typer.Context, form: OutputFormat, work: Callable[[RouteStore], Awaitable[CliPage]]) -> None:
+    from rota.cli.pools import actions as pools_actions
+
+    pools_actions.run(load_settings(context, quietly=True).settings, work, form=form)

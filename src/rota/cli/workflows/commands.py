@@ -1,0 +1,161 @@
+"""`rota workflow`: definitions, and runs of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rota.cli.core.options import OutputOption, load_settings
+from rota.cli.core.output_format import OutputFormat
+from rota.cli.quota.options import command_group
+
+if TYPE_CHECKING:
+    from rota.cli.core.tables import CliPage
+    from rota.cli.workflows.actions import WorkflowContext
+
+workflow_app = command_group("Workflows: steps that depend on each other, and what undoes them.")
+RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or the beginning of it.", show_default=False)]
+ShowOption = Annotated[
+    str, typer.Option("--show", metavar="NAME", help="The show of the workflow; default if left out.")
+]
+DefinitionFileArg = Annotated[
+    str, typer.Argument(metavar="FILE", help="YAML, JSON, or Python: app.py, app.py:workflow.", show_default=False)
+]
+
+
+@workflow_app.command("validate")
+def workflow_validate(context: typer.Context, file: DefinitionFileArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Check a definition, and show in which order its steps may run. Nothing is changed."""
+    from rota.cli.quota.actions import print_page
+    from rota.cli.workflows import actions as workflows_actions
+
+    load_settings(context, quietly=True)
+    print_page(workflows_actions.validate_file(file), form=form)
+
+
+@workflow_app.command("declare")
+def workflow_declare(context: typer.Context, file: DefinitionFileArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Make a definition known; one that differs from the latest is a new version. Runs keep theirs."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.declare_workflow(office, file))
+
+
+@workflow_app.command("definitions")
+def workflow_definitions(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Every workflow in its latest version."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, workflows_actions.list_definitions)
+
+
+@workflow_app.command("run")
+def workflow_run(
+    context: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A workflow by name, or a file: YAML, JSON, app.py.")
+    ],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value is JSON, or text.")
+    ] = None,
+    show: ShowOption = "",
+    version: Annotated[int, typer.Option("--version", min=0, help="Of the definition; the latest if left out.")] = 0,
+    key: Annotated[str, typer.Option("--key", metavar="TEXT", help="Two runs of one key are one run.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the inputs and show the order.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until it has ended; the exit status says how, and a terminal each step.")
+    ] = False,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Start a run. A file is declared first."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    follow = form is OutputFormat.TEXT and sys.stderr.isatty()
+    given = tuple(inputs or ())
+    wanted = workflows_actions.StartRunArgs(what, given, show, version, key, dry_run=dry_run, wait=wait, follow=follow)
+    _print(context, form, lambda office: workflows_actions.start_run(office, wanted))
+
+
+@workflow_app.command("list")
+def workflow_list(
+    context: typer.Context,
+    show: Annotated[str, typer.Option("--show", metavar="NAME", help="Of this show alone.")] = "",
+    name: Annotated[str, typer.Option("--workflow", "-w", metavar="NAME", help="Of this workflow alone.")] = "",
+    state: Annotated[str, typer.Option("--state", metavar="STATE", help="Such as RUNNING or FAILED.")] = "",
+    most: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="How many runs.")] = 50,
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Runs, the newest first."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.list_runs(office, show, name, state, most))
+
+
+@workflow_app.command("show")
+def workflow_show(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """A run with its steps: what each does or waits for, and what is to be undone."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.show_run(office, run))
+
+
+@workflow_app.command("timeline")
+def workflow_timeline(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Everything that happened to a run, in order."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.show_timeline(office, run))
+
+
+@workflow_app.command("cancel")
+def workflow_cancel(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Stop what a run does; what it did is undone if its workflow says so."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.cancel_run(office, run))
+
+
+@workflow_app.command("pause")
+def workflow_pause(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Let no further step begin; those under way go on."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.pause_run(office, run))
+
+
+@workflow_app.command("resume")
+def workflow_resume(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Let steps begin again."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.resume_run(office, run))
+
+
+@workflow_app.command("rerun")
+def workflow_rerun(
+    context: typer.Context,
+    run: RunArg,
+    step: Annotated[str, typer.Option("--from", metavar="STEP", help="The step to begin with.")],
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """A new run from a step on, with what came before taken over from one that has ended."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.rerun_from_step(office, run, step))
+
+
+@workflow_app.command("rollback")
+def workflow_rollback(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
+    """Undo what a run did that has ended, or what could not be undone before."""
+    from rota.cli.workflows import actions as workflows_actions
+
+    _print(context, form, lambda office: workflows_actions.roll_back_run(office, run))
+
+
+def _print(context: typer.Context, form: OutputFormat, work: Callable[[WorkflowContext], Awaitable[CliPage]]) -> None:
+    from rota.cli.workflows import actions as workflows_actions
+
+    workflows_actions.run(load_settings(context, quietly=True).settings, work, form=form)

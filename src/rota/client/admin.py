@@ -1,0 +1,112 @@
+"""What those who run Rota look after: `app.jobs`, `app.dlq`, `app.ledger`, `app.keys`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+from uuid import UUID
+
+from rota.api.admin import (
+    CreatedKey,
+    DeadLetterActionResult,
+    DeadLetterKind,
+    DeadLetterSelector,
+    KeySpec,
+    KeyView,
+    LedgerView,
+)
+from rota.client.resource import ApiResource, M, api_method, url_path
+from rota.engine.queries.jobs import JobSummary
+from rota.model.access import GrantSpec, Role
+from rota.model.job_states import JobState
+from rota.queue.dead_letters import DeadLetter
+from rota.sdk.task_options import DurationLike, to_seconds
+
+
+class DeadLetterSelection(TypedDict, total=False):
+    """Which dead letters: those that agree with all that is given."""
+
+    kind: DeadLetterKind
+    reason: str
+    queue: str
+    job: UUID
+
+
+class JobsResource(ApiResource[M]):
+    @api_method
+    async def list(
+        self,
+        *,
+        show: str = "",
+        state: JobState | str = "",
+        topic: str = "",
+        reason: str = "",
+        label: str = "",
+        most: int = 50,
+    ) -> Sequence[JobSummary]:
+        """The newest first; those that agree with all that is given, a label as "key=value"."""
+        words = {"show": show, "state": state, "topic": topic, "reason": reason, "label": label}
+        wanted = " ".join(f'{word}:"{value}"' for word, value in words.items() if value)
+        return await self._list("/jobs", JobSummary, most=most, q=wanted or None)
+
+
+class DeadLettersResource(ApiResource[M]):
+    @api_method
+    async def list(self, *, most: int = 50, **which: Unpack[DeadLetterSelection]) -> Sequence[DeadLetter]:
+        """What was given up, the oldest first."""
+        return await self._list("/dlq", DeadLetter, most=most, **which)
+
+    @api_method
+    async def retry(
+        self, ids: Sequence[int] | None = None, **which: Unpack[DeadLetterSelection]
+    ) -> DeadLetterActionResult:
+        """Run frames and jobs among these again, as new jobs."""
+        return await self._request(
+            "POST", "/dlq/retry", DeadLetterActionResult, again=False, body=_selection_body(ids, which)
+        )
+
+    @api_method
+    async def purge(
+        self, ids: Sequence[int] | None = None, **which: Unpack[DeadLetterSelection]
+    ) -> DeadLetterActionResult:
+        """Forget these."""
+        return await self._request(
+            "POST", "/dlq/purge", DeadLetterActionResult, again=False, body=_selection_body(ids, which)
+        )
+
+
+class LedgerResource(ApiResource[M]):
+    @api_method
+    async def audit(self, show: str) -> LedgerView:
+        """What is booked, what the tables say and what Redis counts, compared while bookings go on."""
+        return await self._request("GET", url_path("shows", show, "ledger"), LedgerView)
+
+    @api_method
+    async def repair(self, show: str) -> LedgerView:
+        """Bring counters to what PostgreSQL says is booked, and compare again."""
+        return await self._request("POST", url_path("shows", show, "ledger", "repair"), LedgerView)
+
+
+class KeysResource(ApiResource[M]):
+    @api_method
+    async def list(self, *, revoked: bool = False) -> Sequence[KeyView]:
+        return await self._list("/keys", KeyView, revoked=revoked)
+
+    @api_method
+    async def create(
+        self, name: str, role: Role | str, *, shows: Sequence[str] = (), expires: DurationLike | None = None
+    ) -> CreatedKey:
+        """A key with this role in these shows, or in every one; its text is in this answer and never told again."""
+        grants = tuple(GrantSpec(Role(role), show) for show in shows) or (GrantSpec(Role(role)),)
+        expires_s = None if expires is None else to_seconds(expires, "time for a key to last")
+        spec = KeySpec(name=name, grants=grants, expires_s=expires_s)
+        return await self._request("POST", "/keys", CreatedKey, again=False, body=spec)
+
+    @api_method
+    async def revoke(self, key: str) -> KeyView:
+        """By its id. Refused everywhere within a second, and for good."""
+        return await self._request("DELETE", url_path("keys", key), KeyView)
+
+
+def _selection_body(ids: Sequence[int] | None, which: DeadLetterSelection) -> DeadLetterSelector:
+    return DeadLetterSelector(ids=None if ids is None else tuple(ids), **which)

@@ -1,0 +1,47 @@
+"""What waits for people to agree: `app.approvals`. Each is named by its own id, that of its job, or RUN:STEP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from rota.client.resource import ApiResource, M, api_method, url_path
+from rota.model.approvals import ApprovalState, ApprovalView, VoteReply, VoteRequest
+from rota.model.workflows.approval_steps import StepApprovalView
+
+
+class _ApprovalDetails(msgspec.Struct, frozen=True):
+    approval: ApprovalView
+    step: StepApprovalView | None = None
+
+
+class ApprovalsResource(ApiResource[M]):
+    @api_method
+    async def list(
+        self, *, state: ApprovalState | str = ApprovalState.PENDING, most: int = 50
+    ) -> Sequence[ApprovalView]:
+        """The oldest first."""
+        return await self._list("/approvals", ApprovalView, most=most, state=str(state))
+
+    @api_method
+    async def get(self, which: UUID | str) -> ApprovalView:
+        return (await self._request("GET", url_path("approvals", str(which)), _ApprovalDetails)).approval
+
+    @api_method
+    async def step(self, which: UUID | str) -> StepApprovalView | None:
+        """Exactly what people agree to, of a step of a run; None when it is not about one."""
+        return (await self._request("GET", url_path("approvals", str(which)), _ApprovalDetails)).step
+
+    @api_method
+    async def approve(self, which: UUID | str, reason: str = "") -> VoteReply:
+        """Agree; `changed` is False when that was said before."""
+        path = url_path("approvals", str(which), "approve")
+        return await self._request("POST", path, VoteReply, body=VoteRequest(reason=reason))
+
+    @api_method
+    async def reject(self, which: UUID | str, reason: str = "") -> VoteReply:
+        """Refuse: what waits for it is denied."""
+        path = url_path("approvals", str(which), "reject")
+        return await self._request("POST", path, VoteReply, body=VoteRequest(reason=reason))

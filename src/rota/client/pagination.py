@@ -1,0 +1,14 @@
+"""Lists as the API tells them."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class ApiPage(msgspec.Struct, Generic[T], frozen=True):
+    items: list[T]
+    next: str | None = None

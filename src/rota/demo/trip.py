@@ -1,0 +1,66 @@
+"""The part of the demo that a workflow plays: of three things to book the last cannot be had, and all is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from rota.api.workflows import SagaEntryView, SagaView, WorkflowRunView
+from rota.demo.stack import ACTOR, DemoSnapshot, DemoStack
+from rota.demo.tasks import trip
+from rota.demo.view import DemoReport
+from rota.engine.queries.jobs import JobView
+from rota.model.errors import RotaError
+from rota.model.ids import JobId, RunId
+from rota.model.workflows.run_state import RunState
+from rota.workflow.run_queries import RunQueries
+
+POLL_INTERVAL_S: Final = 0.1
+WAIT_TIMEOUT_S: Final = 60.0
+EXPECTED_COMPENSATIONS: Final = [("hotel", "done"), ("flight", "done")]
+
+
+async def run_saga_scenario(farm: DemoStack, story: DemoReport, look: Callable[[], Awaitable[DemoSnapshot]]) -> None:
+    desk, runs = farm.replica.workflows, RunQueries(farm.database)
+    await desk.declare(trip.spec, ACTOR)
+    began = time.monotonic()
+    started = await desk.start(trip.spec.show, trip.name, {"city": "Oslo"}, actor=ACTOR)
+    run = await _wait_until_ended(runs, started.run, look)
+    saga = await runs.saga(run.show_id, str(run.id))
+    states = {step.id: step.state.value for step in run.steps}
+    story.check(
+        states == {"flight": "SUCCEEDED", "hotel": "SUCCEEDED", "car": "FAILED"} and run.state is RunState.FAILED,
+        "trip, a workflow, books a flight and a hotel, and there is no car left in Oslo: its run fails",
+    )
+    story.check(
+        saga is not None
+        and [(each.step, each.state) for each in saga.entries] == EXPECTED_COMPENSATIONS
+        and await _undone_in_order(farm, saga),
+        f"both are given back, the last first: the hotel, then the flight ({time.monotonic() - began:.1f} s in all)",
+    )
+
+
+async def _wait_until_ended(
+    runs: RunQueries, run: RunId, look: Callable[[], Awaitable[DemoSnapshot]]
+) -> WorkflowRunView:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
+    while not (found := await runs.get(run)).state.ended:
+        if time.monotonic() > deadline:
+            raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s in vain for a trip to end; please report it.")
+        await look()
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return found
+
+
+async def _undone_in_order(farm: DemoStack, saga: SagaView) -> bool:
+    """Whether each was undone before the next began to be."""
+    hotel, flight = [await _compensation_job(farm, entry) for entry in saga.entries]
+    assert hotel.finished_at is not None, "a saga that has ended waits for nothing"
+    return hotel.finished_at <= flight.submitted_at
+
+
+async def _compensation_job(farm: DemoStack, entry: SagaEntryView) -> JobView:
+    assert entry.undo is not None, "what is done was done by a job"
+    return await farm.jobs.get(JobId(entry.undo))

@@ -1,0 +1,301 @@
+"""The gatekeeper: asks the policy about jobs that are PENDING, and does what it says.
+
+It hears of them by a message that was committed with the job (`rota.engine.admission.decision.admission_message`); what is lost on the way is
+found by the replayer. Jobs are decided in batches, and what was decided takes effect in one transaction:
+
+| the policy says | the job becomes |
+|---|---|
+| ALLOW, ALLOW_WITH_CONSTRAINTS | SCHEDULED, its frames queued |
+| REQUIRE_APPROVAL | APPROVAL_REQUIRED, until enough people agree; then it comes here once more |
+| THROTTLE | PENDING still; asked again after the rule's delay, or `scheduler.safety_throttle_delay` |
+| DENY, or what nobody has heard of | DENIED, through the one finish path, with a dead letter |
+| nothing: the breaker is open | PENDING still; asked again after `scheduler.safety_throttle_delay` |
+| nothing, for another reason | PENDING still; asked again after 1 to 30 s, doubling |
+
+None of it counts as an attempt to dispatch. With `input_policy.fail_mode` open, silence lets a job run: only while this
+server is not ending, only when the kernel cannot be reached (one that fails on a job, or answers nonsense, opens
+nothing), and each time it is logged, counted, audited, and the job says so by its word.
+
+No row is locked while the policy thinks. Its word is carried out only on jobs that are still PENDING, so of two who ask
+about the same job one takes effect; a word older than `WORD_S`, by the clock of PostgreSQL, queues nothing (we may have
+been paused, and the rules changed), and the job is asked about again. If we die before the commit nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.engine.admission import audit
+from rota.engine.admission.approval_requests import ApprovalRequests
+from rota.engine.admission.decision import (
+    ADMISSION_SUBJECT,
+    ALLOWED,
+    DECISION_TTL_S,
+    AdmissionDecision,
+    AdmissionGate,
+    AdmissionVerdict,
+    DeferAll,
+    admission_decision_from,
+)
+from rota.engine.admission.decision import AllowAll as OpenGate
+from rota.engine.admission.policy_call import policy_input_from_row, query_kernel
+from rota.engine.admission.transitions import AppliedDecisions, apply_decisions, defer
+from rota.engine.completion.finisher import COUNT_ENDS, CompletionResult, Finisher, JobEnd, finish_jobs
+from rota.infra import failpoints
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.nats import Acknowledgement as Answer
+from rota.infra.nats import ConsumerSpec, Delivery, Terminate
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.telemetry import metrics
+from rota.model.errors import BreakerOpen, PostgresUnavailable, Unavailable
+from rota.model.ids import JobId
+from rota.model.job_states import JobState
+from rota.model.policy.decision import Kernel, PolicyDecision, PolicyEffect
+from rota.model.reasons import Reason
+from rota.policy.decision_store import encode_decision
+from rota.policy.request_builder import PolicyInput, group_stored_jobs
+from rota.queue.dead_letters import DeadLetter
+
+MARK_DENIED = query(__package__, "gatekeeper_deny")
+PENDING = query(__package__, "gatekeeper_pending")
+
+log = structlog.get_logger(__name__)
+CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="gate", filter=ADMISSION_SUBJECT, ack_wait_s=30.0)
+BATCH_JOBS_MAX: Final = 200
+KERNEL_TIMEOUT_S: Final = 3.0
+"""Longer than the client itself waits for the kernel."""
+UNAVAILABLE: Final = AdmissionDecision(AdmissionVerdict.WAIT, Reason.POLICY_UNAVAILABLE.value)
+FAIL_OPEN_TEXT: Final = "input policy fail-open: safety kernel unreachable"
+FAIL_OPEN_DECISION: Final = AdmissionDecision(
+    AdmissionVerdict.ALLOW,
+    said=encode_decision(PolicyDecision(says=PolicyEffect.ALLOW, reason=FAIL_OPEN_TEXT)),
+    because=FAIL_OPEN_TEXT,
+)
+
+DENIED = metrics.counter("rota_safety_denied", "Jobs that the policy did not let run.", labels=("topic",))
+NO_DECISION = metrics.counter(
+    "rota_safety_unavailable", "Jobs the policy gave no decision on, by topic.", labels=("topic",)
+)
+FAILED_OPEN = metrics.counter(
+    "rota_scheduler_input_fail_open", "Jobs that ran without a word of the policy, by topic.", labels=("topic",)
+)
+DECISIONS = metrics.counter("rota_gate_decisions", "Decisions of the gate that took effect.", labels=("verdict",))
+
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+_IDS = msgspec.msgpack.Decoder(list[UUID])
+
+
+class PendingJob(msgspec.Struct, frozen=True):
+    """A job that waits for a decision."""
+
+    id: JobId
+    reason: str | None
+    seen: PolicyInput
+
+    @property
+    def show(self) -> str:
+        return self.seen.show
+
+    @property
+    def topic(self) -> str:
+        return self.seen.topic
+
+
+class AdmissionOutcome(msgspec.Struct, frozen=True):
+    """What came of asking: jobs by what was decided, those left out that had moved on meanwhile."""
+
+    asked: list[PendingJob]
+    decisions: dict[JobId, AdmissionDecision]
+    admitted: list[JobId]
+    denied: list[JobId]
+    held: list[JobId]
+
+
+class AdmissionController:
+    def __init__(
+        self,
+        database: Database,
+        finisher: Finisher,
+        kernel: Kernel | None = None,
+        *,
+        throttle_s: float = 5.0,
+        fail_open: Callable[[], bool] = lambda: False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.finisher = finisher
+        self.kernel = kernel
+        self.gated = ApprovalRequests(database)
+        self.is_ending = False
+        """From when on silence opens nothing, whatever is set."""
+        self.on_ended: Callable[[list[JobEnd]], None] = _ignore
+        self.on_judged: Callable[[AdmissionOutcome], None] = _ignore
+        """Called with what took effect, once that is committed."""
+        self._throttle_s = throttle_s
+        self._fail_open = fail_open
+        self._clock = clock or SystemClock()
+
+    async def handle(self, batch: Sequence[Delivery]) -> list[Answer]:
+        """Messages that name jobs to decide about."""
+        answers: list[Answer] = []
+        named: dict[JobId, None] = {}
+        for delivery in batch:
+            try:
+                named |= dict.fromkeys(JobId(job) for job in _IDS.decode(delivery.data))
+                answers.append(None)
+            except msgspec.DecodeError as error:
+                answers.append(Terminate(f"A message to the gatekeeper is no list of jobs: {error}."))
+        await self.decide_all(list(named))
+        failpoints.hit("gatekeeper.after_commit_before_ack")
+        return answers
+
+    async def decide_all(self, jobs: Sequence[JobId]) -> None:
+        """Decide about all of these; what cannot be decided alone waits alone."""
+        for at in range(0, len(jobs), BATCH_JOBS_MAX):
+            await self.decide_isolated(jobs[at : at + BATCH_JOBS_MAX])
+
+    async def decide_isolated(self, jobs: Sequence[JobId]) -> list[AdmissionOutcome]:
+        """One batch; if the policy fails on it, each by itself, so that one bad job holds up no other."""
+        try:
+            return [await self.decide(jobs)]
+        except PostgresUnavailable:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it was: told for the job that it befalls alone
+            return [await self._decide_single(job) for job in jobs]
+
+    async def _decide_single(self, job: JobId) -> AdmissionOutcome:
+        try:
+            return await self.decide([job])
+        except PostgresUnavailable:
+            raise
+        except Exception:
+            log.exception("policy_failed", job=str(job))
+            asked, now = await self._load_pending([job])
+            return await self._apply(asked, [UNAVAILABLE] * len(asked), now)
+
+    async def decide(self, jobs: Sequence[JobId]) -> AdmissionOutcome:
+        """Ask about those that are PENDING, and do what is said."""
+        pending, now = await self._load_pending(jobs)
+        if not pending:
+            return AdmissionOutcome([], {}, [], [], [])
+        asked_at = self._clock.monotonic()
+        decisions = await self._policy_decisions(pending)
+        failpoints.hit("gatekeeper.after_decision")
+        if self._clock.monotonic() - asked_at > DECISION_TTL_S:
+            log.warning("decision_too_old", jobs=len(pending))
+            decisions = [UNAVAILABLE] * len(pending)
+        return await self._apply(pending, decisions, now)
+
+    async def _load_pending(self, jobs: Sequence[JobId]) -> tuple[list[PendingJob], datetime]:
+        """And a moment of PostgreSQL's before anybody is asked about them."""
+        rows = await self.database.rows(PENDING, list(jobs))
+        return [_pending_job(row) for row in rows], rows[0]["now"] if rows else _NEVER
+
+    async def _policy_decisions(self, pending: Sequence[PendingJob]) -> list[AdmissionDecision]:
+        if self.kernel is None:
+            return [ALLOWED] * len(pending)
+        grouped = group_stored_jobs([job.id for job in pending], [job.seen for job in pending])
+        try:
+            words = await query_kernel(self.kernel, grouped.questions, KERNEL_TIMEOUT_S)
+        except Unavailable as away:
+            return self._decisions_without_policy(pending, away)
+        decisions = grouped.map_jobs(words, lambda word: admission_decision_from(word, self._throttle_s))
+        return await self.gated.apply_grants([job.id for job in pending], decisions)
+
+    def _decisions_without_policy(self, pending: Sequence[PendingJob], away: Exception) -> list[AdmissionDecision]:
+        if self._fail_open() and not self.is_ending:
+            log.warning(FAIL_OPEN_TEXT, jobs=len(pending), reason=str(away))
+            return [FAIL_OPEN_DECISION] * len(pending)
+        log.warning("policy_unavailable", jobs=len(pending), reason=str(away))
+        wait_s = self._throttle_s if isinstance(away, BreakerOpen) else 0.0
+        return [msgspec.structs.replace(UNAVAILABLE, because=str(away), wait_s=wait_s)] * len(pending)
+
+    async def _apply(
+        self, asked: Sequence[PendingJob], decisions: Sequence[AdmissionDecision], now: datetime
+    ) -> AdmissionOutcome:
+        by_job = {job.id: decision for job, decision in zip(asked, decisions, strict=True)}
+        told = CompletionResult()
+
+        async def finish(on: Transaction, jobs: Mapping[JobId, AdmissionDecision], state: JobState) -> None:
+            told.finished = await self.deny(on, jobs, state)
+
+        async with self.database.transaction() as tx:
+            settled = await apply_decisions(tx, by_job, finish, until=now + timedelta(seconds=DECISION_TTL_S))
+            await self._defer_not_admitted(tx, by_job, settled)
+            requested = await self.gated.request(tx, {job: by_job[job] for job in settled.held})
+            denied = [end.job for end in told.finished]
+            judged = AdmissionOutcome(list(asked), by_job, settled.admitted, denied, settled.held)
+            await audit.append_decisions(tx, judged)
+            failpoints.hit("gatekeeper.before_commit")
+        await self.finisher.after_commit(told)
+        self.on_ended(told.finished)
+        self.gated.on_requested(requested)
+        _record_metrics(judged, told.finished)
+        self.on_judged(judged)
+        return judged
+
+    async def _defer_not_admitted(
+        self, on: Transaction, decisions: Mapping[JobId, AdmissionDecision], settled: AppliedDecisions
+    ) -> None:
+        """What was allowed and is PENDING all the same: by a word that was too old, or by none where others ask."""
+        admitted = set(settled.admitted)
+        left = [job for job, one in decisions.items() if one.verdict is AdmissionVerdict.ALLOW and job not in admitted]
+        if left:
+            await defer(on, dict.fromkeys(left, UNAVAILABLE))
+
+    async def deny(self, on: Transaction, jobs: Mapping[JobId, AdmissionDecision], state: JobState) -> list[JobEnd]:
+        """End jobs that were never queued, each with a dead letter that says why; the others are left as they are."""
+        ids = sorted(jobs)
+        digests = [one.digest if (one := jobs[job].said) is not None else None for job in ids]
+        rows = await on.rows(MARK_DENIED, ids, state.value, [jobs[job].reason for job in ids], digests)
+        frames: dict[UUID, int] = {row["pk_layer"]: row["frames"] for row in rows}
+        ended = await on.value(COUNT_ENDS, list(frames), list(frames.values()), state.value, 0)
+        finished = await finish_jobs(on, ended)
+        await self.finisher.run_hooks(on, finished)
+        letters = [_dead_letter(end, jobs[end.job]) for end in finished]
+        if letters:
+            await self.finisher.queue.dead_letters.add(letters, on=on)
+        return finished
+
+
+def gate_for(kernel: Kernel | None) -> AdmissionGate:
+    """What submitters ask in a transaction of the caller's; without a kernel what they submit is queued at once."""
+    return OpenGate() if kernel is None else DeferAll()
+
+
+def _pending_job(row: Record) -> PendingJob:
+    return PendingJob(JobId(row["id"]), row["reason"], policy_input_from_row(row))
+
+
+def _dead_letter(end: JobEnd, decision: AdmissionDecision) -> DeadLetter:
+    why = decision.because or None
+    return DeadLetter(kind="job", reason=decision.reason, cause=f"job:{end.job}", job=end.job, error=why)
+
+
+def _record_metrics(judged: AdmissionOutcome, denied: Sequence[JobEnd]) -> None:
+    for end in denied:
+        DENIED.labels(end.topic).inc()
+    took_effect = {*judged.admitted, *judged.denied, *judged.held}
+    by_verdict: Counter[str] = Counter()
+    for job in judged.asked:
+        decision = judged.decisions[job.id]
+        if decision.verdict is AdmissionVerdict.WAIT or job.id in took_effect:
+            by_verdict[decision.verdict.value] += 1
+        if decision.reason == Reason.POLICY_UNAVAILABLE.value:
+            NO_DECISION.labels(job.topic).inc()
+    for job in judged.asked:
+        if judged.decisions[job.id] is FAIL_OPEN_DECISION and job.id in took_effect:
+            FAILED_OPEN.labels(job.topic).inc()
+    for verdict, jobs in by_verdict.items():
+        DECISIONS.labels(verdict).inc(jobs)
+
+
+def _ignore(_told: object) -> None:
+    return None

@@ -1,0 +1,197 @@
+"""What operators ask of a policy about jobs that are stored: why one was decided so, and what another would change.
+
+Reads only; no velocity limit counts what is asked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+
+from rota.engine.admission.policy_call import policy_input_from_row
+from rota.engine.queries.jobs import PolicyDecisionView, policy_decision_view
+from rota.infra.postgres import Database, Record, query
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import JobId
+from rota.model.jobs.submission import Submission
+from rota.model.jobs.validation import validate_submission
+from rota.model.policy.decision import ApprovalTerms, PolicyDecision, PolicyEffect, PolicyRequest
+from rota.policy.evaluate import CompiledPolicy, RuleResult
+from rota.policy.kernel import LocalKernel, PolicyExplanation, PolicyKernel
+from rota.policy.request_builder import input_of_submission, request_of_input
+from rota.policy.snapshots import PolicySnapshots
+
+POLICY_INPUTS = query(__package__, "policy_seen")
+JOBS_SINCE = query(__package__, "policy_since")
+
+DEFAULT_HOURS: Final = 24.0
+HOURS_MAX: Final = 24.0 * 31
+DEFAULT_JOBS: Final = 10_000
+JOBS_MAX: Final = 100_000
+PAGE_SIZE: Final = 500
+NO_POLICY: Final = "no policy"
+
+_DECODE_DECISION = msgspec.msgpack.Decoder(PolicyDecision).decode
+
+
+class JobDecisionRecord(msgspec.Struct, frozen=True):
+    """A job as the policy sees it, and what was said of it; None: nobody was asked."""
+
+    job: JobId
+    asked: PolicyRequest
+    word: PolicyDecision | None
+
+
+class JobPolicyExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy says of a job now, of every rule what became of it, and what was said when it was decided."""
+
+    job: JobId | None
+    asked: PolicyRequest
+    word: PolicyDecisionView
+    approval: ApprovalTerms | None = None
+    delay_s: float = 0.0
+    findings: list[RuleResult]
+    was: PolicyDecisionView | None = None
+
+
+class PolicySimulationChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of which another policy says something else."""
+
+    show: str
+    topic: str
+    was: str
+    would: PolicyEffect
+    rule: str
+    jobs: int
+    example: JobId
+
+
+class PolicySimulation(msgspec.Struct, frozen=True, kw_only=True):
+    snapshot: str
+    hours: float
+    jobs: int
+    changed: int
+    is_all: bool
+    """False: more jobs were submitted in that time than were looked at."""
+    says: dict[str, int]
+    """Of how many jobs the other policy says what."""
+    changes: list[PolicySimulationChange]
+
+
+class PolicyQueries:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def decision_records(self, jobs: Sequence[JobId]) -> list[JobDecisionRecord]:
+        """Those that are kept, the newest first."""
+        return [_decision_record(row) for row in await self._database.rows(POLICY_INPUTS, list(jobs))]
+
+    async def explain(self, kernel: PolicyKernel, job: JobId, snapshot: str = "") -> JobPolicyExplanation:
+        found = await self.decision_records([job])
+        if not found:
+            raise NotFound(f"There is no job {job}, or it is not kept any more.")
+        return job_policy_explanation(
+            found[0].asked, await kernel.explain(found[0].asked, snapshot), job, found[0].word
+        )
+
+    async def simulate(
+        self, text: str, hours: float = DEFAULT_HOURS, most: int = DEFAULT_JOBS, source: str = "policy"
+    ) -> PolicySimulation:
+        """Raises InvalidInput for a text that is no policy."""
+        if not 0 < hours <= HOURS_MAX or not 1 <= most <= JOBS_MAX:
+            raise InvalidInput(f"Look back 0 to {HOURS_MAX:g} hours, at 1 to {JOBS_MAX} jobs.")
+        policy = await asyncio.to_thread(CompiledPolicy.of, text, source)
+        tally = _SimulationTally(policy)
+        async for page in self._records_since(hours, most):
+            tally.add(page)
+        return PolicySimulation(
+            snapshot=policy.snapshot,
+            hours=hours,
+            jobs=tally.jobs,
+            changed=sum(tally.changed.values()),
+            is_all=tally.jobs < most,
+            says={says.value: count for says, count in tally.says.most_common()},
+            changes=tally.changes(),
+        )
+
+    async def _records_since(self, hours: float, most: int) -> AsyncIterator[list[JobDecisionRecord]]:
+        before: JobId | None = None
+        while most > 0:
+            rows = await self._database.rows(JOBS_SINCE, before, min(PAGE_SIZE, most), hours * 3600)
+            if not rows:
+                return
+            yield await self.decision_records([row["id"] for row in rows])
+            before, most = rows[-1]["id"], most - len(rows)
+
+
+class _SimulationTally:
+    def __init__(self, policy: CompiledPolicy) -> None:
+        self._policy = policy
+        self._examples: dict[tuple[str, str, str, PolicyEffect, str], JobId] = {}
+        self.jobs = 0
+        self.says: Counter[PolicyEffect] = Counter()
+        self.changed: Counter[tuple[str, str, str, PolicyEffect, str]] = Counter()
+
+    def add(self, page: Sequence[JobDecisionRecord]) -> None:
+        for each in page:
+            word = self._policy.evaluate(each.asked).word
+            self.jobs += 1
+            self.says[word.says] += 1
+            was = each.word.says if each.word else PolicyEffect.ALLOW
+            if was is not word.says:
+                told = was.value if each.word else NO_POLICY
+                change = (each.asked.show, each.asked.topic, told, word.says, word.rule)
+                self.changed[change] += 1
+                self._examples.setdefault(change, each.job)
+
+    def changes(self) -> list[PolicySimulationChange]:
+        return [
+            PolicySimulationChange(
+                show=change[0],
+                topic=change[1],
+                was=change[2],
+                would=change[3],
+                rule=change[4],
+                jobs=jobs,
+                example=self._examples[change],
+            )
+            for change, jobs in self.changed.most_common()
+        ]
+
+
+def job_policy_explanation(
+    asked: PolicyRequest, told: PolicyExplanation, job: JobId | None = None, was: PolicyDecision | None = None
+) -> JobPolicyExplanation:
+    word = told.word
+    return JobPolicyExplanation(
+        job=job,
+        asked=asked,
+        word=policy_decision_view(word),
+        approval=word.approval if word.says is PolicyEffect.REQUIRE_APPROVAL else None,
+        delay_s=word.delay_s,
+        findings=told.findings,
+        was=policy_decision_view(was) if was is not None else None,
+    )
+
+
+def submission_policy_request(submission: Submission) -> PolicyRequest:
+    """What rules would see of it."""
+    return request_of_input(input_of_submission(validate_submission(submission, may_be_critical=True)))
+
+
+def kernel_from_text(text: str, source: str = "policy") -> LocalKernel:
+    """One that decides by this text and no file."""
+    return LocalKernel(PolicySnapshots(CompiledPolicy.of(text, source)))
+
+
+def _decision_record(row: Record) -> JobDecisionRecord:
+    told = row["told"]
+    return JobDecisionRecord(
+        JobId(row["id"]),
+        request_of_input(policy_input_from_row(row)),
+        _DECODE_DECISION(told) if told is not None else None,
+    )

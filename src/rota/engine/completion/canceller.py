@@ -1,0 +1,129 @@
+"""Ending a job before its time: cancelled, past its deadline, denied, given up. All of it goes this way.
+
+First the job is marked (`ends_as`, once and for good); from then on no frame of it begins. Then its frames are ended
+wherever they are: those that wait at once, those that run by closing their turn and telling the worker to stop. A frame
+that a dispatcher has just claimed comes back parked, or is booked and found by the next pass. Each pass is one
+transaction, and repeating it changes nothing; if we die between two, the leader goes on (`rota.engine.recovery.reconciler`).
+
+A proc stays until its worker says that the frame has stopped, or is lost: what still runs still counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from rota.engine.completion.finisher import COUNT_ENDS, END_AS, CompletionResult, Finisher, JobEnd, finish_jobs
+from rota.infra import audit, failpoints
+from rota.infra.audit import AuditEntry
+from rota.infra.nats import Bus
+from rota.infra.postgres import Database, Transaction, query
+from rota.model.errors import NatsUnavailable
+from rota.model.ids import JobId
+from rota.model.job_states import JobState
+from rota.model.protocol import CANCEL_SUBJECT, CancelFrames, TokenRange, encode, to_ranges
+from rota.model.reasons import Reason
+
+OPEN_LAYERS = query(__package__, "job_open_layers")
+LOCK = query(__package__, "job_lock")
+PROCS = query(__package__, "job_procs")
+
+log = structlog.get_logger(__name__)
+PASSES_MAX: Final = 3
+MAX_BATCH: Final = 4096
+
+
+class JobCanceller:
+    def __init__(self, database: Database, bus: Bus, finisher: Finisher) -> None:
+        self.database = database
+        self.bus = bus
+        self.finisher = finisher
+        self.on_ended: Callable[[list[JobEnd]], None] = _ignore
+        finisher.end_early = self.finish_termination
+
+    async def terminate(self, job: JobId, state: JobState, reason: str) -> JobState | None:
+        """End a live job in this way, or in the way it is being ended already; None when there is no such job.
+
+        When it returns the job has ended, but for frames that were on their way to a worker: those follow.
+        """
+        assert state.terminal, "a job ends in a terminal state"
+        row = await self.database.row(END_AS, job, state.value, reason)
+        if row is None:
+            return None
+        failpoints.hit("ender.after_mark")
+        await self.finish_termination(job)
+        return JobState(row["ends_as"])
+
+    async def finish_termination(self, job: UUID) -> None:
+        """What is left of a job that was marked."""
+        for _ in range(PASSES_MAX):
+            if await self.continue_termination(job):
+                break
+
+    async def cancel(self, job: JobId, actor: str) -> bool:
+        """Whether it had not ended. In the audit trail under the name of `actor`."""
+        if not await request_cancellation(self.database, job, actor):
+            return False
+        await self.terminate(job, JobState.CANCELLED, Reason.CANCELLED.value)
+        return True
+
+    async def continue_termination(self, job: UUID) -> bool:
+        """One pass over what is left of a job that is being ended; True when nothing is."""
+        async with self.database.transaction() as tx:
+            told, stopped = await self._termination_pass(tx, job)
+        await self.finisher.after_commit(told)
+        self.on_ended(told.finished)
+        if stopped:
+            await self._send_cancel(stopped)
+        return bool(told.finished) or not stopped
+
+    async def _termination_pass(self, tx: Transaction, job: UUID) -> tuple[CompletionResult, list[TokenRange]]:
+        await tx.row(LOCK, job)
+        layers = await tx.rows(OPEN_LAYERS, job)
+        told = CompletionResult()
+        if not layers:
+            return told, []
+        ends_as, reason = layers[0]["ends_as"], layers[0]["reason"]
+        ended: dict[UUID, int] = defaultdict(int)
+        for layer in layers:
+            waiting = await self.finisher.queue.cancel_waiting(job, layer["pk_layer"], on=tx)
+            ended[layer["pk_layer"]] += layer["unqueued"] or waiting
+        stopped = await self._close_running(tx, job, ended)
+        finished = await tx.value(COUNT_ENDS, list(ended), list(ended.values()), ends_as, 0)
+        told.finished = await finish_jobs(tx, finished, reason)
+        await self.finisher.run_hooks(tx, told.finished)
+        failpoints.hit("ender.before_commit")
+        return told, stopped
+
+    async def _close_running(self, tx: Transaction, job: UUID, ended: dict[UUID, int]) -> list[TokenRange]:
+        rows = {row["token"]: row["pk_layer"] for row in await tx.rows(PROCS, job, MAX_BATCH)}
+        closed = await self.finisher.queue.cancel_running(rows, on=tx) if rows else None
+        for token, layer in rows.items():
+            if closed is not None and token not in closed.refused:
+                ended[layer] += 1
+        return to_ranges(list(rows))
+
+    async def _send_cancel(self, tokens: list[TokenRange]) -> None:
+        """Told again by the leader while a worker has them."""
+        try:
+            await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
+        except NatsUnavailable:
+            log.info("cancel_not_told", runs=len(tokens))
+
+
+async def request_cancellation(database: Database, job: JobId, actor: str) -> bool:
+    """Whether the job was still alive; from here on no frame of it begins, and servers end it."""
+    async with database.transaction() as tx:
+        row = await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
+        if row is None:
+            return False
+        await audit.append(tx, [AuditEntry(actor, "job.cancel", f"job:{job}")])
+    return True
+
+
+def _ignore(_ended: list[JobEnd]) -> None:
+    return None

@@ -1,0 +1,189 @@
+"""What workers report: ends of frames from the stream, and what they began.
+
+Reports are handled many at a time, one transaction per worker and kind. Nothing is marked as processed: a report that
+comes again finds its frames ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost
+only with the whole stream, and then recovery finds frames that their worker neither holds nor has reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from rota.engine.completion.finisher import CompletionResult, Finisher
+from rota.engine.dispatch.state_writer import JobStateWriter
+from rota.infra import failpoints
+from rota.infra.nats import Acknowledgement, Bus, ConsumerSpec, CoreMessage, Delivery, Terminate
+from rota.infra.postgres import Database, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.artifacts import ARTIFACTS_MAX, is_artifact_name
+from rota.model.errors import InvalidInput, PostgresUnavailable
+from rota.model.protocol import PROGRESS_SUBJECT, RESULT_SUBJECT, AttemptResult, Progress, Report, TokenRange, decode
+from rota.queue.tokens import BATCH_MAX
+
+JOBS_OF_TOKENS = query(__package__, "jobs_of_tokens")
+
+log = structlog.get_logger(__name__)
+CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT_SUBJECT, ack_wait_s=30.0)
+STARTED_MAX: Final = 10_000
+ENDS_MAX: Final = 1000
+RANGE_TOKENS_MAX: Final = 65_536
+TOKENS_MAX: Final = 1 << 20
+"""Frames in one message: a short one can name more than fit into memory, so runs are checked before they are read."""
+CODE_MAX: Final = 100
+
+INVALID_MESSAGES = metrics.counter(
+    "rota_validation_rejections", "Messages that could not be read, by kind.", labels=("kind",)
+)
+REPORT_FRAMES = metrics.histogram(
+    "rota_report_frames", "Frames ended by one transaction.", buckets=(1, 4, 16, 64, 256, 512, 1024, 2048, 4096)
+)
+
+OnCompletion = Callable[[UUID, CompletionResult], None]
+"""Called after the commit with the worker whose frames ended."""
+
+
+class ReportConsumer:
+    def __init__(self, finisher: Finisher, marks: JobStateWriter, on_told: OnCompletion) -> None:
+        self.finisher = finisher
+        self.marks = marks
+        self._on_told = on_told
+
+    async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
+        done: dict[UUID, list[TokenRange]] = defaultdict(list)
+        ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
+        took_ms: dict[UUID, int] = defaultdict(int)
+        verdicts: list[Acknowledgement] = []
+        for delivery in batch:
+            try:
+                report = decode(Report, delivery.data)
+                _check_report(report)
+            except InvalidInput as error:
+                INVALID_MESSAGES.labels("report").inc()
+                verdicts.append(Terminate(error.sentence))
+                continue
+            done[report.worker] += report.done
+            ends[report.worker] += report.ends
+            took_ms[report.worker] += report.took_ms
+            verdicts.append(None)
+        for worker, runs in done.items():
+            await self._finish_succeeded(worker, runs, took_ms[worker])
+        for worker, each in ends.items():
+            await self._finish_attempts(worker, each)
+        failpoints.hit("results.after_commit_before_ack")
+        return verdicts
+
+    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> None:
+        for part in split_ranges(runs, BATCH_MAX):
+            told = await self.finisher.finish_succeeded(worker, part, took_ms)
+            took_ms = 0
+            self._after_commit(worker, told)
+
+    async def _finish_attempts(self, worker: UUID, ends: Sequence[AttemptResult]) -> None:
+        for at in range(0, len(ends), ENDS_MAX):
+            self._after_commit(worker, await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX]))
+
+    def _after_commit(self, worker: UUID, told: CompletionResult) -> None:
+        REPORT_FRAMES.observe(sum(n for _, n in told.freed))
+        self.marks.forget(job.job for job in told.finished)
+        self._on_told(worker, told)
+
+
+class ProgressConsumer:
+    """Hears what workers have begun; one replica hears each."""
+
+    def __init__(self, database: Database, bus: Bus, marks: JobStateWriter) -> None:
+        self.database = database
+        self.bus = bus
+        self.marks = marks
+
+    async def run(self, life: Lifecycle) -> None:
+        async with self.bus.subscribe_core(PROGRESS_SUBJECT, group="rota-servers") as heard:
+            life.ready()
+            draining = asyncio.create_task(life.until_draining())
+            try:
+                while not life.draining:
+                    await self._consume_batch(heard, draining)
+            finally:
+                draining.cancel()
+
+    async def _consume_batch(self, heard: asyncio.Queue[CoreMessage], draining: asyncio.Task[None]) -> None:
+        getting = asyncio.create_task(heard.get())
+        await asyncio.wait({getting, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            getting.cancel()
+            return
+        messages = [getting.result()]
+        while not heard.empty():
+            messages.append(heard.get_nowait())
+        started = (token for message in messages for token in _started_tokens(message))
+        tokens = list(islice(started, STARTED_MAX))
+        if not tokens:
+            return
+        try:
+            rows = await self.database.rows(JOBS_OF_TOKENS, tokens)
+        except PostgresUnavailable:
+            return
+        self.marks.record_running(row["pk_job"] for row in rows)
+
+
+def split_ranges(runs: Sequence[TokenRange], most: int) -> list[list[TokenRange]]:
+    """Runs in groups of at most `most` tokens; a longer run is cut."""
+    groups: list[list[TokenRange]] = []
+    room = 0
+    for first, n in runs:
+        while n > 0:
+            if room == 0:
+                groups.append([])
+                room = most
+            part = min(n, room)
+            groups[-1].append((first, part))
+            first, n, room = first + part, n - part, room - part
+    return groups
+
+
+def _started_tokens(message: CoreMessage) -> Iterator[int]:
+    try:
+        progress = decode(Progress, message.data)
+        _check_ranges(progress.started)
+    except InvalidInput:
+        INVALID_MESSAGES.labels("progress").inc()
+        return iter(())
+    return (token for first, n in progress.started for token in range(first, first + n))
+
+
+def _check_report(report: Report) -> None:
+    _check_ranges(report.done)
+    if any(not 0 <= end.token < 2**53 for end in report.ends):
+        raise InvalidInput("A report names a token that cannot be one.")
+    if not 0 <= report.took_ms < 2**53 or any(map(_is_invalid_end, report.ends)):
+        raise InvalidInput("A report tells of a time or a code that cannot be one.")
+    runs = sorted([*report.done, *((end.token, 1) for end in report.ends)])
+    if any(first + n > then for (first, n), (then, _) in pairwise(runs)):
+        raise InvalidInput("A report ends a frame twice.")
+
+
+def _is_invalid_end(end: AttemptResult) -> bool:
+    words = (end.code, end.pointer or "")
+    return (
+        not 0 <= end.took_ms < 2**53
+        or not 0 <= end.after_s < float("inf")
+        or len(end.code) > CODE_MAX
+        or any("\0" in word for word in words)
+        or len(end.artifacts) > ARTIFACTS_MAX
+        or not all(is_artifact_name(each.name) and each.pointer.isprintable() for each in end.artifacts)
+    )
+
+
+def _check_ranges(runs: Sequence[TokenRange]) -> None:
+    if any(first < 0 or not 0 < n <= RANGE_TOKENS_MAX or first + n > 2**53 for first, n in runs):
+        raise InvalidInput("A report names a run of tokens that cannot be one.")
+    if (named := sum(n for _, n in runs)) > TOKENS_MAX:
+        raise InvalidInput(f"A report names {named} frames, at most {TOKENS_MAX} are allowed: send several.")

@@ -1,0 +1,39 @@
+"""How much waits, and why: what Prometheus is told, in the words of `rota.model.reasons` and in no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client import Gauge
+
+from rota.infra.telemetry import metrics
+from rota.model.reasons import Reason
+
+WAITING_FRAMES = metrics.gauge(
+    "rota_frames_waiting_by_reason",
+    "Frames that this replica may claim, by why they were passed over last; queued: they were not.",
+    labels=("reason",),
+)
+WAITING_JOBS = metrics.gauge(
+    "rota_jobs_waiting_by_reason",
+    "Live jobs that wait for something other than their turn, by why; counted by the leader.",
+    labels=("reason",),
+)
+_WAITING_REASONS: Final = tuple(reason for reason in Reason if reason.tier is not None)
+
+
+def set_waiting_frames(counts: Mapping[str, int]) -> None:
+    _set_gauge(WAITING_FRAMES, counts, Reason.QUEUED)
+
+
+def set_waiting_jobs(counts: Mapping[str, int]) -> None:
+    _set_gauge(WAITING_JOBS, counts, Reason.POLICY_PENDING)
+
+
+def _set_gauge(gauge: Gauge, counts: Mapping[str, int], otherwise: Reason) -> None:
+    """A policy may give reasons in words of its own: they are counted as `otherwise`, so that labels stay few."""
+    known = {reason.value: counts.get(reason.value, 0) for reason in _WAITING_REASONS}
+    known[otherwise.value] += sum(n for word, n in counts.items() if word not in known)
+    for word, n in known.items():
+        gauge.labels(word).set(n)

@@ -1,0 +1,78 @@
+-- name: layers_to_run
+-- What frames of these layers run, as long as their jobs live.
+SELECT l.pk_layer, l.frames, l.first_frame, l.frame_step, l.work, l.input, l.input_at, j.ends_as, j.word,
+       EXISTS (SELECT FROM rota.job_resource r WHERE r.pk_job = l.pk_job)
+       OR EXISTS (SELECT FROM rota.layer_resource r WHERE r.pk_layer = l.pk_layer) AS capped
+FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY ($1::uuid[])
+
+-- name: tenant_let_in
+-- Those of the jobs $2 of show $1, in their order, that may run.
+SELECT rota.jobs_let_in($1::uuid, $2::uuid[])
+
+-- name: tenant_limited
+-- Shows that may run only so many jobs at once, by a limit of their own or of a policy that some of their jobs came in by.
+SELECT pk_show FROM rota.show WHERE int_max_jobs >= 0
+UNION SELECT pk_show FROM rota.job WHERE reason = 'tenant_limit'
+UNION SELECT s.pk_show FROM rota.job_slot s
+JOIN rota.job j ON j.pk_job = s.pk_job JOIN rota.policy_word w ON w.word = j.word AND w.jobs_max IS NOT NULL
+
+-- name: jobs_parked
+-- Jobs that wait for room of their own, or of their show, and for about how many frames there is some by now.
+SELECT w.pk_job, w.room FROM (
+  SELECT j.pk_job, j.pk_show, least(nullif(s.int_max_jobs, -1), word.jobs_max) AS jobs_max, slot.pk_job IS NOT NULL AS let_in,
+         row_number() OVER (PARTITION BY j.pk_show, slot.pk_job IS NULL ORDER BY j.priority DESC, j.pk_job) AS turn,
+         CASE
+           WHEN r.pk_job IS NULL THEN p.n
+           WHEN used.frames IS NULL THEN p.n
+           WHEN r.int_max_cores > 0 AND used.cores > 0 THEN (r.int_max_cores - used.cores) / (used.cores / used.frames)
+           WHEN r.int_max_gpus > 0 AND used.gpus > 0 THEN (r.int_max_gpus - used.gpus) / (used.gpus / used.frames)
+           ELSE 1 END AS room
+  FROM (SELECT parked_job AS job, sum(n)::bigint AS n FROM rota.queue_returned WHERE parked_job IS NOT NULL
+        GROUP BY 1) AS p
+  JOIN rota.job j ON j.pk_job = p.job AND j.ends_as IS NULL
+  LEFT JOIN rota.show s ON s.pk_show = j.pk_show
+  LEFT JOIN rota.policy_word word ON word.word = j.word
+  LEFT JOIN rota.job_slot slot ON slot.pk_job = j.pk_job
+  LEFT JOIN rota.job_resource r ON r.pk_job = p.job
+  LEFT JOIN (SELECT pk_job, count(*) AS frames, sum(int_cores_reserved)::bigint AS cores,
+                    sum(int_gpus_reserved)::bigint AS gpus
+             FROM rota.proc WHERE pk_job IN (SELECT parked_job FROM rota.queue_returned WHERE parked_job IS NOT NULL)
+             GROUP BY 1) AS used ON used.pk_job = p.job
+) AS w
+WHERE w.jobs_max IS NULL OR w.let_in
+  OR w.turn <= w.jobs_max - (SELECT rota.job_slots_used(w.pk_show))
+LIMIT 500
+
+-- name: queue_classes
+-- What these queues stand for (null: all of them).
+SELECT q.queue, q.pk_show, q.pk_folder, q.pk_dept, c.class_id, c.topic, c.requires, c.labels, c.preferred_pool,
+       c.preferred_worker, c.cores, c.gpus, c.memory_mb
+FROM rota.queue_class q JOIN rota.placement_class c ON c.class_id = q.class_id
+WHERE $1::text[] IS NULL OR q.queue = ANY ($1)
+
+-- name: shares
+-- What each show may count on in each pool, and what it uses there.
+SELECT s.pk_show, s.pk_alloc, s.int_size AS size, coalesce(p.cores, 0)::bigint AS used
+FROM rota.subscription s
+LEFT JOIN (SELECT pk_show, pk_alloc, sum(int_cores_reserved) AS cores FROM rota.proc GROUP BY 1, 2) AS p
+  ON p.pk_show = s.pk_show AND p.pk_alloc = s.pk_alloc
+
+-- name: jobs_mark
+-- Jobs $1 of which a frame was handed to a worker (or, $2 = RUNNING, was begun), at $3 each; those that are further stay.
+-- Nobody is waited for: a job that somebody else is at comes back without a topic, and may be marked later.
+WITH free AS MATERIALIZED (
+  SELECT j.pk_job FROM rota.job j WHERE j.pk_job = ANY ($1::uuid[]) FOR NO KEY UPDATE SKIP LOCKED
+), marked AS (
+  UPDATE rota.job j SET
+    state = $2::text, ts_updated = now(), reason = NULL, ts_wait_until = NULL,
+    history = j.history || CASE WHEN $2 = 'RUNNING' AND j.state = 'SCHEDULED'
+                                THEN jsonb_build_array(jsonb_build_array('DISPATCHED', m.at_ms, NULL)) ELSE '[]' END
+                        || jsonb_build_array(jsonb_build_array($2::text, m.at_ms, NULL))
+  FROM unnest($1::uuid[], $3::bigint[]) AS m (pk_job, at_ms) JOIN free USING (pk_job)
+  WHERE j.pk_job = m.pk_job AND (j.state = 'SCHEDULED' OR $2 = 'RUNNING' AND j.state = 'DISPATCHED')
+  RETURNING j.pk_job, j.pk_show, j.topic, (extract(epoch FROM j.ts_submitted) * 1000)::bigint AS submitted_ms
+)
+SELECT pk_job, pk_show, topic, submitted_ms FROM marked
+UNION ALL
+SELECT j.pk_job, NULL, NULL, NULL FROM rota.job j
+WHERE j.pk_job = ANY ($1::uuid[]) AND NOT EXISTS (SELECT FROM free WHERE free.pk_job = j.pk_job)

@@ -1,0 +1,105 @@
+"""Changes that people made to shows, quotas, pools, topics and runs, and what they approved, told as events: read from
+the audit trail by one leader.
+
+The trail is numbered without a hole in the order of commits, so nothing is passed over, whoever made the change. Up to
+where it was told is known from the stream itself: the last message of this kind says so. Where there is none (the
+stream is new, or an hour passed without a change) it begins at the end of the trail.
+
+A message goes by the number of its first entry: of two leaders who tell the same one is refused as a duplicate, and
+looks where the other has come to. If we die, the next leader goes on from the stream. Told are the names of what was
+changed and where it stands in the trail, not by whom or how: who may read that reads the trail. The same leader sees
+to servers that went without a word (`rota.engine.events.server_presence`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from rota.engine.events.server_presence import ServerPresence
+from rota.engine.events.show_names import ShowNameCache
+from rota.infra.clock import SystemClock
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.nats import Bus, BusMessage, PublishOutcome
+from rota.infra.nats.topology import AUDIT_EVENTS_SUBJECT, EVENTS_STREAM
+from rota.infra.postgres import Database, Record, query
+from rota.infra.service import Lifecycle
+from rota.model.errors import InvalidInput, NatsUnavailable
+from rota.model.events import AUDITED_FAMILIES, EventGroup, EventMessage, join_ids
+from rota.model.protocol import decode, encode
+
+READ_ENTRIES = query(__package__, "events_audit")
+LAST_ENTRY = query(__package__, "events_audit_last")
+
+log = structlog.get_logger(__name__)
+LEASE: Final = "rota:events:audit"
+POLL_INTERVAL_S: Final = 1.0
+POLLS_PER_SERVER_CHECK: Final = 5
+BATCH: Final = 500
+
+
+class AuditEventPublisher:
+    def __init__(self, database: Database, bus: Bus, leases: Leases, servers: ServerPresence) -> None:
+        self.database = database
+        self.bus = bus
+        self.servers = servers
+        self._shows = ShowNameCache(database, SystemClock())
+        self._leadership = Leadership(leases, LEASE, self._lead, kind="events")
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def _lead(self, _lease: Lease) -> None:
+        told: int | None = None
+        for turn in count():
+            try:
+                told = await self.publish_after(told if told is not None else await self.last_published_seq())
+                if turn % POLLS_PER_SERVER_CHECK == 0:
+                    await self.servers.report_lost_servers()
+            except NatsUnavailable as away:
+                log.info("changes_wait", reason=away.sentence)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def last_published_seq(self) -> int:
+        """Up to which entry the stream has them."""
+        last = await self.bus.last_message(EVENTS_STREAM, AUDIT_EVENTS_SUBJECT)
+        if last is not None:
+            try:
+                return decode(EventMessage, last.data).audited
+            except InvalidInput as error:
+                log.warning("changes_unreadable", reason=error.sentence)
+        return int(await self.database.value(LAST_ENTRY))
+
+    async def publish_after(self, told: int) -> int:
+        """Tell what comes after entry `told`, and say up to where it is told now."""
+        rows = await self.database.rows(READ_ENTRIES, told, BATCH)
+        if not rows:
+            return told
+        await self._shows.ensure_loaded(_show_id(row) for row in rows)
+        batch = EventMessage(self._event_groups(rows), rows[-1]["seq"])
+        message = BusMessage(subject=AUDIT_EVENTS_SUBJECT, data=encode(batch), msg_id=f"audit:{told + 1}")
+        receipt = await self.bus.publish(message)
+        return batch.audited if receipt.outcome is PublishOutcome.STORED else await self.last_published_seq()
+
+    def _event_groups(self, rows: Sequence[Record]) -> list[EventGroup]:
+        groups = []
+        for row in rows:
+            family, _, act = row["action"].partition(".")
+            family = "cap" if act == "change" and family in ("job", "layer") else family
+            if family in AUDITED_FAMILIES:
+                show, name = self._shows.resolve(_show_id(row))
+                facts = {"what": row["target"], "audit": row["seq"]}
+                jobs = join_ids([UUID(row["job"])]) if row["job"] else b""
+                runs = join_ids([UUID(row["run"])]) if row["run"] else b""
+                groups.append(EventGroup(f"{family}.{act}", row["at_ms"], show, name, jobs, facts, runs))
+        return groups
+
+
+def _show_id(row: Record) -> UUID | None:
+    return UUID(row["show"]) if row["show"] else None

@@ -1,0 +1,135 @@
+-- name: explain_failure
+-- The frame of layers $1 that failed first, if any did; of attempts that were tried again nothing is told.
+SELECT e.pk_layer AS layer, e.frame, e.attempt, e.state, e.code, e.error, w.str_name AS worker,
+       coalesce(e.ts_ended, e.ts_finished) AS at
+FROM unnest($1::uuid[]) AS of (layer)
+CROSS JOIN LATERAL (
+  SELECT * FROM rota.frame_end f
+  WHERE f.pk_layer = of.layer AND f.state NOT IN ('SUCCEEDED', 'RETRIED', 'RETURNED') ORDER BY f.ts_finished LIMIT 1
+) AS e
+LEFT JOIN rota.worker w ON w.pk_host = e.pk_host
+ORDER BY e.ts_finished LIMIT 1
+
+-- name: explain_letter
+-- What the first dead letter of job $1 says.
+SELECT d.reason, d.error FROM rota.dlq_entries d WHERE d.job_id = $1::uuid ORDER BY d.dlq_id LIMIT 1
+
+-- name: explain_before
+-- Jobs that job $1 waits for, those submitted first first, at most $2, and how many there are; names of its own show alone.
+SELECT b.pk_job AS id, CASE WHEN b.pk_show = j.pk_show THEN b.str_name ELSE b.pk_job::text END AS name, b.state, b.reason,
+       a.if_failed, count(*) OVER () AS jobs
+FROM rota.job_after a JOIN rota.job b ON b.pk_job = a.pk_before JOIN rota.job j ON j.pk_job = a.pk_job
+WHERE a.pk_job = $1::uuid ORDER BY b.ts_submitted, b.pk_job LIMIT $2::integer
+
+-- name: explain_holders
+-- Who uses most of what key $3 of level $2 limits in show $1, at most $4: jobs, or the layers of a job that has a cap.
+SELECT u.id, coalesce(l.str_name, j.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
+FROM (
+  SELECT CASE WHEN $2::text = 'job' THEN p.pk_layer ELSE p.pk_job END AS id, count(*) AS frames,
+         sum(p.int_cores_reserved)::bigint AS cores, sum(p.int_gpus_reserved)::bigint AS gpus
+  FROM rota.proc p
+  WHERE p.pk_show = $1::uuid AND $3::uuid = CASE $2 WHEN 'subscription' THEN p.pk_alloc WHEN 'folder' THEN p.pk_folder
+                                                    WHEN 'job' THEN p.pk_job WHEN 'layer' THEN p.pk_layer
+                                                    ELSE p.pk_dept END
+  GROUP BY 1 ORDER BY 3 DESC, 4 DESC, 1 LIMIT $4::integer
+) AS u
+LEFT JOIN rota.layer l ON $2 = 'job' AND l.pk_layer = u.id
+LEFT JOIN rota.job j ON j.pk_job = u.id
+ORDER BY u.cores DESC, u.gpus DESC, u.id
+
+-- name: explain_holders_jobs
+-- Jobs of show $1 that count against the number that it may run at once, at most $2, the first first.
+SELECT s.pk_job AS id, j.str_name AS name, 0 AS frames, 0 AS cores, 0 AS gpus
+FROM rota.job_slot s JOIN rota.job j USING (pk_job) WHERE s.pk_show = $1::uuid ORDER BY s.ts_taken, s.pk_job LIMIT $2::integer
+
+-- name: explain_holders_pools
+-- Which shows use most of the pools $1, at most $2.
+SELECT u.id, coalesce(s.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
+FROM (
+  SELECT p.pk_show AS id, count(*) AS frames, sum(p.int_cores_reserved)::bigint AS cores,
+         sum(p.int_gpus_reserved)::bigint AS gpus
+  FROM rota.proc p WHERE p.pk_alloc = ANY ($1::uuid[]) GROUP BY 1 ORDER BY 3 DESC, 4 DESC, 1 LIMIT $2::integer
+) AS u
+LEFT JOIN rota.show s ON s.pk_show = u.id
+ORDER BY u.cores DESC, u.gpus DESC, u.id
+
+-- name: explain_job
+-- What holds job $1 besides its frames, and which server leads, by the lease $2.
+SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.dispatch_failures, j.ts_ask_at, m.jobs_max,
+       CASE WHEN m.jobs_max IS NOT NULL AND j.state = 'SCHEDULED'
+                 AND NOT EXISTS (SELECT FROM rota.job_slot t WHERE t.pk_job = j.pk_job)
+            THEN rota.job_slots_used(j.pk_show) END AS jobs_before,
+       coalesce((SELECT sum(n) FROM rota.queue_returned WHERE parked_job = j.pk_job), 0)::bigint AS parked,
+       (SELECT l.holder FROM rota.lease l WHERE l.name = $2::text AND l.expires_at > clock_timestamp()) AS leader,
+       clock_timestamp() AS now
+FROM rota.job j JOIN rota.show s USING (pk_show) LEFT JOIN rota.policy_word w USING (word)
+CROSS JOIN LATERAL (SELECT least(nullif(s.int_max_jobs, -1), w.jobs_max) AS jobs_max) AS m
+WHERE j.pk_job = $1::uuid
+
+-- name: explain_layers
+-- Of layers $2 of job $1: frames that wait for their time, and whether their queue is paused.
+SELECT l.pk_layer, q.paused, coalesce(d.n, 0)::bigint AS deferred, d.run_at
+FROM rota.layer l
+JOIN rota.queues q ON q.queue = l.queue
+LEFT JOIN (SELECT layer_id, sum(n) AS n, min(run_at) AS run_at FROM rota.deferred_jobs WHERE job_id = $1::uuid GROUP BY 1) AS d
+  ON d.layer_id = l.pk_layer
+WHERE l.pk_layer = ANY ($2::uuid[])
+
+-- name: explain_position
+-- How many frames of queue $3 at priority $4 go before the first that waits of layer $2 of job $1.
+-- Lanes are claimed in their order, and in each what was returned before what follows. Bounded: of a layer with more than
+-- $5 entries the first that were written are looked at, of returned turns the first thousand; no row when none is found.
+WITH lane AS MATERIALIZED (
+  SELECT l.lane_id, coalesce(c.waiting - c.parked, 0) AS waiting
+  FROM rota.queue_lanes l
+  LEFT JOIN rota.queue_candidates(ARRAY[$3::text]) AS c ON c.lane_id = l.lane_id
+  WHERE l.queue = $3 AND l.priority = $4::smallint
+), at AS MATERIALIZED (
+  SELECT k.lane_id, k.cursor FROM rota.queue_cursors(ARRAY(SELECT lane_id FROM lane)) AS k
+), back AS MATERIALIZED (
+  SELECT r.lane_id, r.first_seq, r.n, e.layer_id = $2::uuid AS mine
+  FROM (SELECT * FROM rota.queue_returned u
+        WHERE u.parked_job IS NULL AND u.lane_id = ANY (ARRAY(SELECT lane_id FROM lane))
+        ORDER BY u.lane_id, u.first_seq LIMIT 1000) AS r
+  LEFT JOIN LATERAL (
+    SELECT x.layer_id FROM rota.ready_entries x
+    WHERE x.ready_slot = r.ready_slot AND x.lane_id = r.lane_id AND x.lane_seq <= r.first_seq
+    ORDER BY x.lane_seq DESC LIMIT 1) AS e ON true
+), own AS MATERIALIZED (
+  SELECT e.lane_id, e.layer_id, e.lane_seq, e.n FROM rota.ready_entries e WHERE e.job_id = $1::uuid LIMIT $5::integer
+), first AS (
+  SELECT b.lane_id, min(b.first_seq) AS seq, true AS returned FROM back b WHERE b.mine GROUP BY 1
+  UNION ALL
+  SELECT o.lane_id, min(greatest(o.lane_seq, at.cursor)), false
+  FROM own o JOIN at USING (lane_id) WHERE o.layer_id = $2 AND o.lane_seq + o.n > at.cursor GROUP BY 1
+)
+SELECT min(
+  coalesce((SELECT sum(l.waiting) FROM lane l WHERE l.lane_id < f.lane_id), 0)
+  + coalesce((SELECT sum(b.n) FROM back b
+              WHERE b.lane_id = f.lane_id AND (b.first_seq < f.seq OR NOT f.returned)), 0)
+  + CASE WHEN f.returned THEN 0 ELSE
+      f.seq - (SELECT at.cursor FROM at WHERE at.lane_id = f.lane_id)
+      - coalesce((SELECT sum(t.n) FROM rota.ready_tombstones t
+                  WHERE t.lane_id = f.lane_id AND t.first_seq < f.seq
+                    AND t.first_seq >= (SELECT at.cursor FROM at WHERE at.lane_id = f.lane_id)), 0) END
+)::bigint AS ahead
+FROM first f
+
+-- name: explain_rate
+-- How many jobs and frames of show $1 ended lately: the last $2 of an hour, and how long ago the first of them did.
+SELECT count(*) AS jobs, coalesce(sum(d.frames), 0)::bigint AS frames,
+       coalesce(extract(epoch FROM clock_timestamp() - min(d.ts_finished)), 0)::float8 AS span_s
+FROM (
+  SELECT j.ts_finished,
+         (SELECT sum(l.succeeded + l.quarantined + l.failed + l.timed_out) FROM unnest(j.layers) AS l) AS frames
+  FROM rota.job_done j
+  WHERE j.pk_show = $1::uuid AND j.ts_finished > clock_timestamp() - interval '1 hour'
+  ORDER BY j.ts_finished DESC LIMIT $2::integer
+) AS d
+
+-- name: explain_running
+-- Where frames of job $1 are, those booked first first; at most $2 rows.
+SELECT p.pk_layer AS layer, coalesce(w.str_name, p.pk_host::text) AS worker, p.frames, p.since
+FROM (SELECT pk_layer, pk_host, count(*) AS frames, min(ts_booked) AS since
+      FROM rota.proc WHERE pk_job = $1::uuid GROUP BY 1, 2 ORDER BY 4 LIMIT $2::integer) AS p
+LEFT JOIN rota.worker w USING (pk_host) ORDER BY p.since

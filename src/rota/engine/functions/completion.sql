@@ -1,0 +1,272 @@
+-- The newest `most` jobs before `before`, live and done, of these shows (null: of all), by an index in either case.
+CREATE OR REPLACE FUNCTION rota.jobs_before(shows uuid[], before uuid, most integer) RETURNS TABLE (
+  pk_job uuid, pk_show uuid, str_name text, topic text, priority smallint, state text, reason text, labels jsonb,
+  ts_submitted timestamptz, ts_finished timestamptz, layers rota.layer[]
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  latest uuid := coalesce(before, 'ffffffff-ffff-ffff-ffff-ffffffffffff');
+BEGIN
+  IF shows IS NULL THEN
+    RETURN QUERY
+    (SELECT j.pk_job, j.pk_show, j.str_name, j.topic, j.priority, j.state, j.reason, j.labels, j.ts_submitted,
+            NULL::timestamptz, NULL::rota.layer[]
+     FROM rota.job j WHERE j.pk_job < latest ORDER BY j.pk_job DESC LIMIT most)
+    UNION ALL
+    (SELECT d.pk_job, d.pk_show, d.str_name, d.topic, d.priority, d.state, d.reason, d.labels, d.ts_submitted,
+            d.ts_finished, d.layers
+     FROM rota.job_done d WHERE d.pk_job < latest ORDER BY d.pk_job DESC LIMIT most)
+    ORDER BY 1 DESC LIMIT most;
+  ELSE
+    RETURN QUERY
+    SELECT f.* FROM unnest(shows) AS s (pk_show) CROSS JOIN LATERAL (
+      (SELECT j.pk_job, j.pk_show, j.str_name, j.topic, j.priority, j.state, j.reason, j.labels, j.ts_submitted,
+              NULL::timestamptz, NULL::rota.layer[]
+       FROM rota.job j WHERE j.pk_show = s.pk_show AND j.pk_job < latest ORDER BY j.pk_job DESC LIMIT most)
+      UNION ALL
+      (SELECT d.pk_job, d.pk_show, d.str_name, d.topic, d.priority, d.state, d.reason, d.labels, d.ts_submitted,
+              d.ts_finished, d.layers
+       FROM rota.job_done d WHERE d.pk_show = s.pk_show AND d.pk_job < latest ORDER BY d.pk_job DESC LIMIT most)
+    ) AS f ORDER BY 1 DESC LIMIT most;
+  END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION rota.now_ms() RETURNS bigint
+LANGUAGE sql AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+-- Count ended frames at their layers. Returns the jobs of layers that have no frame left.
+-- Layers are updated in the order of their ids, so that two batches wait and never in a circle: hence one way only.
+CREATE OR REPLACE FUNCTION rota.layers_count(layers uuid[], numbers integer[], ending text, took bigint) RETURNS uuid[]
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+  ended uuid[];
+BEGIN
+  WITH counted AS (
+    UPDATE rota.layer l SET
+      succeeded   = l.succeeded   + CASE WHEN ending = 'SUCCEEDED' THEN d.n ELSE 0 END,
+      quarantined = l.quarantined + CASE WHEN ending = 'OUTPUT_QUARANTINED' THEN d.n ELSE 0 END,
+      failed      = l.failed      + CASE WHEN ending = 'FAILED' THEN d.n ELSE 0 END,
+      timed_out   = l.timed_out   + CASE WHEN ending = 'TIMEOUT' THEN d.n ELSE 0 END,
+      cancelled   = l.cancelled   + CASE WHEN ending = 'CANCELLED' THEN d.n ELSE 0 END,
+      denied      = l.denied      + CASE WHEN ending = 'DENIED' THEN d.n ELSE 0 END,
+      took_ms     = l.took_ms + took
+    FROM (SELECT u.layer, sum(u.n)::integer AS n FROM unnest(layers, numbers) AS u (layer, n)
+          WHERE u.n > 0 GROUP BY 1 ORDER BY 1) AS d
+    WHERE l.pk_layer = d.layer
+    RETURNING l.pk_job,
+      l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied = l.frames AS done
+  ) SELECT array_agg(DISTINCT c.pk_job) INTO ended FROM counted AS c WHERE c.done;
+  RETURN coalesce(ended, '{}');
+END $$;
+
+-- Jobs have ended: what waits for them goes on. A job whose last edge goes comes to the gate like a new one; one whose
+-- edge stays is marked as ending, and the leader ends it. Both in the transaction of the end, so nobody is forgotten.
+-- Jobs that wait are locked in the order of their ids, after those that they wait for, which are older.
+-- A job whose output is held counts as ended once that was scanned (ADR 20): whoever settles its last scan comes here again.
+CREATE OR REPLACE FUNCTION rota.jobs_release(ended uuid[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  waiting uuid[];
+  freed uuid[];
+BEGIN
+  DELETE FROM rota.job_after a WHERE a.pk_job = ANY (ended);
+  ended := ARRAY(SELECT e FROM unnest(ended) AS e
+                 WHERE NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = e AND s.mode <> 'pass'));
+  waiting := ARRAY(SELECT j.pk_job FROM rota.job j
+                   WHERE j.pk_job IN (SELECT a.pk_job FROM rota.job_after a WHERE a.pk_before = ANY (ended))
+                   ORDER BY j.pk_job FOR UPDATE);
+  IF cardinality(waiting) = 0 THEN
+    RETURN 0;
+  END IF;
+
+  DELETE FROM rota.job_after a
+  WHERE a.pk_before = ANY (ended) AND a.pk_job = ANY (waiting)
+    AND (a.if_failed = 'run' OR EXISTS (SELECT FROM rota.job_done d WHERE d.pk_job = a.pk_before AND d.state = 'SUCCEEDED'));
+  UPDATE rota.job j SET
+    ends_as = CASE a.if_failed WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, reason = 'job_before_failed',
+    ts_updated = clock_timestamp()
+  FROM (SELECT DISTINCT ON (a.pk_job) a.pk_job, a.if_failed FROM rota.job_after a
+        WHERE a.pk_before = ANY (ended) AND a.pk_job = ANY (waiting) ORDER BY a.pk_job) AS a
+  WHERE j.pk_job = a.pk_job AND j.ends_as IS NULL;
+
+  WITH moved AS (
+    UPDATE rota.job j SET reason = 'policy_pending', ts_updated = clock_timestamp()
+    WHERE j.pk_job = ANY (waiting) AND j.state = 'PENDING' AND j.ends_as IS NULL
+      AND NOT EXISTS (SELECT FROM rota.job_after a WHERE a.pk_job = j.pk_job)
+    RETURNING j.pk_job
+  ) SELECT array_agg(m.pk_job) INTO freed FROM moved AS m;
+  IF freed IS NOT NULL THEN
+    -- A msgpack list of ids, as rota.engine.gate.wake writes it.
+    INSERT INTO rota.outbox (subject, msg_id, payload)
+    SELECT 'sys.job.gate', 'gate:' || gen_random_uuid(), '\xdd'::bytea || int4send(cardinality(freed))
+           || string_agg('\xd924'::bytea || convert_to(id::text, 'UTF8'), ''::bytea)
+    FROM unnest(freed) AS id;
+    PERFORM pg_notify('rota_outbox', '');
+  END IF;
+  RETURN cardinality(waiting);
+END $$;
+
+-- Have jobs wait for others, which exist; for those that have ended they wait no more.
+CREATE OR REPLACE FUNCTION rota.jobs_wait(jobs uuid[], befores uuid[], ifs_failed text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO rota.job_after (pk_before, pk_job, if_failed)
+  SELECT DISTINCT given.before, given.job, given.if_failed
+  FROM unnest(jobs, befores, ifs_failed) AS given (job, before, if_failed)
+  JOIN rota.job j ON j.pk_job = given.job
+  ORDER BY 1, 2;
+  PERFORM rota.jobs_release(ARRAY(SELECT DISTINCT b FROM unnest(befores) AS b
+                                  WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+END $$;
+
+-- The one way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
+-- these ends; the others are left alone. A job of several layers is looked at under its lock: of two that end its last
+-- layers at the same time the second sees both.
+CREATE OR REPLACE FUNCTION rota.jobs_finish(jobs uuid[], because text DEFAULT NULL)
+RETURNS SETOF rota.job_ended
+LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM rota.job j WHERE j.pk_job = ANY (jobs) AND j.int_layers > 1 ORDER BY j.pk_job FOR UPDATE;
+  RETURN QUERY
+  WITH ended AS (
+    DELETE FROM rota.job j
+    WHERE j.pk_job = ANY (jobs) AND (j.int_layers = 1 OR NOT EXISTS (
+      SELECT FROM rota.layer l WHERE l.pk_job = j.pk_job
+        AND l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied < l.frames))
+    RETURNING j.*
+  ), gone AS (
+    DELETE FROM rota.layer l USING ended e WHERE l.pk_job = e.pk_job RETURNING l.*
+  ), told AS (
+    SELECT g.pk_job, array_agg(g::rota.layer ORDER BY g.number) AS layers,
+      CASE WHEN sum(g.denied) > 0 THEN 'DENIED' WHEN sum(g.cancelled) > 0 THEN 'CANCELLED'
+           WHEN sum(g.timed_out) > 0 THEN 'TIMEOUT' WHEN sum(g.failed) > 0 THEN 'FAILED'
+           WHEN sum(g.quarantined) > 0 THEN 'OUTPUT_QUARANTINED' ELSE 'SUCCEEDED' END AS state
+    FROM gone AS g GROUP BY 1
+  )
+  INSERT INTO rota.job_done AS d
+  SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, t.state,
+         coalesce(because, e.reason), e.labels, e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
+         -- What was handed to a worker was DISPATCHED, whether or not anybody had the time to write it down.
+         e.history || CASE WHEN e.state = 'SCHEDULED' AND t.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED')
+                           THEN jsonb_build_array(jsonb_build_array('DISPATCHED', rota.now_ms(), NULL)) ELSE '[]' END
+                   || jsonb_build_array(jsonb_build_array(t.state, rota.now_ms(), coalesce(because, e.reason))),
+         t.layers, e.word
+  FROM ended e JOIN told t ON t.pk_job = e.pk_job
+  RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+  -- Asked of whole tables first, since mostly nobody waits for anybody.
+  IF EXISTS (SELECT FROM rota.approval WHERE state = 'pending') THEN
+    PERFORM rota.approvals_close('job', ARRAY(SELECT b::text FROM unnest(jobs) AS b
+                                              WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+  END IF;
+  IF EXISTS (SELECT FROM rota.job_after) THEN
+    PERFORM rota.jobs_release(ARRAY(SELECT b FROM unnest(jobs) AS b
+                                    WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
+  END IF;
+END $$;
+
+-- Jobs all of whose frames succeed in one batch, most of them jobs of one frame: they move at once, and nothing is counted
+-- at a layer that goes in the same moment. Returns the jobs; the layers of the others are left to `layers_count`.
+CREATE OR REPLACE FUNCTION rota.jobs_succeed(layers uuid[], numbers integer[])
+RETURNS SETOF rota.job_ended
+LANGUAGE plpgsql
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  ended_ms bigint := rota.now_ms();
+  last jsonb := jsonb_build_array(jsonb_build_array('SUCCEEDED', ended_ms, NULL));
+  last_two jsonb := jsonb_build_array(jsonb_build_array('DISPATCHED', ended_ms, NULL)) || last;
+BEGIN
+  RETURN QUERY
+  WITH whole AS (
+    DELETE FROM rota.layer l
+    USING (SELECT u.layer, u.n FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n > 0 ORDER BY 1) AS d, rota.job j
+    WHERE l.pk_layer = d.layer AND l.frames = d.n AND j.pk_job = l.pk_job AND j.int_layers = 1
+    RETURNING l.*
+  ), ended AS (
+    DELETE FROM rota.job j USING whole w WHERE j.pk_job = w.pk_job
+    RETURNING j.*, ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
+                       w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
+                       w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer AS layer
+  )
+  INSERT INTO rota.job_done AS d
+  SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
+         e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
+         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END, ARRAY[e.layer],
+         e.word
+  FROM ended e
+  RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+END $$;
+
+-- The success path: frames that returned nothing, all of one worker. Everything about them ends in this one statement.
+CREATE OR REPLACE FUNCTION rota.frames_succeed(
+  host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
+) RETURNS SETOF rota.frame_told
+LANGUAGE plpgsql AS $$
+DECLARE
+  asked bigint;
+  held bigint;
+  shows uuid[];
+  late bigint[] := '{}';
+  of_show uuid;
+  told rota.frame_told;
+  freed rota.proc_freed[];
+  finished rota.job_ended[];
+  row record;
+  layers uuid[] := '{}';
+  numbers integer[] := '{}';
+BEGIN
+  SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
+  SELECT count(*), array_agg(DISTINCT p.pk_show ORDER BY p.pk_show) INTO held, shows
+  FROM unnest(firsts, lasts) AS run (first, last)
+  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host;
+  IF held < asked THEN
+    -- Late, doubled, or not its own: the caller asks again for what is left.
+    told.what := 'not_held';
+    told.tokens := ARRAY(SELECT p.token FROM unnest(firsts, lasts) AS run (first, last)
+                         JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host);
+    RETURN NEXT told;
+    RETURN;
+  END IF;
+
+  FOR row IN SELECT * FROM rota.insert_done_rows_tx(ids, masks) LOOP
+    told.what := 'refused';
+    told.claim_id := row.claim_id;
+    told.refused := row.refused;
+    late := late || ARRAY(SELECT row.claim_id * 512 + i FROM generate_series(0, length(row.refused) - 1) AS i
+                          WHERE get_bit(row.refused, i) = 1);
+    RETURN NEXT told;
+  END LOOP;
+
+  FOREACH of_show IN ARRAY coalesce(shows, '{}') LOOP
+    freed := ARRAY(SELECT ROW(d.*)::rota.proc_freed FROM rota.proc_delete(of_show, firsts, lasts) AS d);
+    RETURN QUERY
+      SELECT 'released', NULL::bigint, NULL::varbit, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept,
+             f.cores, f.gpus, ARRAY[f.pk_job], ARRAY[f.pk_layer], f.tokens, NULL::text, NULL::text, NULL::text
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) > 1
+      UNION ALL
+      SELECT 'singles', NULL, NULL, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept, f.cores, f.gpus,
+             array_agg(f.pk_job), array_agg(f.pk_layer), array_agg(f.tokens[1]), NULL, NULL, NULL
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) = 1 GROUP BY 5, 6, 7, 8, 9, 10, 11;
+    SELECT layers || array_agg(f.pk_layer), numbers || array_agg(CASE WHEN cardinality(late) = 0 THEN cardinality(f.tokens)
+             ELSE (SELECT count(*)::integer FROM unnest(f.tokens) AS t WHERE t <> ALL (late)) END)
+    INTO layers, numbers FROM unnest(freed) AS f;
+  END LOOP;
+
+  finished := ARRAY(SELECT j FROM rota.jobs_succeed(layers, numbers) AS j);
+  IF cardinality(finished) > 0 AND EXISTS (SELECT FROM rota.job_after) THEN
+    PERFORM rota.jobs_release(ARRAY(SELECT j.pk_job FROM unnest(finished) AS j));
+  END IF;
+  IF cardinality(finished) < cardinality(layers) THEN
+    finished := finished || ARRAY(
+      SELECT j FROM rota.jobs_finish(rota.layers_count(layers, numbers, 'SUCCEEDED', took)) AS j);
+  END IF;
+  RETURN QUERY
+    SELECT 'finished', NULL::bigint, NULL::varbit, j.pk_show, NULL::boolean, NULL::bigint, NULL::uuid, NULL::uuid,
+           NULL::uuid, NULL::bigint, NULL::bigint, array_agg(j.pk_job), NULL::uuid[], NULL::bigint[], j.topic, j.state,
+           j.workflow_id
+    FROM unnest(finished) AS j GROUP BY j.pk_show, j.topic, j.state, j.workflow_id;
+END $$;
+
+COMMENT ON FUNCTION rota.frames_succeed IS 'End frames of one worker that returned nothing: closures, procs, counts, jobs.';

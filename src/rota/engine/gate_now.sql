@@ -1,2 +1,0 @@
--- What time it is by the clock of PostgreSQL.
-SELECT clock_timestamp() AS now

@@ -1,0 +1,423 @@
+"""Outputs on their way out: the look inside, after the frame has ended.
+
+Scans are rows, written by the transaction that ends the frame, so none is lost with a process. Any server claims those
+that are due, for `LEASE_S` beyond its budget; what nobody settles by then is claimed again. A verdict takes effect in
+one transaction, which first removes the scan under the number of its claim: of two who looked at the same output one
+finds it gone, and so does a verdict that comes after somebody has released the output. It takes effect on a frame that
+SUCCEEDED, and is dropped otherwise.
+
+| what is said | the frame | its output |
+|---|---|---|
+| ALLOW | stays | is readable |
+| QUARANTINE, DENY | OUTPUT_QUARANTINED, and its job with it if that had SUCCEEDED | is quarantined |
+| REDACT | stays | is replaced; what it was is kept for those who may release it |
+| nothing, in time | as the mode of its topic says | passes; stays held, and is looked at again; is quarantined |
+
+If we die after the claim, or are paused, the lease runs out. If we die after a redacted file was stored, nobody names
+it, and the store's retention removes it. If the reply of the commit is lost, the scan is gone and nobody repeats it;
+what is not told then (events, those who wait) is found by whoever looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from rota.engine.completion.finisher import DeadLetterNotice, Finisher, JobEnd, job_end
+from rota.engine.outputs import sync_check
+from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
+from rota.infra import failpoints
+from rota.infra.blob_store import BlobStore
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.artifacts import format_artifact, parse_artifact
+from rota.model.backoff import Backoff
+from rota.model.errors import PostgresUnavailable, RotaError
+from rota.model.ids import JobId, LayerId, ShowId
+from rota.model.policy.outputs import (
+    OutputCheck,
+    OutputEffect,
+    OutputMeta,
+    OutputPolicyDecision,
+    OutputRestriction,
+    OutputScanMode,
+)
+from rota.model.reasons import Reason
+from rota.policy.output.checker import ContentChecker, LocalContentChecker
+from rota.policy.output.evaluate import ContentResult, OutputContent
+
+CLAIM = query(__package__, "outputs_claim")
+DELETE_CLAIMED_SCANS = query(__package__, "outputs_settle")
+POSTPONE = query(__package__, "outputs_later")
+ALLOW = query(__package__, "outputs_allow")
+QUARANTINE = query(__package__, "outputs_quarantine")
+REDACT = query(__package__, "outputs_redact")
+COUNT_QUARANTINED = query(__package__, "outputs_count")
+RELEASE_DEPENDENTS = query(__package__, "outputs_free")
+
+log = structlog.get_logger(__name__)
+BATCH: Final = 64
+LEASE_S: Final = 15.0
+POLL_INTERVAL_S: Final = 1.0
+UNSETTLED_CLAIMS_MAX: Final = 3
+"""After so many claims that nobody settled it is not looked at any more."""
+POISONED_RETRY_S: Final = 86_400.0
+INLINE_BYTES_MAX: Final = 64 * 1024
+RETRY_BACKOFF: Final = Backoff(1.0, 60.0)
+
+TIMED_OUT = metrics.counter(
+    "rota_output_policy_async_timeout", "Outputs that nobody could look into in time.", labels=("topic",)
+)
+REDACTED = metrics.counter("rota_output_redactions", "Outputs of which parts were taken out.", labels=("topic",))
+
+_META = msgspec.msgpack.Decoder(OutputMeta)
+
+
+class ClaimedScan(NamedTuple):
+    """An output that is ours to look at, until the lease ends."""
+
+    token: int
+    layer: LayerId
+    frame: int
+    job: JobId
+    show: ShowId
+    mode: OutputScanMode
+    budget_s: float
+    meta: OutputMeta
+    tries: int
+    unsettled: int
+    ended: datetime
+    age_s: float
+    state: str | None
+    """None: the end of its frame is not kept any more."""
+    value: bytes | None
+    value_at: str | None
+    artifacts: list[str] | None
+
+
+class ScanVerdict(NamedTuple):
+    """What becomes of one claim; `again_s`: nothing yet."""
+
+    claimed: ClaimedScan
+    said: ContentResult
+    check: OutputCheck
+    content: OutputContent | None = None
+    again_s: float | None = None
+
+
+class ScanBatchResult(msgspec.Struct):
+    """What came of a batch, for whoever is told."""
+
+    jobs: list[JobEnd] = []
+    letters: list[DeadLetterNotice] = []
+
+
+class OutputScanner:
+    def __init__(
+        self,
+        database: Database,
+        store: BlobStore,
+        finisher: Finisher,
+        parts: SyncOutputChecker,
+        checker: ContentChecker | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.store = store
+        self.finisher = finisher
+        self.outputs = parts
+        self.checker = checker or LocalContentChecker(parts.policy)
+        self.on_settled: Callable[[], None] = _ignore
+        """Called after the commit: whoever waits for outputs to be looked at may go on."""
+        self._clock = clock or SystemClock()
+
+    async def run(self, life: Lifecycle) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(self._scan_loop(), name="outputs")
+            life.ready()
+            await life.until_draining()
+            looking.cancel()
+
+    async def close(self) -> None:
+        await self.checker.close()
+
+    async def _scan_loop(self) -> None:
+        while True:
+            self.outputs.due.clear()
+            try:
+                if await self.scan_due():
+                    continue
+            except PostgresUnavailable as away:
+                log.info("scans_wait", reason=away.sentence)
+            try:
+                async with asyncio.timeout(POLL_INTERVAL_S):
+                    await self.outputs.due.wait()
+            except TimeoutError:
+                continue
+
+    async def scan_due(self, most: int = BATCH) -> int:
+        """Look at what is due; returns how many outputs were claimed."""
+        lease_s = self.outputs.content_s + LEASE_S
+        rows = await self.database.rows(CLAIM, most, lease_s)
+        if not rows:
+            return 0
+        failpoints.hit("outputs.after_claim")
+        until_s = self._clock.monotonic() + self.outputs.content_s
+        verdicts = []
+        for claimed in map(_claimed_scan, rows):
+            if self._clock.monotonic() < until_s:
+                verdicts.append(await self._scan(claimed))
+            else:
+                verdicts.append(_postponed(claimed, 0.0))
+        failpoints.hit("outputs.after_look")
+        await self.apply(verdicts)
+        return len(rows)
+
+    async def _scan(self, claimed: ClaimedScan) -> ScanVerdict:
+        began_s = time.perf_counter()
+        if claimed.unsettled > UNSETTLED_CLAIMS_MAX:
+            log.error("scan_given_up", job=str(claimed.job), output=claimed.token, claims=claimed.unsettled)
+            return self._verdict_without_answer(claimed, timed_out=False, dead=True)
+        if self.outputs.policy() is None:
+            return self._verdict_without_answer(
+                claimed, timed_out=True
+            )  # switched off since: others wait for the scan to be gone
+        try:
+            async with asyncio.timeout(claimed.budget_s):
+                content = await self._load_content(claimed)
+                said = await self.checker.check(claimed.meta, content, claimed.budget_s)
+        except TimeoutError:
+            log.warning("scan_timed_out", job=str(claimed.job), output=claimed.token, mode=claimed.mode)
+            return self._verdict_without_answer(claimed, timed_out=True)
+        except RotaError as error:
+            log.warning("scan_failed", job=str(claimed.job), output=claimed.token, code=error.code)
+            return self._verdict_without_answer(claimed, timed_out=False)
+        except Exception as error:  # noqa: BLE001 - its text may hold a part of the output
+            log.warning("scan_broke", job=str(claimed.job), output=claimed.token, because=type(error).__name__)
+            return self._verdict_without_answer(claimed, timed_out=False)
+        sync_check.CHECKED.labels(claimed.meta.topic, "async").inc()
+        sync_check.EVALUATIONS.labels("async").inc()
+        sync_check.LATENCY.labels(claimed.meta.topic, "async").observe(time.perf_counter() - began_s)
+        return self._verdict(claimed, said, content)
+
+    def _verdict(self, claimed: ClaimedScan, said: ContentResult, content: OutputContent) -> ScanVerdict:
+        if said.word.says is OutputEffect.REDACT and said.redacted is None:
+            word = msgspec.structs.replace(said.word, says=OutputEffect.QUARANTINE)
+            said = ContentResult(word)
+        return ScanVerdict(claimed, said, self.outputs.check_record("async", said.word), content)
+
+    def _verdict_without_answer(self, claimed: ClaimedScan, *, timed_out: bool, dead: bool = False) -> ScanVerdict:
+        """Nobody could say: again while there is time, then as the mode says."""
+        pause_s = RETRY_BACKOFF.pause_s(min(claimed.tries, 30), 0.5)
+        in_time = claimed.age_s + pause_s < claimed.budget_s
+        if claimed.mode is OutputScanMode.HOLD:
+            return _postponed(claimed, POISONED_RETRY_S if dead else pause_s)
+        if in_time and not dead and not timed_out:
+            return _postponed(claimed, pause_s)
+        TIMED_OUT.labels(claimed.meta.topic).inc()
+        reason = "The output could not be looked into in time."
+        if claimed.mode is OutputScanMode.PASS:
+            sync_check.SKIPPED.labels(claimed.meta.topic, "async").inc()
+            word = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
+            return ScanVerdict(
+                claimed, ContentResult(word), msgspec.structs.replace(self._check_record(word), says="SKIPPED")
+            )
+        word = OutputPolicyDecision(says=OutputEffect.QUARANTINE, reason=reason, severity="high")
+        return ScanVerdict(claimed, ContentResult(word), self._check_record(word))
+
+    def _check_record(self, word: OutputPolicyDecision) -> OutputCheck:
+        return self.outputs.check_record("async", word)
+
+    async def _load_content(self, claimed: ClaimedScan) -> OutputContent:
+        value = claimed.value
+        if value is None and claimed.value_at is not None:
+            value = await self.store.get(claimed.value_at)
+        files = [
+            (name, await self.store.get(pointer)) for pointer, name in map(parse_artifact, claimed.artifacts or ())
+        ]
+        return OutputContent(value, tuple(files))
+
+    async def apply(self, verdicts: Sequence[ScanVerdict]) -> ScanBatchResult:
+        """Have verdicts take effect, those that are still ours."""
+        again = [each for each in verdicts if each.again_s is not None]
+        decided = [each for each in verdicts if each.again_s is None]
+        if again:
+            claims = [each.claimed for each in again]
+            pauses = [each.again_s for each in again]
+            await self.database.run(POSTPONE, [one.token for one in claims], [one.tries for one in claims], pauses)
+        settled = ScanBatchResult()
+        if decided:
+            async with self.database.transaction() as tx:
+                settled = await self._apply(tx, decided)
+                failpoints.hit("outputs.before_commit")
+            failpoints.hit("outputs.after_commit")
+            self._notify(settled)
+            self.on_settled()
+        return settled
+
+    async def _apply(self, tx: Transaction, decided: Sequence[ScanVerdict]) -> ScanBatchResult:
+        claims = [each.claimed for each in decided]
+        rows = await tx.rows(DELETE_CLAIMED_SCANS, [one.token for one in claims], [one.tries for one in claims])
+        ours = {row["token"] for row in rows}
+        mine = [each for each in decided if each.claimed.token in ours and each.claimed.state is not None]
+        by_says = {says: [each for each in mine if each.said.word.says is says] for says in OutputEffect}
+        await self._allow(tx, by_says[OutputEffect.ALLOW])
+        redacted = [mark for each in by_says[OutputEffect.REDACT] if (mark := await self._redact(tx, each)) is not None]
+        kept, jobs = await self._quarantine(tx, [*by_says[OutputEffect.QUARANTINE], *by_says[OutputEffect.DENY]])
+        held = sorted({one.job for one in claims if one.mode.holds and one.token in ours})
+        if held:
+            await tx.run(RELEASE_DEPENDENTS, held)
+        await sync_check.audit_state_changes(tx, [*redacted, *kept], "async")
+        sync_check.count_quarantined(kept, "async")
+        for mark in redacted:
+            REDACTED.labels(mark.meta.topic).inc()
+        letters = [DeadLetterNotice(Reason.OUTPUT_QUARANTINED_ASYNC.value, one.show, one.job, "output") for one in kept]
+        return ScanBatchResult(jobs, letters)
+
+    async def _allow(self, tx: Transaction, allowed: Sequence[ScanVerdict]) -> None:
+        if allowed:
+            await tx.run(ALLOW, *_frame_keys(allowed), [_encode_check(each.check) for each in allowed])
+
+    async def _quarantine(
+        self, tx: Transaction, verdicts: Sequence[ScanVerdict]
+    ) -> tuple[list[OutputStateChange], list[JobEnd]]:
+        if not verdicts:
+            return [], []
+        whys = [each.said.word.reason for each in verdicts]
+        checks = [_encode_check(each.check) for each in verdicts]
+        moved = {row["token"] for row in await tx.rows(QUARANTINE, *_frame_keys(verdicts), whys, checks)}
+        taken = [each for each in verdicts if each.claimed.token in moved]
+        kept = [_state_change(each.claimed, OutputRestriction.QUARANTINED, each.said.word) for each in taken]
+        if not kept:
+            return [], []
+        await sync_check.write_state_changes(tx, kept, [each.claimed.ended for each in taken])
+        reason = Reason.OUTPUT_QUARANTINED_ASYNC
+        rows = await tx.rows(
+            COUNT_QUARANTINED, [one.layer for one in kept], [one.job for one in kept], [1] * len(kept), reason.value
+        )
+        await self.finisher.queue.dead_letters.add(sync_check.output_dead_letters(kept, reason), on=tx)
+        return kept, [job_end(row) for row in rows]
+
+    async def _redact(self, tx: Transaction, verdict: ScanVerdict) -> OutputStateChange | None:
+        claimed, left = verdict.claimed, verdict.said.redacted
+        assert left is not None
+        assert verdict.content is not None
+        place = (claimed.layer, claimed.frame, claimed.token, claimed.ended)
+        words = await replace_output(
+            tx, self.store, place, stored_frame_output(claimed), verdict.content, left, verdict.check
+        )
+        if words is None:
+            return None
+        mark = _state_change(claimed, OutputRestriction.REDACTED, verdict.said.word)._replace(original=words)
+        await sync_check.write_state_changes(tx, [mark], [claimed.ended])
+        return mark
+
+    def _notify(self, settled: ScanBatchResult) -> None:
+        if settled.letters:
+            self.finisher.on_letters(settled.letters)
+        if settled.jobs:
+            for listener in self.finisher.listeners:
+                listener(settled.jobs)
+
+
+class StoredFrameOutput(NamedTuple):
+    """What the end of a frame names of its output."""
+
+    value: bytes | None
+    value_at: str | None
+    artifacts: list[str] | None
+
+
+def stored_frame_output(claimed: ClaimedScan) -> StoredFrameOutput:
+    return StoredFrameOutput(claimed.value, claimed.value_at, claimed.artifacts)
+
+
+async def replace_output(
+    tx: Transaction,
+    store: BlobStore,
+    place: tuple[LayerId, int, int, datetime],
+    left: StoredFrameOutput,
+    original: OutputContent,
+    redacted: OutputContent,
+    check: OutputCheck,
+) -> str | None:
+    """Put the redacted output in the place of the original; pointers to that, a line each, or None if it has moved on.
+
+    What is stored comes first, and what names it in one statement after it.
+    """
+    value, value_at = redacted.value, None
+    if value is not None and len(value) > INLINE_BYTES_MAX:
+        [value_at], value = await store.put([value], on=tx), None
+    put = await store.put([data for _, data in redacted.artifacts], on=tx)
+    files = [format_artifact(pointer, name) for pointer, (name, _) in zip(put, redacted.artifacts, strict=True)]
+    kept = []
+    if original.value is not None:
+        [at] = [left.value_at] if left.value_at is not None else await store.put([original.value], on=tx)
+        kept.append(format_artifact(at or "", "value"))
+    kept += [
+        format_artifact(pointer, f"artifact:{name}") for pointer, name in map(parse_artifact, left.artifacts or ())
+    ]
+    failpoints.hit("outputs.after_redacted")
+    done = await tx.run(REDACT, *place, value, value_at, "\n".join(files), _encode_check(check))
+    return "\n".join(kept) if done else None
+
+
+def _claimed_scan(row: Record) -> ClaimedScan:
+    return ClaimedScan(
+        token=row["token"],
+        layer=row["pk_layer"],
+        frame=row["frame"],
+        job=row["pk_job"],
+        show=row["pk_show"],
+        mode=OutputScanMode(row["mode"]),
+        budget_s=row["budget_s"],
+        meta=_META.decode(row["meta"]),
+        tries=row["tries"],
+        unsettled=row["unsettled"],
+        ended=row["ts_ended"],
+        age_s=row["age_s"],
+        state=row["state"],
+        value=row["value"],
+        value_at=row["value_at"],
+        artifacts=row["artifacts"],
+    )
+
+
+def _postponed(claimed: ClaimedScan, pause_s: float) -> ScanVerdict:
+    word = OutputPolicyDecision(says=OutputEffect.ALLOW)
+    return ScanVerdict(
+        claimed, ContentResult(word), OutputCheck(phase="async", at_ms=0, by="", says=""), again_s=pause_s
+    )
+
+
+def _state_change(claimed: ClaimedScan, state: OutputRestriction, word: OutputPolicyDecision) -> OutputStateChange:
+    return OutputStateChange(
+        claimed.token, claimed.layer, claimed.frame, claimed.job, claimed.show, state, word, claimed.meta
+    )
+
+
+def _frame_keys(verdicts: Sequence[ScanVerdict]) -> tuple[list[object], ...]:
+    claims = [each.claimed for each in verdicts]
+    return (
+        [one.layer for one in claims],
+        [one.frame for one in claims],
+        [one.token for one in claims],
+        [one.ended for one in claims],
+    )
+
+
+def _encode_check(check: OutputCheck) -> str:
+    return msgspec.json.encode(check).decode()
+
+
+def _ignore() -> None:
+    return None

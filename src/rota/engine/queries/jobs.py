@@ -1,0 +1,361 @@
+"""Jobs as they are looked at: one with its layers, a page of many, and what frames returned."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra.postgres import Database, Record, Transaction, query
+from rota.model.artifacts import parse_artifact
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import JobId, LayerId, ShowId
+from rota.model.job_states import TERMINAL_STATES, FrameState, JobState
+from rota.model.jobs.frame_ranges import FrameSet
+from rota.model.jobs.submission import SubmissionDetails, decode_details
+from rota.model.jobs.work import Work
+from rota.model.policy.decision import PolicyDecision, PolicyEffect, Remediation
+
+GET = query(__package__, "jobs_get")
+LIST = query(__package__, "jobs_list")
+RUNNING = query(__package__, "jobs_running")
+FRAME_ENDS = query(__package__, "jobs_ends")
+ARTIFACTS = query(__package__, "jobs_artifacts")
+ARTIFACTS_SUM = query(__package__, "jobs_artifacts_sum")
+WITHHELD_OUTPUTS = query(__package__, "jobs_kept")
+REPLACE_RESULT = query(__package__, "jobs_swap")
+SHOW = query(__package__, "jobs_show")
+
+PAGE_MAX: Final = 1_000
+FIRST_SCAN_JOBS, SCAN_JOBS_MAX = 1_000, 20_000
+"""Jobs that are looked at for a page of a filtered list: at first, and then at once."""
+SCANS_MAX: Final = 4
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    id: LayerId
+    number: int
+    name: str
+    queue: str
+    work: Work
+    input: bytes | None = None
+    input_at: str | None = None
+    frames: FrameSet
+    counts: dict[FrameState, int]
+    """Frames that WAIT, are booked on a worker (DISPATCHED), or ended in some way; without states that none is in."""
+    took_ms: int = 0
+
+
+class JobHistoryEntry(msgspec.Struct, frozen=True):
+    """When a job came into a state, and why."""
+
+    state: JobState
+    at: datetime
+    reason: str | None = None
+
+
+class PolicyDecisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A word of the policy about a job."""
+
+    says: PolicyEffect
+    rule: str
+    """Empty: no rule matched, the default decided."""
+    snapshot: str
+    """Empty: nobody was there to be asked (fail-open)."""
+    reason: str
+    constraints: dict[str, Any] = {}
+    remediations: tuple[Remediation, ...] = ()
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    id: JobId
+    show: str
+    folder: str
+    dept: str
+    name: str
+    topic: str
+    priority: int
+    state: JobState
+    reason: str | None
+    labels: dict[str, str]
+    details: SubmissionDetails
+    workflow_id: str | None
+    submitted_at: datetime
+    deadline_at: datetime | None
+    wait_until: datetime | None
+    run_at: datetime | None
+    finished_at: datetime | None
+    history: list[JobHistoryEntry]
+    layers: list[Layer]
+    policy: PolicyDecisionView | None = None
+    """What the policy said of it last; None: nobody asked it."""
+
+    def frame_number(self, layer: LayerId, place: int) -> int:
+        """The number, as it was submitted, of what the queue calls frame `place` of a layer."""
+        return next(each.frames.number(place) for each in self.layers if each.id == layer)
+
+
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in a list."""
+
+    id: JobId
+    show: str
+    name: str
+    topic: str
+    priority: int
+    state: JobState
+    reason: str | None
+    labels: dict[str, str] = {}
+    submitted_at: datetime
+    finished_at: datetime | None
+    frames: int
+    succeeded: int
+    ended: int
+
+
+class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the last attempt of a frame ended. A frame that succeeded and returned nothing has none."""
+
+    frame: int
+    attempt: int
+    token: int
+    state: FrameState
+    value: bytes | None
+    value_at: str | None
+    code: str | None
+    error: str | None
+    took_ms: int
+    worker: UUID | None
+    artifacts: list[str] | None
+    """In words of `rota.model.artifacts`."""
+    output: str | None = None
+    """held, quarantined: nothing is told of what it returned and left; redacted: not as the frame left it."""
+    finished_at: datetime
+
+
+class FrameArtifact(msgspec.Struct, frozen=True):
+    """An artifact of a frame."""
+
+    frame: int
+    """As the queue numbers it."""
+    attempt: int
+    name: str
+    pointer: str
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs a list is about: those that agree with all of it."""
+
+    show: str | None = None
+    shows: frozenset[ShowId] | None = None
+    """Those that may be looked into; None: all."""
+    state: JobState | None = None
+    topic: str | None = None
+    reason: str | None = None
+    label: tuple[str, str] | None = None
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """Whether every job of its shows agrees."""
+        return not any((self.state, self.topic, self.reason, self.label))
+
+    def arguments(self) -> tuple[str | None, ...]:
+        key, value = self.label or (None, None)
+        return self.state, self.topic, self.reason, key, value
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    items: list[JobSummary]
+    next: JobId | None = None
+    """Where the next page begins: give it as `after`. None: this was the last."""
+
+
+FrameEnds = list[FrameEnd]
+FrameArtifacts = list[FrameArtifact]
+
+
+class _LayerRow(msgspec.Struct):
+    """A layer as `rota.layer_shown` tells it."""
+
+    id: LayerId
+    number: int
+    name: str
+    queue: str
+    frames: int
+    work: bytes = b""
+    input: bytes | None = None
+    input_at: str | None = None
+    first_frame: int = 0
+    frame_step: int = 1
+    ranges: list[int] = []
+    succeeded: int = 0
+    quarantined: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    denied: int = 0
+    took_ms: int = 0
+
+
+class JobQueries:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def get(self, job: JobId) -> JobView:
+        row = await self.database.row(GET, [job])
+        if row is None:
+            raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
+        live = row["finished_at"] is None
+        running = await self.database.rows(RUNNING, job) if live else []
+        return _job_view(row, {each["pk_layer"]: each["frames"] for each in running})
+
+    async def get_many(self, jobs: Sequence[JobId], *, on: Transaction | None = None) -> list[JobView]:
+        """Those that are kept, by id; frames that are booked count as waiting here."""
+        rows = await (on or self.database).rows(GET, list(jobs)) if jobs else []
+        return [_job_view(row, {}) for row in sorted(rows, key=lambda row: row["id"].bytes)]
+
+    async def states(self, jobs: Sequence[JobId]) -> dict[JobId, JobState]:
+        """Those that are kept."""
+        return {JobId(row["id"]): JobState(row["state"]) for row in await self.database.rows(GET, list(jobs))}
+
+    async def list(
+        self, wanted: JobFilter | None = None, *, after: JobId | None = None, most: int = 50, looks: int = SCANS_MAX
+    ) -> JobPage:
+        """The newest first. Rare jobs among many are looked for so far and no further: then the page is short, and
+        `next` leads on from there."""
+        if not 1 <= most <= PAGE_MAX:
+            raise InvalidInput(f"{most} is no number of jobs to list: give 1 to {PAGE_MAX}.")
+        wanted = wanted or JobFilter()
+        shows = await self._show_ids(wanted)
+        items: list[JobSummary] = []
+        window = most + 1 if wanted.is_unfiltered else max(most + 1, FIRST_SCAN_JOBS)
+        for _ in range(looks):
+            rows = await self.database.rows(LIST, shows, *wanted.arguments(), after, window, most + 1 - len(items))
+            *found, rest = rows
+            items += [_job_summary(row) for row in found]
+            if len(items) > most:
+                return JobPage(items[:most], items[most - 1].id)
+            after = rest["before"]
+            if after is None:
+                return JobPage(items, None)
+            window = SCAN_JOBS_MAX
+        return JobPage(items, after)
+
+    async def _show_ids(self, wanted: JobFilter) -> builtins.list[UUID] | None:
+        if wanted.show is None:
+            return None if wanted.shows is None else sorted(wanted.shows)
+        of = await self.database.value(SHOW, wanted.show)
+        if of is None:
+            raise NotFound(f"There is no show {wanted.show[:64]!r}: `rota show list` shows those there are.")
+        return [of]
+
+    async def frame_ends(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> FrameEnds:
+        """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
+        rows = await self.database.rows(FRAME_ENDS, layer, frame, most)
+        return [FrameEnd(**{**dict(row.items()), "state": FrameState(row["state"])}) for row in rows]
+
+    async def artifacts(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> FrameArtifacts:
+        """What frames have left, from `frame` on and of `most` frames at most; frames as the queue numbers them."""
+        kept: FrameArtifacts = []
+        for row in await self.database.rows(ARTIFACTS, layer, frame, most):
+            for pointer, name in map(parse_artifact, row["artifacts"]):
+                kept.append(FrameArtifact(row["frame"], row["attempt"], name, pointer))
+        return kept
+
+    async def withheld_outputs(
+        self, layer: LayerId, *, frame: int = 0, most: int = 100, file: str | None = None
+    ) -> dict[int, str]:
+        """Frames whose outputs nobody may read now, with how: `rota.model.policy.outputs.read_refusal` says what to do.
+
+        With `file`, a pointer, those that left it.
+        """
+        return {
+            row["frame"]: row["output"] for row in await self.database.rows(WITHHELD_OUTPUTS, layer, frame, most, file)
+        }
+
+    async def artifact_totals(self, layers: Sequence[LayerId]) -> tuple[int, int]:
+        """How many files frames of these layers have left, and how many bytes that are."""
+        row = await self.database.row(ARTIFACTS_SUM, list(layers))
+        return (row["files"], row["bytes"]) if row is not None else (0, 0)
+
+    async def replace_result(
+        self,
+        layer: LayerId,
+        frame: int,
+        token: int,
+        *,
+        value: bytes | None = None,
+        pointer: str | None = None,
+        on: Transaction | None = None,
+    ) -> bool:
+        """Replace what an attempt returned; False, with nothing changed, when that attempt is not the frame's last."""
+        return bool(await (on or self.database).run(REPLACE_RESULT, layer, frame, token, value, pointer))
+
+
+def _job_summary(row: Record) -> JobSummary:
+    columns = dict(row.items())
+    del columns["before"]
+    columns |= {
+        "state": JobState(row["state"]),
+        "labels": msgspec.json.decode(row["labels"]) if row["labels"] else {},
+    }
+    return JobSummary(**columns)
+
+
+def _job_view(row: Record, running: dict[UUID, int]) -> JobView:
+    kept = msgspec.json.decode(row["layers"] or "[]", type=list[_LayerRow])
+    columns = dict(row.items())
+    columns |= {
+        "state": JobState(row["state"]),
+        "labels": msgspec.json.decode(row["labels"]) if row["labels"] else {},
+        "details": decode_details(columns.pop("request")),
+        "history": [job_history_entry(*each) for each in msgspec.json.decode(row["history"])],
+        "layers": [_layer(each, running.get(each.id, 0), live=row["finished_at"] is None) for each in kept],
+        "policy": _decode_policy_decision(row["policy"]),
+    }
+    return JobView(**columns)
+
+
+def _decode_policy_decision(told: bytes | None) -> PolicyDecisionView | None:
+    return None if told is None else policy_decision_view(msgspec.msgpack.decode(told, type=PolicyDecision))
+
+
+def policy_decision_view(word: PolicyDecision) -> PolicyDecisionView:
+    return PolicyDecisionView(
+        says=word.says,
+        rule=word.rule,
+        snapshot=word.snapshot,
+        reason=word.reason,
+        constraints=msgspec.to_builtins(word.constraints) if word.constraints is not None else {},
+        remediations=word.remediations,
+    )
+
+
+def job_history_entry(state: str, at_ms: int, reason: str | None = None) -> JobHistoryEntry:
+    return JobHistoryEntry(JobState(state), datetime.fromtimestamp(at_ms / 1000, UTC), reason)
+
+
+def _layer(kept: _LayerRow, running: int, *, live: bool) -> Layer:
+    ended = (kept.succeeded, kept.quarantined, kept.failed, kept.timed_out, kept.cancelled, kept.denied)
+    counts = {FrameState(state.value): n for state, n in zip(TERMINAL_STATES, ended, strict=True)}
+    left = kept.frames - sum(ended) if live else 0
+    # Booked frames are counted a moment later than ended ones.
+    counts |= {FrameState.DISPATCHED: min(running, left), FrameState.WAITING: left - min(running, left)}
+    return Layer(
+        id=kept.id,
+        number=kept.number,
+        name=kept.name,
+        queue=kept.queue,
+        work=msgspec.msgpack.decode(kept.work, type=Work) if kept.work else Work(),
+        input=kept.input,
+        input_at=kept.input_at,
+        frames=FrameSet(
+            kept.first_frame, kept.frames, kept.frame_step, tuple(zip(kept.ranges[::2], kept.ranges[1::2], strict=True))
+        ),
+        counts={state: n for state, n in counts.items() if n},
+        took_ms=kept.took_ms,
+    )

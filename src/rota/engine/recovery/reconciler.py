@@ -1,0 +1,349 @@
+"""What one leader does so that nothing is left behind: silent workers, frames nobody has, jobs past their time.
+
+Every step starts from what PostgreSQL says, changes it by the same paths as everybody else (each fenced by closures and
+procs), and may be repeated. Only the word that a worker is lost rests on what the leader has *not* heard, so:
+- it is written under the leader's fence: a paused leader that wakes up declares nobody lost;
+- it is said only while the leader hears itself on the bus, and has done so for longer than a worker may be silent;
+- from then on PostgreSQL knows: the worker's procs are ended as lost, whoever books on it later is found by the next
+  pass, and what it reports is refused. The worker is told, stops its work and comes in as another one.
+
+A pass is bounded: batches of `reconciler.batch_size`, `max_iterations_per_tick` of them at most. A job that cannot be
+ended, because a hook fails on it, holds up no other: after `max_retries_per_job` further tries it rests for
+`poll_interval`.
+
+A frame is lost on the way when it is booked on a live worker that does not list it, some heartbeats later, although
+everything that worker had reported until then was handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from rota.engine.cluster.membership import ClusterMembership
+from rota.engine.completion import report_consumer
+from rota.engine.completion.canceller import JobCanceller
+from rota.engine.completion.finisher import WORKER_LOST, CompletionResult, Finisher
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.nats import Bus
+from rota.infra.postgres import Database, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import NatsUnavailable, Unavailable
+from rota.model.ids import JobId
+from rota.model.job_states import JobState
+from rota.model.jobs.work import Work
+from rota.model.protocol import (
+    CANCEL_SUBJECT,
+    LIVENESS_SUBJECT,
+    AttemptResult,
+    AttemptStatus,
+    CancelFrames,
+    TokenRange,
+    encode,
+    to_ranges,
+)
+from rota.model.protocol import WorkerLiveness as WorkersTold
+from rota.model.settings.lifecycle import ReconcilerSettings
+from rota.placement import WorkerRegistry
+
+LIVE_WORKERS = query(__package__, "workers_up")
+END_WORKER = query(__package__, "worker_end")
+ENDED_WORKERS = query(__package__, "workers_gone")
+ORPHANED_PROCS = query(__package__, "procs_orphaned")
+ALL_PROCS = query(__package__, "procs_all")
+ENDING_JOBS = query(__package__, "jobs_ending")
+OVERDUE_JOBS = query(__package__, "jobs_overdue")
+RELEASE_MISSED_DEPENDENTS = query(__package__, "jobs_forgotten")
+
+log = structlog.get_logger(__name__)
+
+LEASE: Final = "rota:reconciler:default"
+TICK_INTERVAL_S: Final = 0.5
+HEARTBEAT_TIMEOUT_S: Final = 3.5
+"""A worker beats every two seconds; with the tick its frames wait again within five."""
+FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
+"""How long a worker that has just come in may take to its first heartbeat."""
+ALLOCATION_CHECK_INTERVAL_S: Final = 5.0
+UNREPORTED_AGE_S: Final = 8.0
+"""A booking as old as this was heard of by its worker, which has beaten since."""
+BROADCAST_INTERVAL_S: Final = 5.0
+LOST_BROADCAST_S: Final = 600.0
+BATCH: Final = 512
+PAGE_SIZE: Final = 4096
+GRACE_S: Final = 60.0
+"""Beyond the time limit of a frame, for its worker to end it by itself."""
+
+LOST_WORKERS = metrics.counter("rota_workers_lost", "Workers that fell silent.")
+STALE_JOBS = metrics.gauge("rota_stale_jobs", "Jobs found past their time by the last pass.", labels=("state",))
+UNREPORTED_FRAMES = metrics.counter("rota_frames_unheld", "Frames that were booked and never reached their worker.")
+
+_WORK = msgspec.msgpack.Decoder(Work)
+
+
+class HeartbeatSnapshot:
+    """What a worker said when it was last heard."""
+
+    def __init__(self, held: Sequence[TokenRange], reported: int) -> None:
+        self.reported = reported
+        self._held = held
+        self._firsts = [first for first, _ in held]
+
+    def holds(self, token: int) -> bool:
+        at = bisect_right(self._firsts, token) - 1
+        return at >= 0 and token < self._held[at][0] + self._held[at][1]
+
+
+class EngineReconciler:
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        leases: Leases,
+        registry: WorkerRegistry,
+        members: ClusterMembership,
+        finisher: Finisher,
+        ender: JobCanceller,
+        on_told: Callable[[UUID, CompletionResult], None],
+        limits: ReconcilerSettings,
+        *,
+        silent_s: float = HEARTBEAT_TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.bus = bus
+        self.leases = leases
+        self.registry = registry
+        self.members = members
+        self.finisher = finisher
+        self.ender = ender
+        self._on_told = on_told
+        self._limits = limits
+        self._silent_s = silent_s
+        self._clock = clock or SystemClock()
+        self._elected_at = 0.0
+        self._lost: dict[UUID, float] = {}
+        self._orphans_until = 0.0
+        self._due: dict[str, float] = {}
+        self._resting: dict[UUID, float] = {}
+        self._draining: set[UUID] = set()
+        self.on_worker: Callable[[str, UUID, str, str], None] = _ignore
+        """Called with what became of a worker (draining, gone, lost), its id, its name and its pool."""
+        self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def _lead(self, lease: Lease) -> None:
+        self._elected_at = self._clock.monotonic()
+        self._orphans_until = self._elected_at + 2 * ALLOCATION_CHECK_INTERVAL_S
+        self._due.clear()
+        self._draining = {worker.id for worker in self.registry.workers.values() if worker.draining}
+        while True:
+            await self.reconcile_once(lease)
+            await asyncio.sleep(TICK_INTERVAL_S)
+
+    async def reconcile_once(self, lease: Lease) -> None:
+        """One pass. What fails because NATS is away is done by the next."""
+        try:
+            self._report_draining()
+            await self.expire_silent_workers(lease)
+            if self._clock.monotonic() < self._orphans_until:
+                await self.requeue_orphans()
+            if self._is_due("tell", BROADCAST_INTERVAL_S):
+                await self._broadcast_liveness()
+            if self._is_due("sweep", ALLOCATION_CHECK_INTERVAL_S):
+                await self.reconcile_allocations()
+                await self.requeue_orphans()
+                await self.release_missed_dependents()
+            await self.end_overdue()
+        except NatsUnavailable as away:
+            log.info("recovery_waits", reason=away.sentence)
+
+    async def expire_silent_workers(self, lease: Lease) -> list[UUID]:
+        """Declare workers lost that were not heard of for too long; returns them."""
+        rows = await self.database.rows(LIVE_WORKERS)
+        silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"])]
+        if not silent or not self._can_detect_silence():
+            return []
+        for row in silent:
+            await self._end_worker(lease, row["pk_host"], row["str_name"], row["pool"])
+        self._orphans_until = self._clock.monotonic() + 2 * ALLOCATION_CHECK_INTERVAL_S
+        await self._broadcast_liveness()
+        return [row["pk_host"] for row in silent]
+
+    def _is_silent(self, worker: UUID, age_s: float) -> bool:
+        known = self.registry.workers.get(worker)
+        if known is None or not known.confirmed:
+            return age_s > FIRST_HEARTBEAT_TIMEOUT_S
+        return self._clock.monotonic() - known.seen_at > self._silent_s
+
+    def _can_detect_silence(self) -> bool:
+        """Whether silence means anything: we lead, and have heard ourselves, for longer than a worker may be silent."""
+        since = self.members.hears_itself_since
+        if since is None or self.members.is_isolated():
+            return False
+        return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_INTERVAL_S
+
+    def _report_draining(self) -> None:
+        draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
+        for worker in draining.values():
+            if worker.id not in self._draining:
+                self.on_worker("draining", worker.id, worker.name, worker.pool)
+        self._draining = set(draining)
+
+    async def _end_worker(self, lease: Lease, worker: UUID, name: str, pool: str) -> None:
+        known = self.registry.workers.get(worker)
+        state = "gone" if known is not None and known.draining and not known.held else "lost"
+        async with self.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            if not await tx.run(END_WORKER, worker, state):
+                return
+        self.registry.remove(worker, lost=True)
+        self.on_worker(state, worker, name, pool)
+        if state == "lost":
+            self._lost[worker] = self._clock.monotonic()
+            LOST_WORKERS.inc()
+            log.warning("worker_lost", worker=name, silent_s=self._silent_s)
+
+    async def requeue_orphans(self) -> int:
+        """End what is booked on workers that have ended; another worker gets it. Returns how many frames."""
+        rescued = 0
+        for _ in range(self._limits.max_iterations_per_tick):
+            rows = await self.database.rows(ORPHANED_PROCS, BATCH)
+            by_worker: dict[UUID, list[int]] = defaultdict(list)
+            for row in rows:
+                by_worker[row["pk_host"]].append(row["token"])
+            for worker, tokens in by_worker.items():
+                ends = [
+                    AttemptResult(token, AttemptStatus.FAILED, code=WORKER_LOST, error="Its worker fell silent.")
+                    for token in tokens
+                ]
+                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+            rescued += len(rows)
+            if len(rows) < BATCH:
+                break
+        return rescued
+
+    async def release_missed_dependents(self) -> int:
+        """Jobs that wait for others which ended at the very moment they were submitted; returns how many."""
+        return int(await self.database.value(RELEASE_MISSED_DEPENDENTS, BATCH))
+
+    async def reconcile_allocations(self) -> None:
+        """Look at every proc: does its worker have it, has its job ended, has it run for too long?"""
+        # In this order: what a worker had reported when it last spoke was handled by now, or is not judged.
+        beats = {
+            worker.id: HeartbeatSnapshot(worker.held, worker.reported) for worker in self.registry.workers.values()
+        }
+        handled = await self.bus.ack_floor(report_consumer.CONSUMER_SPEC)
+        strangers = [run for worker in self.registry.workers.values() for run in worker.strangers]
+        if strangers:
+            await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(strangers, "not booked")))
+        after = -1
+        while True:
+            rows = await self.database.rows(ALL_PROCS, after, PAGE_SIZE)
+            unheld: dict[UUID, list[int]] = defaultdict(list)
+            overdue: dict[UUID, list[int]] = defaultdict(list)
+            stop: list[int] = []
+            for row in rows:
+                beat = beats.get(row["pk_host"])
+                if beat is not None and row["age_s"] > UNREPORTED_AGE_S and not beat.holds(row["token"]):
+                    if handled is None or beat.reported <= handled:
+                        unheld[row["pk_host"]].append(row["token"])
+                elif row["ended"]:
+                    stop.append(row["token"])
+                elif row["work"] is not None and row["age_s"] > self._running_timeout_s(row["work"]):
+                    overdue[row["pk_host"]].append(row["token"])
+            await self._requeue_unreported(unheld)
+            await self._time_out(overdue)
+            if stop:
+                await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(stop))))
+            if len(rows) < PAGE_SIZE:
+                return
+            after = rows[-1]["token"]
+
+    def _running_timeout_s(self, work: bytes) -> float:
+        return (_WORK.decode(work).timeout_s or self._limits.running_timeout) + GRACE_S
+
+    async def _requeue_unreported(self, unheld: dict[UUID, list[int]]) -> None:
+        for worker, tokens in unheld.items():
+            UNREPORTED_FRAMES.inc(len(tokens))
+            log.warning("frames_unheld", worker=str(worker), frames=len(tokens))
+            for part in _batches(tokens):
+                ends = [AttemptResult(token, AttemptStatus.REFUSED, code="dispatch_lost") for token in part]
+                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+
+    async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
+        STALE_JOBS.labels("RUNNING").set(sum(len(tokens) for tokens in overdue.values()))
+        for worker, tokens in overdue.items():
+            for part in _batches(tokens):
+                ends = [AttemptResult(token, AttemptStatus.TIMEOUT, code="running_timeout") for token in part]
+                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+            await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(tokens), "running_timeout")))
+
+    async def end_overdue(self) -> None:
+        """Jobs past their deadline or their max_wait, and those whose ending was interrupted."""
+        now, most = self._clock.monotonic(), self._limits.batch_size
+        self._resting = {job: until for job, until in self._resting.items() if now < until}
+        for _ in range(self._limits.max_iterations_per_tick):
+            rows = await self.database.rows(OVERDUE_JOBS, most, list(self._resting))
+            for row in rows:
+                job, state = JobId(row["pk_job"]), JobState(row["ends_as"])
+                await self._try_to_end(job, partial(self.ender.terminate, job, state, row["reason"]))
+            if not rows:
+                break
+        after = UUID(int=0)
+        for _ in range(self._limits.max_iterations_per_tick):
+            rows = await self.database.rows(ENDING_JOBS, most, list(self._resting), after)
+            for row in rows:
+                await self._try_to_end(row["pk_job"], partial(self.ender.continue_termination, row["pk_job"]))
+            if len(rows) < most:
+                break
+            after = rows[-1]["pk_job"]
+
+    async def _try_to_end(self, job: UUID, end: Callable[[], Awaitable[object]]) -> None:
+        for left in reversed(range(1 + self._limits.max_retries_per_job)):
+            try:
+                await end()
+            except Unavailable:
+                raise
+            except Exception:
+                # Whatever it was, the other jobs have nothing to do with it.
+                if not left:
+                    self._resting[job] = self._clock.monotonic() + self._limits.poll_interval
+                    log.exception("job_not_ended", job=str(job), rest_s=self._limits.poll_interval)
+            else:
+                return
+
+    async def _broadcast_liveness(self) -> None:
+        now = self._clock.monotonic()
+        self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
+        heard = [worker.id for worker in self.registry.workers.values() if now - worker.seen_at < self._silent_s]
+        unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, heard)} if heard else set()
+        told = WorkersTold([worker for worker in heard if worker not in unknown], [*self._lost, *unknown])
+        await self.bus.publish_core(LIVENESS_SUBJECT, encode(told))
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self._clock.monotonic()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+
+def _batches(tokens: Sequence[int]) -> list[Sequence[int]]:
+    return [tokens[at : at + BATCH] for at in range(0, len(tokens), BATCH)]
+
+
+def _ignore(_how: str, _worker: UUID, _name: str, _pool: str) -> None:
+    return None

@@ -1,0 +1,284 @@
+"""What one leader does so that what has ended does not grow: days made ahead, days dropped, names and caps forgotten.
+
+Finished jobs, ends of frames and logs lie in partitions by day (UTC). A day past its retention is dropped whole: no row
+is deleted one by one, and nothing is left for vacuum. Who keeps what:
+- a row is always visible, and in one place: what the default partition took before its day was made moves in the
+  transaction that makes the day, in bounded parts and under a lock that readers wait for;
+- nothing that is still needed goes with a day: ends of frames whose jobs live, or ended on a later day, are carried on
+  before it is dropped, until a look finds none. None can come after that: a row is written on the day it ends;
+- caps leave the books when their job has ended, and nothing of it is booked or counted there; a retry finds them with
+  the job. Redis is told after the commit; if we die in between, the next copy of all limits does that;
+- nobody waits long: a lock that is not to be had within `PATIENCE_MS` is given up, and asked for again next round.
+
+Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. Dying
+between two steps leaves the rest to the next leader; repeating a step changes nothing. PostgreSQL's clock decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import date, datetime, timedelta
+from typing import Final
+
+import structlog
+
+from rota.accounting.service import AccountingService
+from rota.engine.dispatch import metrics as waiting
+from rota.infra import failpoints
+from rota.infra.blob_store import BlobPointer, BlobStore
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres import Database, Query, Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput, SetupFailed
+from rota.model.ids import ShowId
+from rota.model.settings.lifecycle import RetentionSettings
+from rota.policy.approvals import FORGET as FORGET_APPROVALS
+from rota.queue.maintenance import BUSY_ERRORS
+
+MISSING_DAYS = query(__package__, "upkeep_missing")
+EXPIRED_DAYS = query(__package__, "upkeep_days")
+MAKE_DAY = query(__package__, "upkeep_make")
+DROP_DAY = query(__package__, "upkeep_drop")
+CARRY_OVER = query(__package__, "upkeep_carry")
+SET_LOCK_TIMEOUT = query(__package__, "upkeep_patience")
+DELETE_CAPS = query(__package__, "upkeep_caps")
+DELETE_KEYS = query(__package__, "upkeep_keys")
+DELETE_OUTPUTS = query(__package__, "upkeep_outputs")
+DELETE_WORKERS = query(__package__, "upkeep_workers")
+POINTERS = query(__package__, "upkeep_pointers")
+NOW = query(__package__, "upkeep_now")
+STATES = query(__package__, "upkeep_states")
+REASONS = query(__package__, "upkeep_reasons")
+
+log = structlog.get_logger(__name__)
+
+LEASE: Final = "rota:engine:upkeep"
+TABLES: Final = ("job_done", "frame_end", "frame_log")
+INTERVAL_S: Final = 60.0
+RETRY_INTERVAL_S: Final = 2.0
+"""Until the next round when somebody was in our way."""
+STORE_INTERVAL_S: Final = 3600.0
+CAPS_INTERVAL_S: Final = 300.0
+LIVE_STATES: Final = ("PENDING", "APPROVAL_REQUIRED", "SCHEDULED", "DISPATCHED", "RUNNING")
+DAYS_AHEAD: Final = 7
+BATCH: Final = 10_000
+BATCHES_MAX: Final = 1_000
+"""Of one step in one round; the rest is for the next."""
+LOCK_TIMEOUT_MS: Final = 200
+LEASE_RETENTION_S: Final = 86_400.0
+
+STEPS = metrics.counter("rota_upkeep", "Steps of the engine's upkeep by what came of them.", labels=("step", "outcome"))
+JOBS = metrics.gauge("rota_jobs", "Live jobs by state, counted by the leader.", labels=("state",))
+OLDEST_JOB = metrics.gauge(
+    "rota_job_state_oldest_seconds", "How long the job that is longest in a state has been in it.", labels=("state",)
+)
+DAYS_MADE = metrics.counter("rota_days_made", "Daily partitions made, by table.", labels=("table",))
+DAYS_DROPPED = metrics.counter("rota_days_dropped", "Daily partitions dropped, by table.", labels=("table",))
+FRAME_ENDS_CARRIED = metrics.counter(
+    "rota_frame_ends_carried", "Ends of frames carried to a later day, since their jobs are kept."
+)
+
+
+class RetentionMaintenance:
+    """Every replica may run it, one of them leads."""
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Leases,
+        retention: RetentionSettings | None = None,
+        *,
+        store: BlobStore | None = None,
+        books: AccountingService | None = None,
+    ) -> None:
+        self.database = database
+        self.leases = leases
+        self.retention = retention or RetentionSettings()
+        self._store = store
+        self._books = books
+        self._due = {"store": 0.0, "caps": 0.0}
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                done = await self._run_steps(lease)
+                await self.leases.clock.sleep(INTERVAL_S if done else RETRY_INTERVAL_S)
+        finally:
+            # Two replicas that tell the same would be added up.
+            JOBS.clear()
+            OLDEST_JOB.clear()
+
+    async def _run_steps(self, lease: Lease) -> bool:
+        """Every step, whatever becomes of the others; False when one has to be taken again soon."""
+        steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
+            *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs, self.forget_approvals),
+            *(self.forget_workers, self.prune_leases, self.measure),
+        )
+        done = [await self._run_step(lease, step) for step in steps]
+        if self._store is not None and self._is_due("store", STORE_INTERVAL_S):
+            done.append(await self._run_step(lease, self.tidy_store))
+        if self._is_due("caps", CAPS_INTERVAL_S):
+            done.append(await self._run_step(lease, self.forget_caps))
+        return all(done)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.leases.clock.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    async def _run_step(self, lease: Lease, step: Callable[[Lease], Awaitable[object]]) -> bool:
+        try:
+            await step(lease)
+        except (*BUSY_ERRORS, SetupFailed) as error:
+            STEPS.labels(step.__name__, "busy").inc()
+            log.info("upkeep_busy", step=step.__name__, reason=str(error))
+            return False
+        STEPS.labels(step.__name__, "done").inc()
+        return True
+
+    async def make_days(self, lease: Lease, *, now: datetime | None = None, batch: int = BATCH) -> int:
+        """Partitions from today on `DAYS_AHEAD` days, and for what lies in a default; returns how many were made."""
+        today = now or await self._now()
+        made = 0
+        for table in TABLES:
+            for row in await self.database.rows(MISSING_DAYS, table, today, DAYS_AHEAD):
+                made += await self._make_day(lease, table, row["day"], batch)
+        return made
+
+    async def drop_days(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Days past their retention, the ends of frames that are needed carried on; returns how many were dropped."""
+        over = before or await self._time_ago(self.retention.finished_jobs)
+        dropped = 0
+        for table in TABLES:
+            for row in await self.database.rows(EXPIRED_DAYS, table, over):
+                if table == "frame_end":
+                    await self._carry_over(lease, row["day"], batch)
+                dropped += await self._drop_day(lease, table, row["day"])
+        return dropped
+
+    async def forget_keys(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Idempotency keys past their retention whose jobs have ended: they may be used again."""
+        over = before or await self._time_ago(self.retention.idempotency_keys)
+        return await self._delete_in_batches(lease, DELETE_KEYS, over, batch)
+
+    async def forget_outputs(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """What was kept back of jobs that are gone; returns how many."""
+        over = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, DELETE_OUTPUTS, over, batch)
+
+    async def forget_workers(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Workers that ended before anything that is kept."""
+        over = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, DELETE_WORKERS, over, batch)
+
+    async def forget_approvals(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
+        """Those that were decided as long ago as jobs are kept; one is used within moments of being granted."""
+        over = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, FORGET_APPROVALS, over, batch)
+
+    async def forget_caps(self, lease: Lease, *, batch: int = BATCH) -> int:
+        """Rows in the books of jobs that have ended; returns of how many jobs."""
+        shows: Counter[ShowId] = Counter()
+        for _ in range(BATCHES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                rows = {ShowId(row["pk_show"]): row["jobs"] for row in await tx.rows(DELETE_CAPS, batch)}
+                failpoints.hit("upkeep.after_caps_before_commit")
+            shows.update(rows)
+            if sum(rows.values()) < batch:
+                break
+        if self._books is not None:
+            for show in shows:
+                await self._books.push_limits(show)
+        return shows.total()
+
+    async def prune_leases(self, _lease: Lease) -> int:
+        return await self.leases.prune(LEASE_RETENTION_S)
+
+    async def measure(self, _lease: Lease) -> None:
+        found = {row["state"]: row for row in await self.database.rows(STATES)}
+        for state in LIVE_STATES:
+            JOBS.labels(state).set(found[state]["jobs"] if state in found else 0)
+            OLDEST_JOB.labels(state).set(found[state]["oldest_s"] if state in found else 0.0)
+        waiting.set_waiting_jobs({row["reason"]: row["jobs"] for row in await self.database.rows(REASONS)})
+
+    async def tidy_store(self, _lease: Lease, *, before: datetime | None = None) -> None:
+        """Inputs and results that nothing points to any more. Doing it twice, or two at once, is harmless."""
+        assert self._store is not None, "there is no store to tidy"
+        over = before or await self._time_ago(self.retention.finished_jobs)
+        rows = await self.database.rows(POINTERS, over)
+        used = {row["pointer"] for row in rows if row["pointer"] and _is_pointer(row["pointer"])}
+        await self._store.maintain(self.retention.finished_jobs, used)
+
+    async def _make_day(self, lease: Lease, table: str, day: date, batch: int) -> int:
+        made = 0
+        for _ in range(BATCHES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                outcome = await tx.value(MAKE_DAY, table, day, batch)
+                failpoints.hit("upkeep.after_day_made_before_commit")
+            made += outcome in ("made", "part")
+            if outcome in ("made", "there"):
+                break
+        DAYS_MADE.labels(table).inc(made)
+        return made
+
+    async def _carry_over(self, lease: Lease, day: date, batch: int) -> None:
+        for _ in range(BATCHES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                carried = await tx.value(CARRY_OVER, day, batch)
+                failpoints.hit("upkeep.after_carry_before_commit")
+            FRAME_ENDS_CARRIED.inc(carried)
+            if carried < batch:
+                return
+
+    async def _drop_day(self, lease: Lease, table: str, day: date) -> int:
+        async with self._fenced_transaction(lease) as tx:
+            if table == "frame_end" and await tx.value(CARRY_OVER, day, 1):
+                return 0  # more than was carried: the next round goes on
+            dropped = int(await tx.value(DROP_DAY, table, day))
+            failpoints.hit("upkeep.after_drop_before_commit")
+        DAYS_DROPPED.labels(table).inc(dropped)
+        log.info("day_dropped", table=table, day=day.isoformat())
+        return dropped
+
+    async def _delete_in_batches(self, lease: Lease, forget: Query, before: datetime, batch: int) -> int:
+        gone = 0
+        for _ in range(BATCHES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                number = await tx.run(forget, before, batch)
+            gone += number
+            if number < batch:
+                break
+        return gone
+
+    async def _now(self) -> datetime:
+        now: datetime = await self.database.value(NOW)
+        return now
+
+    async def _time_ago(self, seconds: float) -> datetime:
+        return await self._now() - timedelta(seconds=seconds)
+
+    @asynccontextmanager
+    async def _fenced_transaction(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            await tx.run(SET_LOCK_TIMEOUT, str(LOCK_TIMEOUT_MS))
+            yield tx
+
+
+def _is_pointer(text: str) -> bool:
+    """What a worker calls an artifact need not lie in the store."""
+    with suppress(InvalidInput):
+        BlobPointer.parse(text)
+        return True
+    return False

@@ -1,0 +1,86 @@
+"""Submissions from the bus: `sys.job.submit`, with the same checks as every other face.
+
+A message that comes again submits nothing again: without a key of its own it has one made of its number in the stream
+and the moment it was stored, written with the job. One that is refused goes to the dead letters with the reason, and is
+then terminated; if we die in between, the dead letter is written once all the same, since its cause names the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from msgspec.structs import replace
+
+from rota.engine.completion.report_consumer import INVALID_MESSAGES
+from rota.engine.submission.submitter import Submitter, validate_submissions
+from rota.infra import failpoints
+from rota.infra.nats import Acknowledgement, BatchConsumer, Bus, ConsumerSpec, Delivery, Terminate
+from rota.infra.nats.topology import with_limits
+from rota.infra.telemetry import tracing
+from rota.model.errors import IdempotencyConflict, InvalidInput
+from rota.model.jobs.validation import ValidatedSubmission
+from rota.model.protocol import SUBMIT_SUBJECT
+from rota.model.settings.servers import NatsSettings
+from rota.queue import DeadLetter, DeadLetterQueue
+
+SUBMIT_CONSUMER_SPEC: Final = ConsumerSpec(
+    stream="SYS", durable="engine-submit", filter=SUBMIT_SUBJECT, ack_wait_s=30.0, max_deliver=100
+)
+REFUSED_REASON: Final = "submission_refused"
+
+
+class BusSubmissionConsumer:
+    """`Service("submits", intake.handling(bus).run)` keeps it going."""
+
+    def __init__(self, submitter: Submitter, dead_letters: DeadLetterQueue, *, may_be_critical: bool = False) -> None:
+        self._submitter = submitter
+        self._dead_letters = dead_letters
+        self._may_be_critical = may_be_critical
+
+    def batch_consumer(self, bus: Bus, nats: NatsSettings | None = None) -> BatchConsumer:
+        nats = nats or NatsSettings()
+        spec = with_limits(SUBMIT_CONSUMER_SPEC, nats)
+        return BatchConsumer(bus, spec, self.handle, self.terminated, dead_letter_retry_s=nats.nak_delay)
+
+    async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
+        plans: list[ValidatedSubmission] = []
+        parents = []
+        verdicts: list[Acknowledgement] = []
+        for delivery in batch:
+            try:
+                plans.append(self._validate(delivery))
+                parents.append(tracing.extract(delivery.headers) if tracing.is_enabled() else None)
+                verdicts.append(None)
+            except InvalidInput as error:
+                verdicts.append(Terminate(error.sentence))
+        failpoints.hit("submit.before_intake")
+        try:
+            await self._submitter.write(plans, parents=parents)
+        except (InvalidInput, IdempotencyConflict) as error:
+            if len(plans) > 1:
+                raise  # one of them: each is tried alone
+            return [verdict or Terminate(error.sentence) for verdict in verdicts]
+        return verdicts
+
+    async def terminated(self, delivery: Delivery, reason: str) -> None:
+        INVALID_MESSAGES.labels("submission").inc()
+        letter = DeadLetter(
+            kind="message",
+            reason=REFUSED_REASON,
+            cause=_message_key(delivery),
+            payload=delivery.data,
+            error=reason[:10_000],
+        )
+        await self._dead_letters.add([letter])
+
+    def _validate(self, delivery: Delivery) -> ValidatedSubmission:
+        [plan] = validate_submissions([delivery.data], may_be_critical=self._may_be_critical)
+        if plan.key is not None:
+            return plan
+        return replace(plan, key=_message_key(delivery), digest=sha256(delivery.data).digest())
+
+
+def _message_key(delivery: Delivery) -> str:
+    return f"bus:{delivery.stream}:{delivery.stream_seq}:{delivery.stored_ns}"

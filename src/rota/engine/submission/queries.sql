@@ -1,0 +1,40 @@
+-- name: submit_insert
+-- Write jobs with all that belongs to them; a row for each that was there before, or for what keeps all from being written.
+SELECT at, outcome, pk_job, state FROM rota.job_submit(
+  $1::text[], $2::text[], $3::text[], $4::bytea[], $5::smallint[],
+  $6::int[], $7::text[], $8::text[], $9::smallint[], $10::text[], $11::text[], $12::smallint[], $13::jsonb[],
+  $14::bytea[], $15::bigint[], $16::bigint[], $17::timestamptz[], $18::bytea[], $19::timestamptz,
+  $20::int[], $21::smallint[], $22::text[], $23::bytea[], $24::int[], $25::int[], $26::int[], $27::text[],
+  $28::boolean[],
+  $29::uuid[], $30::int[], $31::text[], $32::text[], $33::bytea[],
+  $34::uuid[], $35::int[], $36::int[], $37::bytea[], $38::text[],
+  $39::int[], $40::uuid[], $41::uuid[], $42::int[], $43::int[], $44::bytea[], $45::timestamptz[],
+  $46::uuid[], $47::uuid[], $48::int[], $49::int[], $50::bigint[], $51::bigint[],
+  $52::uuid[], $53::bytea[])
+
+-- name: submit_names
+-- What shows, folders of the show $1 and departments there are, for a word about one that there is not.
+SELECT 'show' AS kind, str_name AS name FROM rota.show
+UNION ALL SELECT 'folder', f.str_name FROM rota.folder f JOIN rota.show s USING (pk_show) WHERE s.str_name = $1::text
+UNION ALL SELECT 'dept', str_name FROM rota.dept
+ORDER BY kind, name LIMIT 10000
+
+-- name: submit_queues
+-- The queues of these places, made when they are new; null where the show, folder or department is not known.
+SELECT g.at::integer AS at, rota.job_queue(
+  g.show, g.folder, g.dept, g.digest, g.topic, ARRAY(SELECT jsonb_array_elements_text(g.requires)), g.labels,
+  nullif(g.pool, ''), nullif(g.worker, ''), g.cores, g.gpus, g.memory_mb) AS queue
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::jsonb[], $7::jsonb[], $8::text[],
+            $9::text[], $10::bigint[], $11::int[], $12::bigint[]) WITH ORDINALITY
+  AS g (show, folder, dept, digest, topic, requires, labels, pool, worker, cores, gpus, memory_mb, at)
+ORDER BY g.show COLLATE "C", g.folder COLLATE "C", g.dept COLLATE "C", g.digest
+
+-- name: submit_unknown
+-- Those of the jobs $1 that are not kept, live or done.
+SELECT given.id FROM unnest($1::uuid[]) AS given (id)
+WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = given.id)
+  AND NOT EXISTS (SELECT FROM rota.job_done d WHERE d.pk_job = given.id)
+
+-- name: submit_wait
+-- Have jobs $1 wait for jobs $2, each with what becomes of it, $3, when that does not succeed.
+SELECT rota.jobs_wait($1::uuid[], $2::uuid[], $3::text[])

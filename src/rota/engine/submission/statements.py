@@ -1,0 +1,200 @@
+"""What submitting asks of PostgreSQL, one statement at a time, whoever carries it out. No I/O.
+
+`Batch.steps` is a generator: it yields a statement, is sent its rows, and ends with what was submitted. So one piece of
+code serves our own pool, a transaction of the caller's, and every foreign driver, waiting or not.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from asyncpg.pgproto.pgproto import UUID as DriverUUID
+
+from rota.accounting.resources import unknown_name_error
+from rota.engine.admission.decision import (
+    DEFERRED,
+    WAITING_ON_JOB,
+    AdmissionDecision,
+    AdmissionGate,
+    DeferAll,
+    PrecheckResult,
+    admission_message,
+)
+from rota.engine.submission.columns import SubmissionColumns, queue_columns
+from rota.infra.blob_store import PUT as PUT_BLOBS
+from rota.infra.blob_store import put_arguments
+from rota.infra.outbox.outbox import ADD as OUTBOX_ADD
+from rota.infra.postgres import Query, query
+from rota.infra.postgres.foreign import Rows
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
+from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7_bytes
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import SubmitResult
+from rota.model.jobs.validation import ValidatedSubmission
+from rota.policy.decision_store import STORE_DECISIONS as KEEP_WORDS
+from rota.policy.decision_store import store_arguments
+from rota.queue.queue import ENSURE_QUEUE as MAKE_QUEUE
+
+INSERT = query(__package__, "submit_insert")
+QUEUES = query(__package__, "submit_queues")
+NAMES = query(__package__, "submit_names")
+UNKNOWN_JOBS = query(__package__, "submit_unknown")
+ADD_DEPENDENCIES = query(__package__, "submit_wait")
+
+_KINDS: Final = {"unknown_show": "show", "unknown_folder": "folder", "unknown_dept": "dept"}
+
+
+class Statement(msgspec.Struct, frozen=True):
+    query: Query
+    arguments: tuple[object, ...]
+    ahead: bool = False
+    """To be committed by itself where that can be done, since others may wait for it."""
+
+
+Statements = Generator[Statement, Rows, list[SubmitResult]]
+
+
+class StaleDecision(Exception):
+    """Nothing was written: jobs cannot be queued by what was said of them, or before they were asked about."""
+
+
+class SubmissionBatch:
+    """Plans that are written together, at least one, with the ids their jobs will have."""
+
+    def __init__(
+        self,
+        plans: Sequence[ValidatedSubmission],
+        gate: AdmissionGate,
+        now_ms: int,
+        *,
+        ids: Sequence[JobId] | None = None,
+        ahead: PrecheckResult | None = None,
+    ) -> None:
+        """`ahead`: what a policy that was asked before has said about these, which then need their `ids`."""
+        self.plans = plans
+        self._now_ms = now_ms
+        self.until = ahead.until if ahead is not None else None
+        decided = ahead.decisions if ahead is not None else _decide(gate, plans)
+        # What waits for another job comes to the gate when that has ended.
+        self.decisions: Sequence[AdmissionDecision] = [
+            WAITING_ON_JOB if plan.after else decision for plan, decision in zip(plans, decided, strict=True)
+        ]
+        self.ids = ids if ids is not None else new_job_ids(len(plans), now_ms)
+        self._columns = SubmissionColumns()
+        layers = iter(_new_ids(sum(len(each.layers) for each in plans), now_ms))
+        for plan, decision, job in zip(plans, self.decisions, self.ids, strict=True):
+            self._columns.add(plan, decision, job, [LayerId(next(layers)) for _ in plan.layers])
+
+    @property
+    def needs_transaction(self) -> bool:
+        """Whether more than one statement must take effect together."""
+        return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
+
+    def deferred(self) -> SubmissionBatch:
+        """The same jobs, to be decided about once they are written."""
+        return SubmissionBatch(self.plans, DeferAll(), self._now_ms, ids=self.ids)
+
+    def statements(self, *, together: bool = True) -> Statements:
+        """`together`: statements take effect together, so that more of them may be needed than was thought."""
+        arguments = self._columns.arguments(self.until)
+        if named := sorted({before for plan in self.plans for before in plan.after}):
+            for row in (yield Statement(UNKNOWN_JOBS, (named,))):
+                raise NotFound(f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0]))
+        unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "new_queue" for row in unwritten):
+            yield from self._create_queues()
+            unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "new_word" for row in unwritten):
+            kept = store_arguments(each.said for each in self.decisions if each.said is not None)
+            yield Statement(KEEP_WORDS, kept, ahead=True)
+            unwritten = yield Statement(INSERT, arguments)
+        if any(row[1] == "unasked" for row in unwritten) and together:
+            return (yield from self.deferred().statements())
+        if any(row[1] in ("old_word", "unasked") for row in unwritten):
+            raise StaleDecision
+        for row in unwritten:
+            if row[1] != "already":
+                raise (yield from self._error_for(row))
+        submitted = self._results(unwritten)
+        yield from self._follow_up_statements(submitted)
+        return submitted
+
+    def _create_queues(self) -> Generator[Statement, Rows, None]:
+        columns = queue_columns(self._columns)
+        made = yield Statement(QUEUES, columns, ahead=True)
+        if any(row[1] is None for row in made):
+            # What only the caller's transaction knows, such as a folder that it has just made.
+            made = yield Statement(QUEUES, columns)
+        keys = list(self._columns.asked)
+        for row in made:
+            if row[1] is not None:
+                yield Statement(MAKE_QUEUE, (row[1], [keys[row[0] - 1][4]], None, None), ahead=True)
+
+    def _follow_up_statements(self, submitted: Sequence[SubmitResult]) -> Generator[Statement, Rows, None]:
+        """What else is written in the same transaction."""
+        if self._columns.large:
+            yield Statement(PUT_BLOBS, put_arguments(self._columns.large)[1])
+        waiting = [
+            (one.job, before, plan.after_failed)
+            for one, plan in zip(submitted, self.plans, strict=True)
+            for before in plan.after
+            if not one.already
+        ]
+        if waiting:
+            yield Statement(ADD_DEPENDENCIES, tuple(list(column) for column in zip(*waiting, strict=True)))
+        undecided = [
+            one.job
+            for one, plan in zip(submitted, self.plans, strict=True)
+            if one.state is JobState.PENDING and not one.already and not plan.after
+        ]
+        if undecided:
+            message = admission_message(undecided)
+            yield Statement(OUTBOX_ADD, ([message.subject], [message.msg_id], [None], [message.data]))
+
+    def _results(self, known: Rows) -> list[SubmitResult]:
+        submitted = [SubmitResult(job, decision.state) for job, decision in zip(self.ids, self.decisions, strict=True)]
+        new = {one.job: one.state for one in submitted} if known else {}
+        for at, _, job, state in known:
+            # One whose key is used twice in this very batch was not there when it was looked for.
+            found = JobState(state) if state is not None else new.get(JobId(job))
+            submitted[at - 1] = SubmitResult(JobId(job), found, already=True)
+        return submitted
+
+    def _error_for(self, row: Sequence[Any]) -> Generator[Statement, Rows, Exception]:
+        at, outcome, job = row[0], row[1], row[2]
+        if outcome == "conflict":
+            return IdempotencyConflict(
+                f"The idempotency key {self.plans[at - 1].key!r} was used for another submission, job {job}: use a new"
+                " key, or repeat exactly what was submitted with it.",
+                job=str(job),
+            )
+        if outcome in _KINDS:
+            return (yield from _unknown_name_error(_KINDS[outcome], list(self._columns.places)[at - 1]))
+        return Refused("The queues of this submission were removed while it was written: submit it again.")
+
+
+def _unknown_name_error(kind: str, place: tuple[Any, ...]) -> Generator[Statement, Rows, InvalidInput]:
+    show, folder, dept = place[:3]
+    rows = yield Statement(NAMES, (show,))
+    known = [row[1] for row in rows if row[0] == kind]
+    name = {"show": show, "folder": folder, "dept": dept}[kind]
+    return unknown_name_error(f"folder of show {show}" if kind == "folder" else kind, name, known)
+
+
+def new_job_ids(count: int, now_ms: int) -> list[JobId]:
+    return [JobId(each) for each in _new_ids(count, now_ms)]
+
+
+def _decide(gate: AdmissionGate, plans: Sequence[ValidatedSubmission]) -> Sequence[AdmissionDecision]:
+    return gate.decide(plans) if gate.at_once else [DEFERRED] * len(plans)
+
+
+def _new_ids(count: int, now_ms: int) -> list[UUID]:
+    """New ids in ascending order, of the driver's own kind, which it sends without a detour."""
+    entropy = secrets.token_bytes(ENTROPY_BYTES * count)
+    parts = [entropy[at : at + ENTROPY_BYTES] for at in range(0, len(entropy), ENTROPY_BYTES)]
+    return [DriverUUID(each) for each in sorted(uuid7_bytes(now_ms, part) for part in parts)]

@@ -1,0 +1,246 @@
+"""Submitting jobs: checked, then written with their layers, caps, keys and queue entries by one statement.
+
+What holds, and who sees to it:
+- nothing is written of a batch that has a fault: `rota.model.jobs.validation` before, `rota.job_submit` inside the statement;
+- a job is there with its queue entries or not at all: one statement, in the caller's transaction or one of its own;
+- a job that waits for others (`after`) is PENDING, and never queued before these have ended: `rota.job_admit`. They go
+  on in the transaction that ends the last of these (`rota.jobs_release`); one that ends while we write is found by the
+  leader (`rota.engine.recovery.reconciler`). Only jobs that exist can be named, so none ever waits for itself;
+- one key, one job: the primary key of `rota.idempotency_key`, whose second user waits for the first to commit or not.
+
+Names of shows, folders and departments are looked up by the statement itself, so nothing that was renamed or deleted
+meanwhile is believed. Queues are made for good before the first submission that needs them, on a connection of the
+reserve, so that a caller that stays in its transaction keeps no other producer waiting; where there is no database of
+ours (`submit_on_async`, `submit_on_sync`) they are made in the caller's transaction. If we die, or the reply is lost, a
+submission with a key may simply be repeated; without one it may be there or not, as with any insert.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rota.engine.admission.decision import AdmissionGate, AllowAll
+from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.submission.statements import StaleDecision, Statement, SubmissionBatch, new_job_ids
+from rota.engine.tracing import SubmissionSpans
+from rota.infra import failpoints
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, Transaction
+from rota.infra.postgres.foreign import Rows, async_fetch, sync_fetch
+from rota.infra.telemetry import metrics
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import Submission, SubmitResult, decode_submission, encode_submission
+from rota.model.jobs.validation import ValidatedSubmission, validate_submission
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+BATCH_MAX: Final = 10_000
+"""Submissions of one call."""
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+
+RECEIVED = metrics.counter("rota_jobs_received", "Jobs submitted by this process.", labels=("topic",))
+
+SubmissionInput = Submission | bytes
+"""Bytes are a submission in msgpack or JSON."""
+
+
+class Submitter:
+    """Transactions of the caller's must be READ COMMITTED, the default of PostgreSQL."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        gate: AdmissionGate | None = None,
+        ahead: AdmissionPrecheck | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.gate: AdmissionGate = gate or AllowAll()
+        self.ahead = ahead
+        """Asks a policy before jobs are written in a transaction of our own; in one of the caller's, `gate` decides."""
+        self._clock = clock or SystemClock()
+        self.on_submitted: Callable[[Sequence[ValidatedSubmission], Sequence[SubmitResult]], None] = _ignore
+        """Called with what was written in a transaction of our own, once that is committed."""
+
+    async def submit(
+        self,
+        submissions: Sequence[SubmissionInput],
+        *,
+        on: Transaction | None = None,
+        may_be_critical: bool = False,
+        own: frozenset[str] = frozenset(),
+    ) -> list[SubmitResult]:
+        """All of them or none, in their order; `own` are labels of Rota's that whoever calls has set."""
+        return await self.write(validate_submissions(submissions, may_be_critical=may_be_critical, own=own), on=on)
+
+    async def submit_on(
+        self, connection: Any, submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False
+    ) -> list[SubmitResult]:
+        """The same in a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async)."""
+        fetch = async_fetch(connection)
+        plans = validate_submissions(submissions, may_be_critical=may_be_critical)
+        if not plans:
+            return []
+        with SubmissionSpans(plans) as submitting:
+            batch = self._batch(submitting.plans)
+            submitted = await self._execute(batch, lambda step: fetch(step.query.text, step.arguments))
+            submitting.record_submitted(submitted)
+            return submitted
+
+    async def write(
+        self,
+        plans: Sequence[ValidatedSubmission],
+        *,
+        on: Transaction | None = None,
+        parents: Sequence[Context | None] | None = None,
+    ) -> list[SubmitResult]:
+        """Submissions that were checked before; `parents` are the traces they belong to, the current one if none."""
+        if not plans:
+            return []
+        with SubmissionSpans(plans, parents) as submitting:
+            if on is None and self.ahead is not None:
+                submitted = await self._write_prechecked(submitting.plans, self.ahead)
+            else:
+                submitted = await self._write_or_defer(self._batch(submitting.plans), on)
+            submitting.record_submitted(submitted)
+            if on is None:
+                self.on_submitted(submitting.plans, submitted)
+            return submitted
+
+    async def _write_prechecked(
+        self, plans: Sequence[ValidatedSubmission], ahead: AdmissionPrecheck
+    ) -> list[SubmitResult]:
+        now_ms = self._clock.now_ms()
+        ids = new_job_ids(len(plans), now_ms)
+        decided = await ahead.decide(ids, plans)
+        return await self._write_or_defer(SubmissionBatch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
+
+    async def _write_or_defer(self, batch: SubmissionBatch, on: Transaction | None) -> list[SubmitResult]:
+        """Jobs keep their ids when they turn out to be decided about later: a limit counts each of them once."""
+        try:
+            return await self._write_once(batch, on)
+        except StaleDecision:
+            return await self._write_once(batch.deferred(), on)
+
+    async def _write_once(self, batch: SubmissionBatch, on: Transaction | None) -> list[SubmitResult]:
+        if on is None and batch.needs_transaction:
+            async with self.database.transaction() as tx:
+                return await self._execute(batch, lambda step: tx.rows(step.query, *step.arguments))
+        target = on or self.database
+        return await self._execute(
+            batch, lambda step: target.rows(step.query, *step.arguments), together=on is not None
+        )
+
+    def _batch(self, plans: Sequence[ValidatedSubmission]) -> SubmissionBatch:
+        return SubmissionBatch(plans, self.gate, self._clock.now_ms())
+
+    async def _execute(
+        self, batch: SubmissionBatch, run: Callable[[Statement], Awaitable[Rows]], *, together: bool = True
+    ) -> list[SubmitResult]:
+        steps = batch.statements(together=together)
+        step = next(steps)
+        while True:
+            failpoints.hit("submit.before_statement")
+            if step.ahead:
+                rows: Rows = await self.database.rows(step.query, *step.arguments, urgent=True)
+            else:
+                rows = await run(step)
+            failpoints.after_send("submit.statement")
+            try:
+                step = steps.send(rows)
+            except StopIteration as end:
+                submitted: list[SubmitResult] = end.value
+                _count(batch.plans, submitted)
+                return submitted
+
+
+async def submit_on_async(
+    connection: Any,
+    submissions: Sequence[SubmissionInput],
+    *,
+    gate: AdmissionGate | None = None,
+    clock: Clock | None = None,
+    may_be_critical: bool = False,
+) -> list[SubmitResult]:
+    """In a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async), without a database of ours."""
+    fetch = async_fetch(connection)
+    plans = validate_submissions(submissions, may_be_critical=may_be_critical)
+    if not plans:
+        return []
+    with SubmissionSpans(plans) as submitting:
+        steps = SubmissionBatch(submitting.plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).statements()
+        step = next(steps)
+        while True:
+            try:
+                step = steps.send(await fetch(step.query.text, step.arguments))
+            except StopIteration as end:
+                submitted: list[SubmitResult] = end.value
+                submitting.record_submitted(submitted)
+                _count(plans, submitted)
+                return submitted
+
+
+def submit_on_sync(
+    connection: Any,
+    submissions: Sequence[SubmissionInput],
+    *,
+    gate: AdmissionGate | None = None,
+    clock: Clock | None = None,
+    may_be_critical: bool = False,
+) -> list[SubmitResult]:
+    """The same in a transaction that is open on psycopg, SQLAlchemy or Django."""
+    fetch = sync_fetch(connection)
+    plans = validate_submissions(submissions, may_be_critical=may_be_critical)
+    if not plans:
+        return []
+    with SubmissionSpans(plans) as submitting:
+        steps = SubmissionBatch(submitting.plans, gate or AllowAll(), (clock or SystemClock()).now_ms()).statements()
+        step = next(steps)
+        while True:
+            try:
+                step = steps.send(fetch(step.query.text, step.arguments))
+            except StopIteration as end:
+                submitted: list[SubmitResult] = end.value
+                submitting.record_submitted(submitted)
+                _count(plans, submitted)
+                return submitted
+
+
+def _ignore(_plans: Sequence[ValidatedSubmission], _submitted: Sequence[SubmitResult]) -> None:
+    return None
+
+
+def _count(plans: Sequence[ValidatedSubmission], submitted: Sequence[SubmitResult]) -> None:
+    """Also of transactions that are undone later: what is counted is what was asked for."""
+    new = Counter(plan.topic for plan, one in zip(plans, submitted, strict=True) if not one.already)
+    for topic, jobs in new.items():
+        RECEIVED.labels(topic).inc(jobs)
+
+
+def validate_decoded(submissions: Sequence[Submission]) -> list[ValidatedSubmission]:
+    """Of those that `rota.model.jobs.submission` has read just now, so that their types are sure.
+
+    Who may use CRITICAL, and how much may come at once, is for the caller to say.
+    """
+    return [validate_submission(submission, may_be_critical=True) for submission in submissions]
+
+
+def validate_submissions(
+    submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False, own: frozenset[str] = frozenset()
+) -> list[ValidatedSubmission]:
+    """Checked, each as if it had come from outside."""
+    if len(submissions) > BATCH_MAX:
+        raise InvalidInput(f"{len(submissions)} submissions are too many for one call: submit {BATCH_MAX} at a time.")
+    messages = [given if isinstance(given, bytes) else encode_submission(given) for given in submissions]
+    if sum(map(len, messages)) > BATCH_BYTES_MAX:
+        raise InvalidInput(
+            f"Submissions of more than {BATCH_BYTES_MAX} bytes are too many for one call: submit them in parts."
+        )
+    return [
+        validate_submission(decode_submission(message), may_be_critical=may_be_critical, own=own)
+        for message in messages
+    ]

@@ -1,3 +1,0 @@
--- What is kept of the submissions of these live layers.
-SELECT l.pk_layer AS id, j.request FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job
-WHERE l.pk_layer = ANY ($1::uuid[]) AND j.request IS NOT NULL

@@ -1,0 +1,54 @@
+"""Pointers: where a value is, and what it must be. No I/O.
+
+    pg:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08:4
+
+A pointer names the value itself by its SHA-256 and length, so the same value has the same pointer, and whoever reads it
+knows whether it is what was written.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from rota.model.errors import BlobCorrupted, InvalidInput
+
+_POINTER: Final = re.compile(r"(pg|file):([0-9a-f]{64}):(0|[1-9][0-9]{0,12})", re.ASCII)
+
+
+class BlobLocation(StrEnum):
+    POSTGRES = "pg"
+    FILE = "file"
+
+
+class BlobPointer(msgspec.Struct, frozen=True):
+    where: BlobLocation
+    sha256: bytes
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.where.value}:{self.sha256.hex()}:{self.size}"
+
+    @classmethod
+    def parse(cls, text: str) -> BlobPointer:
+        found = _POINTER.fullmatch(text)
+        if found is None:
+            raise InvalidInput(f"{text[:40]!r} is no pointer of this store.")
+        return cls(BlobLocation(found[1]), bytes.fromhex(found[2]), int(found[3]))
+
+    def verify(self, data: bytes) -> bytes:
+        """The data, if it is what this names."""
+        if len(data) != self.size or sha256(data).digest() != self.sha256:
+            raise BlobCorrupted(
+                f"What is stored under {self} is not what was written there: restore it, or submit the job again.",
+                pointer=str(self),
+            )
+        return data
+
+
+def pointer_to(data: bytes, where: BlobLocation) -> BlobPointer:
+    return BlobPointer(where, sha256(data).digest(), len(data))

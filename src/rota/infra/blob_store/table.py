@@ -1,0 +1,55 @@
+"""The part of the store that lies in PostgreSQL, in `rota.blob`: one partition per day.
+
+A value that is put again on a later day is there twice, so that it lives as long as its last writer needs it. A day
+past its retention is dropped whole; what is still in use is written again before that, in the same transaction. Days
+are made ahead; what no day takes lies in the default partition, which is never dropped and swept row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime, timedelta
+
+from rota.infra.blob_store.pointers import BlobLocation, BlobPointer, pointer_to
+from rota.infra.postgres import Database, Transaction, query
+from rota.model.errors import BlobMissing
+
+PUT = query(__package__, "blob_put")
+GET = query(__package__, "blob_get")
+DAYS = query(__package__, "blob_days")
+MAKE_DAY = query(__package__, "blob_make_day")
+DROP_DAY = query(__package__, "blob_drop_day")
+CARRY_OVER = query(__package__, "blob_carry")
+SWEEP = query(__package__, "blob_sweep")
+
+DAYS_AHEAD = 3
+SWEEP_ROWS = 1_000
+
+
+def put_arguments(data: Sequence[bytes]) -> tuple[list[BlobPointer], tuple[object, ...]]:
+    """Pointers to the data, and what PUT is to be called with so that they lead there."""
+    pointers = [pointer_to(each, BlobLocation.POSTGRES) for each in data]
+    return pointers, ([pointer.sha256 for pointer in pointers], list(data))
+
+
+async def get(database: Database | Transaction, pointer: BlobPointer) -> bytes:
+    data = await database.value(GET, pointer.sha256)
+    if data is None:
+        raise BlobMissing(f"Nothing is kept under {pointer} any more.", pointer=str(pointer))
+    return pointer.verify(bytes(data))
+
+
+async def create_partitions(on: Transaction, today: date) -> None:
+    for ahead in range(1, DAYS_AHEAD + 1):
+        await on.value(MAKE_DAY, today + timedelta(days=ahead))
+
+
+async def drop_expired(on: Transaction, before: datetime, used: Iterable[bytes]) -> int:
+    """Forget what was put before that moment and is not in use; returns how many days were dropped."""
+    kept = list(used)
+    gone = [row["day"] for row in await on.rows(DAYS, before)]
+    for day in gone:
+        await on.run(CARRY_OVER, day, kept)
+        await on.value(DROP_DAY, day)
+    await on.run(SWEEP, before, kept, SWEEP_ROWS)
+    return len(gone)

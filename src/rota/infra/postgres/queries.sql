@@ -1,0 +1,31 @@
+-- name: invalid_indexes
+-- Indexes that CREATE INDEX CONCURRENTLY began and did not finish; PostgreSQL never uses them.
+SELECT indexrelid::regclass::text AS name
+FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+WHERE NOT indisvalid AND relnamespace = 'rota'::regnamespace
+ORDER BY name
+
+-- name: migration_record
+-- Note that a migration was applied, in the same transaction as the migration itself.
+INSERT INTO rota.migration (number, phase, name, checksum) VALUES ($1, $2, $3, $4)
+
+-- name: migration_table_exists
+-- Whether this database was ever migrated.
+SELECT to_regclass('rota.migration') IS NOT NULL
+
+-- name: migration_try_lock
+-- Become the one migrator of this database, if there is none; held until the session ends.
+SELECT pg_try_advisory_lock($1)
+
+-- name: migrations_applied
+-- Every migration that was applied, by number.
+SELECT number, phase, name, checksum, applied_at FROM rota.migration ORDER BY number
+
+-- name: functions_applied
+-- Every function file that was applied.
+SELECT name, checksum, revision, applied_at FROM rota.migration_function ORDER BY name
+
+-- name: function_record
+-- Record that a function file was applied, in the same transaction as its statements.
+INSERT INTO rota.migration_function (name, checksum, revision) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, revision = excluded.revision, applied_at = clock_timestamp()

@@ -1,0 +1,109 @@
+"""The text of an API key: `rota_<id>_<secret>`. Pure; the caller brings the randomness.
+
+    rota_9x4hq2mzt7_3n8c...            the id is public and names the key, the secret is 160 random bits
+                                       followed by 7 characters that check the whole text
+
+* Only `PlainKey.text` gives the secret away: no repr and no sentence of an error holds any of it.
+* Rota keeps `digest` alone. A fast hash is enough for a secret that nobody can guess.
+* The check is a CRC-32, so a wrong letter and two that changed places are always told from a key that is not known.
+  It keeps nobody out.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from hashlib import sha256
+from typing import Final, NewType
+
+import msgspec
+
+from rota.model.errors import Unauthenticated
+
+KeyId = NewType("KeyId", str)
+
+KEY_PREFIX: Final = "rota_"
+ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Base 32 without i, l, o and u, which are misread."""
+ID_CHARS: Final = 10
+SECRET_CHARS: Final = 32
+CHECKSUM_CHARS: Final = 7
+ENTROPY_BYTES: Final = 27
+"""Seven for the id, twenty for the secret."""
+
+_ID = re.compile(rf"[{ALPHABET}]{{{ID_CHARS}}}")
+_KEY = re.compile(rf"{KEY_PREFIX}({_ID.pattern})_[{ALPHABET}]{{{SECRET_CHARS + CHECKSUM_CHARS}}}")
+_BEARER: Final = "bearer "
+
+
+class PlainKey(msgspec.Struct, frozen=True):
+    """A whole key, as its owner has it."""
+
+    id: KeyId
+    text: str
+
+    def __repr__(self) -> str:
+        return f"PlainKey({self.id}, ***)"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("id", self.id)]
+
+    @property
+    def digest(self) -> bytes:
+        """What is stored of it."""
+        return sha256(self.text.encode()).digest()
+
+
+def new_key(entropy: bytes) -> PlainKey:
+    assert len(entropy) == ENTROPY_BYTES, f"a key needs {ENTROPY_BYTES} random bytes"
+    name = KeyId(_to_base32(int.from_bytes(entropy[:7], "big"), ID_CHARS))
+    text = f"{KEY_PREFIX}{name}_{_to_base32(int.from_bytes(entropy[7:], 'big'), SECRET_CHARS)}"
+    return PlainKey(name, text + _checksum(text))
+
+
+def parse_key(text: str) -> PlainKey:
+    """The key that `text` is, or why it is none; whether anybody knows it is another question."""
+    if not text.startswith(KEY_PREFIX):
+        raise Unauthenticated(
+            "What was sent as a key is none: one looks like rota_<id>_<secret>, and `rota keys create` makes it.",
+            reason="malformed",
+        )
+    found = _KEY.fullmatch(text)
+    if found is None or _checksum(text[:-CHECKSUM_CHARS]) != text[-CHECKSUM_CHARS:]:
+        raise Unauthenticated(
+            "The key is mistyped or not whole: copy it again, as it was shown when it was made.", reason="mistyped"
+        )
+    return PlainKey(KeyId(found[1]), text)
+
+
+def key_from_headers(authorization: str | None, api_key: str | None) -> str:
+    """The text of the key in the headers `Authorization` and `X-API-Key` of a call."""
+    if authorization is not None and authorization[: len(_BEARER)].lower() != _BEARER:
+        raise Unauthenticated(
+            "The Authorization header holds no key: send `Authorization: Bearer rota_<id>_<secret>`.",
+            reason="malformed",
+        )
+    given = {authorization[len(_BEARER) :].strip()} if authorization is not None else set[str]()
+    given |= {api_key.strip()} if api_key is not None else set()
+    if not given:
+        raise Unauthenticated(
+            "This call carries no key: send `Authorization: Bearer rota_<id>_<secret>`; `rota keys create` makes one.",
+            reason="missing",
+        )
+    if len(given) > 1:
+        raise Unauthenticated("Authorization and X-API-Key hold different keys: send one of them.", reason="malformed")
+    return given.pop()
+
+
+def without_secret(text: str) -> str:
+    """`text`, or only the id where it holds a whole key by mistake: what follows it should be repeated to nobody."""
+    return text.partition(KEY_PREFIX)[2].partition("_")[0] if KEY_PREFIX in text else text
+
+
+def _checksum(text: str) -> str:
+    return _to_base32(zlib.crc32(text.encode()), CHECKSUM_CHARS)
+
+
+def _to_base32(number: int, chars: int) -> str:
+    """The lowest 5 bits per character; what lies above is left out."""
+    return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(chars)))

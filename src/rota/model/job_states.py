@@ -1,0 +1,107 @@
+"""States of jobs and frames, and the edges between them. Whatever is not an edge here is refused everywhere.
+
+A job is what its frames make of it: DISPATCHED when the first was handed to a worker, RUNNING when a worker said that
+it started, terminal when the last frame has ended, and then in the worst end of its frames. A frame is one place in the
+queue at a time; a retry is a new attempt of it.
+
+Beyond the seed's graph (docs/adr/0015-the-lifecycle.md says why): back to SCHEDULED when a worker is lost or an attempt
+is retried, SUCCEEDED to OUTPUT_QUARANTINED by a scan that ended late, its release, and cancelling from any live state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from rota.model.errors import IllegalTransition
+
+
+class JobState(StrEnum):
+    PENDING = "PENDING"
+    APPROVAL_REQUIRED = "APPROVAL_REQUIRED"
+    SCHEDULED = "SCHEDULED"
+    DISPATCHED = "DISPATCHED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    OUTPUT_QUARANTINED = "OUTPUT_QUARANTINED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    DENIED = "DENIED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL_STATES
+
+
+class FrameState(StrEnum):
+    WAITING = "WAITING"
+    """In the queue: ready, deferred or parked."""
+    DISPATCHED = "DISPATCHED"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    OUTPUT_QUARANTINED = "OUTPUT_QUARANTINED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    DENIED = "DENIED"
+
+    @property
+    def terminal(self) -> bool:
+        return self.value in TERMINAL_STATES
+
+
+TERMINAL_STATES: Final = (
+    JobState.SUCCEEDED,
+    JobState.OUTPUT_QUARANTINED,
+    JobState.FAILED,
+    JobState.TIMEOUT,
+    JobState.CANCELLED,
+    JobState.DENIED,
+)
+"""Terminal states, the best first: a job takes the last of these that one of its frames has."""
+
+_J = JobState
+JOB_TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
+    _J.PENDING: frozenset({_J.SCHEDULED, _J.APPROVAL_REQUIRED, _J.DENIED, _J.FAILED, _J.TIMEOUT, _J.CANCELLED}),
+    _J.APPROVAL_REQUIRED: frozenset({_J.PENDING, _J.DENIED, _J.FAILED, _J.TIMEOUT, _J.CANCELLED}),
+    _J.SCHEDULED: frozenset({_J.DISPATCHED, *TERMINAL_STATES} - {_J.SUCCEEDED, _J.OUTPUT_QUARANTINED}),
+    _J.DISPATCHED: frozenset({_J.RUNNING, _J.SCHEDULED, *TERMINAL_STATES}),
+    _J.RUNNING: frozenset({_J.SCHEDULED, *TERMINAL_STATES}),
+    _J.SUCCEEDED: frozenset({_J.OUTPUT_QUARANTINED}),
+    _J.OUTPUT_QUARANTINED: frozenset({_J.SUCCEEDED}),
+    _J.FAILED: frozenset(),
+    _J.TIMEOUT: frozenset(),
+    _J.CANCELLED: frozenset(),
+    _J.DENIED: frozenset(),
+}
+
+_F = FrameState
+_FRAME_TERMINAL_STATES: Final = frozenset(FrameState(end.value) for end in TERMINAL_STATES)
+FRAME_TRANSITIONS: Final[dict[FrameState, frozenset[FrameState]]] = {
+    _F.WAITING: frozenset({_F.DISPATCHED, _F.CANCELLED, _F.DENIED, _F.FAILED, _F.TIMEOUT}),
+    _F.DISPATCHED: frozenset({_F.RUNNING, _F.WAITING, *_FRAME_TERMINAL_STATES}),
+    _F.RUNNING: frozenset({_F.WAITING, *_FRAME_TERMINAL_STATES}),
+    _F.SUCCEEDED: frozenset({_F.OUTPUT_QUARANTINED}),
+    _F.OUTPUT_QUARANTINED: frozenset({_F.SUCCEEDED}),
+    _F.FAILED: frozenset(),
+    _F.TIMEOUT: frozenset(),
+    _F.CANCELLED: frozenset(),
+    _F.DENIED: frozenset(),
+}
+
+
+def can_transition(state: JobState, then: JobState) -> bool:
+    return then in JOB_TRANSITIONS[state]
+
+
+def check_transition(state: JobState, then: JobState) -> None:
+    """Raises unless a job may go from one to the other."""
+    if not can_transition(state, then):
+        raise IllegalTransition(f"A job that is {state} cannot become {then}.", state=state.value, then=then.value)
+
+
+def worst_state(ends: Iterable[JobState]) -> JobState:
+    """What a job becomes whose frames, at least one, have ended in these ways."""
+    return max(ends, key=TERMINAL_STATES.index)

@@ -1,0 +1,295 @@
+"""CEL in workflows, bounded before it runs, so that no evaluation needs a clock to end it. No I/O.
+
+CEL has no loops but its comprehensions: they cannot stand inside each other. What is left is multiplied out for the
+values at hand, and refused beyond `STEPS_MAX` (about half a second), for the same values always: `map` and `filter`
+copy what they have found for every item, and a text or a list that is added to itself grows. An expression is given
+just what it names. All expressions of one advance have `TOGETHER_MAX` together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import cel
+
+LIST_MAX: Final = 10_000
+COMPREHENSIONS_MAX: Final = 8
+MATCHES_MAX: Final = 8
+COST_MAX: Final = 2_000_000
+ADVANCE_COST_MAX: Final = 5 * COST_MAX
+METER_KEY: Final = ""
+"""Where a scope holds what its expressions may still cost together."""
+CALL_COST: Final = 50
+ROOTS: Final = frozenset({"input", "steps", "run", "round", "item"})
+"""What an expression may name."""
+FUNCTIONS: Final = frozenset(
+    {
+        "size",
+        "contains",
+        "startsWith",
+        "endsWith",
+        "matches",
+        "int",
+        "uint",
+        "double",
+        "string",
+        "bytes",
+        "bool",
+        "type",
+    }
+    | {"duration", "timestamp", "getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear"}
+    | {"getHours", "getMinutes", "getSeconds", "getMilliseconds", "dyn"}
+)
+
+STRING_LITERAL: Final = re.compile(
+    r"""[bB]?[rR](?:"{3}.*?"{3}|'{3}.*?'{3}|"[^"\n]*"|'[^'\n]*')"""
+    r"""|[bB]?(?:"{3}(?:\\.|.)*?"{3}|'{3}(?:\\.|.)*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""",
+    re.DOTALL,
+)
+_COMPREHENSION: Final = re.compile(r"\.\s*(all|exists|exists_one|existsOne|filter|map)\s*\(\s*(\w*)")
+_MENTION: Final = re.compile(
+    r"(?<![\w.])(?:input|steps|run|round|item)\b"
+    r"""(?:\s*\.\s*[A-Za-z_]\w*(?!\w)(?!\s*\()|\s*\[\s*(?:\d{1,6}|"[^"\\\n]*"|'[^'\\\n]*')\s*\])*""",
+    re.ASCII,
+)
+_PART: Final = re.compile(r"""[A-Za-z_]\w*|\d+|"[^"]*"|'[^']*'""", re.ASCII)
+_TEXT_UNIT: Final = 256
+"""Letters that cost as much as one number."""
+
+Path = tuple[str | int, ...]
+
+
+class ExpressionError(Exception):
+    """An expression that could not be evaluated, in a sentence."""
+
+
+class CostMeter:
+    """What the expressions of one advance may still cost."""
+
+    def __init__(self, left: int = ADVANCE_COST_MAX) -> None:
+        self.left = left
+
+    def spend(self, cost: int) -> None:
+        self.left -= cost
+        if self.left < 0:
+            raise ExpressionError("The expressions of this run would take too long together: do it in a task.")
+
+
+class Comprehension(msgspec.Struct, frozen=True):
+    """One comprehension."""
+
+    copies: bool
+    """Whether it makes a list, which is copied for every item."""
+    uses: int
+    """How often an item is part of what it makes of it."""
+    length: int
+    """Of the text that is evaluated for each item."""
+    mentions: tuple[Path, ...]
+
+
+class ExpressionShape(msgspec.Struct, frozen=True):
+    """What an expression could cost, but for the values."""
+
+    mentions: tuple[Path, ...]
+    loops: tuple[Comprehension, ...]
+    literals: int
+    pluses: int
+
+
+@lru_cache(maxsize=4096)
+def evaluator(text: str, what: str) -> Callable[[Mapping[str, Any]], Any]:
+    """What `text` means; InvalidInput if it means nothing, or could take for ever."""
+    shape = analyze(text, what)
+    program = _program(text, what)
+
+    def run(scope: Mapping[str, Any]) -> Any:
+        given, found = _select_mentioned(scope, shape.mentions)
+        cost = estimate_cost(shape, found, text)
+        meter = scope.get(METER_KEY)
+        if meter is not None:
+            meter.spend(cost)
+        try:
+            return program.execute(given)
+        except Exception as error:  # noqa: BLE001 - the library raises whatever fits; told to who wrote the expression
+            raise ExpressionError(
+                f"The expression {quote_expression(text)} has no value: {type(error).__name__}: {str(error)[:200]}."
+            ) from None
+
+    return run
+
+
+def analyze(text: str, what: str) -> ExpressionShape:
+    bare = STRING_LITERAL.sub(lambda found: '"' + " " * (len(found[0]) - 2) + '"', text)
+    if "//" in bare:
+        raise InvalidInput(f"The expression {quote_expression(text)} of {what} has a comment: leave it out.")
+    if bare.count("matches") > MATCHES_MAX:
+        raise InvalidInput(f"The expression of {what} has {bare.count('matches')} matches: use at most {MATCHES_MAX}.")
+    loops = tuple(_comprehensions(text, bare, what))
+    mentions = tuple(_mentions(text, bare))
+    if ("steps",) in mentions:
+        raise InvalidInput(
+            f"The expression {quote_expression(text)} of {what} looks at all steps: name the one that is meant."
+        )
+    return ExpressionShape(
+        mentions=mentions,
+        loops=loops,
+        literals=bare.count(",") + 1,
+        pluses=bare.count("+"),
+    )
+
+
+def estimate_cost(shape: ExpressionShape, found: Mapping[Path, Any], text: str) -> int:
+    """How many values are looked at or copied, at the most; Failed where that is too much."""
+    measured = {path: _measure(value, text) for path, value in found.items()}
+    mentioned = sum(measured[path][0] for path in shape.mentions)
+    longest = max((longest for _, longest in measured.values()), default=0)
+    length, whole = max(longest, shape.literals), mentioned + shape.literals
+    cost = CALL_COST + whole * (1 + shape.pluses)
+    for loop in shape.loops:
+        each = loop.length // 8 + sum(measured[path][0] for path in loop.mentions)
+        cost += length * each + whole
+        if loop.copies:
+            whole = whole * max(1, loop.uses) + length * each
+            cost += length * whole // 2
+    if cost > COST_MAX:
+        raise ExpressionError(
+            f"The expression {quote_expression(text)} would take too long for what it is given: do it in a task."
+        )
+    return cost
+
+
+def quote_expression(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _program(text: str, what: str) -> cel.Program:
+    import cel
+
+    try:
+        program = cel.compile(text)
+    except ValueError as error:
+        why = str(error).partition("ERROR: ")[2].partition("\n")[0] or str(error)
+        raise InvalidInput(f"The expression {quote_expression(text)} of {what} cannot be read: {why[:200]}.") from None
+    bound = {found[2] for found in _COMPREHENSION.finditer(text)}
+    for name in sorted(program.variables()):
+        if name not in ROOTS and name not in bound:
+            use = ", ".join(sorted(ROOTS))
+            raise InvalidInput(
+                f"The expression {quote_expression(text)} of {what} names {name[:64]!r}: use one of {use}."
+            )
+    for name in sorted(program.functions()):
+        if name not in FUNCTIONS and name[0] not in "_@!-":
+            raise InvalidInput(
+                f"The expression {quote_expression(text)} of {what} calls {name[:64]!r}, and there is no such function."
+            )
+    return program
+
+
+def _comprehensions(text: str, bare: str, what: str) -> Iterator[Comprehension]:
+    found = list(_COMPREHENSION.finditer(bare))
+    if len(found) > COMPREHENSIONS_MAX:
+        raise InvalidInput(f"The expression of {what} has {len(found)} loops: use at most {COMPREHENSIONS_MAX}.")
+    for at, loop in enumerate(found):
+        begin, end = loop.start(2), _closing_bracket(bare, loop.start(2))
+        body = bare[begin:end]
+        if at + 1 < len(found) and found[at + 1].start() < end:
+            raise InvalidInput(
+                f"The expression {quote_expression(text)} of {what} loops inside a loop: do it in a task."
+            )
+        if "matches" in body:
+            raise InvalidInput(
+                f"The expression {quote_expression(text)} of {what} has matches inside a loop: do it in a task."
+            )
+        yield Comprehension(
+            copies=loop[1] in ("map", "filter"),
+            uses=len(re.findall(rf"\b{loop[2]}\b", body)) - 1 if loop[1] == "map" and loop[2] else 1,
+            length=len(body),
+            mentions=tuple(_mentions(text[begin:end], body)),
+        )
+
+
+def _closing_bracket(bare: str, at: int) -> int:
+    """Where the bracket closes that was opened before `at`."""
+    depth = 1
+    for end in range(at, len(bare)):
+        depth += {"(": 1, ")": -1}.get(bare[end], 0)
+        if depth == 0:
+            return end
+    return len(bare)
+
+
+def _mentions(text: str, bare: str) -> Iterator[Path]:
+    """Paths that it names, as far as they stand there: each begins outside of any text."""
+    for found in _MENTION.finditer(text):
+        if bare[found.start() : found.start() + 3] == text[found.start() : found.start() + 3]:
+            yield tuple(_part(part) for part in _PART.findall(found[0]))
+
+
+def _part(part: str) -> str | int:
+    if part[0] in "\"'":
+        return part[1:-1]
+    return int(part) if part.isdigit() else part
+
+
+def _select_mentioned(scope: Mapping[str, Any], mentions: Sequence[Path]) -> tuple[dict[str, Any], dict[Path, Any]]:
+    """Just what is named of a scope, and each of it by its path; what is not there is missing in both."""
+    given: dict[str, Any] = {}
+    found: dict[Path, Any] = {}
+    for path in sorted(set(mentions), key=len):
+        value: Any = scope
+        into: Any = given
+        for at, part in enumerate(path):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
+            last = at + 1 == len(path) or not isinstance(value, dict) or path[at + 1] not in value
+            into = _insert_part(into, part, value, whole=last)
+            if into is None:
+                break
+        found[path] = value if value is not scope else None
+    return given, found
+
+
+def _insert_part(into: dict[str, Any], part: str | int, value: Any, *, whole: bool) -> dict[str, Any] | None:
+    """`into` with a part of a value, for what follows; None: it has all of the value."""
+    if whole:
+        into[str(part)] = value
+        return None
+    below = into.setdefault(str(part), {})
+    return None if below is value else below
+
+
+def _measure(value: Any, text: str) -> tuple[int, int]:
+    """How many values are in it, itself included, where long texts count for more; and its longest list or map."""
+    size = longest = 0
+    left = [value]
+    while left and size <= COST_MAX:
+        each = left.pop()
+        size += 1
+        match each:
+            case str() | bytes():
+                size += len(each) // _TEXT_UNIT
+            case list() | tuple():
+                _check_list(each, text)
+                longest = max(longest, len(each))
+                left += each
+            case dict():
+                size += len(each)
+                longest = max(longest, len(each))
+                left += each.values()
+    return size, longest
+
+
+def _check_list(value: Sequence[Any], text: str) -> None:
+    if len(value) > LIST_MAX:
+        raise ExpressionError(
+            f"The expression {quote_expression(text)} is given a list of {len(value)}: at most {LIST_MAX} are allowed."
+        )

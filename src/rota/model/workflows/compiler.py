@@ -1,0 +1,616 @@
+"""A workflow, checked and made ready to run: `compiled`. No I/O.
+
+Every limit of a definition is here. Steps become places in a list, names become numbers, expressions become functions,
+and what each step submits is planned once: a run only fills in its input. What is refused: two steps of one name, a
+name that no step has, a circle, a field that the step's type has no use for, an expression that names a step which need
+not have ended, or an input that the workflow does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import Budget, LayerSpec, Submission, decode_details, encode_details
+from rota.model.jobs.validation import INPUT_BYTES_MAX, ValidatedSubmission, validate_submission
+from rota.model.workflows.approval_steps import check_terms
+from rota.model.workflows.expressions import (
+    Evaluate,
+    ExpressionError,
+    Scope,
+    compile_expression,
+    compile_template,
+    expressions_in,
+    steps_mentioned,
+    validate_value,
+)
+from rota.model.workflows.limits import ITEMS_MAX, check_expressions, check_no_expressions, check_size
+from rota.model.workflows.spec import REQUIRED_INPUT, StepSpec, WorkflowSpec, struct_fields
+
+LOOP_ROUNDS_MAX: Final = 10_000
+NESTING_MAX: Final = 32
+DELAY_MAX_S: Final = 10 * 366 * 86_400.0
+ACTORS_CACHE_MAX: Final = 1000
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
+_INPUT = re.compile(r"\binput\s*\.\s*([A-Za-z_]\w*)", re.ASCII)
+_FIELDS: Final = {
+    "job": {"task", "argv", "args", "input", "topic", "priority", "cores", "gpus", "memory", "requires", "labels"}
+    | {"env", "retry", "timeout_s", "kill_after_s", "deadline_s", "compensate", "for_each", "max_parallel", "loop"},
+    "delay": {"delay_sec", "delay_until"},
+    "condition": {"condition"},
+    "switch": {"switch"},
+    "parallel": {"parallel", "deadline_s"},
+    "workflow": {"workflow", "input", "loop", "deadline_s"},
+    "notify": {"notify"},
+    "approval": {"approval", "input", "deadline_s"},
+}
+_COMMON_FIELDS: Final = {"id", "type", "depends_on", "when", "on_error"}
+
+StepRole = Literal["", "member", "case", "handler"]
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class CompiledStep(msgspec.Struct):
+    """A step by its place. `owner` is the parallel, switch or failing step that has it begin; -1: none."""
+
+    place: int
+    spec: StepSpec
+    depends_on: tuple[int, ...] = ()
+    owner: int = -1
+    role: StepRole = ""
+    handler: int = -1
+    members: tuple[int, ...] = ()
+    cases: dict[str, tuple[int, ...]] = {}
+    default: tuple[int, ...] | None = None
+    followers: tuple[int, ...] = ()
+    """Steps to look at when something about this one has changed."""
+    when: Evaluate | None = None
+    value: Evaluate | None = None
+    """Of a condition, a switch, a delay, a notification, an approval, or the items of a for_each."""
+    again: Evaluate | None = None
+    """Whether a loop goes round once more."""
+    args: Evaluate | None = None
+    input: Evaluate | None = None
+    plan: ValidatedSubmission | None = None
+    """With what it is called with, when nothing in that varies."""
+    by: dict[tuple[str, str], ValidatedSubmission] = {}
+    """Its plan as whoever started a run submits it, by their name and that of the show."""
+    undo: Evaluate | None = None
+    """What its compensation is called with."""
+    reads: frozenset[int] = frozenset()
+    """Steps whose outputs its expressions name."""
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    def call_input(self, scope: Scope) -> Any:
+        """What the step is called with."""
+        spec = self.spec
+        values = self.input(scope) if self.input is not None else spec.input
+        if spec.type in ("workflow", "approval") or spec.argv:
+            return validate_value(values, f"input of step {spec.id}")
+        args = self.args(scope) if self.args is not None else list(spec.args)
+        return validate_value({"args": args, "kwargs": values}, f"input of step {spec.id}")
+
+    def submission(self, scope: Scope, run: str, actor: str = "", show: str = "") -> ValidatedSubmission:
+        """What to submit for it, in a run that `actor` has started; `show` is what its show is called by now."""
+        assert self.plan is not None, "only steps of type job are submitted"
+        if self.spec.for_each is not None:
+            return with_submitter(self._mapped_submission(scope, run), actor, show)
+        shared = self._submission_by(actor, show)
+        [layer] = shared.layers
+        if layer.input is not None:
+            return replace(shared, workflow_id=run, like=shared)
+        data = _pack(self.call_input(scope))
+        if len(data) > INPUT_BYTES_MAX:
+            raise ExpressionError(f"The input of step {self.id} has {len(data)} bytes: pass a pointer to it.")
+        return replace(shared, workflow_id=run, layers=(replace(layer, input=data),), like=shared)
+
+    def _submission_by(self, actor: str, show: str) -> ValidatedSubmission:
+        """One plan for all runs that somebody has started, so that their jobs are written as one kind."""
+        assert self.plan is not None
+        known = self.by.get((actor, show))
+        if known is None:
+            if len(self.by) >= ACTORS_CACHE_MAX:
+                self.by.clear()
+            known = self.by[actor, show] = with_submitter(self.plan, actor, show)
+        return known
+
+    def items(self, scope: Scope) -> list[Any]:
+        found = self.value(scope) if self.value is not None else self.spec.for_each
+        if not isinstance(found, (list, tuple)):
+            raise ExpressionError(f"The items of step {self.id} are no list, but a {type(found).__name__}.")
+        if len(found) > ITEMS_MAX:
+            raise ExpressionError(f"Step {self.id} is to run for {len(found)} items, at most {ITEMS_MAX} are allowed.")
+        return list(found)
+
+    def _mapped_submission(self, scope: Scope, run: str) -> ValidatedSubmission:
+        given = [self.call_input({**scope, "item": item}) for item in self.items(scope)]
+        spec = self.spec
+        width = spec.max_parallel
+        try:
+            layer = replace(
+                _layer_of(spec),
+                items=given,
+                fail_fast=True,
+                max_cores=_multiply_cores(spec.cores, width) if width else None,
+            )
+            made = validate_submission(_item_submission(spec, self.plan, layer), may_be_critical=True)
+        except InvalidInput as wrong:
+            raise ExpressionError(wrong.sentence) from wrong
+        return replace(made, name=self.plan.name if self.plan else made.name, workflow_id=run)
+
+
+class CompiledWorkflow(msgspec.Struct):
+    """A definition as runs use it."""
+
+    spec: WorkflowSpec
+    steps: list[CompiledStep]
+    output: Evaluate | None
+    reads: frozenset[int]
+    """Steps whose outputs anything names."""
+
+    def index_of(self, step: str) -> int:
+        """Of a step by its name, or InvalidInput."""
+        for each in self.steps:
+            if each.id == step:
+                return each.place
+        raise InvalidInput(
+            f"The workflow {self.spec.name} has no step {step[:64]!r}: it has {_step_names(self.steps)}."
+        )
+
+    def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What a run is given, with defaults, or InvalidInput."""
+        declared = self.spec.inputs
+        if declared and (unknown := sorted(given.keys() - declared.keys())):
+            raise InvalidInput(
+                f"The workflow {self.spec.name} has no input {unknown[0][:64]!r}: it has {', '.join(sorted(declared))}."
+            )
+        values = {**{name: value for name, value in declared.items() if value != REQUIRED_INPUT}, **given}
+        if missing := sorted(declared.keys() - values.keys()):
+            raise InvalidInput(f"The workflow {self.spec.name} needs the input {missing[0]}: give it a value.")
+        try:
+            return dict(validate_value(values, "input of the run"))
+        except ExpressionError as wrong:
+            raise InvalidInput(str(wrong)) from wrong
+
+    def after(self, place: int) -> frozenset[int]:
+        """The step and all that comes after it."""
+        found: set[int] = set()
+        left = [place]
+        while left:
+            each = left.pop()
+            if each not in found:
+                found.add(each)
+                left += self.steps[each].followers
+        return frozenset(found)
+
+
+def compile_workflow(spec: WorkflowSpec) -> CompiledWorkflow:
+    """Ready to run, or InvalidInput with a sentence that names the step."""
+    if not _NAME.fullmatch(spec.name):
+        raise InvalidInput(f"{spec.name[:64]!r} cannot name a workflow: use up to 64 letters, digits, _ and -.")
+    check_size(spec)
+    if not 0 <= spec.timeout_s <= DELAY_MAX_S:
+        raise InvalidInput(f"The timeout_s of workflow {spec.name} is no time: give seconds from 0.")
+    places = _step_indexes(spec)
+    steps = [_compile_step(step, at, places, spec) for at, step in enumerate(spec.steps)]
+    _assign_owners(steps)
+    order = _topological_order(steps)
+    _link_followers(steps)
+    reads = _check_reads(steps, places, order, spec)
+    return CompiledWorkflow(spec, steps, compile_template(spec.output, "the output"), reads)
+
+
+def _step_indexes(spec: WorkflowSpec) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for at, step in enumerate(spec.steps):
+        if not _NAME.fullmatch(step.id):
+            raise InvalidInput(f"{step.id[:64]!r} cannot name a step: use up to 64 letters, digits, _ and -.")
+        if step.id in places:
+            raise InvalidInput(f"There are two steps {step.id}: give each a name of its own.")
+        places[step.id] = at
+    return places
+
+
+def _compile_step(spec: StepSpec, at: int, places: dict[str, int], flow: WorkflowSpec) -> CompiledStep:
+    _check_fields(spec)
+    step = CompiledStep(at, spec, tuple(_find(name, places, spec, "depends on") for name in spec.depends_on))
+    what = f"step {spec.id}"
+    step.when = compile_expression(spec.when, what) if spec.when else None
+    if spec.on_error:
+        step.handler = _find(spec.on_error, places, spec, "has as on_error")
+    if spec.type == "job":
+        _compile_job(step, flow)
+    else:
+        _compile_other(step, places)
+    if spec.loop is not None:
+        step.again = _compile_loop(spec)
+    return step
+
+
+def _compile_other(step: CompiledStep, places: dict[str, int]) -> None:
+    spec, what = step.spec, f"step {step.spec.id}"
+    match spec.type:
+        case "workflow":
+            if not _NAME.fullmatch(spec.workflow):
+                raise InvalidInput(f"Step {spec.id} must say which workflow it runs, in workflow.")
+            step.input = compile_template(spec.input, what)
+        case "delay":
+            step.value = _compile_delay(spec)
+        case "condition":
+            step.value = compile_expression(spec.condition, what)
+        case "switch":
+            _compile_switch(step, places)
+        case "parallel":
+            _compile_parallel(step, places)
+        case "notify":
+            if not spec.notify:
+                raise InvalidInput(f"Step {spec.id} has nothing to tell: give it a text in notify.")
+            step.value = compile_template(spec.notify, what)
+        case "approval":
+            step.value = compile_template(check_terms(spec.id, spec.approval).text, what)
+            step.input = compile_template(spec.input, what)
+
+
+def _check_fields(spec: StepSpec) -> None:
+    known = _FIELDS[spec.type] | _COMMON_FIELDS
+    for field in struct_fields(StepSpec):
+        if field.name not in known and getattr(spec, field.name) != _default(field):
+            raise InvalidInput(f"Step {spec.id} is of type {spec.type} and has no use for {field.name}: leave it out.")
+    for name, seconds in (("timeout_s", spec.timeout_s), ("deadline_s", spec.deadline_s)):
+        if not 0 <= seconds <= DELAY_MAX_S:
+            raise InvalidInput(f"The {name} of step {spec.id} is no time: give seconds from 0.")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+
+
+def _compile_job(step: CompiledStep, flow: WorkflowSpec) -> None:
+    spec = step.spec
+    if bool(spec.task) == bool(spec.argv):
+        raise InvalidInput(f"Step {spec.id} must have either a task or an argv, to say what it runs.")
+    if spec.loop is not None and spec.for_each is not None:
+        raise InvalidInput(f"Step {spec.id} has a loop and for_each: use a workflow of its own for one of them.")
+    if not 0 <= spec.max_parallel <= ITEMS_MAX:
+        raise InvalidInput(f"The max_parallel of step {spec.id} is {spec.max_parallel}: give 0 to {ITEMS_MAX}.")
+    what = f"step {spec.id}"
+    check_no_expressions(spec, what)
+    step.args, step.input = compile_template(list(spec.args), what), compile_template(spec.input, what)
+    try:
+        ready = validate_submission(_submission(spec, flow, _layer_of(spec)), may_be_critical=True)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"Step {spec.id}: {wrong.sentence}") from wrong
+    step.plan = ready
+    _compile_compensation(step, flow)
+    if isinstance(spec.for_each, str):
+        text = spec.for_each
+        step.value = compile_template(text, what) or compile_expression(text, what)
+    elif spec.for_each is not None:
+        step.value = compile_template(spec.for_each, what)
+    elif step.args is None and step.input is None:
+        data = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
+        if len(data) > INPUT_BYTES_MAX:
+            raise InvalidInput(f"The input of step {spec.id} has {len(data)} bytes: pass a pointer to it.")
+        [layer] = ready.layers
+        step.plan = replace(ready, layers=(replace(layer, input=data),))
+
+
+def with_submitter(ready: ValidatedSubmission, actor: str, show: str = "") -> ValidatedSubmission:
+    """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
+    if show and show != ready.show:
+        ready = replace(ready, show=show, like=None)
+    if not actor:
+        return ready
+    details = replace(decode_details(ready.details), principal=actor)
+    return replace(ready, details=encode_details(details), like=None)
+
+
+def _compile_compensation(step: CompiledStep, flow: WorkflowSpec) -> None:
+    spec = step.spec
+    if spec.compensate is None:
+        return
+    if spec.compensate.idempotency_key:
+        raise InvalidInput(
+            f"The compensation of step {spec.id} has an idempotency_key, which all runs would share: leave it out."
+        )
+    try:
+        validate_submission(
+            replace(_submission(spec, flow, _layer_of(spec)), compensation=spec.compensate), may_be_critical=True
+        )
+    except InvalidInput as wrong:
+        raise InvalidInput(f"The compensation of step {spec.id}: {wrong.sentence}") from wrong
+    step.undo = compile_template(spec.compensate.context, f"the compensation of step {spec.id}")
+
+
+def _layer_of(spec: StepSpec) -> LayerSpec:
+    return LayerSpec(
+        name=spec.id,
+        task=spec.task,
+        argv=spec.argv,
+        cores=spec.cores,
+        gpus=spec.gpus,
+        memory=spec.memory,
+        timeout_s=spec.timeout_s,
+        kill_after_s=spec.kill_after_s,
+        retries=spec.retry,
+    )
+
+
+def _submission(spec: StepSpec, flow: WorkflowSpec, layer: LayerSpec) -> Submission:
+    return Submission(
+        show=flow.show,
+        folder=flow.folder,
+        dept=flow.dept,
+        name=f"{flow.name}.{spec.id}",
+        topic=spec.topic or spec.task or "default",
+        priority=spec.priority or flow.priority,
+        labels=spec.labels,
+        env=spec.env,
+        requires=spec.requires,
+        budget=Budget(deadline_ms=round(spec.deadline_s * 1000)),
+        layers=(layer,),
+    )
+
+
+def _item_submission(spec: StepSpec, ready: ValidatedSubmission | None, layer: LayerSpec) -> Submission:
+    assert ready is not None
+    flow = WorkflowSpec(
+        name="of", steps=(), show=ready.show, folder=ready.folder, dept=ready.dept, priority=ready.priority
+    )
+    return _submission(spec, flow, layer)
+
+
+def _multiply_cores(cores: float | str, width: int) -> str:
+    from rota.model.units import Centicores, format_cores, parse_cores
+
+    return format_cores(Centicores(parse_cores(cores) * width))
+
+
+def _compile_delay(spec: StepSpec) -> Evaluate | None:
+    if bool(spec.delay_sec) == bool(spec.delay_until):
+        raise InvalidInput(f"Step {spec.id} must have either delay_sec or delay_until, to say how long it waits.")
+    given = spec.delay_sec or spec.delay_until
+    found = compile_template(given, f"step {spec.id}")
+    if found is None:
+        try:
+            due_ms(spec, given, 0)
+        except ExpressionError as wrong:
+            raise InvalidInput(str(wrong)) from wrong
+    return found
+
+
+def due_ms(spec: StepSpec, given: Any, now_ms: int) -> int:
+    """When a delay is over, that began at `now_ms`."""
+    if spec.delay_until:
+        try:
+            moment = datetime.fromisoformat(str(given))
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise ExpressionError(
+                f"Step {spec.id} waits until {str(given)[:40]!r}: write a moment such as 2026-01-31T12:00:00Z."
+            )
+        due = round(moment.timestamp() * 1000)
+        if now_ms and due - now_ms > DELAY_MAX_S * 1000:
+            raise ExpressionError(f"Step {spec.id} waits until {str(given)[:40]!r}: ten years from now are the most.")
+        return due
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds <= DELAY_MAX_S:
+        raise ExpressionError(f"Step {spec.id} waits for {str(given)[:40]!r}: give seconds from 0, ten years at most.")
+    return now_ms + round(seconds * 1000)
+
+
+def _compile_switch(step: CompiledStep, places: dict[str, int]) -> None:
+    spec = step.spec
+    if spec.switch is None or not spec.switch.cases:
+        raise InvalidInput(f"Step {spec.id} must say between which steps it chooses, in switch.")
+    step.value = compile_expression(spec.switch.on, f"step {spec.id}")
+    step.cases = {
+        value: tuple(_find(name, places, spec, "chooses") for name in names)
+        for value, names in spec.switch.cases.items()
+    }
+    if spec.switch.default is not None:
+        step.default = tuple(_find(name, places, spec, "chooses") for name in spec.switch.default)
+
+
+def _compile_parallel(step: CompiledStep, places: dict[str, int]) -> None:
+    spec = step.spec
+    if spec.parallel is None or not spec.parallel.steps:
+        raise InvalidInput(f"Step {spec.id} must say which steps begin together, in parallel.")
+    step.members = tuple(_find(name, places, spec, "begins") for name in spec.parallel.steps)
+    need = spec.parallel.need
+    if isinstance(need, int) and not 1 <= need <= len(step.members):
+        raise InvalidInput(f"Step {spec.id} needs {need} of {len(step.members)} steps: give 1 to {len(step.members)}.")
+
+
+def _compile_loop(spec: StepSpec) -> Evaluate | None:
+    loop = spec.loop
+    assert loop is not None
+    if not 1 <= loop.most <= LOOP_ROUNDS_MAX:
+        raise InvalidInput(f"The loop of step {spec.id} may go round {loop.most} times: give 1 to {LOOP_ROUNDS_MAX}.")
+    if loop.while_ and loop.until:
+        raise InvalidInput(f"The loop of step {spec.id} has while and until: give one of them.")
+    if loop.while_:
+        return compile_expression(loop.while_, f"the loop of step {spec.id}")
+    if loop.until:
+        until = compile_expression(loop.until, f"the loop of step {spec.id}")
+        return lambda scope: not require_bool(until(scope), spec.id)
+    return None
+
+
+def require_bool(value: Any, step: str) -> bool:
+    if not isinstance(value, bool):
+        raise ExpressionError(f"An expression of step {step} is neither true nor false, but a {type(value).__name__}.")
+    return value
+
+
+def _find(name: str, places: dict[str, int], spec: StepSpec, what: str) -> int:
+    if name not in places:
+        near = ", ".join(list(places)[:20])
+        raise InvalidInput(f"Step {spec.id} {what} {name[:64]!r}, and there is no such step: there are {near}.")
+    if name == spec.id:
+        raise InvalidInput(f"Step {spec.id} {what} itself: it would never begin.")
+    return places[name]
+
+
+def _assign_owners(steps: list[CompiledStep]) -> None:
+    """Tell those that another step has begin whose they are."""
+
+    def own(owner: CompiledStep, owned: int, role: StepRole) -> None:
+        step = steps[owned]
+        if step.owner not in (-1, owner.place):
+            raise InvalidInput(f"Step {step.id} belongs to both {steps[step.owner].id} and {owner.id}: use two steps.")
+        step.owner, step.role = owner.place, role
+
+    for step in steps:
+        for member in step.members:
+            own(step, member, "member")
+        for case in {place for chosen in (*step.cases.values(), step.default or ()) for place in chosen}:
+            own(step, case, "case")
+        if step.handler >= 0:
+            own(step, step.handler, "handler")
+    for step in steps:
+        _check_nesting(step, steps)
+
+
+def _check_nesting(step: CompiledStep, steps: Sequence[CompiledStep]) -> None:
+    """Parallels in parallels, handlers of handlers: so deep and no deeper, and never in a circle."""
+    outer = step
+    for _ in range(NESTING_MAX):
+        if outer.owner < 0:
+            return
+        outer = steps[outer.owner]
+    raise InvalidInput(f"Step {step.id} belongs to steps that belong to steps, {NESTING_MAX} deep or in a circle.")
+
+
+def _predecessors(step: CompiledStep, steps: Sequence[CompiledStep]) -> list[int]:
+    """Steps that must have come somewhere before this one may begin, or, of a parallel, may end."""
+    owner = [step.owner] if step.owner >= 0 else []
+    return [*step.depends_on, *owner, *(end for dep in step.depends_on for end in _required_ends(steps[dep], steps))]
+
+
+def _required_ends(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterable[int]:
+    """Steps without which one has come to no end: who handles its error, and all that a parallel waits for."""
+    if step.handler >= 0:
+        yield step.handler
+        yield from _required_ends(steps[step.handler], steps)
+    for member in step.members:
+        yield member
+        yield from _required_ends(steps[member], steps)
+
+
+def _topological_order(steps: list[CompiledStep]) -> list[int]:
+    """Places in an order that respects what comes before; a circle is refused."""
+    left = {step.place: set(_predecessors(step, steps)) for step in steps}
+    order: list[int] = []
+    while left:
+        free = [place for place, before in left.items() if not before]
+        if not free:
+            names = ", ".join(steps[place].id for place in list(left)[:10])
+            if len(left) == 1:
+                raise InvalidInput(f"Step {names} waits for what ends after it: it would never begin.")
+            raise InvalidInput(f"The steps {names} wait for each other in a circle: none of them would ever begin.")
+        for place in free:
+            del left[place]
+        for before in left.values():
+            before.difference_update(free)
+        order += free
+    return order
+
+
+def _link_followers(steps: list[CompiledStep]) -> None:
+    followers: list[dict[int, None]] = [{} for _ in steps]
+    for step in steps:
+        for dep in (*step.depends_on, *([step.owner] if step.owner >= 0 else [])):
+            for waited in (steps[dep], *_handlers(steps[dep], steps)):
+                if waited.place != step.place:
+                    followers[waited.place][step.place] = None
+        if step.role == "member":
+            for waited in (step, *_handlers(step, steps)):
+                followers[waited.place][step.owner] = None
+    for step in steps:
+        step.followers = tuple(followers[step.place])
+
+
+def _handlers(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterator[CompiledStep]:
+    """Who handles its error, who handles that one's, and so on."""
+    while step.handler >= 0:
+        step = steps[step.handler]
+        yield step
+
+
+def _check_reads(
+    steps: list[CompiledStep], places: dict[str, int], order: list[int], spec: WorkflowSpec
+) -> frozenset[int]:
+    """What expressions name: steps that are there and have ended by then, inputs that the workflow has."""
+    before: dict[int, set[int]] = {}
+    for place in order:
+        near = set(_predecessors(steps[place], steps))
+        before[place] = near.union(*(before[each] for each in near if each in before))
+    read: set[int] = set()
+    for step in steps:
+        reads = set()
+        knows_itself = step.spec.loop is not None or step.spec.compensate is not None
+        for text in check_expressions(_expression_texts(step.spec), f"step {step.id}"):
+            for name in steps_mentioned(text):
+                found = _find_read(name, places, step.id)
+                if found not in before[step.place] and not (found == step.place and knows_itself):
+                    raise InvalidInput(
+                        f"An expression of step {step.id} names step {name}, which need not have ended by then:"
+                        f" let {step.id} depend on it."
+                    )
+                reads.add(found)
+            _check_inputs(text, spec, f"step {step.id}")
+        if step.spec.loop is not None:
+            reads.add(step.place)
+        step.reads = frozenset(reads)
+        read |= reads
+    for text in check_expressions(expressions_in(spec.output), "the output"):
+        read |= {_find_read(name, places, "output") for name in steps_mentioned(text)}
+        _check_inputs(text, spec, "the output")
+    return frozenset(read)
+
+
+def _find_read(name: str, places: dict[str, int], step: str) -> int:
+    if name not in places:
+        raise InvalidInput(f"An expression of {step} names step {name[:64]!r}, and there is no such step.")
+    return places[name]
+
+
+def _check_inputs(text: str, spec: WorkflowSpec, what: str) -> None:
+    for name in _INPUT.findall(text):
+        if spec.inputs and name not in spec.inputs:
+            raise InvalidInput(f"An expression of {what} names input.{name}, which is not among the inputs.")
+
+
+def _expression_texts(spec: StepSpec) -> Iterable[str]:
+    if spec.when:
+        yield spec.when
+    if spec.condition:
+        yield spec.condition
+    if spec.switch is not None:
+        yield spec.switch.on
+    if spec.loop is not None:
+        yield from (text for text in (spec.loop.while_, spec.loop.until) if text)
+    if isinstance(spec.for_each, str) and "${" not in spec.for_each:
+        yield spec.for_each
+    undone = spec.compensate.context if spec.compensate is not None else None
+    asked = spec.approval.text if spec.approval is not None else None
+    for value in (spec.args, spec.input, spec.for_each, spec.delay_sec, spec.delay_until, spec.notify, asked, undone):
+        yield from expressions_in(value)
+
+
+def _step_names(steps: Sequence[CompiledStep]) -> str:
+    return ", ".join(step.id for step in steps[:20])

@@ -1,0 +1,93 @@
+"""What a plan is, and why it fell short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.model.ids import PoolId
+from rota.model.reasons import Reason
+from rota.placement.requirements import Resources
+from rota.placement.workers import WorkerInfo
+
+EXPLAINED_WORKERS_MAX: Final = 100
+"""Workers that are explained one by one; the rest are counted."""
+
+
+class WorkerShare(msgspec.Struct, frozen=True):
+    """`n` frames for one worker, and the pool under which they are booked."""
+
+    worker: UUID
+    pool: str
+    pool_id: PoolId
+    n: int
+
+
+class ExcludedWorker(msgspec.Struct, frozen=True):
+    """A worker that gets nothing of a class, and why."""
+
+    worker: UUID
+    name: str
+    pool: str
+    why: str
+
+
+class PlacementExplanation(msgspec.Struct, frozen=True):
+    """Why frames of a class are not placed, for people. `passed` holds the first of `considered`."""
+
+    reason: Reason | None
+    """None when there is room now."""
+    sentence: str
+    room: int = 0
+    considered: int = 0
+    passed: tuple[ExcludedWorker, ...] = ()
+
+
+class PlacementPlan:
+    """Where `asked` frames of a class would go now. It takes no room: `Registry.reserve` does."""
+
+    __slots__ = ("_explain", "_workers", "asked", "need", "portions", "refusal", "room")
+
+    def __init__(
+        self,
+        asked: int,
+        need: Resources,
+        portions: list[WorkerShare],
+        workers: list[WorkerInfo],
+        room: int,
+        refusal: Reason | None,
+        explain: Callable[[], PlacementExplanation],
+    ) -> None:
+        self.asked = asked
+        self.need = need
+        self.portions = portions
+        self.room = room
+        """Frames of the class that fit now on all workers that were asked for, these included."""
+        self.refusal = refusal
+        """Why fewer than asked are planned; None when all are."""
+        self._workers = workers
+        self._explain = explain
+
+    @property
+    def planned(self) -> int:
+        return sum(portion.n for portion in self.portions)
+
+    def explain(self) -> PlacementExplanation:
+        """Worked out when asked for, as things stand then."""
+        return self._explain()
+
+    def shares(self) -> list[tuple[WorkerInfo, int]]:
+        return [(worker, portion.n) for worker, portion in zip(self._workers, self.portions, strict=True)]
+
+
+class CapacityReservation:
+    """Room that a plan took, until it is given back once."""
+
+    __slots__ = ("need", "shares")
+
+    def __init__(self, need: Resources, shares: list[tuple[WorkerInfo, int]]) -> None:
+        self.need = need
+        self.shares = shares

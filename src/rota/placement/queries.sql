@@ -1,0 +1,52 @@
+-- name: booked
+-- On which worker the tokens from $1 to $2, pairwise, are booked, and what each needs.
+SELECT p.pk_host AS worker, p.token, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus,
+       coalesce(c.memory_mb, 0) AS memory_mb
+FROM unnest($1::bigint[], $2::bigint[]) AS run (first, last)
+JOIN rota.proc p ON p.token BETWEEN run.first AND run.last
+LEFT JOIN rota.layer l USING (pk_layer)
+LEFT JOIN rota.queue_class q ON q.queue = l.queue
+LEFT JOIN rota.placement_class c USING (class_id)
+ORDER BY p.token
+
+-- name: routing_file_get
+-- Digest of what was last loaded from pools.yaml.
+SELECT digest FROM rota.routing_file
+
+-- name: routing_file_set
+-- Remember that the content with digest $1 was loaded.
+INSERT INTO rota.routing_file (digest) VALUES ($1)
+ON CONFLICT (b_one) DO UPDATE SET digest = excluded.digest, ts_loaded = now()
+
+-- name: routing_lock
+-- One change at a time; reading goes on.
+LOCK TABLE rota.topic_pool IN SHARE ROW EXCLUSIVE MODE
+
+-- name: routing_pool_set
+-- Configure pool $1: provides $2, status $3, description $4, draining since $5 ms, for $6 s at most.
+INSERT INTO rota.pool_spec (pk_alloc, provides, status, description, ts_drain_started, drain_timeout_s)
+VALUES ($1::uuid, $2::text[], $3, $4, to_timestamp($5::bigint / 1000.0), $6)
+ON CONFLICT (pk_alloc) DO UPDATE SET (provides, status, description, ts_drain_started, drain_timeout_s)
+  = (excluded.provides, excluded.status, excluded.description, excluded.ts_drain_started, excluded.drain_timeout_s)
+
+-- name: routing_pools
+-- Every pool of the books, with what is configured of it.
+SELECT a.pk_alloc AS id, a.str_name AS name, coalesce(s.provides, '{}') AS provides,
+       coalesce(s.status, 'active') AS status, coalesce(s.description, '') AS description,
+       (extract(epoch FROM s.ts_drain_started) * 1000)::bigint AS drain_started_ms,
+       coalesce(s.drain_timeout_s, 300) AS drain_timeout_s
+FROM rota.alloc a LEFT JOIN rota.pool_spec s USING (pk_alloc) ORDER BY a.str_name
+
+-- name: routing_topic_clear
+-- Unmap topic $1.
+DELETE FROM rota.topic_pool WHERE topic = $1
+
+-- name: routing_topic_map
+-- Map topic $1 to the pools $2, in order.
+INSERT INTO rota.topic_pool (topic, place, pk_alloc)
+SELECT $1, pool.place - 1, pool.id FROM unnest($2::uuid[]) WITH ORDINALITY AS pool (id, place)
+
+-- name: routing_topics
+-- Every topic with its pools in order.
+SELECT t.topic, array_agg(a.str_name ORDER BY t.place) AS pools
+FROM rota.topic_pool t JOIN rota.alloc a USING (pk_alloc) GROUP BY t.topic ORDER BY t.topic

@@ -1,0 +1,264 @@
+"""Pools and topics in PostgreSQL, so that all replicas route alike.
+
+- Every change is one transaction with its audit entries, made under one lock: none is lost, and each is made on what it
+  was decided on.
+- A topic maps only to pools that are in the books (`rota.alloc`), since frames are booked there; such a pool cannot be
+  deleted while it is mapped.
+- `pools.yaml` is loaded when its content is another than the last time. What was changed by hand since stands until
+  then: replicas that start again with the same file change nothing.
+
+Replicas hear of a change by NOTIFY and look every `reload_interval` anyway. While PostgreSQL is away they route as they
+did. If we die after a commit, the others have been told by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from rota.infra import audit, failpoints
+from rota.infra.audit import AuditEntry
+from rota.infra.clock import Clock, SystemClock
+from rota.infra.postgres import Database, Notifications, Transaction, query
+from rota.infra.service import Lifecycle
+from rota.model.errors import InvalidInput
+from rota.model.ids import PoolId
+from rota.placement.pools_file import PoolsFile, validate_pools, validate_topic
+from rota.placement.registry import WorkerRegistry
+from rota.placement.requirements import normalize_capabilities
+from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, Pool, PoolSpec, PoolStatus, Routes
+
+CHANNEL: Final = "rota_routing"
+RELOAD_INTERVAL_S: Final = 30.0
+
+LOCK = query(__package__, "routing_lock")
+POOLS = query(__package__, "routing_pools")
+TOPICS = query(__package__, "routing_topics")
+TOPIC_CLEAR = query(__package__, "routing_topic_clear")
+TOPIC_MAP = query(__package__, "routing_topic_map")
+POOL_SET = query(__package__, "routing_pool_set")
+FILE_GET = query(__package__, "routing_file_get")
+FILE_SET = query(__package__, "routing_file_set")
+
+
+class RoutesDraft(msgspec.Struct):
+    """What is configured, while it is being changed."""
+
+    topics: dict[str, tuple[str, ...]]
+    specs: dict[str, PoolSpec]
+
+
+RoutesEdit = Callable[[RoutesDraft], None]
+
+
+class RouteStore:
+    """Reads and changes pools and topics, in the name of `actor`, who is written to the audit trail."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        self.database = database
+        self.clock = clock or SystemClock()
+
+    async def read(self) -> Routes:
+        """As of one moment."""
+        async with self.database.transaction("repeatable read", readonly=True) as tx:
+            return await _read_routes(tx)
+
+    async def set_topic(self, topic: str, pools: Sequence[str], *, actor: str) -> bool:
+        """Map a topic or glob to these pools, in this order. Whether that changed anything."""
+        names = validate_pools(validate_topic(topic), tuple(pools))
+
+        def edit(wanted: RoutesDraft) -> None:
+            wanted.topics[topic] = names
+
+        return await self._change(actor, edit)
+
+    async def remove_topic(self, topic: str, *, actor: str) -> bool:
+        """Jobs of the topic follow the next best glob, or fail."""
+
+        def edit(wanted: RoutesDraft) -> None:
+            wanted.topics.pop(topic, None)
+
+        return await self._change(actor, edit)
+
+    async def set_pool(
+        self, name: str, *, actor: str, provides: Iterable[str] | None = None, description: str | None = None
+    ) -> bool:
+        """Change what is given, and keep the rest."""
+        given: dict[str, object] = {}
+        if provides is not None:
+            given["provides"] = normalize_capabilities(provides)
+        if description is not None:
+            given["description"] = description
+        return await self._change_pool(name, actor, given)
+
+    async def drain(self, name: str, *, actor: str, timeout_s: int = DRAIN_TIMEOUT_S) -> bool:
+        """Nothing new for this pool; what runs there ends. One that drains already goes on as it began."""
+        if not 1 <= timeout_s <= DRAIN_TIMEOUT_MAX_S:
+            raise InvalidInput(f"A pool may take from 1 to {DRAIN_TIMEOUT_MAX_S} seconds to drain, not {timeout_s}.")
+        drained = {
+            "status": PoolStatus.DRAINING,
+            "drain_started_ms": self.clock.now_ms(),
+            "drain_timeout_s": timeout_s,
+        }
+        return await self._change_pool(name, actor, drained, unless=PoolStatus.DRAINING)
+
+    async def activate(self, name: str, *, actor: str) -> bool:
+        return await self._change_pool(name, actor, _not_draining(PoolStatus.ACTIVE))
+
+    async def deactivate(self, name: str, *, actor: str) -> bool:
+        return await self._change_pool(name, actor, _not_draining(PoolStatus.INACTIVE))
+
+    async def load(self, file: PoolsFile, *, actor: str) -> bool:
+        """Make topics and the pools that it lists what the file says, unless the same was loaded last."""
+        now_ms = self.clock.now_ms()
+
+        def edit(wanted: RoutesDraft) -> None:
+            wanted.topics = dict(file.topics)
+            for name, spec in file.pools.items():
+                begins = spec.status is PoolStatus.DRAINING and spec.drain_started_ms is None
+                wanted.specs[name] = msgspec.structs.replace(spec, drain_started_ms=now_ms) if begins else spec
+
+        async with self.database.transaction() as tx:
+            await tx.run(LOCK)
+            if await tx.value(FILE_GET) == file.digest():
+                return False
+            changed = await _apply_edit(tx, actor, edit)
+            await tx.run(FILE_SET, file.digest())
+            return changed
+
+    async def _change_pool(
+        self, name: str, actor: str, given: Mapping[str, object], unless: PoolStatus | None = None
+    ) -> bool:
+        def edit(wanted: RoutesDraft) -> None:
+            before = wanted.specs.get(name, PoolSpec(name=name))
+            if unless is None or before.status is not unless:
+                wanted.specs[name] = msgspec.structs.replace(before, **given)
+
+        return await self._change(actor, edit)
+
+    async def _change(self, actor: str, edit: RoutesEdit) -> bool:
+        async with self.database.transaction() as tx:
+            await tx.run(LOCK)
+            return await _apply_edit(tx, actor, edit)
+
+
+class RoutesWatcher:
+    """`Service("routes", watch.run)`: the registry routes by what is stored, within a moment of every change."""
+
+    def __init__(self, routing: RouteStore, registry: WorkerRegistry, every_s: float = RELOAD_INTERVAL_S) -> None:
+        self._routing = routing
+        self._registry = registry
+        self._every_s = every_s
+
+    async def run(self, life: Lifecycle) -> None:
+        """When PostgreSQL is away this ends as unavailable and is started again; routes stay as they were."""
+        async with self._routing.database.listen(CHANNEL) as told:
+            self._registry.set_routes(await self._routing.read())
+            life.ready()
+            while await _wait_for_change(told, life, self._every_s):
+                self._registry.set_routes(await self._routing.read())
+
+
+async def _wait_for_change(told: Notifications, life: Lifecycle, every_s: float) -> bool:
+    """When there is something to read; False when draining."""
+    waiting = asyncio.create_task(told.next(every_s), name="routes.next")
+    draining = asyncio.create_task(life.until_draining(), name="routes.draining")
+    try:
+        await asyncio.wait({waiting, draining}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        draining.cancel()
+        await asyncio.wait({waiting, draining})
+    return not life.draining
+
+
+async def _read_routes(tx: Transaction) -> Routes:
+    topics = {row["topic"]: tuple(row["pools"]) for row in await tx.rows(TOPICS)}
+    pools = {}
+    for row in await tx.rows(POOLS):
+        spec = PoolSpec(
+            name=row["name"],
+            provides=normalize_capabilities(row["provides"]),
+            status=PoolStatus(row["status"]),
+            description=row["description"],
+            drain_started_ms=row["drain_started_ms"],
+            drain_timeout_s=row["drain_timeout_s"],
+        )
+        pools[spec.name] = Pool(PoolId(row["id"]), spec)
+    return Routes(topics, pools)
+
+
+async def _apply_edit(tx: Transaction, actor: str, edit: RoutesEdit) -> bool:
+    """Write what `edit` makes different, with an audit entry for each; nothing when nothing is."""
+    before = await _read_routes(tx)
+    specs = {name: pool.spec for name, pool in before.pools.items()}
+    wanted = RoutesDraft(dict(before.topics), dict(specs))
+    edit(wanted)
+    _check_pools_exist(wanted, before.pools)
+    entries = [
+        *[await _write_topic(tx, topic, before, wanted) for topic in _changed_names(before.topics, wanted.topics)],
+        *[
+            await _write_pool(tx, before.pools[name], wanted.specs[name])
+            for name in _changed_names(specs, wanted.specs)
+        ],
+    ]
+    failpoints.hit("placement.after_routing_before_audit")
+    if entries:
+        await audit.append(tx, [AuditEntry(actor, *entry) for entry in entries])
+    return bool(entries)
+
+
+async def _write_topic(
+    tx: Transaction, topic: str, before: Routes, wanted: RoutesDraft
+) -> tuple[str, str, Mapping[str, object]]:
+    old, new = before.topics.get(topic), wanted.topics.get(topic)
+    await tx.run(TOPIC_CLEAR, topic)
+    if new is not None:
+        ids: list[UUID] = [before.pools[name].id for name in new]
+        await tx.run(TOPIC_MAP, topic, ids)
+    return "topic.map" if new else "topic.unmap", f"topic:{topic}", {"before": old, "after": new}
+
+
+async def _write_pool(tx: Transaction, pool: Pool, spec: PoolSpec) -> tuple[str, str, Mapping[str, object]]:
+    await tx.run(
+        POOL_SET,
+        pool.id,
+        list(spec.provides),
+        spec.status.value,
+        spec.description,
+        spec.drain_started_ms,
+        spec.drain_timeout_s,
+    )
+    detail = {"before": msgspec.to_builtins(pool.spec), "after": msgspec.to_builtins(spec)}
+    return "pool.configure", f"pool:{pool.name}", detail
+
+
+def _check_pools_exist(wanted: RoutesDraft, pools: Mapping[str, Pool]) -> None:
+    for topic, names in wanted.topics.items():
+        for name in names:
+            if name not in pools:
+                raise _unknown_pool(name, f" that the topic {topic} is mapped to", pools)
+    for name in wanted.specs:
+        if name not in pools:
+            raise _unknown_pool(name, "", pools)
+
+
+def _unknown_pool(name: str, whose: str, pools: Iterable[str]) -> InvalidInput:
+    near = get_close_matches(name, list(pools), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? Otherwise make" if near else "make"
+    return InvalidInput(
+        f"The pool {name[:64]!r}{whose} is not in the books: {hint} it with `rota pool create {name[:64]}` first."
+    )
+
+
+def _changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+def _not_draining(status: PoolStatus) -> dict[str, object]:
+    return {"status": status, "drain_started_ms": None, "drain_timeout_s": DRAIN_TIMEOUT_S}

@@ -1,2 +1,0 @@
--- Digest of what was last loaded from pools.yaml.
-SELECT digest FROM rota.routing_file

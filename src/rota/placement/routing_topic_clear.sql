@@ -1,2 +1,0 @@
--- Unmap topic $1.
-DELETE FROM rota.topic_pool WHERE topic = $1

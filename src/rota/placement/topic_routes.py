@@ -1,0 +1,102 @@
+"""Which pools may run a topic, and in which order. Pure.
+
+- The exact topic wins over globs (`*` stands for any text), the glob with the most letters of its own over the others.
+- Pools of a topic are used in order: a later one only when the earlier ones are full or without workers.
+- A pool provides capabilities; a job that requires others is not run there.
+- A pool that is draining or inactive takes nothing new. One that drains counts as inactive when its time is over.
+- Where no topic is configured at all, every topic maps to the pool `local`, if there is one: `rota up` makes it. The
+  first topic that is configured ends that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from rota.model.ids import PoolId
+
+DEFAULT_POOL: Final = "local"
+ANY_TOPIC: Final = "*"
+DRAIN_TIMEOUT_S: Final = 300
+DRAIN_TIMEOUT_MAX_S: Final = 3600
+
+
+class PoolStatus(StrEnum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    INACTIVE = "inactive"
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is configured of a pool. `provides` is sorted, lower case."""
+
+    name: str
+    provides: tuple[str, ...] = ()
+    status: PoolStatus = PoolStatus.ACTIVE
+    description: str = ""
+    drain_started_ms: int | None = None
+    drain_timeout_s: int = DRAIN_TIMEOUT_S
+
+    def status_at(self, now_ms: int) -> PoolStatus:
+        """Its status once the time that it had to drain is over."""
+        if self.status is not PoolStatus.DRAINING or self.drain_started_ms is None:
+            return self.status
+        over = now_ms >= self.drain_started_ms + self.drain_timeout_s * 1000
+        return PoolStatus.INACTIVE if over else PoolStatus.DRAINING
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """A pool of the books with what is configured of it."""
+
+    id: PoolId
+    spec: PoolSpec
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def satisfies(self, requires: tuple[str, ...]) -> bool:
+        return set(requires) <= set(self.spec.provides)
+
+
+class Routes(msgspec.Struct, frozen=True):
+    """Everything that is configured, as of one read. Topics name pools that are there."""
+
+    topics: Mapping[str, tuple[str, ...]] = {}
+    pools: Mapping[str, Pool] = {}
+
+    @property
+    def uses_default_pool(self) -> bool:
+        """Whether nothing is configured, and all topics go to the pool `local`."""
+        return not self.topics and DEFAULT_POOL in self.pools
+
+    def pattern_for(self, topic: str) -> str | None:
+        """The topic or glob that decides about `topic`."""
+        if topic in self.topics:
+            return topic
+        if self.uses_default_pool:
+            return ANY_TOPIC
+        globs = [pattern for pattern in self.topics if ANY_TOPIC in pattern and matches(pattern, topic)]
+        return max(globs, key=specificity, default=None)
+
+    def pools_for(self, topic: str) -> tuple[Pool, ...]:
+        """Pools in the order in which they are used; none when the topic is not mapped."""
+        pattern = self.pattern_for(topic)
+        if pattern is None:
+            return ()
+        names = self.topics.get(pattern, (DEFAULT_POOL,))
+        return tuple(self.pools[name] for name in names if name in self.pools)
+
+
+def matches(pattern: str, topic: str) -> bool:
+    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), topic, re.DOTALL) is not None
+
+
+def specificity(pattern: str) -> tuple[int, int, str]:
+    """Orders globs: letters of its own, then fewer stars, then the alphabet, so that replicas agree."""
+    stars = pattern.count("*")
+    return len(pattern) - stars, -stars, pattern

@@ -1,0 +1,315 @@
+"""What rules say of outputs: at first of what they are, then of what is in them. No I/O.
+
+The first look sees metadata. Rules are asked in their order; one that needs the content cannot say anything yet, so the
+output must be looked into (`scan`), but a later rule that keeps it back for what it is does so at once. A rule that
+allows an output, with none before it that needs the content, spares it the second look.
+
+The second look sees the content and asks every rule. When a rule redacts, what is left is judged anew, by all rules:
+so a rule that redacts cannot let pass what a later one keeps back, and redaction ends with a text in which it finds
+nothing more, or with the marker alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import translate
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rota.model.policy.outputs import (
+    REDACTION_MARKER,
+    OutputEffect,
+    OutputMeta,
+    OutputPolicyDecision,
+    OutputScanMode,
+    ScanFinding,
+    Severity,
+)
+from rota.policy.output import patterns
+from rota.policy.output.patterns import ScanPattern
+from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules, check_rules
+from rota.policy.output.scanning import FINDINGS_MAX, Hits, find_hits
+from rota.policy.output.text_extraction import OutputBlob, OutputValue, ScanTarget
+
+REDACTION_ROUNDS_MAX: Final = 8
+CACHE_MAX: Final = 4096
+"""Kinds of outputs of which it is remembered which rules apply."""
+UNKNOWN_DECISION_REASON: Final = "The policy said something that nobody knows."
+
+
+class MetadataResult(NamedTuple):
+    """What the first look says."""
+
+    word: OutputPolicyDecision
+    scan: bool
+    """Whether somebody must look inside."""
+    must: bool = False
+    """A rule redacts it for what it is, and none before may let it pass: nobody reads it before that is done."""
+
+
+class OutputContent(msgspec.Struct, frozen=True):
+    """All of an output: what the frame returned, and its files by name."""
+
+    value: bytes | None = None
+    artifacts: tuple[tuple[str, bytes], ...] = ()
+
+    def bodies(self) -> list[OutputValue | OutputBlob]:
+        value = [] if self.value is None else [OutputValue(self.value)]
+        return [*value, *(OutputBlob(f"artifact:{name}", data) for name, data in self.artifacts)]
+
+
+class ContentResult(NamedTuple):
+    """What the look inside says; `redacted` is what may be read instead."""
+
+    word: OutputPolicyDecision
+    redacted: OutputContent | None = None
+
+
+class CompiledOutputRule:
+    """A rule, made ready."""
+
+    def __init__(self, rule: OutputRule) -> None:
+        self.rule = rule
+        match = rule.match
+        self.needs_content = match.needs_content
+        self.kinds: list[tuple[ScanPattern, ...]] = [
+            kind
+            for kind in (
+                patterns.scanner_patterns(match.scanners),
+                patterns.detector_patterns(match.detectors),
+                patterns.rule_patterns(match.content_patterns, rule.severity),
+                patterns.keyword_patterns(match.keywords, rule.severity),
+            )
+            if kind
+        ]
+        self._size = max(match.output_size_gt, match.max_output_bytes)
+        self._types = _compile_globs(match.content_types)
+        self._named = _compile_match(match)
+
+    def applies(self, meta: OutputMeta) -> bool:
+        """As far as that is the same for all frames of a layer."""
+        return self._named(meta)
+
+    def fits(self, meta: OutputMeta) -> bool:
+        match = self.rule.match
+        if match.has_error is not None and match.has_error != meta.has_error:
+            return False
+        if self._size >= 0 and meta.bytes <= self._size:
+            return False
+        return self._types is None or any(self._types(each) for each in meta.content_types)
+
+    def scan(self, bodies: Sequence[ScanTarget], until_s: float) -> list[Hits] | None:
+        """What was found of each kind that it asks for; None unless there is something of every one."""
+        found: list[Hits] = []
+        for kind in self.kinds:
+            hits = [find_hits(body, kind, until_s) for body in bodies]
+            if not any(each.hits for each in hits):
+                return None
+            found += hits
+        return found
+
+    def to_decision(
+        self, snapshot: str, findings: Sequence[ScanFinding] = (), says: OutputEffect | None = None
+    ) -> OutputPolicyDecision:
+        rule = self.rule
+        return OutputPolicyDecision(
+            says=says or rule.decision,
+            rule=rule.id,
+            reason=rule.reason or f"The rule {rule.id} matches.",
+            severity=_highest_severity([rule.severity, *(each.severity for each in findings)]),
+            snapshot=snapshot,
+            findings=tuple(findings[:FINDINGS_MAX]),
+        )
+
+
+class CompiledOutputPolicy:
+    """Rules of one snapshot, for this process. May be asked from any thread."""
+
+    def __init__(
+        self, rules: OutputRules, *, snapshot: str = "", otherwise: OutputScanMode = OutputScanMode.PASS
+    ) -> None:
+        given = check_rules(rules)
+        self.snapshot = snapshot
+        self._rules = [CompiledOutputRule(rule) for rule in given.rules if rule.enabled]
+        self._modes = [(_compile_glob(glob), mode) for glob, mode in given.section.topics.items()]
+        self._otherwise = given.section.fail_mode or otherwise
+        self._allowed = OutputPolicyDecision(says=OutputEffect.ALLOW, snapshot=snapshot)
+        self._known: dict[tuple[object, ...], list[CompiledOutputRule]] = {}
+
+    def mode(self, topic: str) -> OutputScanMode:
+        return next((mode for fits, mode in self._modes if fits(topic)), self._otherwise)
+
+    def check_metadata(self, meta: OutputMeta) -> MetadataResult:
+        """By what it is."""
+        scan = may_pass = False
+        for rule in self._applicable_rules(meta):
+            if not rule.fits(meta):
+                continue
+            if rule.needs_content:
+                scan = True
+                may_pass |= rule.rule.decision is OutputEffect.ALLOW
+            elif rule.rule.decision.quarantines:
+                return MetadataResult(rule.to_decision(self.snapshot), scan=False)
+            elif rule.rule.decision is OutputEffect.REDACT:
+                return MetadataResult(self._allowed, scan=True, must=not may_pass)
+            else:
+                break
+        return MetadataResult(self._allowed, scan)
+
+    def check_content(self, meta: OutputMeta, content: OutputContent, until_s: float) -> ContentResult:
+        """By what is in it; TimeoutError when that takes longer than until then, by the monotonic clock."""
+        found: list[ScanFinding] = []
+        word = self._allowed
+        now = content
+        for _ in range(REDACTION_ROUNDS_MAX):
+            said, redacted = self._evaluate_content(meta, now, until_s, again=bool(found))
+            found += said.findings
+            if said.says is OutputEffect.ALLOW:
+                break
+            word = said
+            if redacted is None:
+                return ContentResult(_with_findings(word, found))
+            now = redacted
+        else:
+            now = _replace_with_marker(content)
+        return (
+            ContentResult(self._allowed)
+            if word.says is OutputEffect.ALLOW
+            else ContentResult(_with_findings(word, found), now)
+        )
+
+    def check_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
+        """Of the text of an error, and what may be written down of it."""
+        word, now = self._allowed, text
+        for _ in range(REDACTION_ROUNDS_MAX):
+            said, left = self._evaluate_error(meta, now, until_s)
+            if said.says is OutputEffect.ALLOW:
+                return word, now
+            word, now = said, left
+            if now == REDACTION_MARKER:
+                break
+        else:
+            now = REDACTION_MARKER
+        return word, now
+
+    def _evaluate_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
+        body = OutputBlob("error", text.encode(errors="replace"), is_text=True)
+        for rule in self._applicable_rules(meta):
+            hits = rule.scan([body], until_s) if rule.fits(meta) else None
+            if hits is None:
+                continue
+            word = rule.to_decision(self.snapshot, [finding for each in hits for finding in each.findings()])
+            if word.says is not OutputEffect.REDACT or any(each.too_many for each in hits):
+                return word, REDACTION_MARKER
+            return word, body.redact([span for each in hits for span in each.spans()]).decode(errors="replace")
+        return self._allowed, text
+
+    def _evaluate_content(
+        self, meta: OutputMeta, content: OutputContent, until_s: float, *, again: bool
+    ) -> tuple[OutputPolicyDecision, OutputContent | None]:
+        bodies = content.bodies()
+        cut = any(body.truncated for body in bodies)
+        for rule in self._applicable_rules(meta):
+            if not rule.fits(meta) or (again and not rule.needs_content and rule.rule.decision is OutputEffect.REDACT):
+                continue
+            hits = rule.scan(bodies, until_s) if rule.needs_content else []
+            if hits is None:
+                continue
+            findings = [finding for each in hits for finding in each.findings()]
+            if rule.rule.decision is not OutputEffect.REDACT:
+                return rule.to_decision(self.snapshot, findings), None
+            if cut:
+                return rule.to_decision(self.snapshot, findings, OutputEffect.QUARANTINE), None
+            return rule.to_decision(self.snapshot, findings), _redact(content, bodies, hits)
+        return self._allowed, None
+
+    def _applicable_rules(self, meta: OutputMeta) -> list[CompiledOutputRule]:
+        alike = (meta.show, meta.topic, meta.tenant, meta.capability, meta.risk_tags, tuple(meta.labels.items()))
+        found = self._known.get(alike)
+        if found is None:
+            if len(self._known) >= CACHE_MAX:
+                self._known.clear()
+            found = self._known[alike] = [rule for rule in self._rules if rule.applies(meta)]
+        return found
+
+
+def redact_all(
+    content: OutputContent, until_s: float, *, whole: bool = False
+) -> tuple[OutputContent, list[ScanFinding]]:
+    """Without all that any scanner knows; what cannot be looked at whole, or holds nothing they know, goes whole."""
+    if whole:
+        return _replace_with_marker(content), []
+    bodies = content.bodies()
+    hits = [find_hits(body, patterns.built_in_patterns(), until_s) for body in bodies]
+    findings = [finding for each in hits for finding in each.findings()]
+    if any(body.truncated for body in bodies) or not findings:
+        return _replace_with_marker(content), findings
+    return _redact(content, bodies, hits), findings
+
+
+def _redact(content: OutputContent, bodies: Sequence[OutputValue | OutputBlob], hits: Sequence[Hits]) -> OutputContent:
+    """Bodies in which nothing was found stay as they are; with no hit at all everything goes."""
+    if not any(each.hits for each in hits) or any(each.too_many for each in hits):
+        return _replace_with_marker(content)
+    left: list[bytes] = []
+    for body, original in zip(bodies, _parts(content), strict=True):
+        spans = [span for each in hits if each.body is body for span in each.spans()]
+        left.append(body.redact(spans) if spans else original)
+    value = None if content.value is None else left.pop(0)
+    return OutputContent(value, tuple((name, data) for (name, _), data in zip(content.artifacts, left, strict=True)))
+
+
+def _parts(content: OutputContent) -> list[bytes]:
+    return [*([] if content.value is None else [content.value]), *(data for _, data in content.artifacts)]
+
+
+def _replace_with_marker(content: OutputContent) -> OutputContent:
+    value = None if content.value is None else msgspec.msgpack.encode(REDACTION_MARKER)
+    return OutputContent(value, tuple((name, REDACTION_MARKER.encode()) for name, _ in content.artifacts))
+
+
+def _with_findings(word: OutputPolicyDecision, findings: Sequence[ScanFinding]) -> OutputPolicyDecision:
+    return msgspec.structs.replace(word, findings=tuple(findings[:FINDINGS_MAX]))
+
+
+def _highest_severity(severities: Sequence[Severity]) -> Severity:
+    order: tuple[Severity, ...] = ("low", "medium", "high", "critical")
+    return max(severities, key=order.index)
+
+
+def _compile_match(match: OutputMatch) -> Callable[[OutputMeta], bool]:
+    shows, tenants = _compile_globs(match.shows), _compile_globs(match.tenants)
+    topics, capabilities = _compile_globs(match.topics), _compile_globs(match.capabilities)
+    tags = frozenset(match.risk_tags)
+
+    def applies(meta: OutputMeta) -> bool:
+        return (
+            (shows is None or shows(meta.show))
+            and (tenants is None or tenants(meta.tenant))
+            and (topics is None or topics(meta.topic))
+            and (capabilities is None or capabilities(meta.capability))
+            and (not tags or not tags.isdisjoint(meta.risk_tags))
+            and all(meta.labels.get(key) == value for key, value in match.labels.items())
+        )
+
+    return applies
+
+
+def _compile_globs(globs: Sequence[str]) -> Callable[[str], bool] | None:
+    if not globs:
+        return None
+    fits = [_compile_glob(glob) for glob in globs]
+    return lambda text: any(fit(text) for fit in fits)
+
+
+def _compile_glob(glob: str) -> Callable[[str], bool]:
+    found = re.compile(translate(glob))
+    return lambda text: found.match(text) is not None
+
+
+def deadline_after(seconds: float) -> float:
+    """The moment, by the monotonic clock, that is so far ahead."""
+    return time.monotonic() + seconds

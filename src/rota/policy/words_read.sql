@@ -1,2 +1,0 @@
--- The words of these numbers.
-SELECT word, told FROM rota.policy_word WHERE word = ANY ($1::integer[])

@@ -1,5 +1,0 @@
--- How many failed frames agree with the filter.
-SELECT count(*) FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
-WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
-  AND ($3::text IS NULL OR l.queue = $3) AND ($4::uuid IS NULL OR d.job_id = $4)
-  AND ($5::timestamptz IS NULL OR d.failed_at < $5)

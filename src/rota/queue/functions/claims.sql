@@ -1,0 +1,317 @@
+-- What is read after a lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
+CREATE OR REPLACE FUNCTION rota.queue_read_committed() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'RT020', MESSAGE = 'the queue is used in READ COMMITTED transactions only';
+  END IF;
+END $$;
+
+-- For each slot a function of its own that reads turns and one that ends them: their plans are kept and name the slot's
+-- tables, so that no other slot is locked. Statistics of tables that are truncated all the time are always wrong, hence
+-- nothing but index lookups. Turns are read from `first` on or not at all: if that one is elsewhere (its slot was pruned
+-- between two looks), those behind it must not be handed out in its place.
+DO $migration$
+DECLARE
+  lookups_only constant text := 'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
+    ' SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan';
+BEGIN
+  FOR slot IN 0..7 LOOP
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_read_%1$s(of_lane integer, first bigint, most integer) RETURNS rota.queue_pieces
+      LANGUAGE plpgsql %2$s AS $body$
+      DECLARE
+        pieces rota.queue_pieces;
+      BEGIN
+        SELECT sum(p.n), array_agg(p.n), array_agg(p.job_id), array_agg(p.layer_id), array_agg(p.frame),
+               array_agg(p.attempt), array_agg(p.payload)
+        INTO pieces
+        FROM (
+          SELECT (least(e.lane_seq + e.n, first + most) - greatest(e.lane_seq, first))::integer AS n,
+                 e.job_id, e.layer_id, (e.frame + greatest(0, first - e.lane_seq))::integer AS frame,
+                 e.attempt, e.payload
+          FROM rota.ready_entries_%1$s e
+          WHERE e.lane_id = of_lane AND e.lane_seq < first + most AND e.lane_seq >= (
+            SELECT CASE WHEN b.lane_seq + b.n > first THEN b.lane_seq END
+            FROM (SELECT b.lane_seq, b.n FROM rota.ready_entries_%1$s b
+                  WHERE b.lane_id = of_lane AND b.lane_seq <= first ORDER BY b.lane_seq DESC LIMIT 1) AS b)
+          ORDER BY e.lane_id, e.lane_seq
+        ) AS p;
+        RETURN pieces;
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_close_%1$s(how integer, ids bigint[], masks varbit[])
+      RETURNS TABLE (claim_id bigint, lane_id integer, first_seq bigint, closed varbit)
+      LANGUAGE plpgsql %2$s AS $body$
+      #variable_conflict use_column
+      BEGIN
+        RETURN QUERY
+          WITH judged AS MATERIALIZED (
+            SELECT c.claim_id, c.lane_id, c.last_seq - c.n + 1 AS first_seq,
+                   rota.queue_mask(asked.mask, c.n) & ~coalesce(
+                     (SELECT bit_or(x.bits) FROM rota.queue_closures_%1$s x WHERE x.claim_id = c.claim_id),
+                     rota.queue_mask(B'', c.n)) AS closed
+            FROM unnest(ids, masks) AS asked (claim_id, mask)
+            JOIN rota.queue_claims_%1$s c ON c.claim_id = asked.claim_id
+            WHERE c.n > 0
+          ), written AS (
+            INSERT INTO rota.queue_closures_%1$s (ready_slot, claim_id, outcome, n, bits)
+            SELECT %1$s, j.claim_id, how, bit_count(j.closed), j.closed FROM judged j WHERE bit_count(j.closed) > 0
+          )
+          SELECT j.claim_id, j.lane_id, j.first_seq, j.closed::varbit FROM judged j;
+      END $body$
+    $f$, slot, lookups_only);
+  END LOOP;
+END $migration$;
+
+-- The mask with exactly `n` bits: callers need not know how long a claim is.
+CREATE OR REPLACE FUNCTION rota.queue_mask(mask varbit, n integer) RETURNS varbit
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN length(mask) = n THEN mask ELSE substring(mask || repeat('0', 512)::varbit FROM 1 FOR n) END
+$$;
+
+-- Take turns out of one lane that is ours: returned ones first, then from the cursor on. Null `claim_id`: none there.
+CREATE OR REPLACE FUNCTION rota.queue_take(
+  of_lane integer, most integer, by bigint,
+  OUT claim_id bigint, OUT n integer, OUT first_seq bigint, OUT skipped varbit, OUT pieces rota.queue_pieces
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+  generation bigint := rota.queue_generation();
+  back rota.queue_returned;
+  at record;
+  slot integer;
+BEGIN
+  most := least(most, 512);
+  SELECT * INTO back FROM rota.queue_returned r
+  WHERE r.lane_id = of_lane AND r.parked_job IS NULL ORDER BY r.lane_id, r.first_seq LIMIT 1;
+  IF FOUND THEN
+    slot := back.ready_slot;
+    first_seq := back.first_seq;
+    n := least(most, back.n);
+    EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+    IF pieces.n IS DISTINCT FROM n THEN
+      RETURN;  -- carried out of this slot a moment ago
+    END IF;
+    DELETE FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.first_seq = back.first_seq;
+    IF n < back.n THEN
+      INSERT INTO rota.queue_returned VALUES (of_lane, first_seq + n, back.n - n, slot, NULL, back.returned_at);
+    END IF;
+  ELSE
+    SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
+    first_seq := rota.queue_past_tombstones(of_lane, at.cursor);
+    FOR age IN REVERSE at.age .. 0 LOOP
+      slot := rota.queue_slot(generation, age);
+      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, most;
+      EXIT WHEN pieces.n > 0;
+    END LOOP;
+    IF pieces.n IS NULL THEN
+      RETURN;
+    END IF;
+    n := pieces.n;
+    skipped := rota.queue_tombstoned(of_lane, first_seq, n);
+    -- A claim ends with a turn that it hands out, so that no cancelled range is on both sides of the cursor.
+    IF get_bit(skipped, n - 1) = 1 THEN
+      n := length(rtrim(skipped::text, '1'));
+      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+      skipped := rota.queue_tombstoned(of_lane, first_seq, n);
+    END IF;
+  END IF;
+
+  claim_id := nextval('rota.queue_claim_ids') * 8 + slot;
+  INSERT INTO rota.queue_claims (ready_slot, claim_id, lane_id, last_seq, n, owner)
+  VALUES (slot, claim_id, of_lane, first_seq + n - 1, n, by);
+  IF skipped IS NULL THEN
+    PERFORM rota.queue_count(slot, of_lane, waiting => -n, running => n);
+  ELSE
+    INSERT INTO rota.queue_closures (ready_slot, claim_id, outcome, n, bits)
+    VALUES (slot, claim_id, 0, bit_count(skipped), skipped);
+    PERFORM rota.queue_count(slot, of_lane, waiting => bit_count(skipped) - n, running => n - bit_count(skipped));
+  END IF;
+END $$;
+
+-- The first turn from `seq` on that is not tombstoned.
+CREATE OR REPLACE FUNCTION rota.queue_past_tombstones(of_lane integer, seq bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  stone record;
+BEGIN
+  SELECT t.first_seq, t.first_seq + t.n AS next INTO stone FROM rota.ready_tombstones t
+  WHERE t.lane_id = of_lane AND t.first_seq <= seq ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1;
+  IF stone.next > seq THEN
+    RETURN rota.queue_tombstones_end(of_lane, stone.first_seq);
+  END IF;
+  RETURN seq;
+END $$;
+
+-- Where the row of tombstones ends that has one at `first`. Ranges do not overlap, and there may be very many of them.
+CREATE OR REPLACE FUNCTION rota.queue_tombstones_end(of_lane integer, first bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+BEGIN
+  RETURN (
+    SELECT t.first_seq + t.n FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq >= first AND NOT EXISTS (
+      SELECT FROM rota.ready_tombstones u WHERE u.lane_id = t.lane_id AND u.first_seq = t.first_seq + t.n)
+    ORDER BY t.lane_id, t.first_seq LIMIT 1);
+END $$;
+
+-- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
+CREATE OR REPLACE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, turns integer) RETURNS varbit
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (
+    SELECT bit_or(rota.queue_mask(
+      repeat('0', (t.first_seq - first)::integer)::varbit || repeat('1', least(t.n, 512))::varbit, turns))
+    FROM rota.ready_tombstones t
+    WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
+END $$;
+
+-- Lanes are tried in the order given; one that somebody else is claiming from is passed by.
+CREATE OR REPLACE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
+RETURNS TABLE (
+  lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
+  sizes integer[], jobs uuid[], layers uuid[], frames integer[], attempts smallint[], payloads bytea[]
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  taken record;
+  claims integer := 0;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock_shared(1903519028, (by & 2147483647)::integer);
+  PERFORM 1 FROM rota.queue_owners o WHERE o.owner = by AND NOT o.dead;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = 'RT022', MESSAGE = format('owner %s may not claim', by);
+  END IF;
+  FOR lane_id IN
+    SELECT l.lane_id FROM unnest(lanes) WITH ORDINALITY AS given (lane_id, place)
+    JOIN rota.queue_lanes l ON l.lane_id = given.lane_id JOIN rota.queues q ON q.queue = l.queue
+    WHERE NOT q.paused ORDER BY given.place
+  LOOP
+    CONTINUE WHEN NOT pg_try_advisory_xact_lock(1903519026, lane_id);
+    -- A claim is cut where its slot ends or its returned range does, so a lane may give several.
+    WHILE want > 0 AND claims < 64 LOOP
+      taken := rota.queue_take(lane_id, want, by);
+      EXIT WHEN taken.claim_id IS NULL;
+      claims := claims + 1;
+      want := want - taken.n + coalesce(bit_count(taken.skipped), 0);
+      RETURN QUERY SELECT lane_id, taken.claim_id, taken.n, taken.first_seq, taken.skipped, p.sizes, p.jobs, p.layers,
+                          p.frames, p.attempts, p.payloads
+                   FROM (SELECT (taken.pieces).*) AS p;
+    END LOOP;
+    EXIT WHEN want <= 0 OR claims >= 64;
+  END LOOP;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_claim IS
+  'Hand out up to `want` waiting turns. A row per claim; the columns of its pieces are in order of its turns.';
+
+-- End turns. Only those still open are ended, each once; what a mask asks beyond that is not in `closed`.
+-- A claim that is no longer where its number says lives on in slot 7, or has ended and was pruned.
+CREATE OR REPLACE FUNCTION rota.queue_close(how integer, ids bigint[], masks varbit[]) RETURNS rota.queue_closed[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  ended rota.queue_closed[] := '{}';
+  more rota.queue_closed[];
+  slots integer[];
+BEGIN
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock(1903519027, key) FROM (
+    SELECT DISTINCT (id & 2147483647)::integer AS key FROM unnest(ids) AS id ORDER BY key) AS sorted;
+  slots := ARRAY(SELECT DISTINCT id % 8 FROM unnest(ids) AS id ORDER BY 1);
+  IF cardinality(slots) = 1 THEN
+    ended := rota.queue_close_in(slots[1], how, ids, masks);
+  ELSE
+    FOR at IN 1 .. cardinality(slots) LOOP
+      SELECT rota.queue_close_in(slots[at], how, array_agg(u.id), array_agg(u.mask)) INTO more
+      FROM unnest(ids, masks) AS u (id, mask) WHERE u.id % 8 = slots[at];
+      ended := ended || more;
+    END LOOP;
+  END IF;
+  IF cardinality(ended) < cardinality(ids) THEN
+    SELECT rota.queue_close_in(7, how, array_agg(u.id), array_agg(u.mask)) INTO more
+    FROM unnest(ids, masks) AS u (id, mask)
+    WHERE u.id % 8 < 7 AND u.id <> ALL (ARRAY(SELECT e.claim_id FROM unnest(ended) AS e));
+    ended := ended || more;
+  END IF;
+  RETURN ended;
+END $$;
+
+CREATE OR REPLACE FUNCTION rota.queue_close_in(slot integer, how integer, ids bigint[], masks varbit[])
+RETURNS rota.queue_closed[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  ended rota.queue_closed[];
+BEGIN
+  EXECUTE format(
+    'SELECT coalesce(array_agg(ROW(%1$s, c.claim_id, c.lane_id, c.first_seq, c.closed)::rota.queue_closed), ''{}'')'
+    ' FROM rota.queue_close_%1$s($1, $2, $3) AS c', slot) INTO ended USING how, ids, masks;
+  RETURN ended;
+END $$;
+
+-- What was asked and did not happen: the turn had ended before, or its claim is not known any more.
+CREATE OR REPLACE FUNCTION rota.queue_refused(ids bigint[], masks varbit[], ended rota.queue_closed[])
+RETURNS TABLE (claim_id bigint, refused varbit)
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT u.id, CASE WHEN e.claim_id IS NULL THEN u.mask
+                    ELSE u.mask & ~rota.queue_mask(e.closed, length(u.mask)) END
+  FROM unnest(ids, masks) AS u (id, mask) LEFT JOIN unnest(ended) AS e ON e.claim_id = u.id
+  WHERE bit_count(u.mask) > coalesce(bit_count(e.closed), 0)
+$$;
+
+-- The success path.
+CREATE OR REPLACE FUNCTION rota.insert_done_rows_tx(ids bigint[], masks varbit[])
+RETURNS TABLE (claim_id bigint, refused varbit)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  ended rota.queue_closed[] := rota.queue_close(1, ids, masks);
+  one rota.queue_closed := ended[1];
+  n bigint := bit_count(one.closed);
+  counted boolean := false;
+BEGIN
+  -- Most batches are one claim. Counting that in one statement costs half of grouping and `queue_count`.
+  IF cardinality(ended) = 1 THEN
+    INSERT INTO rota.queue_terminal_count_deltas
+    SELECT t.last_value % 4, one.ready_slot, one.lane_id, 0, -n, n, 0, 0, 0, 0
+    FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger' AND n > 0;
+    counted := FOUND;
+  END IF;
+  IF NOT counted THEN
+    PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
+    FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
+          FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
+    WHERE d.n > 0;
+  END IF;
+  RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
+END $$;
+
+COMMENT ON FUNCTION rota.insert_done_rows_tx IS
+  'Complete turns. A row per claim of which something was refused; no row means that all was accepted.';
+
+-- A claim that is not where its number says lives on in slot 7; of one that has ended and was pruned nothing is told.
+CREATE OR REPLACE FUNCTION rota.queue_look(ids bigint[], masks varbit[])
+RETURNS TABLE (token bigint, job_id uuid, layer_id uuid, frame integer, attempt smallint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  found_turns rota.queue_closed[] := '{}';
+  more rota.queue_closed[];
+  slot integer;
+BEGIN
+  FOR slot IN SELECT DISTINCT s FROM (SELECT id % 8 AS s FROM unnest(ids) AS id UNION SELECT 7) AS slots ORDER BY 1 LOOP
+    EXECUTE format($q$
+      SELECT array_agg(ROW(%1$s, c.claim_id, c.lane_id, c.last_seq - c.n + 1, rota.queue_mask(u.mask, c.n))::rota.queue_closed)
+      FROM unnest($1, $2) AS u (id, mask) JOIN rota.queue_claims_%1$s c ON c.claim_id = u.id
+    $q$, slot) INTO more USING ids, masks;
+    found_turns := found_turns || coalesce(more, '{}');
+  END LOOP;
+  RETURN QUERY SELECT t.token, t.job_id, t.layer_id, t.frame, t.attempt FROM rota.queue_turns(found_turns) AS t;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_look IS 'Which frames and attempts claimed turns are.';

@@ -1,0 +1,182 @@
+-- Functions that every batch calls are in PL/pgSQL, which keeps their plans.
+CREATE OR REPLACE FUNCTION rota.queue_generation() RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT r.generation FROM rota.queue_ring_rotations r ORDER BY r.generation DESC LIMIT 1);
+END $$;
+
+-- Ages count back from the slot in use; what was carried out of the ring is older than all of it.
+CREATE OR REPLACE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation - age) % 7)::integer END $$;
+
+-- The lane's row, made when it is new.
+CREATE OR REPLACE FUNCTION rota.queue_lane(of_queue text, of_priority smallint, of_shard integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  lane integer;
+BEGIN
+  SELECT l.lane_id INTO lane FROM rota.queue_lanes l
+  WHERE l.queue = of_queue AND l.priority = of_priority AND l.enqueue_shard = of_shard;
+  IF lane IS NULL THEN
+    INSERT INTO rota.queue_lanes (queue, priority, enqueue_shard) VALUES (of_queue, of_priority, of_shard)
+    ON CONFLICT DO NOTHING RETURNING lane_id INTO lane;
+    IF lane IS NULL THEN
+      SELECT l.lane_id INTO lane FROM rota.queue_lanes l
+      WHERE l.queue = of_queue AND l.priority = of_priority AND l.enqueue_shard = of_shard;
+    END IF;
+  END IF;
+  RETURN lane;
+END $$;
+
+-- A lane of the queue whose end is ours until the transaction ends: the first shard that nobody holds, so that order is
+-- strict while producers do not meet. With `key` always the same shard. Null if all are held and we may not wait.
+CREATE OR REPLACE FUNCTION rota.queue_lane_to_fill(of_queue text, of_priority smallint, key text, may_wait boolean) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  shards integer;
+  lane integer;
+  held integer;
+BEGIN
+  SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+  IF NOT FOUND THEN
+    INSERT INTO rota.queues (queue) VALUES (of_queue) ON CONFLICT DO NOTHING;
+    SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+  END IF;
+  IF key IS NULL THEN
+    FOR shard IN 0 .. shards - 1 LOOP
+      lane := rota.queue_lane(of_queue, of_priority, shard);
+      IF pg_try_advisory_xact_lock(1903519025, lane) THEN
+        RETURN lane;
+      END IF;
+      -- Those who must wait do not all wait for the same one.
+      held := CASE WHEN shard = pg_backend_pid() % shards THEN lane ELSE coalesce(held, lane) END;
+    END LOOP;
+  ELSE
+    held := rota.queue_lane(of_queue, of_priority, ((hashtextextended(key, 0) & 2147483647) % shards)::integer);
+    may_wait := may_wait OR pg_try_advisory_xact_lock(1903519025, held);
+  END IF;
+  IF NOT may_wait THEN
+    RETURN NULL;
+  END IF;
+  PERFORM pg_advisory_xact_lock(1903519025, held);
+  RETURN held;
+END $$;
+
+-- The number after the lane's last turn. Exact while the lane's end is ours.
+-- Slots are asked from the newest on, and those without a turn of the lane are let go again (a subtransaction gives its
+-- locks back): a producer that stays in its transaction must not keep every slot from being pruned. The bases are asked
+-- last, since a prune that we have just missed has written them.
+CREATE OR REPLACE FUNCTION rota.queue_next_seq(of_lane integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  generation bigint := rota.queue_generation();
+  found_seq bigint;
+BEGIN
+  FOR age IN 0..6 LOOP
+    BEGIN
+      EXECUTE format('SELECT lane_seq + n FROM rota.ready_entries_%s WHERE lane_id = $1 ORDER BY lane_seq DESC LIMIT 1',
+                     (generation - age) % 7) INTO found_seq USING of_lane;
+      IF found_seq IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'RT021';
+      END IF;
+      EXIT;
+    EXCEPTION WHEN SQLSTATE 'RT021' THEN
+      NULL;
+    END;
+  END LOOP;
+  -- A slot between older ones may have been pruned, so the base may be ahead of what is left.
+  RETURN greatest(found_seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
+END $$;
+
+-- The slot to write to, held open until the transaction ends: it may be sealed meanwhile, but not pruned.
+CREATE OR REPLACE FUNCTION rota.queue_open_slot() RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  generation bigint;
+BEGIN
+  LOOP
+    generation := rota.queue_generation();
+    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ROW EXCLUSIVE MODE', generation % 7);
+    EXIT WHEN generation = rota.queue_generation();
+  END LOOP;
+  RETURN generation % 7;
+END $$;
+
+-- Entries come sorted by group; `sizes` says how many entries each group has. A row per group: where it begins.
+CREATE OR REPLACE FUNCTION rota.queue_enqueue(
+  queues text[], priorities smallint[], keys text[], sizes integer[],
+  jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[], payloads bytea[], notify boolean
+)
+RETURNS TABLE (lane_id integer, first_seq bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  slot integer;
+  first integer := 1;
+  last integer;
+  number bigint;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  FOR at IN 1 .. cardinality(queues) LOOP
+    last := first + sizes[at] - 1;
+    lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
+    first_seq := rota.queue_next_seq(lane_id);
+    -- Asked for each lane, since we may have waited for it: newer turns of a lane are never in an older slot.
+    slot := rota.queue_open_slot();
+    EXECUTE format($q$
+      INSERT INTO rota.ready_entries_%1$s
+      SELECT %1$s, $1, $2 + sum(e.n) OVER (ROWS UNBOUNDED PRECEDING) - e.n, e.n, e.job, e.layer, e.frame, e.attempt,
+             e.payload, now()
+      FROM unnest($3, $4, $5, $6, $7, $8) AS e (job, layer, frame, n, attempt, payload)
+    $q$, slot)
+    USING lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last], counts[first:last],
+          attempts[first:last], payloads[first:last];
+    SELECT sum(c) INTO number FROM unnest(counts[first:last]) AS c;
+    PERFORM rota.queue_count(slot, lane_id, waiting => number);
+    RETURN NEXT;
+    first := last + 1;
+  END LOOP;
+  IF notify THEN
+    PERFORM pg_notify('rota_queue', q) FROM (SELECT DISTINCT unnest(queues) AS q) AS told;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION rota.queue_enqueue IS 'Append entries to lanes, in the caller''s transaction.';
+
+CREATE OR REPLACE FUNCTION rota.queue_defer(
+  queues text[], priorities smallint[], run_ats timestamptz[],
+  jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[], payloads bytea[]
+)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  given record;
+BEGIN
+  PERFORM rota.queue_read_committed();
+  INSERT INTO rota.queues (queue) SELECT DISTINCT unnest(queues) AS q ORDER BY q ON CONFLICT DO NOTHING;
+  FOR given IN
+    WITH put AS (
+      INSERT INTO rota.deferred_jobs (run_at, lane_id, n, job_id, layer_id, frame, attempt, payload)
+      SELECT e.run_at, rota.queue_lane(e.queue, e.priority, 0), e.n, e.job, e.layer, e.frame, e.attempt, e.payload
+      FROM unnest(queues, priorities, run_ats, jobs, layers, frames, counts, attempts, payloads)
+        AS e (queue, priority, run_at, job, layer, frame, n, attempt, payload)
+      RETURNING lane_id, n
+    ) SELECT lane_id, sum(n) AS n FROM put GROUP BY 1
+  LOOP
+    PERFORM rota.queue_count(-1, given.lane_id, deferred => given.n);
+  END LOOP;
+END $$;
+
+-- How far the lane was claimed, and the age of the oldest slot that what comes next may be in; 7 is slot 7.
+-- Exact while the lane is ours.
+CREATE OR REPLACE FUNCTION rota.queue_cursor(of_lane integer, generation bigint, OUT cursor bigint, OUT age integer)
+LANGUAGE plpgsql AS $$
+BEGIN
+  FOR at IN 0..7 LOOP
+    EXECUTE format('SELECT last_seq + 1 FROM rota.queue_claims_%s WHERE lane_id = $1 ORDER BY last_seq DESC LIMIT 1',
+                   rota.queue_slot(generation, at)) INTO cursor USING of_lane;
+    age := at;
+    EXIT WHEN cursor IS NOT NULL;
+  END LOOP;
+  cursor := greatest(cursor, (SELECT b.cursor FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
+END $$;

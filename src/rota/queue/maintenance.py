@@ -1,0 +1,228 @@
+"""What one leader does so that the queue stays small: promote, fold, rotate, prune, carry, return orphans, expire.
+
+Each step is a transaction of its own that begins with the leader's fence, so a paused leader that wakes up writes
+nothing. Dying between two steps leaves the rest to the next leader, and repeating a step changes nothing. Nobody waits
+for upkeep (see `storage`). Whoever keeps a transaction open can hold up the reuse of slots, and is named in the log;
+enqueueing, claiming and ending go on meanwhile, and pending deltas are still made few.
+
+A dispatcher's claims belong to it until their frames are booked. When its lease has ended, its open frames are offered
+to `bury`, which returns those that will never be booked by it: these go back. The others are booked and belong to
+their worker's lease. The name is forgotten last, so that a leader that dies before that leaves it to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import asyncpg
+import msgspec
+import structlog
+
+from rota.infra import failpoints
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres import Transaction, query
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.queue import metrics as measures
+from rota.queue import storage, storage_report
+from rota.queue.failed import REMOVE_MAX
+from rota.queue.queue import Queue
+from rota.queue.storage_report import MAINTENANCE_LEASE
+from rota.queue.tokens import BATCH_MAX
+
+EXPIRED_OWNERS = query(__package__, "owners_bury")
+DELETE_OWNER = query(__package__, "owner_forget")
+
+log = structlog.get_logger(__name__)
+
+WARN_INTERVAL_S: Final = 30.0
+PROMOTIONS_MAX: Final = 32
+EXPIRIES_MAX: Final = 32
+CARRIES_MAX: Final = 32
+"""Transactions of a kind in one round, so that the other steps have their turn."""
+
+STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
+
+BUSY_ERRORS = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""What a PostgreSQL says that has no time or room now."""
+
+TombstoneTokens = Callable[[Sequence[int]], Awaitable[set[int]]]
+"""Tokens of a dead dispatcher in, those out that will never be booked any more."""
+
+
+class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the steps are taken, and how much the ring holds."""
+
+    promote_s: float = 0.25
+    fold_s: float = 1.0
+    measure_s: float = 5.0
+    expire_s: float = 60.0
+    slot_bytes: int = storage.SLOT_BYTES
+    slot_age_s: float = storage.SLOT_AGE_S
+    failed_retention_s: float = 72 * 3600.0
+
+
+class QueueMaintenance:
+    """`Service("queue_upkeep", upkeep.run)`: every replica may run it, one of them leads."""
+
+    def __init__(
+        self, queue: Queue, leases: Leases, bury: TombstoneTokens, pace: MaintenanceIntervals | None = None
+    ) -> None:
+        self.queue = queue
+        self.leases = leases
+        self.pace = pace or MaintenanceIntervals()
+        self._bury = bury
+        self._leadership = Leadership(leases, MAINTENANCE_LEASE, self.lead, kind="leader")
+        self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._round(lease)
+                await self.leases.clock.sleep(self.pace.promote_s)
+        finally:
+            measures.clear_metrics()
+
+    async def _round(self, lease: Lease) -> None:
+        await self._try(lease, self.promote)
+        if self._is_due("fold", self.pace.fold_s):
+            await self._try(lease, self.return_orphans, self.fold, self.turn_ring)
+        if self._is_due("measure", self.pace.measure_s):
+            await self._try(lease, self._measure)
+        if self._is_due("expire", self.pace.expire_s):
+            await self._try(lease, self.expire, self.shed)
+
+    async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
+        """A step that finds somebody in its way had no effect, and is taken again next time."""
+        for step in steps:
+            try:
+                await step(lease)
+            except BUSY_ERRORS as error:
+                STEPS.labels(step.__name__.strip("_"), "busy").inc()
+                log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
+
+    async def promote(self, lease: Lease) -> int:
+        """All that is due, in bounded steps."""
+        promoted = 0
+        for _ in range(PROMOTIONS_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                number = await storage.promote(tx)
+                failpoints.hit("queue.after_promote_before_commit")
+            promoted += number
+            if number < storage.PROMOTE_MAX:
+                break
+        return promoted
+
+    async def fold(self, lease: Lease) -> list[storage.FoldResult]:
+        held = await storage.pinning_sessions(self.queue.database)
+        async with self._fenced_transaction(lease) as tx:
+            folded = await storage.fold(tx, pinned=bool(held))
+            failpoints.hit("queue.after_fold_before_commit")
+        for each in folded:
+            STEPS.labels("fold", each.done).inc()
+        if not held:
+            measures.FOLDED.set_to_current_time()
+        return folded
+
+    async def turn_ring(self, lease: Lease) -> str:
+        """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
+        for slot in await storage.prunable_slots(self.queue.database):
+            async with self._fenced_transaction(lease) as tx:
+                pruned = await storage.prune(tx, slot)
+                failpoints.hit("queue.after_prune_before_commit")
+            STEPS.labels("prune", pruned).inc()
+        async with self._fenced_transaction(lease) as tx:
+            rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
+            failpoints.hit("queue.after_rotate_before_commit")
+        STEPS.labels("rotate", rotated).inc()
+        return await self._free_oldest_slot(lease) if rotated == "full" else rotated
+
+    async def return_orphans(self, lease: Lease) -> int:
+        """Give back what dead dispatchers had claimed and will never book; returns how many frames."""
+        async with self._fenced_transaction(lease) as tx:
+            dead = [row["owner"] for row in await tx.rows(EXPIRED_OWNERS)]
+        returned = 0
+        for owner in dead:
+            tokens = await self.queue.open_tokens(owner)
+            for first in range(0, len(tokens), BATCH_MAX):
+                returned += await self._return_unbooked(lease, tokens[first : first + BATCH_MAX])
+            failpoints.hit("queue.after_orphans_before_forget")
+            async with self._fenced_transaction(lease) as tx:
+                await tx.run(DELETE_OWNER, owner)
+            log.warning("queue_owner_forgotten", owner=owner, open=len(tokens), returned=returned)
+        return returned
+
+    async def expire(self, lease: Lease) -> int:
+        """Forget failed frames past their retention, in bounded steps."""
+        expired = 0
+        for _ in range(EXPIRIES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                number = len(await self.queue.failed.expire(self.pace.failed_retention_s, most=REMOVE_MAX, on=tx))
+                failpoints.hit("queue.after_expire_before_commit")
+            expired += number
+            if number < REMOVE_MAX:
+                break
+        return expired
+
+    async def shed(self, lease: Lease) -> None:
+        """Forget what has ended of what was carried out of the ring."""
+        async with self._fenced_transaction(lease) as tx:
+            await storage.purge_carried(tx)
+
+    async def _return_unbooked(self, lease: Lease, tokens: Sequence[int]) -> int:
+        buried = await self._bury(tokens)
+        failpoints.hit("queue.after_bury_before_return")
+        async with self._fenced_transaction(lease) as tx:
+            return (await self.queue.give_back(buried, on=tx)).accepted
+
+    async def _free_oldest_slot(self, lease: Lease) -> str:
+        """The oldest slot is in the way of a new one: if it lives, move that out of the ring, part by part."""
+        async with self._fenced_transaction(lease) as tx:
+            pruned = await storage.prune(tx)
+        if pruned != "live":
+            return await self._record_outcome("prune", pruned)
+        async with self._fenced_transaction(lease) as tx:
+            await storage.purge_oldest(tx)
+        carried: storage.CarryOutcome = "carrying"
+        for _ in range(CARRIES_MAX):
+            async with self._fenced_transaction(lease) as tx:
+                carried = await storage.carry_over(tx)
+                failpoints.hit("queue.after_carry_before_commit")
+            if carried != "carrying":
+                break
+        return await self._record_outcome("carry", carried)
+
+    async def _record_outcome(self, step: str, outcome: str) -> str:
+        STEPS.labels(step, outcome).inc()
+        if outcome == "blocked" and self._is_due("warn", WARN_INTERVAL_S):
+            held = await storage_report.long_transactions(self.queue.database)
+            log.warning("queue_ring_full", outcome=outcome, sessions=[msgspec.structs.asdict(each) for each in held])
+        return outcome
+
+    async def _measure(self, _lease: Lease) -> None:
+        await measures.collect_metrics(self.queue)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.leases.clock.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    @asynccontextmanager
+    async def _fenced_transaction(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with self.queue.database.transaction() as tx:
+            await self.leases.guard(tx, lease)
+            yield tx

@@ -1,2 +1,0 @@
--- Sealed slots that hold anything and may be done.
-SELECT slot FROM rota.queue_prunable() AS slot

@@ -1,0 +1,57 @@
+"""Finding an app by what a person types: `module:app`, `folder/file.py:app`, or either without the name.
+
+A module is looked for below `folder` first. A file is imported under its own name, as its neighbours import each other.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from rota.infra.telemetry.redaction import redact_text
+from rota.model.errors import InvalidInput
+from rota.sdk.app import Rota
+
+_MODULE_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+def load(spec: str, folder: Path) -> Rota:
+    """The app, or InvalidInput that says what is wrong with `spec` or with the code it names."""
+    where, _, name = spec.partition(":")
+    module = _import_app_module(spec, where, folder)
+    found = getattr(module, name, None) if name else _only_app(spec, module)
+    if not isinstance(found, Rota):
+        raise InvalidInput(f"{where} has no app {name!r}: write the name of a variable that holds a `Rota()`.")
+    return found
+
+
+def _import_app_module(spec: str, where: str, folder: Path) -> ModuleType:
+    if where.endswith(".py"):
+        path = (folder / where).resolve()
+        if not path.is_file():
+            raise InvalidInput(f"There is no file {path}: write module:app, or the path of a Python file.")
+        folder, where = path.parent, path.stem
+    if not _MODULE_NAME.fullmatch(where):
+        raise InvalidInput(f"{spec!r} names no app: write module:app, or the path of a Python file.")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return import_module(where)
+    except ImportError as error:
+        raise InvalidInput(f"Cannot import {spec!r}: {redact_text(str(error))}.") from error
+    except Exception as error:
+        told = redact_text(f"{type(error).__name__}: {error}")
+        raise InvalidInput(
+            f"Importing {spec!r} failed ({told}): run `python -c 'import {where}'` to see why."
+        ) from error
+
+
+def _only_app(spec: str, module: ModuleType) -> Rota:
+    found = {name: held for name, held in vars(module).items() if isinstance(held, Rota)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    names = ", ".join(f"{spec}:{name}" for name in found)
+    raise InvalidInput(f"{spec} holds several apps: write {names}." if found else f"{spec} holds no `Rota()`.")

@@ -1,0 +1,493 @@
+"""The steps of a workflow, as the function below `@app.workflow` writes them down.
+
+    flight = steps.job("flight", book_flight.call(city), compensate=cancel_flight.call)
+    with steps.parallel("both"):
+        steps.job("hotel", book_hotel.call(city, nights))
+        steps.job("car", book_car.call(flight.output.lands_at))
+
+A step depends on those whose values it names, and on those that it is said to come `after`; all others may run at the
+same time. What stands below `with` begins when the step above says so. The result is the same `StepSpec` that YAML
+makes, and it is checked by the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
+
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import Budget, Compensation, RetrySpec
+from rota.model.jobs.work import Work
+from rota.model.workflows.approval_steps import ApprovalOutput, ApprovalSpec
+from rota.model.workflows.expressions import expressions_in, steps_mentioned
+from rota.model.workflows.spec import LOOP_ROUNDS_DEFAULT, LoopSpec, ParallelSpec, StepSpec, StepType, SwitchSpec
+from rota.sdk.task import Call, Task
+from rota.sdk.task_options import DurationLike, TaskOptions, frame_options, to_seconds, validate_options
+from rota.sdk.workflow.deferred_values import (
+    DeferredValue,
+    checked_expression,
+    is_deferred,
+    reference_to,
+    to_json_value,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rota.sdk.workflow.workflow import WorkflowCall
+
+R = TypeVar("R")
+A = TypeVar("A")
+CompensationCall = Call[Any] | Callable[[R], Call[Any]]
+"""A call that undoes a step; or what makes one of the step's output, such as `cancel.call`."""
+_JOB_OPTIONS: Final = frozenset(
+    {"topic", "priority", "labels", "requires", "env", "deadline", "cores", "gpus", "memory", "retries", "timeout"}
+)
+_COMPENSATION_OPTIONS: Final = frozenset({"topic", "labels", "requires", "env", "deadline"})
+
+
+class StepStartOptions(TypedDict, total=False):
+    """When a step begins, besides what its values say."""
+
+    after: Step[Any] | Sequence[Step[Any]]
+    when: bool | str
+    """False, once that is known: it is skipped, and what depends on it goes on."""
+
+
+class Step(Generic[R]):
+    """A step; what it will return, how it ended and why are for those that come after it."""
+
+    def __init__(self, steps: Steps, name: str) -> None:
+        self._steps = steps
+        self.id = name
+
+    def __repr__(self) -> str:
+        return f"<step {self.id}>"
+
+    @property
+    def output(self) -> R:
+        return cast("R", reference_to("steps", self.id, "output"))
+
+    @property
+    def state(self) -> str:
+        return cast("str", reference_to("steps", self.id, "state"))
+
+    @property
+    def error(self) -> str:
+        return cast("str", reference_to("steps", self.id, "error"))
+
+    @contextmanager
+    def on_error(self) -> Iterator[None]:
+        """The one step below runs when this one fails; if it succeeds, the run goes on as if nothing had happened."""
+        with self._steps.owned(self.id) as handlers:
+            yield
+        if len(handlers) != 1:
+            raise InvalidInput(
+                f"Step {self.id} has {len(handlers)} steps below on_error(): write one, a workflow if it takes more."
+            )
+        self._steps.change(self.id, on_error=handlers[0])
+
+
+class Switch(Step[Any]):
+    """Chooses by a value: `with switch.case("train"):`, and `with switch.default():` for all others."""
+
+    def __init__(self, steps: Steps, name: str, on: str) -> None:
+        super().__init__(steps, name)
+        self._on = on
+        self._cases: dict[str, tuple[str, ...]] = {}
+        self._default: tuple[str, ...] | None = None
+        self._update_spec()
+
+    @contextmanager
+    def case(self, *values: str | int | bool) -> Iterator[None]:
+        """Steps below run when the value is one of these."""
+        with self._steps.owned(self.id) as chosen:
+            yield
+        for value in values:
+            word = str(value).lower() if isinstance(value, bool) else str(value)
+            if word in self._cases:
+                raise InvalidInput(
+                    f"Step {self.id} has two cases {word!r}: write what belongs to it below one of them."
+                )
+            self._cases[word] = tuple(chosen)
+        self._update_spec()
+
+    @contextmanager
+    def default(self) -> Iterator[None]:
+        """Steps below run when no case has the value; without a default that fails the step."""
+        with self._steps.owned(self.id) as chosen:
+            yield
+        self._default = tuple(chosen)
+        self._update_spec()
+
+    def _update_spec(self) -> None:
+        self._steps.change(self.id, switch=SwitchSpec(on=self._on, cases=self._cases, default=self._default))
+
+
+class Parallel(Step[None]):
+    """Has the steps below `with` begin together."""
+
+    def __init__(self, steps: Steps, name: str, need: Literal["all", "any"] | int) -> None:
+        super().__init__(steps, name)
+        self._need = need
+        self._block = steps.owned(name)
+
+    def __enter__(self) -> Self:
+        self._members = self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._block.__exit__(kind, error, trace)
+        self._steps.change(self.id, parallel=ParallelSpec(steps=tuple(self._members), need=self._need))
+
+
+class LoopRound:
+    """Of a `loop`: how many rounds it has done, and what the last of them returned."""
+
+    @property
+    def index(self) -> int:
+        return cast("int", reference_to("round", "index"))
+
+    @property
+    def output(self) -> Any:
+        return reference_to("round", "output")
+
+
+class Steps:
+    """What the function of a workflow is given first. Every step has a name of its own, which its history tells."""
+
+    round: Final = LoopRound()
+
+    def __init__(self) -> None:
+        self._fields: dict[str, dict[str, Any]] = {}
+        self._after: dict[str, list[str]] = {}
+        self._read: dict[str, set[str]] = {}
+        self._owner: dict[str, str] = {}
+        self._blocks: list[tuple[str, list[str]]] = []
+        self.runs: dict[str, WorkflowCall[Any]] = {}
+        """Other workflows that steps run, by the names of these."""
+        self.is_written = False
+        """Whether the definition is made: no step is added to it any more."""
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return cast("str", reference_to("run", "id"))
+
+    def job(
+        self,
+        name: str,
+        call: Call[R],
+        /,
+        *,
+        compensate: CompensationCall[R] | None = None,
+        **placed: Unpack[StepStartOptions],
+    ) -> Step[R]:
+        """Runs a task once. How it runs, its retries and timeout, is up to the task and its `options`."""
+        fields = _task_fields(name, call)
+        return self._add_with_compensation(name, fields, compensate, placed)
+
+    def command(
+        self,
+        name: str,
+        argv: Sequence[str],
+        /,
+        *,
+        reads: Mapping[str, object] | None = None,
+        options: TaskOptions | None = None,
+        **placed: Unpack[StepStartOptions],
+    ) -> Step[Any]:
+        """Runs a command, and gives it `reads` as its input."""
+        topic = (options or {}).get("topic", "")
+        fields = _option_fields(name, Work(argv=tuple(argv)), topic, options or {})
+        return self._add_step(
+            name, "job", {**fields, "argv": tuple(argv), "input": _step_value(name, dict(reads or {}))}, placed
+        )
+
+    def each(
+        self,
+        name: str,
+        call: Callable[[A], Call[R]],
+        items: Iterable[A] | str,
+        /,
+        *,
+        max_parallel: int = 0,
+        compensate: CompensationCall[list[R]] | None = None,
+        **placed: Unpack[StepStartOptions],
+    ) -> Step[list[R]]:
+        """Runs a task for each item, `max_parallel` of them at a time, as in `each("shrink", shrink.call, pictures)`.
+
+        `items` are known now, or by the run, or the text of an expression.
+        """
+        fields = _task_fields(name, call(cast("A", DeferredValue("item"))))
+        found = items if isinstance(items, str) or is_deferred(items) else list(items)
+        fields |= {"for_each": _step_value(name, found), "max_parallel": max_parallel}
+        return self._add_with_compensation(name, fields, compensate, placed)
+
+    def loop(
+        self,
+        name: str,
+        call: Call[R],
+        /,
+        *,
+        until: Callable[[R], bool] | str = "",
+        while_: bool | str = "",
+        most: int = LOOP_ROUNDS_DEFAULT,
+        compensate: CompensationCall[R] | None = None,
+        **placed: Unpack[StepStartOptions],
+    ) -> Step[R]:
+        """Runs a task again and again, until what it returned is as wanted: `until=lambda found: found.done`.
+
+        `while_` is asked before each round, and may name `steps.round`. With neither it runs `most` times.
+        """
+        over = until(cast("R", reference_to("round", "output"))) if callable(until) else until
+        spec = LoopSpec(
+            while_=_step_expression(while_, name, "while_"), until=_step_expression(over, name, "until"), most=most
+        )
+        return self._add_with_compensation(name, {**_task_fields(name, call), "loop": spec}, compensate, placed)
+
+    def workflow(
+        self, name: str, call: WorkflowCall[R], /, *, deadline: DurationLike = 0, **placed: Unpack[StepStartOptions]
+    ) -> Step[R]:
+        """Runs another workflow: `steps.workflow("trip", trip.call("Oslo"))`."""
+        self.runs[name] = call
+        fields = {"workflow": call.workflow.name, "input": _step_value(name, call.input)}
+        return self._add_step(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+
+    def delay(
+        self, name: str, span: DurationLike = 0, /, *, until: datetime | str = "", **placed: Unpack[StepStartOptions]
+    ) -> Step[None]:
+        """Waits for so long, or until a moment."""
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise InvalidInput(f"Step {name} waits until {until}, in no time zone: use datetime(..., tzinfo=UTC).")
+        waits = span if is_deferred(span) else _seconds(span, name, "delay")
+        return self._add_step(
+            name, "delay", {"delay_sec": _step_value(name, waits), "delay_until": _step_value(name, until)}, placed
+        )
+
+    def condition(self, name: str, condition: bool | str, /, **placed: Unpack[StepStartOptions]) -> Step[bool]:
+        """Its output is true or false."""
+        return self._add_step(name, "condition", {"condition": _step_expression(condition, name, "condition")}, placed)
+
+    def switch(self, name: str, on: object, /, **placed: Unpack[StepStartOptions]) -> Switch:
+        """Has steps run by a value, or by the value of an expression."""
+        text = checked_expression(on, f"What step {name} chooses by")
+        self._add_step(name, "switch", {"switch": SwitchSpec(on=text, cases={})}, placed)
+        return Switch(self, name, text)
+
+    def parallel(
+        self,
+        name: str,
+        /,
+        *,
+        need: Literal["all", "any"] | int = "all",
+        deadline: DurationLike = 0,
+        **placed: Unpack[StepStartOptions],
+    ) -> Parallel:
+        """Has steps begin together, and ends when `need` of them have succeeded; the rest is stopped."""
+        self._add_step(name, "parallel", {"deadline_s": _seconds(deadline, name, "deadline")}, placed)
+        return Parallel(self, name, need)
+
+    def approval(
+        self,
+        name: str,
+        text: str,
+        /,
+        *,
+        shows: Mapping[str, object] | None = None,
+        quorum: int = 1,
+        approvers: Sequence[str] = (),
+        expires: DurationLike = 0,
+        deadline: DurationLike = 0,
+        **placed: Unpack[StepStartOptions],
+    ) -> Step[ApprovalOutput]:
+        """Waits until people agree to a text, and to what it `shows`; its output says who did."""
+        expires_s = _seconds(expires, name, "time to expire after")
+        terms = ApprovalSpec(
+            text=_step_value(name, text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s
+        )
+        fields = {"approval": terms, "input": _step_value(name, dict(shows or {}))}
+        return self._add_step(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+
+    def notify(self, name: str, text: str, /, **placed: Unpack[StepStartOptions]) -> Step[None]:
+        """Tells a text, such as f"Booked {flight.output}", as an event and a message on the bus."""
+        return self._add_step(name, "notify", {"notify": _step_value(name, text)}, placed)
+
+    @contextmanager
+    def owned(self, owner: str) -> Iterator[list[str]]:
+        """Steps that are written within belong to this one."""
+        block: list[str] = []
+        self._blocks.append((owner, block))
+        try:
+            yield block
+        finally:
+            self._blocks.pop()
+
+    def change(self, name: str, **fields: Any) -> None:
+        self._fields[name].update(fields)
+
+    def specs(self) -> tuple[StepSpec, ...]:
+        """In the order in which they were written."""
+        return tuple(
+            StepSpec(id=name, depends_on=self._depends_on(name), **fields) for name, fields in self._fields.items()
+        )
+
+    def _depends_on(self, name: str) -> tuple[str, ...]:
+        owners = {name}
+        above = name
+        while above in self._owner:
+            above = self._owner[above]
+            owners.add(above)
+        read = [each for each in self._fields if each in self._read[name] and each not in owners]
+        return tuple(dict.fromkeys([*self._after[name], *read]))
+
+    def _add_with_compensation(
+        self, name: str, fields: dict[str, Any], by: CompensationCall[Any] | None, placed: StepStartOptions
+    ) -> Step[Any]:
+        if isinstance(by, Task):
+            raise InvalidInput(f"Step {name}: what undoes it is given as a call, {by.name}.call.")
+        if by is not None:
+            call = by(reference_to("steps", name, "output")) if not isinstance(by, Call) and callable(by) else by
+            fields["compensate"] = _compensation(name, call)
+        return self._add_step(name, "job", fields, placed)
+
+    def _add_step(self, name: str, kind: StepType, fields: dict[str, Any], placed: StepStartOptions) -> Step[Any]:
+        if self.is_written:
+            raise InvalidInput(f"Step {name} comes too late: its workflow is declared already.")
+        if name in self._fields:
+            raise InvalidInput(f"There are two steps {name}: give each a name of its own.")
+        after = placed.get("after", ())
+        before = [after] if isinstance(after, Step) else list(after)
+        if any(not isinstance(each, Step) for each in before):
+            raise InvalidInput(f"Step {name} comes after what is no step: give what steps.job() and the like return.")
+        if "when" in placed:
+            fields = {"when": _step_expression(placed["when"], name, "when"), **fields}
+        self._fields[name] = {"type": kind, **fields}
+        self._after[name] = [step.id for step in before]
+        self._read[name] = {each for text in _expressions(fields) for each in steps_mentioned(text)}
+        if self._blocks:
+            owner, block = self._blocks[-1]
+            self._owner[name] = owner
+            block.append(name)
+        return Step(self, name)
+
+
+def _step_expression(condition: object, name: str, what: str) -> str:
+    return checked_expression(condition, f"The {what.rstrip('_')} of step {name}")
+
+
+def _step_value(name: str, value: object) -> Any:
+    return to_json_value(value, f"What step {name} is given")
+
+
+def _check_call(name: str, call: object) -> None:
+    if not isinstance(call, Call):
+        raise InvalidInput(
+            f"Step {name} is given a {type(call).__name__}: give it a call of a task, as in task.call(1)."
+        )
+
+
+def _seconds(span: DurationLike, name: str, what: str) -> float:
+    try:
+        return to_seconds(span, what)
+    except InvalidInput as wrong:
+        raise InvalidInput(f"Step {name}: {wrong.sentence}") from wrong
+
+
+def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
+    """All that is evaluated for a step."""
+    loop, undone, items = fields.get("loop"), fields.get("compensate"), fields.get("for_each")
+    yield from (str(fields[name]) for name in ("when", "condition") if name in fields)
+    if "switch" in fields:
+        yield fields["switch"].on
+    if loop is not None:
+        yield from (loop.while_, loop.until)
+    if isinstance(items, str) and "${" not in items:
+        yield items
+    yield from expressions_in(items)
+    yield from expressions_in(undone.context if undone is not None else None)
+    yield from expressions_in(fields["approval"].text if "approval" in fields else None)
+    for name in ("args", "input", "delay_sec", "delay_until", "notify"):
+        yield from expressions_in(fields.get(name))
+
+
+def _task_fields(name: str, call: Call[Any]) -> dict[str, Any]:
+    _check_call(name, call)
+    task = call.task
+    given = _step_value(name, call.input)
+    fields = _option_fields(name, task.work, task.topic if task.topic != task.name else "", task.wanted)
+    return {"task": task.name, "args": tuple(given["args"]), "input": given["kwargs"], **fields}
+
+
+def _option_fields(name: str, work: Work, topic: str, wanted: TaskOptions) -> dict[str, Any]:
+    """What a task declares and is submitted with, as a step has it."""
+    _check_options(name, wanted, _JOB_OPTIONS, "A step")
+    given = frame_options(work, wanted)
+    fields: dict[str, Any] = {
+        "topic": wanted.get("topic", topic),
+        "cores": _integral_cores(given["cores"]),
+        "gpus": given["gpus"],
+        "memory": given["memory"],
+        "timeout_s": given["timeout_s"],
+        "kill_after_s": given["kill_after_s"],
+        "retry": _simplified_retry(given["retries"]),
+        "priority": wanted.get("priority", 0),
+        "requires": tuple(wanted.get("requires", ())),
+        "labels": dict(wanted.get("labels", {})),
+        "env": dict(wanted.get("env", {})),
+    }
+    if "deadline" in wanted:
+        fields["deadline_s"] = _deadline_s(name, wanted)
+    return fields
+
+
+def _compensation(name: str, call: Call[Any]) -> Compensation:
+    _check_call(name, call)
+    task, wanted = call.task, call.task.wanted
+    _check_options(name, wanted, _COMPENSATION_OPTIONS, "What undoes a step")
+    given = _step_value(name, call.input)
+    context = _arguments_by_name(name, task, given["args"], given["kwargs"])
+    budget = Budget(deadline_ms=round(_deadline_s(name, wanted) * 1000)) if "deadline" in wanted else None
+    return Compensation(
+        topic=wanted.get("topic", task.topic),
+        task=task.name,
+        context=context,
+        labels=dict(wanted.get("labels", {})),
+        env=dict(wanted.get("env", {})),
+        requires=tuple(wanted.get("requires", ())),
+        budget=budget,
+    )
+
+
+def _arguments_by_name(
+    step: str, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    names = task.signature.parameter_names(len(args))
+    if names is None:
+        raise InvalidInput(f"Step {step}: what undoes it, {task.name}, must take its arguments by name.")
+    return {**dict(zip(names, args, strict=True)), **kwargs}
+
+
+def _check_options(name: str, wanted: TaskOptions, known: frozenset[str], what: str) -> None:
+    for option in validate_options(wanted):
+        if option not in known:
+            raise InvalidInput(f"Step {name}: {what} has no option {option!r}: there are {', '.join(sorted(known))}.")
+
+
+def _deadline_s(name: str, wanted: TaskOptions) -> float:
+    deadline = wanted["deadline"]
+    if isinstance(deadline, datetime):
+        raise InvalidInput(f"Step {name}: a deadline of a step is so long after it has begun, and no moment.")
+    return _seconds(deadline, name, "deadline")
+
+
+def _integral_cores(cores: float | str) -> float | str:
+    return int(cores) if isinstance(cores, float) and cores.is_integer() else cores
+
+
+def _simplified_retry(retry: int | RetrySpec) -> int | RetrySpec:
+    return retry.most if isinstance(retry, RetrySpec) and retry == RetrySpec(most=retry.most) else retry

@@ -1,0 +1,184 @@
+"""Values that a run will have, while its workflow is written down: what is done to them becomes an expression. No I/O.
+
+To a type checker such a value is what it will be, so steps that do not fit together are found before anything runs. In
+truth it is where the value comes from: `flight.output.ticket` is `${steps.flight.output.ticket}`, `nights > 2` is
+`${input.nights > 2}`, and in a text it is written as that. What cannot be put off, such as `if`, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from rota.model.errors import InvalidInput
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_CEL_RESERVED: Final = frozenset(
+    {"as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"}
+    | {"namespace", "null", "package", "return", "true", "var", "void", "while"}
+)
+"""Words that CEL does not take for names."""
+
+
+class DeferredValue:
+    """Not made by user code: parameters of workflows and outputs of steps are of this kind while they are declared."""
+
+    __slots__ = ("_expression", "_whole")
+
+    def __init__(self, expression: str, *, whole: bool = True) -> None:
+        self._expression = expression
+        self._whole = whole
+        """Whether it stands by itself in a longer one."""
+
+    def __str__(self) -> str:
+        return f"${{{self._expression}}}"
+
+    __repr__ = __str__  # so that f"{city!r}" is no text about a value instead of the value
+
+    def __format__(self, wanted: str) -> str:
+        if wanted:
+            raise InvalidInput(f"{self._name()} is not known yet and cannot be written as {wanted!r}: do it in a task.")
+        return str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return DeferredValue(f"{_operand(self)}{_accessor(name)}")
+
+    def __getitem__(self, key: object) -> Any:
+        if (
+            isinstance(key, bool)
+            or not isinstance(key, (str, int, DeferredValue))
+            or (isinstance(key, int) and key < 0)
+        ):
+            raise InvalidInput(f"{self._name()} is not known yet: take a key, or a place counted from 0, out of it.")
+        return DeferredValue(f"{_operand(self)}{_accessor(key) if isinstance(key, str) else f'[{to_expression(key)}]'}")
+
+    def __eq__(self, other: object) -> Any:
+        return _binary_operation(self, "==", other)
+
+    def __ne__(self, other: object) -> Any:
+        return _binary_operation(self, "!=", other)
+
+    def __lt__(self, other: object) -> Any:
+        return _binary_operation(self, "<", other)
+
+    def __le__(self, other: object) -> Any:
+        return _binary_operation(self, "<=", other)
+
+    def __gt__(self, other: object) -> Any:
+        return _binary_operation(self, ">", other)
+
+    def __ge__(self, other: object) -> Any:
+        return _binary_operation(self, ">=", other)
+
+    def __add__(self, other: object) -> Any:
+        return _binary_operation(self, "+", other)
+
+    def __radd__(self, other: object) -> Any:
+        return _binary_operation(other, "+", self)
+
+    def __sub__(self, other: object) -> Any:
+        return _binary_operation(self, "-", other)
+
+    def __rsub__(self, other: object) -> Any:
+        return _binary_operation(other, "-", self)
+
+    def __mul__(self, other: object) -> Any:
+        return _binary_operation(self, "*", other)
+
+    def __rmul__(self, other: object) -> Any:
+        return _binary_operation(other, "*", self)
+
+    def __and__(self, other: object) -> Any:
+        return _binary_operation(self, "&&", other)
+
+    def __rand__(self, other: object) -> Any:
+        return _binary_operation(other, "&&", self)
+
+    def __or__(self, other: object) -> Any:
+        return _binary_operation(self, "||", other)
+
+    def __ror__(self, other: object) -> Any:
+        return _binary_operation(other, "||", self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidInput(
+            f"{self._name()} is not known yet, so nothing can be decided by it here: use when=, a switch or a"
+            " condition, with & and | for and and or."
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be gone through: use each(), or a task.")
+
+    def __contains__(self, _item: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be looked into: write an expression as text.")
+
+    def __len__(self) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet: write its length as the text 'size({self._expression})'.")
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be called: do it in a task.")
+
+    def _unknown(self, *_others: object) -> NoReturn:
+        raise InvalidInput(f"{self._name()} is not known yet, and this cannot be done to it: do it in a task.")
+
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _unknown
+    __int__ = __float__ = __index__ = __invert__ = __neg__ = __abs__ = __round__ = __setitem__ = __delitem__ = _unknown
+
+    def _name(self) -> str:
+        return f"The value of {self._expression[:100]}"
+
+
+def is_deferred(value: object) -> bool:
+    return isinstance(value, DeferredValue)
+
+
+def reference_to(*parts: str) -> DeferredValue:
+    """Of a name and what is in it."""
+    first, *rest = parts
+    return DeferredValue(first + "".join(map(_accessor, rest)))
+
+
+def to_expression(value: object) -> str:
+    """In an expression."""
+    if isinstance(value, DeferredValue):
+        return value._expression  # noqa: SLF001 - of our own
+    return msgspec.json.encode(to_json_value(value, "A part of an expression")).decode()
+
+
+def checked_expression(condition: object, what: str) -> str:
+    """What is given as an expression: a text that is one, or a value of a run."""
+    if isinstance(condition, bool):
+        raise InvalidInput(
+            f"{what} is {condition} whatever a run is given: compare its inputs and outputs, or write an expression."
+        )
+    return condition if isinstance(condition, str) else to_expression(condition)
+
+
+def to_json_value(value: object, what: str) -> Any:
+    """`value` in what JSON has words for, with `${…}` for values of a run; InvalidInput for what cannot travel."""
+    from rota.sdk.payload import encode_hook
+
+    try:
+        return msgspec.to_builtins(value, enc_hook=encode_hook, str_keys=True)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"{what} cannot be passed on: {str(error)[:300].rstrip('.')}.") from error
+
+
+def _binary_operation(left: object, sign: str, right: object) -> DeferredValue:
+    return DeferredValue(f"{_operand(left)} {sign} {_operand(right)}", whole=False)
+
+
+def _operand(value: object) -> str:
+    if isinstance(value, DeferredValue) and not value._whole:  # noqa: SLF001
+        return f"({value._expression})"  # noqa: SLF001
+    return to_expression(value)
+
+
+def _accessor(name: str) -> str:
+    return f".{name}" if _IDENTIFIER.fullmatch(name) and name not in _CEL_RESERVED else f"[{to_expression(name)}]"

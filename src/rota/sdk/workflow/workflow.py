@@ -1,0 +1,204 @@
+"""A workflow of an app: the function that writes its steps down, what comes of it, and how runs of it begin.
+
+    @app.workflow(rollback_on=["failed"])
+    def trip(steps: Steps, city: str, nights: int = 2) -> dict[str, str]:
+        flight = steps.job("flight", book_flight.call(city), compensate=cancel_flight.call)
+        room = steps.job("room", book_room.call(city, nights), after=flight)
+        return {"ticket": flight.output, "room": room.output}
+
+    run = await trip.start("Oslo", nights=3)
+
+The function runs once, when it is declared; its parameters are the inputs of a run, and what it returns is the run's
+output. A process makes the definition known before the first run it starts, and its runs are of that version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from copy import copy
+from functools import partial, update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from rota.client.resource import AsyncMode
+from rota.model.errors import InvalidInput, NotFound
+from rota.model.ids import RunId, parse_id
+from rota.model.workflows.spec import REQUIRED_INPUT, Trigger, WorkflowSpec
+from rota.sdk.payload import Signature
+from rota.sdk.task_options import DurationLike, to_seconds
+from rota.sdk.workflow.builder import Step, Steps
+from rota.sdk.workflow.deferred_values import reference_to, to_json_value
+from rota.sdk.workflow.run import Run, RunHandle, start_run
+
+if TYPE_CHECKING:
+    from rota.model.workflows.dry_run import WorkflowDryRun
+    from rota.sdk.app import Rota
+    from rota.sdk.sync import SyncWorkflow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+WorkflowFunction = Callable[Concatenate[Steps, P], R]
+
+
+class WorkflowOptions(TypedDict, total=False):
+    name: str
+    """That of the function when left out."""
+    show: str
+    """Whose quota its jobs use; else the show of the app."""
+    folder: str
+    dept: str
+    priority: int | str
+    description: str
+    """The first line of what the function says about itself when left out."""
+    timeout: DurationLike
+    """Of a run as a whole."""
+    rollback_on: Iterable[Trigger]
+    """How a step must end for the run to undo what it has done; ["fatal"] when left out."""
+
+
+class WorkflowCall(Generic[R]):
+    """A workflow with its inputs, for a step of another."""
+
+    __slots__ = ("input", "workflow")
+
+    def __init__(self, workflow: Workflow[..., R], given: dict[str, Any]) -> None:
+        self.workflow = workflow
+        self.input = given
+
+
+class Workflow(Generic[P, R]):
+    """What `@app.workflow` makes of a function."""
+
+    def __init__(self, app: Rota, body: WorkflowFunction[P, R], wanted: WorkflowOptions) -> None:
+        update_wrapper(cast("Callable[..., Any]", self), body)
+        self.app = app
+        self.signature = Signature(body)
+        self._parameters = _parameters(body)
+        self._key = ""
+        self._versions: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self.spec, self.uses = _build_spec(app, body, self._parameters, wanted)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def sync(self) -> SyncWorkflow[P, R]:
+        """The same, for code without an event loop."""
+        from rota.sdk.sync import SyncWorkflow
+
+        return SyncWorkflow(self)
+
+    def options(self, *, key: str) -> Self:
+        """The same workflow, whose runs of one key are one run."""
+        changed = copy(self)
+        changed._key = key  # noqa: SLF001 - of our own
+        return changed
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowCall[R]:
+        """A call of it for `steps.workflow`."""
+        return WorkflowCall(self, self._input(args, kwargs))
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """A run with these inputs; its first steps are submitted."""
+        given = self._input(args, kwargs)
+        begin = partial(start_run, self.app, self.spec.show, self.name, given, key=self._key)
+        try:
+            told = await begin(version=await self.declare())
+        except NotFound:  # the version that was declared is not kept any more
+            self._versions.pop(self.app.transport, None)
+            told = await begin(version=await self.declare())
+        return RunHandle(self.app, AsyncMode, told.run, self.signature.decode_result, already=told.already)
+
+    async def declare(self) -> int:
+        """Make it known, with those that it runs, and its version; once for each connection of this process."""
+        from rota.sdk.workflow.run import declare_workflow
+
+        place = self.app.transport
+        if place not in self._versions:
+            for each in self.uses:
+                await each.declare()
+            self._versions[place] = (await declare_workflow(self.app, self.spec)).version
+        return self._versions[place]
+
+    def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowDryRun:
+        """What a run would be given, and in which order its steps may begin. Nothing is started."""
+        from rota.model.workflows.compiler import compile_workflow
+        from rota.model.workflows.dry_run import dry_run_workflow
+
+        return dry_run_workflow(compile_workflow(self.spec), self._input(args, kwargs))
+
+    def run(self, run: UUID | str) -> Run[R]:
+        """A run of this workflow that was started before, perhaps elsewhere, by its id."""
+        return RunHandle(self.app, AsyncMode, parse_id(RunId, str(run)), self.signature.decode_result)
+
+    def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        signature = inspect.Signature(self._parameters)
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidInput(f"The workflow {self.name} cannot be started like this: {error}.") from error
+        return cast("dict[str, Any]", to_json_value(bound, f"What workflow {self.name} is given"))
+
+
+def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The inputs; the first parameter is given the steps."""
+    name = getattr(body, "__name__", "")
+    parameters = list(inspect.signature(body).parameters.values())
+    if not parameters or inspect.iscoroutinefunction(body):
+        raise InvalidInput(f"The workflow {name} is to be a plain function that is given its steps: def {name}(steps).")
+    for each in parameters[1:]:
+        if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise InvalidInput(f"The workflow {name} takes any {each.name}: give each of its inputs a name.")
+    return parameters[1:]
+
+
+def _default(parameter: inspect.Parameter, workflow: str) -> Any:
+    if parameter.default is parameter.empty:
+        return REQUIRED_INPUT
+    return to_json_value(parameter.default, f"The default of {parameter.name} of workflow {workflow}")
+
+
+def _build_spec(
+    app: Rota, body: Callable[..., Any], parameters: list[inspect.Parameter], wanted: WorkflowOptions
+) -> tuple[WorkflowSpec, list[Workflow[..., Any]]]:
+    from rota.model.workflows.compiler import compile_workflow
+
+    steps = Steps()
+    by_name = {each.name: reference_to("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
+    returned = body(
+        steps, *(reference_to("input", each.name) for each in parameters if each.name not in by_name), **by_name
+    )
+    steps.is_written = True
+    name: str = wanted.get("name", "") or getattr(body, "__name__", "")
+    if isinstance(returned, Step):
+        raise InvalidInput(f"The workflow {name} returns a step: return what that returns, its output.")
+    output = to_json_value(returned, f"What workflow {name} returns")
+    if output is not None and not isinstance(output, (dict, list, str)):
+        raise InvalidInput(f"The workflow {name} returns {returned!r} whatever happens: return what steps return.")
+    spec = WorkflowSpec(
+        name=name,
+        steps=steps.specs(),
+        inputs={each.name: _default(each, name) for each in parameters},
+        output={} if output is None else output,
+        show=wanted.get("show", app.show),
+        folder=wanted.get("folder", "default"),
+        dept=wanted.get("dept", "default"),
+        priority=wanted.get("priority", 5),
+        description=wanted.get("description", (inspect.getdoc(body) or "").partition("\n")[0]),
+        timeout_s=to_seconds(wanted.get("timeout", 0), f"timeout of workflow {name}"),
+        rollback_on=frozenset(wanted.get("rollback_on", ("fatal",))),
+    )
+    compile_workflow(spec)
+    for step, call in steps.runs.items():
+        if call.workflow.spec.show != spec.show:
+            raise InvalidInput(
+                f"Step {step} runs the workflow {call.workflow.name} of show {call.workflow.spec.show}: give both of"
+                f" them the show {spec.show}."
+            )
+    return spec, [call.workflow for call in steps.runs.values()]

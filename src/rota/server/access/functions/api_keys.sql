@@ -1,0 +1,32 @@
+CREATE OR REPLACE FUNCTION rota.api_grants(of_key text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT coalesce(json_agg(json_build_object(
+           'role', g.role,
+           'show', CASE WHEN g.b_every THEN NULL ELSE json_build_object('id', s.pk_show, 'name', s.str_name) END)
+         ORDER BY s.str_name NULLS FIRST), '[]')::text
+  FROM rota.api_grant g LEFT JOIN rota.show s ON s.pk_show = g.pk_show
+  WHERE g.key_id = of_key AND (g.b_every OR s.pk_show IS NOT NULL)
+$$;
+
+COMMENT ON FUNCTION rota.api_grants IS 'What a key may do, as JSON, with the names that shows have now.';
+
+CREATE OR REPLACE FUNCTION rota.api_key_state(key rota.api_key) RETURNS text LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN key.ts_revoked IS NOT NULL THEN 'revoked'
+              WHEN key.ts_expires <= clock_timestamp() THEN 'expired'
+              ELSE 'active' END
+$$;
+
+-- Whoever remembers what it looked up forgets it. Last uses are no news.
+CREATE OR REPLACE FUNCTION rota.api_keys_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('rota_keys', '');
+  RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER told AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF digest, name, ts_expires, ts_revoked ON rota.api_key
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();
+
+CREATE OR REPLACE TRIGGER told AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON rota.api_grant
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();
+
+CREATE OR REPLACE TRIGGER told_to_keys AFTER UPDATE OF str_name ON rota.show
+  FOR EACH STATEMENT EXECUTE FUNCTION rota.api_keys_changed();

@@ -1,0 +1,75 @@
+"""Bodies of many submissions: lines of JSON, or one array in msgpack; read as they come, given up when too much."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from litestar import Request
+
+from rota.model.errors import InvalidInput, TooLarge
+from rota.model.jobs.submission import SUBMISSION_BYTES_MAX, Submission, decode_submission
+
+BULK_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+async def read_submissions(request: Request[Any, Any, Any], *, most: int) -> list[Submission]:
+    """The first submission that cannot be read is named by its number, and nothing was done."""
+    if "msgpack" in request.headers.get("content-type", ""):
+        return await _read_array(request, most)
+    return await _read_lines(request, most)
+
+
+async def _read_array(request: Request[Any, Any, Any], most: int) -> list[Submission]:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        _check_size(len(body))
+    try:
+        items = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput("The body is no array in msgpack: send one of submissions.") from error
+    submissions: list[Submission] = []
+    _decode_lines([bytes(item) for item in items], submissions, most)
+    return _require_any(submissions)
+
+
+async def _read_lines(request: Request[Any, Any, Any], most: int) -> list[Submission]:
+    submissions: list[Submission] = []
+    rest, size = b"", 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        _check_size(size)
+        *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else [rest + chunk]
+        if len(rest) > SUBMISSION_BYTES_MAX:
+            raise TooLarge(
+                f"Line {len(submissions) + len(lines) + 1} is longer than {SUBMISSION_BYTES_MAX} bytes: put large"
+                " inputs into the store and submit their pointers."
+            )
+        _decode_lines(lines, submissions, most)
+    _decode_lines([rest], submissions, most)
+    return _require_any(submissions)
+
+
+def _check_size(size: int) -> None:
+    if size > BULK_BYTES_MAX:
+        raise TooLarge(f"A request of more than {BULK_BYTES_MAX} bytes is too large: submit in several requests.")
+
+
+def _require_any(submissions: list[Submission]) -> list[Submission]:
+    if not submissions:
+        raise InvalidInput("The request holds no submission: send one as JSON on each line, or an array in msgpack.")
+    return submissions
+
+
+def _decode_lines(lines: list[bytes], submissions: list[Submission], most: int) -> None:
+    for line in lines:
+        if not line or line.isspace():
+            continue
+        if len(submissions) == most:
+            raise TooLarge(f"A request holds at most {most} submissions: send the rest in another.")
+        try:
+            submissions.append(decode_submission(line))
+        except InvalidInput as error:
+            number = len(submissions) + 1
+            raise InvalidInput(f"Submission {number}: {error.sentence}", number=number) from error

@@ -1,0 +1,27 @@
+"""Lists in pages: `{"items": [...], "next": cursor}`; the next one comes with `?after=cursor`, null is the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, Generic, TypeVar
+
+import msgspec
+from litestar.params import QueryParameter
+
+T = TypeVar("T")
+
+LIMIT_DEFAULT: Final = 50
+LIMIT_MAX: Final = 1000
+
+Limit = Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="Items of a page at most.")]
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    items: list[T]
+    next: str | None = None
+
+
+def paginate(items: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:
+    """Of what was asked for one more than `limit`: the one that is left over tells that there is a next page."""
+    shown = list(items[:limit])
+    return Page(shown, str(cursor(shown[-1])) if len(items) > limit else None)

@@ -1,0 +1,82 @@
+"""What every route says of itself: which role it needs, and where.
+
+somewhere   in any show: lists are cut to those shows, and a handler asks again for the show of what it finds
+show        in the show that the path names
+everywhere  in every show, for what concerns no single one
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from litestar import Litestar
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.exceptions import MethodNotAllowedException
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+
+from rota.model.access import Role, require_role, require_role_in_any_show
+from rota.model.errors import InvalidInput
+from rota.server.http.dependencies import HttpDependencies
+
+Deps = NamedDependency[HttpDependencies]
+"""For the signatures of handlers."""
+RoleScope = Literal["somewhere", "show", "everywhere"]
+ROLE: Final = "rota_role"
+ROLE_SCOPE: Final = "rota_where"
+
+
+def requires(role: Role, where: RoleScope) -> dict[str, Any]:
+    """For the `opt` of a route."""
+    return {ROLE: role, ROLE_SCOPE: where}
+
+
+def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Before parameters and body are read. Only what Litestar would answer to OPTIONS by itself names no role."""
+    if ROLE not in handler.opt:
+        raise MethodNotAllowedException(headers={"allow": ", ".join(_allowed_methods(connection))})
+    if b"%00" in connection.scope["query_string"]:
+        raise InvalidInput("A parameter holds the character NUL, which nothing here does: leave it out.")
+    role: Role = handler.opt[ROLE]
+    match handler.opt[ROLE_SCOPE]:
+        case "somewhere":
+            require_role_in_any_show(connection.user, role)
+        case "show":
+            require_role(connection.user, role, connection.path_params["show"])
+        case _:
+            require_role(connection.user, role)
+
+
+def _allowed_methods(connection: ASGIConnection[Any, Any, Any, Any]) -> list[str]:
+    here = connection.scope["path_template"]
+    return sorted({method for route in connection.app.routes if route.path_format == here for method in route.methods})
+
+
+class ApiRoute(msgspec.Struct, frozen=True):
+    """As tests and OpenAPI need it."""
+
+    method: str
+    path: str
+    role: Role
+    where: RoleScope
+    name: str
+    answer: Any
+    body: Any = None
+
+
+def route_table(app: Litestar) -> list[ApiRoute]:
+    """Every route that is in the description of the API."""
+    found = []
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            if isinstance(handler, HTTPRouteHandler) and ROLE in handler.opt and handler.resolve_include_in_schema():
+                found += [_route(method, route.path_format, handler) for method in handler.http_methods]
+    assert len({route.name for route in found}) == len(found), "OpenAPI calls them by name"
+    return sorted(found, key=lambda each: (each.path, each.method))
+
+
+def _route(method: str, path: str, handler: HTTPRouteHandler) -> ApiRoute:
+    data, answer = handler.parsed_data_field, handler.parsed_fn_signature.return_type.annotation
+    role, where = handler.opt[ROLE], handler.opt[ROLE_SCOPE]
+    return ApiRoute(method, path, role, where, handler.handler_name, answer, data.annotation if data else None)

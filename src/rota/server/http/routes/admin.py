@@ -1,0 +1,173 @@
+"""What those who run Rota look after: the books themselves, keys, the audit trail and the settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, delete, get, post
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+
+from rota.accounting import audit as auditing
+from rota.accounting.audit import LedgerAudit, LedgerAuditLine
+from rota.api.admin import CreatedKey, KeySpec, KeyView, LedgerLineView, LedgerView, ResourceAmount
+from rota.infra import audit
+from rota.infra.audit import AuditEntry, AuditRecord
+from rota.model.access import Actor, Grant, GrantSpec, Role, require_grant_role
+from rota.model.api_key_format import KeyId
+from rota.model.errors import NotFound
+from rota.model.quota import Usage
+from rota.model.settings.leaves import leaves
+from rota.model.settings.listing import masked_value
+from rota.server.access import ApiKey
+from rota.server.http.codec import ApiRequest
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.permissions import Deps, requires
+from rota.server.http.routes.shows import ShowPath
+
+KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]
+AuditFilterQuery = Annotated[str | None, QueryParameter(max_length=200)]
+
+
+class CallerView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose key it is that asks."""
+
+    key: KeyId
+    name: str
+    grants: list[GrantSpec]
+
+
+class SettingView(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    value: Any
+    unit: str | None = None
+
+
+class LedgerRoutes(Controller):
+    path = "/shows/{show:str}/ledger"
+    tags = ("ledger",)
+
+    @get(opt=requires(Role.VIEWER, "show"))
+    async def audit_ledger(self, desk: Deps, show: ShowPath) -> LedgerView:
+        """Compare what is booked, what the tables say and what Redis counts, while bookings go on."""
+        return _ledger_view(await auditing.audit(desk.books, await desk.books.admin.show(show)))
+
+    @post("/repair", opt=requires(Role.ADMIN, "show"), status_code=200)
+    async def repair_ledger(self, request: ApiRequest, desk: Deps, show: ShowPath) -> LedgerView:
+        """Bring counters, limits and tables to what PostgreSQL says is booked, and compare again."""
+        found = await desk.books.admin.show(show)
+        await auditing.repair(desk.books, found)
+        after = await auditing.audit(desk.books, await desk.books.admin.show(show))
+        async with desk.database.transaction() as tx:
+            await audit.append(tx, [AuditEntry(request.user.audited, "ledger.repair", f"show:{found.id}")])
+        return _ledger_view(after)
+
+
+class KeyRoutes(Controller):
+    path = "/keys"
+    tags = ("keys",)
+
+    @get(opt=requires(Role.ADMIN, "somewhere"))
+    async def find_keys(self, request: ApiRequest, desk: Deps, revoked: FromQuery[bool] = False) -> Page[KeyView]:
+        """Keys all of whose grants lie in shows that the asking key administers."""
+        found = await desk.keys.list(revoked=revoked)
+        return Page([_key_view(key) for key in found if _may_manage(request.user, key)])
+
+    @post(opt=requires(Role.ADMIN, "somewhere"))
+    async def create_key(self, request: ApiRequest, desk: Deps, data: JSONBody[KeySpec]) -> CreatedKey:
+        """A new key, which is shown in this answer and never again."""
+        require_grant_role(request.user, [grant.show for grant in data.grants])
+        made = await desk.keys.create(data.name, data.grants, actor=request.user.audited, expires_s=data.expires_s)
+        return CreatedKey(_key_view(made.key), made.plain.text)
+
+    @delete("/{key:str}", opt=requires(Role.ADMIN, "somewhere"), status_code=200)
+    async def revoke_key(self, request: ApiRequest, desk: Deps, key: KeyPath) -> KeyView:
+        """Refused everywhere within a second, and for good."""
+        for found in await desk.keys.list(revoked=True):
+            if found.id == key and _may_manage(request.user, found):
+                revoked, _ = await desk.keys.revoke(found.id, actor=request.user.audited)
+                return _key_view(revoked)
+        raise NotFound(f"There is no key with the id {key[:40]!r} that this key may revoke: list them to see.")
+
+
+class AdminRoutes(Controller):
+    tags = ("office",)
+
+    @get("/me", opt=requires(Role.VIEWER, "somewhere"))
+    async def get_me(self, request: ApiRequest) -> CallerView:
+        """Whose key this is, and what it may do."""
+        actor = request.user
+        return CallerView(key=actor.key, name=actor.name, grants=[_grant_spec(grant) for grant in actor.grants])
+
+    @get("/audit", opt=requires(Role.ADMIN, "everywhere"))
+    async def read_audit(
+        self,
+        desk: Deps,
+        before: Annotated[
+            int | None, QueryParameter(ge=1, le=2**63 - 1, description="`next` of the page before.")
+        ] = None,
+        actor: AuditFilterQuery = None,
+        action: AuditFilterQuery = None,
+        limit: Limit = LIMIT_DEFAULT,
+    ) -> Page[AuditRecord]:
+        """Who did what, the newest first."""
+        found = await audit.newest_entries(desk.database, before=before, actor=actor, action=action, most=limit + 1)
+        return paginate(found, limit, lambda entry: entry.seq)
+
+    @get("/config", opt=requires(Role.ADMIN, "everywhere"))
+    async def read_config(self, desk: Deps) -> Page[SettingView]:
+        """The settings of the server that answers; secrets are masked."""
+        return Page(
+            [
+                SettingView(path=path, value=masked_value(desk.settings, path), unit=leaf.kind.unit or None)
+                for path, leaf in leaves().items()
+            ]
+        )
+
+
+def _ledger_view(found: LedgerAudit) -> LedgerView:
+    return LedgerView(
+        show=found.show.name,
+        ok=found.ok,
+        managed=found.show.managed,
+        seeded=found.seeded,
+        lines=[_line_view(line) for line in found.lines],
+        damaged=list(found.damaged),
+    )
+
+
+def _line_view(line: LedgerAuditLine) -> LedgerLineView:
+    return LedgerLineView(
+        level=line.level.value,
+        id=line.id,
+        name=line.name,
+        procs=_amount_view(line.procs),
+        table=_amount_view(line.table),
+        redis=None if line.redis is None else _amount_view(line.redis),
+        problem=line.problem,
+    )
+
+
+def _amount_view(usage: Usage) -> ResourceAmount:
+    return ResourceAmount(usage.cores / 100, usage.gpus)
+
+
+def _may_manage(actor: Actor, key: ApiKey) -> bool:
+    return all(actor.has_role(Role.ADMIN, grant.show.id if grant.show else None) for grant in key.grants)
+
+
+def _key_view(key: ApiKey) -> KeyView:
+    return KeyView(
+        id=key.id,
+        name=key.name,
+        state=key.state,
+        grants=[_grant_spec(grant) for grant in key.grants],
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        last_used_at=key.last_used_at,
+        revoked_at=key.revoked_at,
+    )
+
+
+def _grant_spec(grant: Grant) -> GrantSpec:
+    return GrantSpec(grant.role, grant.show.name if grant.show else None)

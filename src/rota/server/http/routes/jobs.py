@@ -1,0 +1,180 @@
+"""Jobs: submitted one by one or thousands a request, looked at, waited for, cancelled, tried again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
+
+from rota.api.explanation import JobExplanation
+from rota.engine.queries.jobs import JobSummary, JobView
+from rota.engine.submission.submitter import validate_decoded
+from rota.infra import audit
+from rota.infra.audit import AuditEntry
+from rota.infra.telemetry import tracing
+from rota.model.access import Actor, Role, require_submit_role
+from rota.model.errors import Forbidden, InvalidInput
+from rota.model.ids import JobId, parse_id
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import ResubmitResult, Submission, SubmitResult
+from rota.server.http.bulk_body import BULK_BYTES_MAX, read_submissions
+from rota.server.http.codec import ApiRequest
+from rota.server.http.job_filter import parse_filter
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
+from rota.server.http.permissions import Deps, requires
+from rota.server.http.visibility import JobPath, check_dependencies_visible, redact_explanation, visible_job
+
+BULK_MAX: Final = 10_000
+WAIT_S_MAX: Final = 60.0
+
+JobFilterQuery = Annotated[
+    str,
+    QueryParameter(
+        description="`state:RUNNING show:film topic:render reason:quota_job label:shot=12`, each at most once.",
+        max_length=1024,
+    ),
+]
+WaitQuery = Annotated[
+    float, QueryParameter(ge=0, le=WAIT_S_MAX, description="Answer once it has ended, or after so many seconds.")
+]
+IdempotencyKeyHeader = Annotated[
+    str | None,
+    HeaderParameter(
+        name="Idempotency-Key", max_length=200, description="Repeated under the same key it is the same job."
+    ),
+]
+
+
+class CancelJobReply(msgspec.Struct, frozen=True):
+    job: JobId
+    state: JobState
+    changed: bool
+    """False: it had ended before."""
+
+
+class RemediateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    remediation: str = ""
+    """The id of one that its policy suggests; may be left out where it suggests one."""
+
+
+class BulkSubmitReply(msgspec.Struct, frozen=True):
+    """In the order of the lines."""
+
+    items: list[SubmitResult]
+
+
+class JobRoutes(Controller):
+    path = "/jobs"
+    tags = ("jobs",)
+
+    @post(opt=requires(Role.SUBMITTER, "somewhere"))
+    async def submit_job(
+        self, request: ApiRequest, data: JSONBody[Submission], desk: Deps, key: IdempotencyKeyHeader = None
+    ) -> SubmitResult:
+        """Submit one job."""
+        _continue_trace(request)
+        require_submit_role(request.user, data)
+        given = _with_idempotency_key(_with_principal(data, request.user), key)
+        await check_dependencies_visible(request.user, desk, [given])
+        return await desk.together.submit(given)
+
+    @post("/bulk", opt=requires(Role.SUBMITTER, "somewhere"), request_max_body_size=BULK_BYTES_MAX)
+    async def submit_jobs(self, request: ApiRequest, desk: Deps) -> BulkSubmitReply:
+        """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
+        _continue_trace(request)
+        read = await read_submissions(request, most=BULK_MAX)
+        for one in {(each.show, each.priority): each for each in read}.values():
+            require_submit_role(request.user, one)
+        given = [_with_principal(each, request.user) for each in read]
+        await check_dependencies_visible(request.user, desk, given)
+        return BulkSubmitReply(await desk.submitter.write(validate_decoded(given)))
+
+    @get(opt=requires(Role.VIEWER, "somewhere"))
+    async def find_jobs(
+        self,
+        request: ApiRequest,
+        desk: Deps,
+        q: JobFilterQuery = "",
+        after: FromQuery[str | None] = None,
+        limit: Limit = LIMIT_DEFAULT,
+    ) -> Page[JobSummary]:
+        """List jobs, the newest first. A page may be short and have a next one: rare jobs are looked for in steps."""
+        wanted = parse_filter(q, request.user)
+        found = await desk.jobs.list(wanted, after=parse_id(JobId, after) if after else None, most=limit)
+        return Page(found.items, str(found.next) if found.next else None)
+
+    @get("/{job:str}", opt=requires(Role.VIEWER, "somewhere"))
+    async def get_job(self, request: ApiRequest, desk: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
+        """Look at a job, or wait for its end."""
+        found = await visible_job(request.user, desk, job)
+        if wait and not found.state.terminal:
+            request.auth.begin_wait()
+            await request.run_while_connected(desk.watch.wait_until_ended(found.id, wait))
+            found = await desk.jobs.get(found.id)
+        return found
+
+    @post("/{job:str}/cancel", opt=requires(Role.SUBMITTER, "somewhere"), status_code=200)
+    async def cancel_job(self, request: ApiRequest, desk: Deps, job: JobPath) -> CancelJobReply:
+        """End a job: what waits at once, what runs as soon as its worker has stopped it."""
+        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
+        changed = await desk.ender.cancel(found.id, request.user.audited)
+        return CancelJobReply(found.id, (await desk.jobs.get(found.id)).state, changed)
+
+    @post("/{job:str}/retry", opt=requires(Role.SUBMITTER, "somewhere"))
+    async def retry_job(
+        self, request: ApiRequest, desk: Deps, job: JobPath, every_frame: FromQuery[bool] = False
+    ) -> ResubmitResult:
+        """Run what failed of a job, or all of it, as a new job."""
+        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
+        async with desk.database.transaction() as tx:
+            reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, by=request.user.name, on=tx)
+            detail = {"job": str(reopened.job), "frames": reopened.frames}
+            await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
+        desk.teller.emit_job_retried(found.id, found.show, reopened.job)
+        return reopened
+
+    @post("/{job:str}/remediate", opt=requires(Role.SUBMITTER, "somewhere"))
+    async def remediate_job(
+        self, request: ApiRequest, desk: Deps, job: JobPath, data: JSONBody[RemediateRequest]
+    ) -> ResubmitResult:
+        """Submit a denied job as its policy suggests, as a new job: under a safer topic, capability or labels."""
+        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
+        async with desk.database.transaction() as tx:
+            made = await desk.reopener.remediate(found.id, data.remediation, by=request.user.name, on=tx)
+            detail = {"job": str(made.job), "remediation": data.remediation}
+            await audit.append(tx, [AuditEntry(request.user.audited, "job.remediate", f"job:{found.id}", detail)])
+        desk.teller.emit_job_retried(found.id, found.show, made.job)
+        return made
+
+    @get("/{job:str}/explain", opt=requires(Role.VIEWER, "somewhere"))
+    async def explain_job(
+        self, request: ApiRequest, desk: Deps, job: JobPath, layer: FromQuery[str | None] = None
+    ) -> JobExplanation:
+        """Why it is not running, what is to be mended first at first, with what would help."""
+        found = await visible_job(request.user, desk, job)
+        return redact_explanation(request.user, await desk.explainer.explain(found.id, layer=layer))
+
+
+def _continue_trace(request: ApiRequest) -> None:
+    """Jobs belong to the trace of whoever sent them."""
+    if tracing.is_enabled() and (parent := request.headers.get("traceparent")):
+        tracing.attach(parent)
+
+
+def _with_principal(submission: Submission, actor: Actor) -> Submission:
+    """In the name of whoever sent it: nobody submits as somebody else."""
+    undone_by = submission.compensation.principal if submission.compensation is not None else ""
+    for principal in (submission.principal, undone_by):
+        if principal and principal != actor.name:
+            raise Forbidden(f"The key {actor.name} cannot submit as principal {principal[:64]!r}: leave principal out.")
+    return msgspec.structs.replace(submission, principal=actor.name)
+
+
+def _with_idempotency_key(submission: Submission, key: str | None) -> Submission:
+    if not key or submission.idempotency_key == key:
+        return submission
+    if submission.idempotency_key:
+        raise InvalidInput("The header Idempotency-Key and idempotency_key of the body differ: send one of them.")
+    return msgspec.structs.replace(submission, idempotency_key=key)

@@ -1,0 +1,227 @@
+"""Workflows and their runs: declared, started, looked at, stopped, run again and undone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from litestar import Controller, get, post
+from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from msgspec.structs import replace
+
+from rota.api.run_explanation import RunExplanation
+from rota.api.workflows import (
+    RerunSpec,
+    RollbackResult,
+    RunChangeResult,
+    RunSpec,
+    RunStartResult,
+    RunTimelineEntry,
+    SagaView,
+    WorkflowDeclareResult,
+    WorkflowRunSummary,
+    WorkflowRunView,
+    WorkflowSummary,
+)
+from rota.model.access import Actor, Role, require_role, role_required_to_submit
+from rota.model.errors import Forbidden, InvalidInput, NotFound
+from rota.model.events import Event
+from rota.model.ids import JobId, RunId, parse_id
+from rota.model.workflows.dry_run import WorkflowDryRun, dry_run_workflow
+from rota.model.workflows.run_state import RunState
+from rota.model.workflows.spec import WorkflowSpec
+from rota.server.http.codec import ApiRequest
+from rota.server.http.dependencies import HttpDependencies
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.permissions import Deps, requires
+from rota.server.http.routes.events import After, LastEventId, open_history
+from rota.server.http.routes.jobs import WaitQuery
+from rota.server.http.sse import MEDIA_TYPE, SseResponse
+from rota.server.http.visibility import redact_explanation
+from rota.workflow.explain import RunExplainer
+from rota.workflow.run_events import event_kind
+from rota.workflow.run_history import RunHistoryEntry
+
+VIEW, SUBMIT = requires(Role.VIEWER, "somewhere"), requires(Role.SUBMITTER, "somewhere")
+RunPath = Annotated[str, PathParameter(max_length=36, description="The id of a run.")]
+NamePath = Annotated[str, PathParameter(max_length=64, description="The name of a workflow.")]
+ShowPath = Annotated[str, PathParameter(max_length=64, description="The name of a show.")]
+WorkflowQuery = Annotated[str, QueryParameter(max_length=64, description="Runs of this workflow alone.")]
+ShowQuery = Annotated[str, QueryParameter(max_length=64, description="Of this show alone.")]
+StateQuery = Annotated[str, QueryParameter(name="state", max_length=20, description="Such as RUNNING or FAILED.")]
+
+
+class WorkflowRoutes(Controller):
+    path = "/workflows"
+    tags = ("workflows",)
+
+    @get(opt=VIEW)
+    async def find_workflows(self, request: ApiRequest, desk: Deps) -> Page[WorkflowSummary]:
+        """Every workflow in its latest version."""
+        return Page(await desk.workflows.definitions.latest(_visible_show_ids(request.user)))
+
+    @post(opt=SUBMIT)
+    async def declare_workflow(
+        self, request: ApiRequest, desk: Deps, data: JSONBody[WorkflowSpec]
+    ) -> WorkflowDeclareResult:
+        """One that differs from the latest is a new version; runs keep theirs."""
+        for priority in {data.priority, *(step.priority or data.priority for step in data.steps)}:
+            require_role(request.user, role_required_to_submit(priority), data.show)
+        made = await desk.workflows.declare(data, request.user.audited)
+        return WorkflowDeclareResult(data.name, made.version, made.made)
+
+    @post("/{show:str}/{workflow:str}/runs", opt=requires(Role.SUBMITTER, "show"))
+    async def start_run(
+        self, request: ApiRequest, desk: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
+    ) -> RunStartResult:
+        """Start a run; its first steps are submitted."""
+        who = request.user.name
+        return await desk.workflows.start(show, workflow, data.input, actor=who, version=data.version, key=data.key)
+
+    @post("/{show:str}/{workflow:str}/dry-run", opt=requires(Role.VIEWER, "show"), status_code=200)
+    async def try_run(self, desk: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]) -> WorkflowDryRun:
+        """Check the input of a run, and tell in which order its steps may begin; nothing is started."""
+        of = await desk.workflows.definitions.find(show, workflow, data.version)
+        return dry_run_workflow(of.flow, data.input)
+
+
+class RunRoutes(Controller):
+    path = "/runs"
+    tags = ("workflows",)
+
+    @get(opt=VIEW)
+    async def find_runs(
+        self,
+        request: ApiRequest,
+        desk: Deps,
+        show: ShowQuery = "",
+        workflow: WorkflowQuery = "",
+        in_state: StateQuery = "",
+        after: FromQuery[str | None] = None,
+        limit: Limit = LIMIT_DEFAULT,
+    ) -> Page[WorkflowRunSummary]:
+        """Runs, the newest first."""
+        if show:
+            require_role(request.user, Role.VIEWER, show)
+        found = await desk.runs.page(
+            shows=[show] if show else None,
+            ids=None if show else _visible_show_ids(request.user),
+            workflow=workflow or None,
+            state=_parse_state(in_state),
+            before=parse_id(RunId, after) if after else None,
+            most=limit + 1,
+        )
+        return paginate(found, limit, lambda run: run.id)
+
+    @get("/{run:str}", opt=VIEW)
+    async def get_run(self, request: ApiRequest, desk: Deps, run: RunPath, wait: WaitQuery = 0.0) -> WorkflowRunView:
+        """A run with its steps: what each does or waits for, and what it returned; or wait for its end."""
+        found = await _visible_run(request.user, desk, run)
+        if wait and not found.state.ended:
+            request.auth.begin_wait()
+            await request.run_while_connected(desk.runs_watch.wait_until_ended(found.id, wait))
+            found = await desk.runs.get(found.id)
+        return found
+
+    @get("/{run:str}/timeline", opt=VIEW)
+    async def read_timeline(self, request: ApiRequest, desk: Deps, run: RunPath) -> Page[RunTimelineEntry]:
+        """Everything that happened to it, in order."""
+        return Page(await desk.runs.timeline((await _visible_run(request.user, desk, run)).id))
+
+    @get("/{run:str}/events", opt=VIEW, media_type=MEDIA_TYPE)
+    async def follow_run(
+        self, request: ApiRequest, desk: Deps, run: RunPath, after: After = "", last: LastEventId = ""
+    ) -> SseResponse:
+        """Everything that happens to a run, from its beginning on, until its end."""
+        found = await _visible_run(request.user, desk, run)
+        told = open_history(desk.run_histories, found.id, last or after, partial(_run_event, found))
+        return SseResponse(request, desk.streams, told)
+
+    @get("/{run:str}/explain", opt=VIEW)
+    async def explain_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunExplanation:
+        """What it waits for, what changes first at first, with what would help; or how it ended."""
+        found = await _visible_run(request.user, desk, run)
+        told = await RunExplainer(desk.explainer).explain(found.id)
+        return replace(told, jobs=tuple(redact_explanation(request.user, job) for job in told.jobs))
+
+    @get("/{run:str}/saga", opt=VIEW)
+    async def get_saga(self, request: ApiRequest, desk: Deps, run: RunPath) -> SagaView:
+        """What it has to undo, and what has become of that; the last recorded first."""
+        found = await _visible_run(request.user, desk, run)
+        return await desk.runs.saga(found.show_id, str(found.id)) or SagaView("open", None, [])
+
+    @post("/{run:str}/cancel", opt=SUBMIT, status_code=200)
+    async def cancel_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
+        """Stop what it does; what it did is undone if its workflow says so."""
+        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
+        return await _changed_reply(desk, found, await desk.workflows.cancel(found.id, request.user.audited))
+
+    @post("/{run:str}/pause", opt=SUBMIT, status_code=200)
+    async def pause_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
+        """No further step begins; those under way go on."""
+        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
+        return await _changed_reply(desk, found, await desk.workflows.pause(found.id, request.user.audited))
+
+    @post("/{run:str}/resume", opt=SUBMIT, status_code=200)
+    async def resume_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
+        """Steps begin again."""
+        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
+        return await _changed_reply(desk, found, await desk.workflows.resume(found.id, request.user.audited))
+
+    @post("/{run:str}/rerun", opt=SUBMIT)
+    async def rerun_run(
+        self, request: ApiRequest, desk: Deps, run: RunPath, data: JSONBody[RerunSpec]
+    ) -> RunStartResult:
+        """A new run from a step on, with what came before taken over from one that has ended."""
+        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
+        return await desk.workflows.rerun(found.id, data.step, request.user.audited, request.user.name)
+
+    @post("/{run:str}/rollback", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
+    async def roll_back_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RollbackResult:
+        """Undo what a run did that has ended, or what could not be undone before."""
+        found = await _visible_run(request.user, desk, run, Role.OPERATOR)
+        return RollbackResult(found.id, await desk.workflows.roll_back(found.id, request.user.audited))
+
+
+def _run_event(run: WorkflowRunView, number: int, moment: RunHistoryEntry) -> Event:
+    told = moment.happened
+    facts = {"workflow": run.workflow, "step": told.step, "why": told.why}
+    return Event(
+        id=str(number),
+        at=moment.at,
+        kind=event_kind(told),
+        show=run.show,
+        job=JobId(told.job) if told.job is not None else None,
+        run=run.id,
+        facts={name: value for name, value in facts.items() if value},
+    )
+
+
+async def _visible_run(actor: Actor, desk: HttpDependencies, text: str, role: Role = Role.VIEWER) -> WorkflowRunView:
+    """A run that this key may look at; one that it may not look at is answered like one that there is not."""
+    run = parse_id(RunId, text)
+    found = await desk.runs.get(run)
+    try:
+        require_role(actor, Role.VIEWER, found.show_id)
+    except Forbidden:
+        raise NotFound(f"There is no run {run}, or it is not kept any more.", run=str(run)) from None
+    require_role(actor, role, found.show_id)
+    return found
+
+
+async def _changed_reply(desk: HttpDependencies, found: WorkflowRunView, changed: bool) -> RunChangeResult:
+    return RunChangeResult(found.id, (await desk.runs.get(found.id)).state, changed)
+
+
+def _visible_show_ids(actor: Actor) -> list[str] | None:
+    shows = actor.shows_with_role(Role.VIEWER)
+    return None if shows is None else [str(show) for show in shows]
+
+
+def _parse_state(text: str) -> RunState | None:
+    if not text:
+        return None
+    try:
+        return RunState(text.upper())
+    except ValueError:
+        raise InvalidInput(f"{text[:20]!r} is no state of a run: there are {', '.join(RunState)}.") from None

@@ -1,0 +1,416 @@
+"""Runs of workflows in a rehearsal: what comes next is decided by the functions that servers ask, jobs are played here.
+
+Not played are commands, jobs that join a saga by themselves, and the policy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from rota.api.workflows import (
+    RunStartResult,
+    RunTimelineEntry,
+    SagaEntryView,
+    SagaView,
+    WorkflowDeclareResult,
+    WorkflowRunView,
+    WorkflowStepView,
+)
+from rota.model.approvals import ApprovalState
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
+from rota.model.ids import ENTROPY_BYTES, JobId, RunId, ShowId, uuid7
+from rota.model.job_states import FrameState, JobState
+from rota.model.protocol import FATAL_CODES
+from rota.model.workflows import compensation
+from rota.model.workflows.approval_steps import ApprovalOutput, ApprovingVote
+from rota.model.workflows.compiler import CompiledWorkflow, compile_workflow
+from rota.model.workflows.run_state import (
+    RUN_DEPTH_MAX,
+    ApprovalDecided,
+    CancelRun,
+    ChildRunEnded,
+    HistoryEvent,
+    InboxMessage,
+    JobEnded,
+    RecordCompensation,
+    RunBegan,
+    RunInfo,
+    RunState,
+    StepState,
+    TimerFired,
+    Transition,
+)
+from rota.model.workflows.spec import WorkflowSpec, decode_workflow, encode_workflow
+from rota.model.workflows.state_machine import advance, new_run_status
+from rota.testing.simulated_jobs import SimulatedJob, to_datetime
+from rota.workflow.sagas import origin_of
+
+if TYPE_CHECKING:
+    from rota.client.connections import TasksByName
+    from rota.testing.in_memory import Rehearsal
+
+SIMULATED_SHOW: Final = ShowId(UUID(int=0))
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class SimulatedCompensation(msgspec.Struct):
+    """What undoes a step that has succeeded."""
+
+    job: UUID
+    step: str
+    submission: Any
+    state: str = "pending"
+    attempt: int = 1
+    undo: JobId | None = None
+    error: str | None = None
+
+    def to_view(self) -> SagaEntryView:
+        return msgspec.convert(self, SagaEntryView, from_attributes=True)
+
+
+class SimulatedRun:
+    def __init__(
+        self,
+        tasks: TasksByName,
+        flow: CompiledWorkflow,
+        version: int,
+        given: dict[str, Any],
+        now_ms: int,
+        parent: SimulatedRun | None,
+    ) -> None:
+        self.id = RunId(uuid7(now_ms, os.urandom(ENTROPY_BYTES)))
+        self.tasks = tasks
+        self.flow = flow
+        self.version = version
+        self.facts = RunInfo(self.id, flow.spec.name, version, given)
+        self.parent = parent
+        self.root: SimulatedRun = self if parent is None else parent.root
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.now = new_run_status(flow)
+        self.values: dict[int, Any] = {}
+        self.state = RunState.RUNNING
+        self.ends_as: RunState | None = None
+        """How it ends once all that it did is undone."""
+        self.output: Any = None
+        self.timers: dict[tuple[int, int], int] = {}
+        self.undos: list[SimulatedCompensation] = []
+        self.history: list[RunTimelineEntry] = []
+        self.started_ms = now_ms
+        self.ended_ms: int | None = None
+
+    def record(self, happened: HistoryEvent, now_ms: int) -> None:
+        self.history.append(RunTimelineEntry(to_datetime(now_ms), happened))
+
+    def step_started(self, place: int, job: UUID, now_ms: int) -> None:
+        """What a step runs now has an id."""
+        step = self.now.steps[place]
+        step.job = job
+        self.record(HistoryEvent("began", self.flow.steps[place].id, step.attempt, job), now_ms)
+
+    def end(self, state: RunState, now_ms: int) -> None:
+        self.state, self.ended_ms = state, now_ms
+
+    def to_view(self) -> WorkflowRunView:
+        """As a server tells of it."""
+        spec = self.flow.spec
+        return WorkflowRunView(
+            id=self.id,
+            show=spec.show,
+            workflow=spec.name,
+            version=self.version,
+            state=self.state,
+            error=self.now.error or None,
+            started_at=to_datetime(self.started_ms),
+            ended_at=None if self.ended_ms is None else to_datetime(self.ended_ms),
+            input=self.facts.input,
+            output=self.output,
+            parent=None if self.parent is None else self.parent.id,
+            show_id=SIMULATED_SHOW,
+            steps=[self._step_view(place) for place in range(len(self.now.steps))],
+        )
+
+    def _step_view(self, place: int) -> WorkflowStepView:
+        spec, now = self.flow.steps[place].spec, self.now.steps[place]
+        due = next((due for (of, _), due in self.timers.items() if of == place), None)
+        return WorkflowStepView(
+            id=spec.id,
+            type=spec.type,
+            state=now.state,
+            attempt=now.attempt,
+            job=now.job,
+            reason=now.reason,
+            due_at=None if due is None else to_datetime(due),
+            output=self.values.get(place),
+        )
+
+    def saga(self) -> SagaView:
+        left = [each.state for each in self.undos if each.state != "done"]
+        ended = "incomplete" if left else "rolled_back"
+        state = "rolling_back" if self.state is RunState.COMPENSATING else ended if self.ends_as is not None else "open"
+        return SagaView(state, self.now.error or None, [each.to_view() for each in reversed(self.undos)])
+
+
+class SimulatedRuns:
+    """All runs of one rehearsal."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._rehearsal = rehearsal
+        self._versions: dict[tuple[str, str], list[tuple[bytes, CompiledWorkflow]]] = {}
+        self._runs: dict[UUID, SimulatedRun] = {}
+        self._keys: dict[tuple[str, str], SimulatedRun] = {}
+
+    @property
+    def _now_ms(self) -> int:
+        return self._rehearsal.clock.now_ms()
+
+    def declare(self, spec: WorkflowSpec) -> WorkflowDeclareResult:
+        known = self._versions.setdefault((spec.show, spec.name), [])
+        data = encode_workflow(spec)
+        changed = not known or known[-1][0] != data
+        if changed:
+            known.append((data, compile_workflow(decode_workflow(data))))
+        return WorkflowDeclareResult(spec.name, len(known), changed)
+
+    def definition(self, show: str, name: str, version: int = 0) -> tuple[int, CompiledWorkflow]:
+        known = self._versions.get((show, name), [])
+        if not 0 < (version or len(known)) <= len(known):
+            raise NotFound(f"There is no workflow {name!r} in show {show!r} of this test: declare it first.")
+        return version or len(known), known[(version or len(known)) - 1][1]
+
+    def start(
+        self, tasks: TasksByName, show: str, name: str, given: dict[str, Any], version: int, key: str
+    ) -> RunStartResult:
+        number, flow = self.definition(show, name, version)
+        before = self._keys.get((show, key)) if key else None
+        if before is not None:
+            if (before.flow.spec.name, before.facts.input) != (name, flow.inputs(given)):
+                raise IdempotencyConflict(f"The key {key!r} was used for another run, {before.id}.", run=str(before.id))
+            return RunStartResult(before.id, before.version, already=True)
+        run = self._start_run(tasks, flow, number, flow.inputs(given), None)
+        if key:
+            self._keys[show, key] = run
+        return RunStartResult(run.id, number)
+
+    def latest_definitions(self) -> list[tuple[tuple[str, str], int, CompiledWorkflow]]:
+        """Every definition: by show and name, its version, and what it is."""
+        return [(key, len(known), known[-1][1]) for key, known in sorted(self._versions.items())]
+
+    def find(self, run: UUID) -> SimulatedRun:
+        if run not in self._runs:
+            raise NotFound(f"There is no run {run} in this test.", run=str(run))
+        return self._runs[run]
+
+    def all(self) -> list[SimulatedRun]:
+        """The newest first."""
+        return list(reversed(self._runs.values()))
+
+    def deliver(self, run: UUID, news: InboxMessage) -> bool:
+        """What somebody asks of a run; whether it had not ended."""
+        found = self.find(run)
+        if not found.state.ended and found.state is not RunState.COMPENSATING:
+            self._advance(found, [news])
+            return True
+        return not found.state.ended
+
+    def rerun(self, run: UUID, step: str) -> RunStartResult:
+        from rota.workflow.rerun import rerun_from
+
+        old = self.find(run)
+        if not old.state.ended:
+            raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+        undone = {each.step.partition("/")[0] for each in old.undos if each.state == "done"}
+        places = [at for at, each in enumerate(old.flow.steps) if undone & {each.id, str(old.now.steps[at].job)}]
+        now, kept = rerun_from(old.flow, deepcopy(old.now), step, places)
+        again = SimulatedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
+        again.now, again.values = now, {place: value for place, value in old.values.items() if place in kept}
+        names = {name for at in kept for name in (old.flow.steps[at].id, str(old.now.steps[at].job))}
+        again.undos = [each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names]
+        old.undos = [each for each in old.undos if each not in again.undos]
+        self._runs[again.id] = again
+        self._advance(again, [RunBegan()])
+        return RunStartResult(again.id, again.version)
+
+    def roll_back(self, run: UUID) -> int:
+        found = self.find(run)
+        if not found.state.ended:
+            raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
+        if not found.undos:
+            raise Refused(f"The run {run} has nothing to undo: it succeeded, or no job that did has a compensation.")
+        left = [each for each in found.undos if each.state != "done"]
+        for each in left:
+            each.attempt += each.state != "pending"
+            each.state = "pending"
+        if left:
+            found.ends_as, found.state = found.state, RunState.COMPENSATING
+        return len(left)
+
+    def decide(self, run: UUID, step: str, *, by: str, agrees: bool, reason: str) -> None:
+        """What people say of a step that waits for them."""
+        found = self.find(run)
+        place = found.flow.index_of(step)
+        now = found.now.steps[place]
+        if now.state is not StepState.RUNNING or now.job is None or found.flow.steps[place].spec.type != "approval":
+            raise InvalidInput(f"Step {step} of run {run} does not wait for an approval: it is {now.state}.")
+        at = to_datetime(self._now_ms)
+        if agrees:
+            value = _unpack(msgspec.msgpack.encode(ApprovalOutput([by], at, [ApprovingVote(by, at, reason)])))
+            self._advance(found, [ApprovalDecided(now.job, ApprovalState.GRANTED, value)])
+        else:
+            told = f"Rejected by {by}{f': {reason}' if reason else ''}."
+            self._advance(found, [ApprovalDecided(now.job, ApprovalState.REJECTED, error=told)])
+
+    def advance_all(self) -> bool:
+        """Take up what has happened to runs; whether anything had."""
+        changed = False
+        for run in list(self._runs.values()):
+            if news := self._pending_inbox(run):
+                self._advance(run, news)
+                changed = True
+            if run.state is RunState.COMPENSATING:
+                changed |= self._continue_rollback(run)
+        return changed
+
+    def _start_run(
+        self,
+        tasks: TasksByName,
+        flow: CompiledWorkflow,
+        version: int,
+        given: dict[str, Any],
+        parent: SimulatedRun | None,
+    ) -> SimulatedRun:
+        run = SimulatedRun(tasks, flow, version, given, self._now_ms, parent)
+        self._runs[run.id] = run
+        self._advance(run, [RunBegan()])
+        return run
+
+    def _pending_inbox(self, run: SimulatedRun) -> list[InboxMessage]:
+        if run.state.ended:
+            return []
+        heard: list[InboxMessage] = []
+        for place, step in enumerate(run.now.steps):
+            if step.job is None or step.state not in (StepState.RUNNING, StepState.STOPPING):
+                continue
+            job, child = self._rehearsal.known(JobId(step.job)), self._runs.get(step.job)
+            if job is not None and job.state.terminal:
+                heard.append(_job_ended_message(job, is_each=run.flow.steps[place].spec.for_each is not None))
+            elif child is not None and child.state.ended:
+                heard.append(ChildRunEnded(child.id, child.state, child.output, child.now.error, child.now.trigger))
+        for key in [key for key, due in run.timers.items() if due <= self._now_ms]:
+            del run.timers[key]
+            heard.append(TimerFired(*key))
+        return heard
+
+    def _advance(self, run: SimulatedRun, news: Sequence[InboxMessage]) -> None:
+        before = deepcopy((run.now, run.values))
+        refused: dict[int, str] = {}
+        while True:  # every round refuses a step more
+            state, moves = advance(run.flow, run.now, run.facts, run.values, news, self._now_ms, refused)
+            if not (wrong := self._unstartable_children(run, moves)):
+                break
+            refused |= wrong
+            run.now, run.values = deepcopy(before)
+        run.state = state
+        self._apply_transition(run, moves)
+        if state.ended:
+            self._end(run, state, moves)
+
+    def _unstartable_children(self, run: SimulatedRun, moves: Transition) -> dict[int, str]:
+        """Workflows that cannot be started by steps, and why."""
+        wrong: dict[int, str] = {}
+        for child in moves.children:
+            try:
+                if run.depth >= RUN_DEPTH_MAX:
+                    raise NotFound(f"Runs inside runs are {RUN_DEPTH_MAX} deep: does {child.workflow} start itself?")
+                self.definition(run.flow.spec.show, child.workflow)[1].inputs(child.input)
+            except InvalidInput as refused:
+                wrong[child.place] = refused.sentence
+        return wrong
+
+    def _apply_transition(self, run: SimulatedRun, moves: Transition) -> None:
+        now_ms = self._now_ms
+        for happened in moves.happened:
+            run.record(happened, now_ms)
+        run.timers |= {(timer.place, timer.attempt): timer.due_ms for timer in moves.timers}
+        for key in moves.untimed:
+            run.timers.pop(key, None)
+        for undo in moves.undos:
+            run.root.undos.append(self._compensation_for(run, undo))
+        for start in moves.starts:
+            run.step_started(start.place, self._rehearsal.play(run.tasks, start.plan), now_ms)
+        for ask in moves.asks:
+            run.step_started(ask.place, uuid4(), now_ms)
+        for child in moves.children:
+            version, flow = self.definition(run.flow.spec.show, child.workflow)
+            begun = self._start_run(run.tasks, flow, version, flow.inputs(child.input), run)
+            run.step_started(child.place, begun.id, now_ms)
+        for job in moves.stops:
+            self._rehearsal.cancel(JobId(job))
+        for inner in moves.stop_runs:
+            self.deliver(inner, CancelRun())
+
+    def _end(self, run: SimulatedRun, state: RunState, moves: Transition) -> None:
+        run.output = moves.output
+        if run.depth == 0 and state is RunState.SUCCEEDED:
+            run.undos.clear()
+        if run.depth == 0 and run.flow.spec.rolls_back_on(run.now.trigger) and run.undos:
+            run.ends_as, run.state = state, RunState.COMPENSATING
+        else:
+            run.end(state, self._now_ms)
+
+    def _compensation_for(self, run: SimulatedRun, undo: RecordCompensation) -> SimulatedCompensation:
+        step, job = run.flow.steps[undo.place], self._rehearsal.find(JobId(undo.job)).to_view()
+        name = step.id if run.depth == 0 else f"{run.id}/{step.id}"
+        by = compensation.step_compensation(step, undo)
+        return SimulatedCompensation(
+            undo.job, name, compensation.compensation_submission(origin_of(job), by, str(run.root.id))
+        )
+
+    def _continue_rollback(self, run: SimulatedRun) -> bool:
+        """The next thing to undo, once the one before has ended; whether anything changed."""
+        running = next((each for each in run.undos if each.state == "running"), None)
+        if running is not None:
+            assert running.undo is not None
+            job = self._rehearsal.find(running.undo)
+            if not job.state.terminal:
+                return False
+            good = job.state is JobState.SUCCEEDED
+            running.state, running.error = ("done", None) if good else ("failed", _error(job))
+        following = next((each for each in reversed(run.undos) if each.state == "pending"), None)
+        if following is None:
+            assert run.ends_as is not None, "it was ended before anything was undone"
+            run.end(run.ends_as, self._now_ms)
+            return True
+        again = following.attempt > 1
+        submission = (
+            compensation.with_retry_key(following.submission, following.attempt) if again else following.submission
+        )
+        following.state, following.undo = (
+            "running",
+            self._rehearsal.play(run.tasks, compensation.validate_compensation(submission)),
+        )
+        return True
+
+
+def _job_ended_message(job: SimulatedJob, *, is_each: bool) -> JobEnded:
+    values: list[Any] = [None] * job.plan.layers[0].frames.count
+    for each in job.results:
+        if each.state is FrameState.SUCCEEDED and each.value is not None:
+            values[each.place] = _unpack(each.value)
+    fatal = any(each.code in FATAL_CODES for each in job.results)
+    if not is_each:
+        return JobEnded(job.id, job.state, values[0], _error(job), fatal)
+    failed = next((each.place for each in job.results if each.state is not FrameState.SUCCEEDED), None)
+    error = _error(job) if failed is None else f"Item {failed}: {_error(job)}"
+    partly = job.state is not JobState.SUCCEEDED and FrameState.SUCCEEDED in job.ended[0]
+    return JobEnded(job.id, job.state, values, error, fatal, mapped=True, partly=partly)
+
+
+def _error(job: SimulatedJob) -> str:
+    failed = (each for each in job.results if each.state is not FrameState.SUCCEEDED)
+    return next((each.error or each.code for each in failed), job.reason or "")

@@ -1,0 +1,60 @@
+"""Runs of a worker's agents, told as events. Agents need no NATS: while it is away events wait, then some are dropped.
+
+A worker that dies takes with it what it had not published, some milliseconds of events. Runs that it had begun are told
+as lost by whoever takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rota.engine.events.publisher import EventPublisher
+from rota.infra.nats import Bus, BusMessage, NatsTarget, PublishReceipt, StreamSpec
+from rota.infra.nats.topology import events_stream
+from rota.infra.service import Lifecycle
+from rota.model.errors import NatsUnavailable, RotaError
+from rota.model.settings.servers import NatsSettings
+
+
+class LazyBus:
+    """A connection that is made when there is something to publish, and again if that failed."""
+
+    def __init__(self, target: NatsTarget, streams: Sequence[StreamSpec]) -> None:
+        self._target = target
+        self._streams = streams
+        self._bus: Bus | None = None
+
+    async def publish_many(self, messages: Sequence[BusMessage], /) -> Sequence[PublishReceipt]:
+        try:
+            bus = self._bus or await self._connect()
+        except RotaError as error:
+            raise NatsUnavailable(error.sentence) from error
+        return await bus.publish_many(messages)
+
+    async def _connect(self) -> Bus:
+        bus = await Bus.connect(self._target)
+        try:
+            await bus.ensure(self._streams)
+        except BaseException:
+            await bus.close()
+            raise
+        self._bus = bus
+        return bus
+
+    async def close(self) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+
+
+class AgentEvents:
+    """`Service("agent_events", AgentEvents(...).run)`, before the service of agents, so that it outlives it."""
+
+    def __init__(self, target: NatsTarget, wanted: NatsSettings) -> None:
+        self._bus = LazyBus(target, [events_stream(wanted)])
+        self.teller = EventPublisher(None, self._bus)
+
+    async def run(self, life: Lifecycle) -> None:
+        try:
+            await self.teller.run(life)
+        finally:
+            await self._bus.close()

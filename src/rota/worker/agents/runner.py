@@ -1,0 +1,89 @@
+"""The agents of an app, run by its worker: async bodies on the loop, sync ones in processes, jobs as submissions.
+
+Unlike frames, agents need PostgreSQL and Redis: who may run is decided there. While either is away the service waits,
+and frames go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rota.agents.events import PublishEvent
+from rota.agents.job_agents import submitting_body
+from rota.agents.registry import DeclaredAgent
+from rota.agents.running import AgentBody
+from rota.agents.scheduler import AgentScheduler
+from rota.engine.submission.submitter import Submitter
+from rota.infra.lease import Leases
+from rota.infra.postgres import Database, PostgresTarget, check_current
+from rota.infra.redis import RedisTarget, check_server, connect
+from rota.infra.service import Lifecycle
+from rota.model.failure_classes import ClassifyHook
+from rota.model.settings import Settings
+from rota.sdk.agent import AgentDefinition
+from rota.worker.agents.process_pool import AgentProcessPool
+
+
+class WorkerAgents:
+    """`Service("agents", WorkerAgents(...).run)`. `submitter` makes what agents that submit a job need."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        agents: dict[str, AgentDefinition],
+        app: str,
+        folder: Path,
+        postgres: PostgresTarget,
+        redis: RedisTarget,
+        submitter: Callable[[Database], Submitter],
+        owner: str | None = None,
+        hook: ClassifyHook | None = None,
+        tell: PublishEvent | None = None,
+    ) -> None:
+        self._settings = settings
+        self._declared = agents
+        self._app = app
+        self._folder = folder
+        self._postgres = postgres
+        self._redis = redis
+        self._submitter = submitter
+        self._owner = owner
+        self._hook = hook
+        self._tell = tell
+        self.agents: AgentScheduler | None = None
+
+    async def run(self, life: Lifecycle) -> None:
+        async with AsyncExitStack() as closing:
+            database = await Database.open(self._postgres)
+            closing.push_async_callback(database.close)
+            await check_current(database)
+            redis = connect(self._redis)
+            closing.push_async_callback(redis.aclose)
+            await check_server(redis)
+            processes = AgentProcessPool(self._app, self._folder, self._lease_until)
+            closing.push_async_callback(processes.close)
+            submitter = self._submitter(database)
+            bodies = [
+                DeclaredAgent(each.spec, _agent_function(each, processes, submitter))
+                for each in self._declared.values()
+            ]
+
+            async def declared() -> list[DeclaredAgent]:
+                return bodies
+
+            leases = Leases(database, self._owner)
+            self.agents = AgentScheduler(
+                self._settings, database, redis, declared, leases=leases, hook=self._hook, tell=self._tell
+            )
+            await self.agents.run(life)
+
+    def _lease_until(self) -> float:
+        return self.agents.lease_until() if self.agents is not None else 0.0
+
+
+def _agent_function(agent: AgentDefinition, processes: AgentProcessPool, submitter: Submitter) -> AgentBody:
+    if agent.spec.job is not None:
+        return submitting_body(submitter, agent.spec)
+    return agent.call if agent.is_async else processes.run_agent

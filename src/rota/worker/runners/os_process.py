@@ -1,0 +1,164 @@
+"""A process of ours with a session of its own: what it writes is read, its end is noticed, nothing of it stays behind.
+
+Invariants: when it ends, whatever is left of its process group is killed before its pid can mean somebody else; what it
+wrote before its end has been handed over when `ended` is set. It dies with the thread that started it, so that must be
+the one that lives longest. Whoever leaves the group (a daemon that makes a session of its own) is not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+POLL_INTERVAL_S: Final = 0.02
+READ_BYTES: Final = 256 * 1024
+DRAIN_READS_MAX: Final = 64
+"""Pipes hold a megabyte at most; one that is refilled all the time by somebody who left the group is cut off."""
+
+DataCallback = Callable[[bytes], object]
+
+
+class DescriptorReader:
+    """Hands on what comes out of a descriptor, which it owns."""
+
+    def __init__(self, descriptor: int, feed: DataCallback) -> None:
+        self._descriptor = descriptor
+        self._feed = feed
+        self._open = True
+        os.set_blocking(descriptor, False)
+        asyncio.get_running_loop().add_reader(descriptor, self._read)
+
+    def drain(self) -> None:
+        """Hand over what is there by now."""
+        for _ in range(DRAIN_READS_MAX):
+            if not self._open or not self._read():
+                break
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._feed(data)
+        else:
+            self.close()
+        return bool(data)
+
+
+class OsProcess:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdout: DataCallback,
+        stderr: DataCallback,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """OSError or ValueError when it cannot be started."""
+        assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
+        self.ended = asyncio.Event()
+        self._child = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+            bufsize=0,
+            start_new_session=True,
+        )
+        pipes = zip((self._child.stdout, self._child.stderr), (stdout, stderr), strict=True)
+        self._readers = [DescriptorReader(_detach_descriptor(pipe), feed) for pipe, feed in pipes]
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._child.pid) if hasattr(os, "pidfd_open") else None
+        if self._pidfd is not None:
+            self._loop.add_reader(self._pidfd, self._reap)
+        else:
+            self._loop.call_later(POLL_INTERVAL_S, self._poll)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, or a negative signal; None while it runs."""
+        return self._child.returncode
+
+    def signal(self, number: signal.Signals, *, group: bool = True) -> None:
+        if self.status is None:
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if group else os.kill)(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Hand over what it has written by now."""
+        for reader in self._readers:
+            reader.drain()
+
+    async def kill_and_wait(self, timeout_s: float) -> None:
+        """Kill it and wait; a process that the kernel cannot end is left to it."""
+        self.kill()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.ended.wait()
+
+    def _poll(self) -> None:
+        """On systems that tell of a child's end in no other way."""
+        if self._child.poll() is None:
+            self._loop.call_later(POLL_INTERVAL_S, self._poll)
+        else:
+            self._reap()
+
+    def _reap(self) -> None:
+        # Still a zombie, so that its pid and group are its own.
+        self.kill()
+        self._child.wait()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        for reader in self._readers:
+            reader.drain()
+            reader.close()
+        self.ended.set()
+
+
+def _detach_descriptor(pipe: object) -> int:
+    """The descriptor of a pipe that `subprocess` would close by itself."""
+    assert isinstance(pipe, io.FileIO), "unbuffered pipes are plain files"
+    descriptor = os.dup(pipe.fileno())
+    pipe.close()
+    return descriptor
+
+
+def describe_exit(status: int) -> tuple[str, str]:
+    """A code and a sentence for a process that did not end well."""
+    if status >= 0:
+        return "exit_status", f"It ended with exit status {status}."
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return "signal", f"It was ended by {name}."

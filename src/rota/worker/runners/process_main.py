@@ -1,0 +1,186 @@
+"""A process that runs sync tasks, one frame at a time, until its worker is gone: `python -m rota.worker.runners.process_main`.
+
+It finds the app by itself, as the worker did. Nothing that a task does reaches further than this process: the worker
+kills it, with everything it has started, when a frame must end, and begins another one.
+
+A frame is asked to stop by SIGTERM, which only sets `Context.cancelled`. What it prints is the frame's log. A task that
+forks and comes back as the child is ended on the spot, since it would answer a second time.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rota.infra.telemetry import tracing
+from rota.model.errors import RotaError
+from rota.model.protocol import AttemptResult, AttemptStatus
+from rota.sdk import load_app
+from rota.sdk.app import Rota
+from rota.sdk.context import CURRENT_CONTEXT, Context
+from rota.worker import outcomes
+from rota.worker.runners.command_launcher import die_with_parent
+from rota.worker.runners.environment import frame_variables
+from rota.worker.runners.ipc import (
+    LENGTH_BYTES,
+    TASK_REQUEST_DECODER,
+    TaskProcessArtifact,
+    TaskProcessLogLine,
+    TaskProcessProgress,
+    TaskProcessReady,
+    TaskProcessRequest,
+    TaskProcessResult,
+    pack_task_message,
+)
+
+PROGRESS_INTERVAL_S: Final = 0.05
+
+
+class TaskProcessChannel:
+    """The way to the worker and back; the ear of the frame."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self._socket = ours
+        self._told_at = 0.0
+        self.place: Path | None = None
+        """Where the directory of the frame is to be that runs."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._socket.sendall(pack_task_message(message))
+
+    def receive(self) -> TaskProcessRequest | None:
+        """None when the worker is gone."""
+        size = self._read_exactly(LENGTH_BYTES)
+        data = self._read_exactly(int.from_bytes(size, "big")) if size else b""
+        return TASK_REQUEST_DECODER.decode(data) if data else None
+
+    def progress(self, token: int, percent: float, word: str) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_INTERVAL_S or percent >= 100:
+            self._told_at = now
+            self.send(TaskProcessProgress(token, percent, word))
+
+    def log(self, token: int, line: str) -> None:
+        self.send(TaskProcessLogLine(token, line.encode(errors="replace").decode()))
+
+    def folder(self, token: int) -> Path:
+        """Told before it is made, so that whatever happens to us it is removed."""
+        assert self.place is not None, "a frame runs"
+        if not self.place.is_dir():
+            self.send(TaskProcessArtifact(token))
+            self.place.mkdir(parents=True, exist_ok=True)
+        return self.place
+
+    def add_artifact(self, token: int, path: Path, name: str) -> None:
+        self.send(TaskProcessArtifact(token, str(path), name))
+
+    def _read_exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(min(size - len(parts), 1 << 20))
+            if not part:
+                return b""
+            parts += part
+        return bytes(parts)
+
+
+class TaskProcessExecutor:
+    def __init__(self, app: Rota, line: TaskProcessChannel, folder: Path) -> None:
+        self._app = app
+        self._line = line
+        self._folder = folder
+        self._pid = os.getpid()
+        self._context: Context | None = None
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def run(self, call: TaskProcessRequest) -> TaskProcessResult:
+        """How it ended; never raises."""
+        self._line.place = Path(call.folder)
+        self._context = Context(call, call.frame, call.token, self._line, call.gpus)
+        with _frame_environment(call, self._folder):
+            end = contextvars.copy_context().run(self._call_task, call, self._context)
+        self._context = None
+        if os.getpid() != self._pid:
+            os._exit(0)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # the task may have closed or replaced them
+                stream.flush()
+        return TaskProcessResult(call.token, end.status, end.value, end.code, end.error, end.after_s)
+
+    def _call_task(self, call: TaskProcessRequest, context: Context) -> AttemptResult:
+        CURRENT_CONTEXT.set(context)
+        if call.trace:
+            tracing.attach(call.trace)
+        task = self._app.tasks[call.task]
+        function = task.function
+        try:
+            given = outcomes.decode_input(call.input, task.signature)
+            task.signature.check(tuple(given.args), given.kwargs)
+        except (msgspec.DecodeError, TypeError) as error:
+            return outcomes.bad_input_end(call.token, error)
+        try:
+            value = function(*given.args, **given.kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is the frame's end, not ours
+            if not isinstance(error, outcomes.INTENTIONAL_EXCEPTIONS):
+                traceback.print_exc()
+            return outcomes.failure_end(call.token, error, call.env)
+        try:
+            return AttemptResult(
+                call.token, AttemptStatus.SUCCEEDED, None if value is None else outcomes.encode_result(value)
+            )
+        except outcomes.UnencodableResult as error:
+            return outcomes.unencodable_end(call.token, error)
+
+    def _on_sigterm(self, _number: int, _frame: object) -> None:
+        if self._context is not None:
+            self._context.cancelled = True
+
+
+@contextmanager
+def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]:
+    """The frame's own environment, and the directory and environment as they were for the next one."""
+    before = dict(os.environ)
+    os.environ.update(call.env)
+    os.environ.update(frame_variables(call.job, call.layer, call.frame, call.attempt, call.gpus, call.trace))
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        with suppress(OSError):
+            os.chdir(folder)
+
+
+def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    line = TaskProcessChannel(socket.socket(fileno=descriptor))
+    try:
+        frames = TaskProcessExecutor(load_app.load(spec, folder), line, folder)
+    except RotaError as error:
+        line.send(TaskProcessReady(error.sentence))
+        return
+    line.send(TaskProcessReady())
+    while (call := line.receive()) is not None:
+        line.send(frames.run(call))
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError):  # the worker is gone
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    # Threads that a task has left behind must not keep the process.
+    os._exit(0)

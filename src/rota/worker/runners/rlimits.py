@@ -1,0 +1,54 @@
+"""Limits of a command: as its launcher sets them, and how an end is told that they may have caused. No I/O."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Final
+
+from rota.model.jobs.work import ProcessLimits, Work
+from rota.model.units import Mebibytes, format_memory
+from rota.worker.runners.os_process import describe_exit
+
+MIB: Final = 1024 * 1024
+SHELL_SIGNAL_BASE: Final = 128
+"""A shell ends with this and the number of the signal that ended its last command."""
+
+
+class CommandRlimits:
+    """What each process of one command is held to."""
+
+    def __init__(self, work: Work, most: ProcessLimits) -> None:
+        self.limits = work.limits.within(most)
+        self.memory_mb = work.memory_mb
+
+    @property
+    def launcher_argument(self) -> str:
+        """For command_launcher.py: seconds of CPU, bytes of data, of address space, open files, bytes of a file."""
+        limits = self.limits
+        given = (limits.cpu_s, self.memory_mb * MIB, limits.address_mb * MIB, limits.open_files, limits.file_mb * MIB)
+        return ",".join(map(str, given))
+
+    def describe_exit(self, status: int) -> tuple[str, str]:
+        """A code and a sentence for a command that did not end well."""
+        number = -status if status < 0 else status - SHELL_SIGNAL_BASE
+        if number == signal.SIGXCPU and self.limits.cpu_s:
+            return "cpu_limit", f"It used more than the {self.limits.cpu_s} s of CPU time that a process of it may."
+        if number == signal.SIGXFSZ and self.limits.file_mb:
+            return "file_limit", f"It wrote a file of more than {format_memory(Mebibytes(self.limits.file_mb))}."
+        code, sentence = describe_exit(status)
+        told = ", ".join(self._limit_texts())
+        return code, f"{sentence} A process of it may use {told}." if told else sentence
+
+    def _limit_texts(self) -> Iterator[str]:
+        """All of them: a program runs into most with an error of its own, which only it can tell."""
+        if self.limits.cpu_s:
+            yield f"{self.limits.cpu_s} s of CPU time"
+        if self.memory_mb:
+            yield f"{format_memory(Mebibytes(self.memory_mb))} of memory"
+        if self.limits.address_mb:
+            yield f"{format_memory(Mebibytes(self.limits.address_mb))} of address space"
+        if self.limits.open_files:
+            yield f"{self.limits.open_files} open files"
+        if self.limits.file_mb:
+            yield f"files of {format_memory(Mebibytes(self.limits.file_mb))}"

@@ -1,0 +1,132 @@
+"""The one replica that keeps what Redis shows of workflows in line with PostgreSQL, under a fenced lease.
+
+Every `workflow.delay.poll_interval` it adds what Redis lacks: all of it after Redis was emptied (its own key is gone
+then), otherwise the next part, and a larger one while there are fewer timers than rows. Every
+`workflow.delay.cleanup_interval` it removes what has no row, and nothing else: however long overdue a timer is, it is
+there until it has fired. Parts are small, so that nobody waits behind them. A leader that was paused and goes on writes
+what was true then; the next pass mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+from uuid import UUID
+
+import structlog
+from redis.exceptions import RedisError
+
+from rota.infra import failpoints
+from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.postgres.failures import FAILURES
+from rota.infra.redis import RedisKeys, translate_errors
+from rota.infra.service import Lifecycle
+from rota.infra.telemetry import metrics
+from rota.model.errors import LeaseLost, PostgresUnavailable, RotaError, StaleFence
+from rota.model.settings.lifecycle import DelayTimersSettings
+from rota.workflow.redis_mirror.sagas import SagaMirror
+from rota.workflow.redis_mirror.timers import START_CURSOR, TimerMirror
+from rota.workflow.sagas import Sagas
+
+LEASE: Final = "rota:wf:delay:poller"
+PAGES_MAX: Final = 100_000
+CATCH_UP_PAGES_MAX: Final = 20
+"""Of one pass when timers are missing; the next goes on."""
+
+log = structlog.get_logger(__name__)
+ADDED = metrics.counter("rota_workflow_timers_added", "Timers that their index in Redis lacked.")
+REMOVED = metrics.counter("rota_workflow_view_removed", "What Redis showed and was over, by view.", labels=("view",))
+PASS_FAILURES = metrics.counter("rota_workflow_poll_failures", "Passes of the poller that failed.", labels=("reason",))
+
+
+class MirrorReconciler:
+    def __init__(
+        self,
+        leases: Leases,
+        timers: TimerMirror,
+        mirror: SagaMirror,
+        sagas: Sagas,
+        wanted: DelayTimersSettings | None = None,
+        keys: RedisKeys | None = None,
+    ) -> None:
+        self.timers = timers
+        self.mirror = mirror
+        self.sagas = sagas
+        self.wanted = wanted or DelayTimersSettings()
+        self._clock = leases.clock
+        self._key = (keys or RedisKeys()).workflow_poller()
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="workflow_poller", ttl_s=self.wanted.lock_ttl)
+        self._timer = START_CURSOR
+        self._saga = 0
+
+    async def run(self, life: Lifecycle) -> None:
+        life.ready()
+        await self._leadership.serve(life)
+
+    async def lead(self, lease: Lease) -> None:
+        """Until cancelled."""
+        clean_at = self._clock.monotonic() + self.wanted.cleanup_interval
+        try:
+            while True:
+                await self._run_step(self.fill, lease)
+                if self._clock.monotonic() >= clean_at:
+                    await self._run_step(self.clean, lease)
+                    clean_at = self._clock.monotonic() + self.wanted.cleanup_interval
+                await self._clock.sleep(self.wanted.poll_interval)
+        finally:
+            self.sagas.set_active_gauge(0)
+
+    async def fill(self, lease: Lease) -> None:
+        """Have Redis show what it lacks."""
+        await self.sagas.update_active_gauge()
+        with translate_errors(self.timers.client):
+            was_emptied = not await self.timers.client.exists(self._key)
+        parts = PAGES_MAX if was_emptied else CATCH_UP_PAGES_MAX if await self.timers.is_incomplete() else 1
+        await self._fill_timers(START_CURSOR if was_emptied else self._timer, parts)
+        await self._fill_sagas(0 if was_emptied else self._saga, PAGES_MAX if was_emptied else 1)
+        await self.mirror.publish_rolling_back()
+        await self._write_leader_key(lease)
+
+    async def clean(self, _lease: Lease) -> None:
+        """Remove what Redis shows and is over."""
+        for view, each in (("timers", self.timers.clean), ("sagas", self.mirror.clean)):
+            cursor = 0
+            for _ in range(PAGES_MAX):
+                gone, cursor = await each(cursor)
+                REMOVED.labels(view).inc(gone)
+                if cursor == 0:
+                    break
+
+    async def _write_leader_key(self, lease: Lease) -> None:
+        """That all was shown at some time, and who sees to it; for as long as somebody does."""
+        kept_s = max(self.wanted.lock_ttl, 3 * self.wanted.poll_interval)
+        failpoints.hit("lock.before_poller_word")
+        with translate_errors(self.timers.client):
+            await self.timers.client.set(self._key, lease.fence, px=round(kept_s * 1000))
+        failpoints.after_send("lock.poller_word")
+
+    async def _fill_timers(self, after: tuple[UUID, int, int], parts: int) -> None:
+        self._timer = after
+        for _ in range(parts):
+            added, self._timer = await self.timers.fill(self._timer)
+            ADDED.inc(added)
+            if self._timer == START_CURSOR:
+                return
+
+    async def _fill_sagas(self, after: int, parts: int) -> None:
+        self._saga = after
+        for _ in range(parts):
+            self._saga = await self.mirror.fill(self._saga)
+            if self._saga == 0:
+                return
+
+    async def _run_step(self, step: Callable[[Lease], Awaitable[None]], lease: Lease) -> None:
+        """Whatever is wrong with Redis, and whoever else uses its keys: what it shows nobody needs."""
+        try:
+            await step(lease)
+        except (PostgresUnavailable, LeaseLost, StaleFence):
+            raise
+        except (RotaError, RedisError, OSError, *FAILURES) as error:
+            reason = error.code if isinstance(error, RotaError) else type(error).__name__
+            PASS_FAILURES.labels(reason).inc()
+            log.warning("view_not_kept", step=getattr(step, "__name__", "step"), reason=reason)

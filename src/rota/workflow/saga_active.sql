@@ -1,2 +1,0 @@
--- How many sagas roll back.
-SELECT count(*) FROM rota.saga WHERE state = 'rolling_back'

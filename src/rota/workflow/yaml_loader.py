@@ -1,0 +1,66 @@
+"""A workflow from YAML or JSON, the same model as in Python; what is wrong is told as `file:line: sentence.`
+
+name: trip
+show: travel
+inputs: {city: {required: true}}
+steps:
+  - {id: flight, task: book_flight, input: {to: "${input.city}"}, compensate: {topic: undo, task: cancel_flight}}
+  - {id: hotel, task: book_hotel, depends_on: [flight]}
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rota.infra.yaml_reader import MappingNode, YamlNode, YamlReader, parse_yaml, read_text
+from rota.model.errors import InvalidInput
+from rota.model.workflows.compiler import compile_workflow
+from rota.model.workflows.spec import WorkflowSpec
+
+_PATH = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_STEP: Final = re.compile(r"\b[Ss]teps? ([A-Za-z][\w-]*)")
+_FIELD: Final = re.compile(r"unknown field `(\w+)`")
+
+
+def read(path: Path) -> WorkflowSpec:
+    """The definition in a file, checked."""
+    return parse(read_text(path), str(path))
+
+
+def parse(text: str, source: str = "workflow") -> WorkflowSpec:
+    """The definition in a text, checked; InvalidInput with the line of the first thing that is wrong."""
+    node = parse_yaml(text, source)
+    reader = YamlReader(source)
+    if not isinstance(node, MappingNode):
+        raise InvalidInput(f"{source}:1: a workflow is a mapping with a name and steps: write both.")
+    try:
+        spec = msgspec.convert(reader.to_builtins(node), WorkflowSpec)
+    except msgspec.ValidationError as wrong:
+        raise reader.error(*_locate_error(reader, node, str(wrong))) from None
+    try:
+        compile_workflow(spec)
+    except InvalidInput as wrong:
+        raise reader.error(_step_node(reader, node, spec, wrong.sentence), wrong.sentence.rstrip(".")) from wrong
+    return spec
+
+
+def _locate_error(reader: YamlReader, node: YamlNode, told: str) -> tuple[YamlNode, str]:
+    """What msgspec says, with the place that it names."""
+    sentence, _, place = told.partition(" - at `$")
+    path = [int(number) if number.isdigit() else word for word, number in _PATH.findall(place)]
+    at = reader.node_at(node, path)
+    named = _FIELD.search(sentence)
+    if named is not None and isinstance(at, MappingNode):
+        at = reader.key_node(at, named[1])
+    return at, f"{sentence[:1].lower()}{sentence[1:]}".rstrip(".")
+
+
+def _step_node(reader: YamlReader, node: YamlNode, spec: WorkflowSpec, sentence: str) -> YamlNode:
+    """The step that a sentence is about."""
+    places = {step.id: at for at, step in enumerate(spec.steps)}
+    found = [places[name] for name in _STEP.findall(sentence) if name in places]
+    return reader.node_at(node, ["steps", found[0]]) if found else node

@@ -1,0 +1,315 @@
+"""Every command once in text and once in JSON, on a farm that runs; what is for programs is held against its type."""
+
+import json
+import re
+import sys
+
+import msgspec
+import pytest
+import typer
+
+from rota import runtime
+from rota.cli.main import app
+from rota.engine.admission.policy_queries import JobPolicyExplanation, PolicySimulation
+from rota.model.policy.decision import PolicyEffect, Remediation
+from rota.policy import policy_tests
+from rota.policy.lint import PolicyLintReport
+from tests.acceptance import answers as a
+from tests.support.agents import HOUR_MS, Pod, Seen, every, history
+from tests.support.commands import Terminal
+from tests.support.kernels import TABLE, Table, word
+from tests.support.outputs import an_output
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, hanging
+from tests.support.waiting import until
+
+ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
+"""Those that have a process, or an API, and a test of their own."""
+FAILED = sql("SELECT count(*) FROM rota.done_entries")
+LOGGED = sql("SELECT count(*) FROM rota.frame_log")
+RUN_ENDED = sql("SELECT ts_ended IS NOT NULL FROM rota.workflow_run WHERE pk_run = $1::uuid")
+PEOPLE = sql("SELECT count(*) = 4 FROM rota.approval")
+
+# Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
+BOOKS = [
+    ("config show", "config show", list[a.Setting]),
+    ("db status", "db status", list[a.MigrationStatus]),
+    ("db migrate --dry-run", "db migrate --dry-run", a.Migrated),
+    ("show create duck", "show create swan --managed", a.Change),
+    ("show rename duck drake", "show rename drake duck", a.Change),
+    ("show set duck --max-jobs 5", "show set duck --max-jobs 6", a.Change),
+    ("show set-managed duck true", "show set-managed duck false", a.Change),
+    ("pool create gpu", "pool create spare", a.Change),
+    ("pool rename spare extra", "pool rename extra spare", a.Change),
+    ("sub create duck gpu --size 1 --burst 150%", "sub create swan gpu --size 1 --burst 2", a.Change),
+    ("sub set duck gpu --burst 3", "sub set swan gpu --gpu-burst 4", a.Change),
+    ("folder create duck shots", "folder create duck assets --max-cores 2", a.Change),
+    ("folder set duck shots --max-cores 8", "folder set duck shots --max-gpus 8", a.Change),
+    ("folder rename duck assets props", "folder rename duck props assets", a.Change),
+    ("dept create fx", "dept create comp", a.Change),
+    ("dept rename comp roto", "dept rename roto comp", a.Change),
+    ("dept add duck fx", "dept add duck comp --min-cores 1", a.Change),
+    ("dept set duck fx --max-cores 8", "dept set duck fx --max-gpus 1", a.Change),
+    ("show list", "show list", list[a.ShowLine]),
+    ("show info duck", "show info duck", a.ShowInfo),
+    ("pool list", "pool list", list[a.Pool]),
+    ("sub list duck", "sub list duck", list[a.Share]),
+    ("folder list duck", "folder list duck", list[a.Caps]),
+    ("dept list", "dept list", list[a.Dept]),
+    ("dept list duck", "dept list duck", list[a.Caps]),
+    ("dept remove duck fx", "dept remove duck comp", a.Change),
+    ("dept delete fx", "dept delete comp", a.Change),
+    ("folder delete duck shots", "folder delete duck assets", a.Change),
+    ("sub delete duck gpu", "sub delete swan gpu", a.Change),
+    ("pool delete gpu", "pool delete spare", a.Change),
+    ("show delete duck", "show delete swan", a.Change),
+]
+AROUND = [
+    ("pool topics", "pool topics", list[a.Topic]),
+    ("pool map * local", "pool map more local", a.Mapped),
+    ("pool drain local", "pool drain local", a.PoolStatus),
+    ("pool activate local", "pool activate local", a.PoolStatus),
+    ("pool unmap more", "pool unmap *", a.Unmapped),
+    ("keys create ann --role viewer", "keys create bob --role submitter --show default", a.NewKey),
+    ("keys list", "keys list", list[a.Key]),
+    ("keys revoke ann", "keys revoke bob", a.RevokedKey),
+    ("workers", "workers", list[a.Worker]),
+    ("submit noop --dry-run", "submit noop --dry-run", a.DryRun),
+    ("submit noop --key one", "submit noop --key one", a.Submitted),
+]
+RUNNING = [
+    ("jobs", "jobs", list[a.JobLine]),
+    ("job show {hang}", "job show {hang}", a.Job),
+    ("explain {hang}", "explain {hang}", a.JobExplanation),
+    ("job set default {hang} --max-cores 4", "job set default {hang} --max-gpus 4", a.Change),
+    ("layer set default {layer} --max-cores 4", "layer set default {layer} --max-gpus 4", a.Change),
+    ("top --once", "top --once", a.Top),
+    ("ledger watch --once", "ledger watch --once", list[a.Standing]),
+    ("ledger audit", "ledger audit", a.LedgerAudited),
+    ("queue list", "queue list", list[a.QueueLine]),
+    ("queue counts", "queue counts", list[a.QueueCounts]),
+    ("queue pause {queue}", "queue pause {queue}", a.Paused),
+    ("queue resume {queue}", "queue resume {queue}", a.Paused),
+    ("queue storage", "queue storage", a.Storage),
+    ("doctor", "doctor", a.Doctor),
+    ("status", "status", a.LocalStatus),
+    ("job cancel {hang}", "job cancel {hang}", list[a.Cancelled]),
+]
+ENDED = [
+    ("job wait {echo}", "job wait {echo}", a.Ended),
+    ("job watch {echo}", "job watch {echo}", a.Ended),
+    ("job logs {command}", "job logs {command}", list[a.LogPiece]),
+    ("job results {echo}", "job results {echo}", list[a.Result]),
+    ("job artifacts {echo}", "job artifacts {echo}", list[a.Artifact]),
+    ("explain {boom}", "explain {boom}", a.JobExplanation),
+    ("job retry {boom}", "job retry {again}", a.Retried),
+    ("dlq list --failed", "dlq list --failed", list[dict[str, object]]),
+    ("dlq retry --failed --limit 1 --all -y", "dlq retry --failed --limit 1 --all -y", a.Act),
+    ("dlq move --limit 2 --all -y", "dlq move --limit 2 --all -y", a.Act),
+    ("dlq discard --limit 1 --queue {failing} -y", "dlq discard --limit 1 --queue {failing} -y", a.Act),
+    ("dlq list", "dlq list", list[dict[str, object]]),
+    ("dlq show {letter}", "dlq show {letter}", dict[str, object]),
+    ("dlq purge --limit 1 --kind frame -y", "dlq purge --limit 1 --kind frame -y", a.Act),
+    ("outputs list", "outputs list", list[a.KeptOutput]),
+    ("outputs show {kept}", "outputs show {kept} --reveal", a.KeptOutputShown),
+    ("outputs redact {kept} --reason x", "outputs redact {kept} --reason x", a.KeptOutputChange),
+    ("outputs release {kept} --reason x", "outputs release {kept} --reason x", a.KeptOutputChange),
+    ("queue rebuild-counts", "queue rebuild-counts", a.Rebuilt),
+    ("audit verify", "audit verify", a.AuditVerified),
+]
+PAST = "--from 2026-01-01T00:00Z --to 2026-01-01T05:00Z"
+NO_RUN = sql("SELECT count(*) = 0 FROM rota.agent_running")
+AGENTS = [
+    ("agents list", "agents list", list[a.Agent]),
+    ("agents show sync", "agents show sync", a.Agent),
+    ("agents history sync", "agents history sync", list[a.AgentRun]),
+    ("agents pause sync", "agents pause poll", a.AgentChange),
+    (f"agents backfill sync {PAST}", f"agents backfill poll {PAST}", a.Backfill),
+    ("agents backfill sync --stop", "agents backfill poll --stop", a.AgentChange),
+    ("agents resume sync", "agents resume poll", a.AgentChange),
+    ("agents trigger sync", "agents trigger poll", a.AgentTrigger),
+    ("agents health", "agents health", a.AgentsHealth),
+    ("agents remove sync", "agents remove poll", a.AgentGone),
+]
+POLICY = [
+    ("policy check {policy}", "policy check {policy}", PolicyLintReport),
+    ("policy test {policy}", "policy test {policy} --cases {cases}", policy_tests.PolicyTestReport),
+    ("policy simulate {policy} --hours 1", "policy simulate {policy} --limit 3", PolicySimulation),
+    ("policy explain {echo}", "policy explain {echo} --policy {policy}", JobPolicyExplanation),
+    ("policy explain -s {submission}", "policy explain -s {submission}", JobPolicyExplanation),
+    ("policy reload", "policy reload", a.PolicyReloaded),
+]
+
+RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+WORKFLOWS = [
+    ("workflow validate {flow}", "workflow validate {flow}", a.WorkflowPlan),
+    ("workflow declare {flow}", "workflow declare {flow}", a.WorkflowDeclared),
+    ("workflow definitions", "workflow definitions", list[a.WorkflowLine]),
+    ("workflow run flow -i n=3 --wait", "workflow run {flow} -i n=4 --key k", a.RunStarted),
+    ("workflow run flow --dry-run", "workflow run flow -i n=4 --dry-run", a.WorkflowDryRun),
+    ("workflow list", "workflow list --workflow flow --state FAILED", list[a.RunLine]),
+    ("workflow show {run}", "workflow show {run}", a.RunShown),
+    ("workflow timeline {run}", "workflow timeline {run}", list[a.RunMoment]),
+    ("workflow rerun {run} --from b", "workflow rerun {run} --from b", a.RunStarted),
+    ("workflow rollback {run}", "workflow rollback {run}", a.RunRolledBack),
+    ("workflow pause {slow}", "workflow pause {slow}", a.RunChanged),
+    ("workflow resume {slow}", "workflow resume {slow}", a.RunChanged),
+    ("workflow cancel {slow}", "workflow cancel {run}", a.RunChanged),
+]
+FLOW = """
+name: flow
+inputs: {n: 2}
+steps:
+  - {id: a, task: square, args: ["${input.n}"], compensate: {topic: undo, task: noop, context: {}}}
+  - {id: b, task: noop, depends_on: [a]}
+"""
+
+GATED = [
+    ("approvals list", "approvals list", list[a.Approval]),
+    ("approvals show {one}", "approvals show {two}", a.ApprovalShown),
+    ("approvals approve {one}", "approvals approve {two}", a.ApprovalSaid),
+    ("approvals reject {three}", "approvals reject {four}", a.ApprovalSaid),
+    ("job remediate {denied}", "job remediate {refused}", a.Remediated),
+]
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("default")
+        await farm.worker(slots=60)
+        yield farm
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("POSTGRES_URL", database_url), ("REDIS_URL", redis_url), ("NATS_URL", nats_url)):
+        monkeypatch.setenv(f"ROTA_{name}", value)
+    monkeypatch.setenv("ROTA_NATS_PREFIX", bus_prefix)
+    return Terminal(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("lines", [BOOKS, AROUND], ids=["books", "around"])
+async def test_what_is_set_up_answers_in_text_and_in_json(farm, typed, lines):
+    await played(typed, lines, {})
+
+
+async def test_what_runs_answers_in_text_and_in_json(farm, typed):
+    hanging("x")
+    job = await farm.submit("hang", "x", show="default", frames=2)
+    await farm.running("x", 2)
+    layer = (await farm.jobs.get(job)).layers[0]
+    await played(typed, RUNNING, {"hang": job, "layer": layer.id, "queue": layer.queue})
+
+
+async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
+    made = {"echo": await farm.submit("echo", 1, show="default", frames=12)}
+    made |= {name: await farm.submit("boom", show="default", frames=12) for name in ("boom", "again", "more")}
+    for job in made.values():
+        await farm.ended(job)
+    made["failing"] = (await farm.jobs.get(made["more"])).layers[0].queue
+    made["kept"] = await an_output(farm.database, made["more"], 10**12)
+    await until(lambda: farm.database.value(FAILED))
+    told = json.loads((await typed("submit --wait --json -- echo hello")).out)
+    await until(lambda: farm.database.value(LOGGED), what="what the command wrote, which may come after its end")
+    await played(typed, ENDED, {**made, "command": told["id"]})
+
+
+async def test_agents_answer_in_text_and_in_json(farm, typed, redis):
+    seen = Seen()
+    async with Pod(farm.database, redis, sync=every(HOUR_MS, seen.quick), poll=every(HOUR_MS, seen.quick)):
+        for name in ("sync", "poll"):
+            await until(lambda name=name: history(farm.database, name))
+        await played(typed, AGENTS[:-1], {})
+        await until(lambda: farm.database.value(NO_RUN), what="the end of runs: what runs is not removed")
+        await played(typed, AGENTS[-1:], {})
+
+
+async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
+    made = {name: tmp_path / f"{name}.yaml" for name in ("policy", "submission")}
+    made["policy"].write_text("rules: [{id: all, decision: allow}, {id: none, decision: deny, when: frames > 9}]\n")
+    made["submission"].write_text("{show: default, layers: [{task: noop}]}\n")
+    made["cases"] = tmp_path / "policy.cases.yaml"
+    made["cases"].write_text("cases: [{job: {show: default, topic: t}, expect: permit}]\n")
+    made["echo"] = await farm.submit("echo", 1, show="default", frames=12)
+    await farm.ended(made["echo"])
+    monkeypatch.setenv("ROTA_POLICY_FILE", str(made["policy"]))
+    await played(typed, POLICY, made)
+    said = await typed(f"policy explain {made['echo']}")
+    assert "It is denied by rule none" in said.out
+    made["cases"].write_text("cases: [{job: {show: default, topic: t}, expect: deny}]\n")
+    failed = await typed(f"policy test {made['policy']}")
+    assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
+
+
+async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
+    flow, failing, slow = (tmp_path / f"{name}.yaml" for name in ("flow", "failing", "slow"))
+    flow.write_text(FLOW)
+    failing.write_text(
+        FLOW.replace("task: noop, depends_on", "task: boom, depends_on").replace("name: flow", "name: failing")
+    )
+    slow.write_text("name: slow\nsteps: [{id: a, type: delay, delay_sec: 3600}]\n")
+    made = {"flow": flow}
+    for name, file in (("run", failing), ("slow", slow)):
+        made[name] = json.loads(await typed.out(f"workflow run {file} --json"))["run"]
+    waited = await typed(f"workflow run {failing} --wait")
+    assert (waited.status, "no luck" in waited.out, waited.err) == (1, True, "")
+    with monkeypatch.context() as in_a_terminal:
+        in_a_terminal.setattr(sys.stderr, "isatty", lambda: True)
+        followed = await typed(f"workflow run {failing} --wait")
+    assert re.match(r"Run \S{36} has begun\.\n", followed.err), "who stops waiting knows what goes on"
+    told = [line.split("  ")[1:3] for line in followed.err.splitlines()[1:]]
+    assert (told[0], told[-1], told.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
+    await until(lambda: farm.database.value(RUN_ENDED, made["run"]))
+    await played(typed, WORKFLOWS, made, farm.database)
+
+
+async def test_what_is_gated_answers_in_text_and_in_json(
+    typed, monkeypatch, database_url, redis_url, nats_url, bus_prefix
+):
+    remedy = Remediation(id="safe", replacement_topic="safer")
+    kernel = Table(default=TABLE["approval"], risky=word(PolicyEffect.DENY, remediations=(remedy,)))
+    monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("default")
+        farm.submitter = farm.replica.engine.submitter
+        made = {name: await farm.submit("noop", show="default") for name in ("one", "two", "three", "four")}
+        made |= {name: await farm.submit("noop", show="default", topic="risky") for name in ("denied", "refused")}
+        for name in ("denied", "refused"):
+            await farm.ended(made[name])
+        await until(lambda: farm.database.value(PEOPLE), what="approvals of all")
+        await played(typed, GATED, made)
+
+
+def test_every_command_is_tried():
+    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY, WORKFLOWS, GATED) for line, _, _ in part]
+    missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
+    assert not missing
+
+
+async def played(typed, lines, made, database=None):
+    for text, data, type_ in lines:
+        if "{letter}" in text:
+            made["letter"] = str(json.loads(await typed.out("dlq list --json"))[0]["id"])
+        said = await typed(text.format(**made))
+        assert (text, said.status, said.err, bool(said.out.strip())) == (text, 0, "", True)
+        if "rerun" in text:  # until it has ended, there is no second one
+            again = RUN_ID.findall(said.out)[-1]
+            await until(lambda run=again: database.value(RUN_ENDED, run), what="the end of the run again")
+        said = await typed(f"{data.format(**made)} --json")
+        assert (data, said.status, said.err) == (data, 0, "")
+        try:
+            msgspec.json.decode(said.out, type=type_, strict=True)
+        except msgspec.ValidationError as error:
+            pytest.fail(f"{data}: {error}\n{said.out}")
+
+
+def _paths(command, path=""):
+    found = getattr(command, "commands", None)
+    if found is None:
+        return {path}
+    return {name for word, below in found.items() for name in _paths(below, f"{path} {word}".strip())}
+
+
+PATHS = _paths(typer.main.get_command(app))

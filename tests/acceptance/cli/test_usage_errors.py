@@ -1,0 +1,99 @@
+"""What is typed wrongly is one sentence that says what was meant, and a code; help comes at once; shells complete."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from rota.cli.core.exit_codes import ExitCode
+from rota.cli.core.usage_errors import translate_args
+from tests.support.commands import Terminal
+
+HELP_S = 0.3
+WRONG = [
+    ("shwo", "There is no command 'shwo': did you mean show?"),
+    ("show lst", "There is no command 'lst': did you mean list or set?"),
+    ("xyzzy", "There is no command 'xyzzy': see `rota --help`."),
+    ("jobs --shw duck", "rota jobs has no option --shw: did you mean --show?"),
+    ("jobs --xyzzy", "rota jobs has no option --xyzzy: see `rota jobs --help`."),
+    ("jobs -o jsn", "--output cannot be 'jsn': did you mean json?"),
+    ("jobs -o 7", "--output cannot be '7': it is one of text, wide, json, yaml."),
+    ("jobs --limit many", "--limit is wrong: it is a whole number; see `rota jobs --help`."),
+    ("jobs more words", "rota jobs takes fewer words, and more words is too many: see `rota jobs --help`."),
+    ("job show", "JOB is missing: see `rota job show --help`."),
+    ("sub create duck main --size 3", "--burst is missing: see `rota sub create --help`."),
+    ("jobs --limit", "--limit needs a value: see `rota --help`."),
+    ("submit --after-failed explode noop", "--after-failed cannot be 'explode': it is one of cancel, fail, run."),
+    ("top --every 0.01", "--every is wrong: "),
+    ("jobs --label nothing", "'nothing' is no label; write key=value."),
+    ("jobs --state runing", "There is no state 'RUNING': did you mean RUNNING?"),
+    ("submit", "Say what is to run: "),
+    ("submit noop --at sometime", "'sometime' "),
+    ("dlq show x", "'x' is no id: "),
+]
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path):
+    """No server is known: whoever would ask one is told that first."""
+    monkeypatch.chdir(tmp_path)
+    return Terminal(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("line", "sentence"), WRONG)
+async def test_what_cannot_be_understood_is_one_sentence_and_a_code(typed, line, sentence):
+    said = await typed(line)
+    assert (said.status, said.out) == (ExitCode.BAD_INPUT, "")
+    assert said.err.startswith(f"rota: {sentence}"), said.err
+    assert said.err.count("\n") == 1
+    assert said.err.endswith(("[invalid_input]\n", "[not_found]\n"))
+
+
+async def test_a_group_alone_tells_what_it_can_do(typed):
+    said = await typed("job")
+    assert (said.status, said.err) == (ExitCode.BAD_INPUT, "")
+    assert "Usage: rota job [OPTIONS] COMMAND" in said.out
+    assert "watch" in said.out
+
+
+async def test_json_is_a_form_and_what_follows_two_dashes_is_not_ours(typed):
+    as_json = await typed.out("config --json")
+    assert as_json == await typed.out("config show -o json")
+    assert [*translate_args(["submit", "--json", "--", "echo", "--json"])] == [
+        *("submit", "--output=json", "--", "echo", "--json")
+    ]
+
+
+def test_help_is_there_at_once():
+    """Measured as time of the processor, which others on this machine do not change; the best of three."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "rota.cli", "--help"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times) < HELP_S, times
+
+
+def test_shells_complete_commands_and_forms():
+    def offered(words):
+        env = {**os.environ, "_ROTA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+        run = subprocess.run([sys.executable, "-m", "rota.cli"], env=env, capture_output=True, text=True, check=False)
+        return run.stdout.split()
+
+    assert offered("rota job wat") == ["watch"]
+    assert "--output" in offered("rota jobs --out")
+
+
+@pytest.mark.parametrize(
+    ("given", "red", "any_marks"),
+    [({}, False, False), ({"FORCE_COLOR": "1"}, True, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, True)],
+)
+def test_colours_are_for_terminals_and_not_where_nobody_wants_them(given, red, any_marks, tmp_path):
+    env = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")} | given
+    words = [sys.executable, "-m", "rota.cli", "doctor"]
+    run = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == ExitCode.FAILED
+    assert ("31m" in run.stdout, "\x1b[" in run.stdout) == (red, any_marks)

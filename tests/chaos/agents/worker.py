@@ -1,0 +1,73 @@
+"""A worker's agents in a process of their own, under a short lease; the tests kill and pause it. Prints `ready`.
+
+python -m tests.chaos.agents.worker NAME; AGENTS, URL and REDIS are in the environment, and may be OFFSET_MS (what its
+clock is wrong by), ENABLED (a pattern) and ORPHANS (sweep all the time).
+"""
+
+import asyncio
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from rota.agents.scheduler import AgentScheduler
+from rota.infra.clock import SystemClock
+from rota.infra.postgres import PostgresTarget
+from rota.infra.redis import RedisTarget
+from rota.infra.service import Service, Supervisor, run_until_signalled
+from rota.infra.telemetry import logs
+from rota.model.settings import Settings
+from rota.runtime import build_submitter
+from rota.sdk import load_app
+from rota.worker.agents import runner
+from tests.support.agents import changed
+
+APP = "tests.support.run_trace_tasks:app"
+LEASE_S = 1.0
+
+
+class Wrong(SystemClock):
+    """A clock of a machine that nobody sets."""
+
+    def now_ms(self):
+        return super().now_ms() + int(os.environ.get("OFFSET_MS", "0"))
+
+
+def settings():
+    wanted = {"interval_ms": 50, "refresh_period_seconds": 1}
+    wanted |= {"circuit_breaker__cooldown_ms": 500, "circuit_breaker__half_open_duration_ms": 100}
+    if os.environ.get("ORPHANS"):
+        wanted |= {"orphan_cleanup__threshold_ms": 0, "orphan_cleanup__interval_ms": 50}
+        wanted |= {"orphan_cleanup__force_all_pods": True}
+    found = changed(Settings(), **{f"redis__scheduler__{path}": value for path, value in wanted.items()})
+    return changed(found, redis__agent__enabled_pattern=os.environ.get("ENABLED", ".*"))
+
+
+async def main(name):
+    runner.AgentScheduler = partial(AgentScheduler, lease_s=LEASE_S, clock=Wrong())
+    wanted = settings()
+    app = load_app.load(APP, Path.cwd())
+    service = runner.WorkerAgents(
+        wanted,
+        app.recurring,
+        APP,
+        Path.cwd(),
+        PostgresTarget(url=os.environ["URL"]),
+        RedisTarget(url=os.environ["REDIS"], op_timeout_s=1.0, connect_timeout_s=1.0),
+        lambda database: build_submitter(wanted, database),
+        name,
+    )
+
+    async def say(life):
+        print("ready", flush=True)
+        life.ready()
+        await life.until_draining()
+
+    supervisor = Supervisor(start_timeout_s=3600, drain_budget_s=20)
+    supervisor.add(Service("agents", service.run), Service("say", say))
+    return await run_until_signalled(supervisor)
+
+
+if __name__ == "__main__":
+    logs.configure(level="warning")
+    sys.exit(asyncio.run(main(*sys.argv[1:])))

@@ -1,0 +1,76 @@
+"""Does by hand what no server does by itself, as a process that may be killed on the way.
+
+    python -m tests.chaos.pipeline.actions submit KEY | cancel JOB | admit KEY | route TOPIC
+
+DATABASE and NATS say where. It prints the job, if there is one, when all is done, and `lost` when a reply was.
+"""
+
+import asyncio
+import os
+import sys
+from uuid import UUID
+
+from rota.accounting.service import AccountingService
+from rota.engine.admission.transitions import admit
+from rota.engine.completion.canceller import JobCanceller
+from rota.engine.completion.finisher import Finisher
+from rota.engine.submission.submitter import Submitter
+from rota.infra import failpoints
+from rota.infra.nats import Bus, NatsTarget
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.placement.route_store import RouteStore
+from rota.queue import Queue
+
+
+class Later:
+    """A gate that is asked when the job is written, and decides nothing then."""
+
+    at_once = False
+
+
+async def submit(database, _bus, key, gate=None):
+    spec = LayerSpec(task="noop", frames=3)
+    submission = Submission(show="film", layers=(spec,), idempotency_key=key)
+    (submitted,) = await Submitter(database, gate=gate).submit([submission])
+    return submitted.job
+
+
+async def cancel(database, bus, job):
+    ender = JobCanceller(database, bus, Finisher(database, Queue(database), AccountingService(database, None)))
+    await ender.terminate(UUID(str(job)), JobState.CANCELLED, "cancelled")
+    return job
+
+
+async def admit_later(database, bus, key):
+    job = await submit(database, bus, key, Later())
+    async with database.transaction() as tx:
+        await admit(tx, [job])
+    return job
+
+
+async def route(database, _bus, topic):
+    await RouteStore(database).set_topic(topic, ["local"], actor="test")
+    return topic
+
+
+WORK = {"submit": submit, "cancel": cancel, "admit": admit_later, "route": route}
+
+
+async def main(what, about):
+    database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
+    bus = await Bus.connect(NatsTarget(url=os.environ["NATS"]))
+    try:
+        print(await WORK[what](database, bus, about), flush=True)
+    except failpoints.LostReply:
+        print("lost", flush=True)
+    finally:
+        await bus.close()
+        await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure("json", "error")
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""Tasks that write down, themselves, that they ran: one line to begin with, one in the end, in a file per worker.
+
+Loaded by `rota worker tests/chaos/pipeline/tasks.py:app`; RUNS names the directory of the files. A line is written by
+one call to the system, so a process that is killed leaves no half of one.
+"""
+
+import asyncio
+import os
+import time
+
+import msgspec
+
+from rota import Fatal, Retry, Rota, context
+
+app = Rota()
+FOLDER = os.environ.get("RUNS", ".")
+NAME = os.environ.get("WORKER_NAME", "")
+
+
+def note(what):
+    now = context()
+    line = [what, str(now.job), str(now.layer), now.frame, now.attempt, now._token, NAME, time.monotonic()]
+    file = os.open(f"{FOLDER}/{NAME}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(file)
+
+
+@app.task(name="noop")
+async def noop(*_args):
+    note("began")
+    note("ended")
+
+
+@app.task(name="nap")
+async def nap(seconds, *_more):
+    note("began")
+    await asyncio.sleep(seconds)
+    note("ended")
+
+
+@app.task(name="value")
+async def value(number):
+    note("began")
+    note("ended")
+    return {"number": number, "frame": context().frame}
+
+
+@app.task(name="boom")
+async def boom():
+    note("began")
+    raise ValueError("no luck")
+
+
+@app.task(name="fatal")
+async def fatal():
+    note("began")
+    raise Fatal("never")
+
+
+@app.task(name="flaky")
+async def flaky(fails):
+    note("began")
+    if context().attempt <= fails:
+        raise Retry("again", after=0.05)
+    note("ended")
+
+
+@app.task(name="crunch")
+def crunch(seconds):
+    """In a process of its own."""
+    note("began")
+    time.sleep(seconds)
+    note("ended")

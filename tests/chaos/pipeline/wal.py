@@ -1,0 +1,108 @@
+"""What PostgreSQL committed, in its own order, read from its log: a logical slot with `test_decoding`.
+
+Only a slot tells the order of commits; whatever looks at rows sees some of the states between them. `begin` needs a
+server of the test's own, since it turns `wal_level` and so restarts it.
+"""
+
+import re
+
+from tests.chaos.pipeline.history import Booked, Capped, Claimed, Founded, Freed, Granted, OwnerDied
+from tests.support.queue import sql
+
+SLOT = "commits"
+MAKE = sql(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'test_decoding')")
+DROP = sql(f"SELECT pg_drop_replication_slot('{SLOT}')")
+TABLES = "proc|subscription|folder_resource|point|job_resource|layer_resource|show|lease|queue_owners"
+READ = sql(f"""
+SELECT (lsn - '0/0')::bigint AS at, data FROM pg_logical_slot_get_changes('{SLOT}', NULL, NULL, 'include-xids', '0')
+WHERE data LIKE 'COMMIT%'
+   OR data ~ '^table rota\\.({TABLES}):'
+   OR data ~ '^table rota\\.queue_claims_[0-9]+: INSERT'""")
+TABLE = re.compile(r"table rota\.(\w+?)(?:_\d+)?: (INSERT|UPDATE|DELETE): (.*)", re.DOTALL)
+COLUMN = re.compile(r"(\w+)\[[^\]]+\]:('(?:[^']|'')*'|\S+)")
+LEVELS = {
+    "sub": "pk_alloc",
+    "folder": "pk_folder",
+    "job": "pk_job",
+    "layer": "pk_layer",
+    "point": "pk_dept",
+}
+CAPS = {
+    "subscription": ("sub", "pk_alloc", "int_burst"),
+    "folder_resource": ("folder", "pk_folder", "int_max_cores"),
+    "point": ("point", "pk_dept", "int_max_cores"),
+    "job_resource": ("job", "pk_job", "int_max_cores"),
+    "layer_resource": ("layer", "pk_layer", "int_max_cores"),
+}
+
+
+async def begin(database, server):
+    """Keep commits from now on. Restarts the server once."""
+    await database.run(sql("ALTER SYSTEM SET wal_level = 'logical'"))
+    await server.stop()
+    await server.restart()
+
+
+async def make(database):
+    await database.rows(MAKE)
+
+
+async def read(database, managed, after=0):
+    """Commits behind place `after` of the log, as (place, changes); `managed` are the shows whose books Redis keeps.
+
+    A server that was killed may have forgotten how far it was read, and tells some of it again.
+    """
+    commits, commit = [], []
+    for row in await database.rows(READ):
+        if row["data"].startswith("COMMIT"):
+            if commit and row["at"] > after:
+                commits.append((row["at"], commit))
+            commit = []
+        elif (change := _change(row["data"], managed)) is not None:
+            commit.append(change)
+    return commits
+
+
+def _change(line, managed):
+    found = TABLE.match(line)
+    if not found:
+        return None
+    table, action, rest = found[1], found[2], found[3]
+    # Of an update that changes its key the old one is told first.
+    values = {name: value.strip("'") for name, value in COLUMN.findall(rest.rpartition("new-tuple: ")[2])}
+    if action == "DELETE":
+        return Freed(int(values["token"])) if table == "proc" else None
+    if table in CAPS:
+        return _capped(table, values)
+    match table:
+        case "proc":
+            return booked(values, managed)
+        case "show":
+            return Founded(values["pk_show"], int(values["int_founded"]))
+        case "lease":
+            return Granted(values["name"], int(values["fence"]))
+        case "queue_owners":
+            return OwnerDied(int(values["owner"])) if values["dead"] == "true" else None
+        case "queue_claims" if int(values["owner"]) > 0:
+            return Claimed(int(values["owner"]))
+    return None
+
+
+def booked(values, managed):
+    """A row of `proc`, its columns as text."""
+    show = values["pk_show"]
+    keys = tuple((level, _key(level, show, values[column])) for level, column in LEVELS.items())
+    cores, fence = int(values["int_cores_reserved"]), int(values["int_fence"])
+    return Booked(int(values["token"]), show, keys, cores, fence, show in managed)
+
+
+def _capped(table, values):
+    level, column, cap = CAPS[table]
+    cores = int(values[cap])
+    unlimited = cores <= 0 and table != "subscription"
+    return Capped((level, _key(level, values["pk_show"], values[column])), None if unlimited else cores)
+
+
+def _key(level, show, thing):
+    """Pools and departments are shared: their caps are those of one show there."""
+    return f"{show}/{thing}" if level in ("sub", "point") else thing

@@ -1,0 +1,37 @@
+"""docs/howto/approvals.md: its policy is one, and means what the page says."""
+
+import re
+from pathlib import Path
+
+import typer
+
+from rota.cli.main import app
+from rota.model.policy.decision import ApprovalTerms, PolicyEffect, PolicyRequest, PolicyRequestGroup
+from rota.policy.evaluate import CompiledPolicy
+from rota.policy.kernel import LocalKernel
+from rota.policy.loader import parse, snapshot_id
+from rota.policy.snapshots import PolicySnapshots
+from rota.workflow.yaml_loader import parse as parse_workflow
+
+PAGE = (Path(__file__).parents[3] / "docs/howto/approvals.md").read_text()
+
+
+async def test_its_policy_asks_for_what_it_says():
+    text, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    kernel = LocalKernel(PolicySnapshots(CompiledPolicy(parse(text), snapshot_id(text))))
+    questions = [PolicyRequestGroup(PolicyRequest(show="film", topic=topic), ()) for topic in ("publish", "render")]
+    publish, render = await kernel.check(questions)
+    assert (publish.says, render.says) == (PolicyEffect.REQUIRE_APPROVAL, PolicyEffect.ALLOW)
+    assert publish.approval == ApprovalTerms(quorum=2, expires_s=86_400.0, approvers=("ann", "bob", "cleo"))
+
+
+def test_its_workflow_is_one():
+    _, text = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    spec = parse_workflow(f"name: ship\n{text}")
+    assert spec.steps[1].approval.approvers == ("bob", "cleo")
+
+
+def test_its_commands_are_there():
+    group = typer.main.get_command(app).commands["approvals"]
+    named = set(re.findall(r"^rota approvals (\w+)", PAGE, re.MULTILINE))
+    assert named == set(group.commands)

@@ -1,0 +1,36 @@
+"""A process that submits two jobs and judges them, with words that count for a second and a half.
+
+It asks ahead, unless LATER is set. It prints how the jobs were written, and how they are when they were judged.
+"""
+
+import asyncio
+import os
+
+from rota.engine.admission import controller, precheck
+from rota.engine.admission.decision import DeferAll
+from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.submission.submitter import Submitter
+from rota.infra.telemetry import logs
+from tests.integration.engine.admission.approvals_support import Desk, opened
+from tests.support.jobs import task
+from tests.support.kernels import Table
+
+WORD_S = 1.5
+
+
+async def main():
+    precheck.DECISION_TTL_S = controller.DECISION_TTL_S = WORD_S
+    database = await opened()
+    ahead = None if "LATER" in os.environ else AdmissionPrecheck(database, Table())
+    submitter = Submitter(database, gate=DeferAll(), ahead=ahead)
+    submitted = await submitter.submit([task(topic="allow"), task(topic="allow", idempotency_key="k")])
+    print(*(one.state for one in submitted), flush=True)
+    desk = Desk(database)
+    await desk.gatekeeper.decide_all([one.job for one in submitted])
+    print(*[(await desk.state(one.job))[0] for one in submitted], flush=True)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main())

@@ -1,0 +1,297 @@
+"""Why a job is not running: every kind of answer, with its numbers, who has it, and what to type."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from rota.engine.admission.decision import DeferAll
+from rota.engine.completion.canceller import END_AS
+from rota.engine.dispatch.metrics import WAITING_FRAMES, WAITING_JOBS
+from rota.engine.explain.explainer import Explainer
+from rota.engine.recovery.retention import RetentionMaintenance
+from rota.engine.submission.submitter import Submitter
+from rota.infra.lease import Leases
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import LayerSpec, Submission
+from rota.model.protocol import AttemptResult, AttemptStatus
+from rota.model.settings import Settings
+from tests.support.dispatch import Rig
+from tests.support.jobs import task
+from tests.support.queue import sql
+
+TOKENS = sql("SELECT token, pk_host FROM rota.proc WHERE pk_job = $1::uuid ORDER BY token")
+NO_LEASE = sql("DELETE FROM rota.lease")
+BEGUN = sql("""
+UPDATE rota.job SET history = history || jsonb_build_array(jsonb_build_array(
+  'DISPATCHED', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 40000, NULL)) WHERE pk_job = $1::uuid""")
+FAILED_ONCE = sql("UPDATE rota.job SET dispatch_failures = 2, reason = 'publish_failed' WHERE pk_job = $1::uuid")
+
+
+@pytest.fixture
+async def rig(database, redis):
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 4}, managed=True)
+    rig.route({"*": ("farm",)})
+    return rig
+
+
+def codes(told):
+    return [reason.code for reason in told.reasons]
+
+
+async def test_a_limit_is_named_with_its_numbers_and_who_uses_it(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    first = await rig.submit("film", frames=3, name="beauty")
+    await rig.turn()
+    job = await rig.submit("film", cores=2, frames=5)
+    told = await rig.explainer.explain(job)
+    [reason] = told.reasons
+    assert (reason.tier, reason.code, reason.layer) == ("quota", "quota_subscription", "noop")
+    assert (reason.refuser.kind, reason.refuser.name) == ("subscription", "film in farm")
+    assert msgspec.structs.astuple(reason.amounts) == ("cores", 3, 2, 4)
+    [holder] = reason.holders
+    assert (holder.kind, holder.id, holder.name, holder.frames, holder.cores) == ("job", first, "beauty", 3, 3)
+    assert "`rota sub set film farm --burst 5` raises that" in reason.remedy
+    assert reason.next_try
+    assert told.sentence == reason.sentence
+    assert (told.known_by, told.not_known) == ("server", "")
+
+
+async def test_a_share_that_is_used_up_is_told_of_with_the_workers_of_the_next_pool(rig):
+    await rig.pool("spare")
+    await rig._change("create_subscription", "film", "spare", size=50, burst=50)
+    rig.route({"*": ("farm", "spare")})
+    rig.beat("near", capabilities=("task.noop",))
+    rig.beat("far", pool="spare", slots=1, capabilities=("task.noop",))
+    job = await rig.submit("film", frames=9)
+    assert (await rig.explainer.explain(job)).layers[0].starts == 5
+    await rig.settle()
+    told = await rig.explainer.explain(job)
+    assert (codes(told), told.layers[0].refused_by) == (["quota_subscription", "pool_overloaded"], "pool_overloaded")
+    assert [each.name for each in told.reasons[1].passed] == ["far"]
+
+
+async def test_a_job_that_waits_for_others_names_them_and_how_they_are(rig):
+    sim = await rig.submit("film", name="water")
+    await rig.show("other", {"farm": 50})
+    foreign = await rig.submit("other", name="secret")
+    job = await rig.submit("film", job={"after": (sim, foreign), "after_failed": "fail"})
+    told = await rig.explainer.explain(job)
+    [reason] = [each for each in told.reasons if each.tier == "blocked"]
+    assert reason.code == "waiting_on_job"
+    assert [(each.id, each.name, each.state, each.if_failed) for each in reason.waits_for] == [
+        (sim, "water", "SCHEDULED", "fail"),
+        (foreign, str(foreign), "SCHEDULED", "fail"),
+    ]
+    assert reason.sentence == f"It waits for 2 jobs to end: water (SCHEDULED), {foreign} (SCHEDULED)."
+    assert f"`rota explain {sim}`" in reason.remedy
+    assert told.layers[0].starts == 0
+
+
+async def test_full_workers_are_told_one_by_one_and_which_show_is_there(rig):
+    rig.beat("small", slots=1, capabilities=("task.noop",))
+    rig.beat("old", capabilities=())
+    running = await rig.submit("film")
+    await rig.turn()
+    told = await rig.explainer.explain(await rig.submit("film"))
+    [reason] = told.reasons
+    assert (reason.tier, reason.code, reason.considered) == ("capacity", "pool_overloaded", 2)
+    assert {each.name: each.why for each in reason.passed} == {
+        "small": "its 1 places are taken",
+        "old": "it does not know the task noop",
+    }
+    assert [(holder.kind, holder.name, holder.frames) for holder in reason.holders] == [("show", "film", 1)]
+    [run] = (await rig.explainer.explain(running)).running
+    assert (run.layer, run.frames) == ("noop", 1)
+
+
+async def test_a_task_that_nobody_knows_comes_before_everything_else(rig):
+    rig.beat("w", capabilities=("task.other",))
+    await rig._change("change_subscription", "film", "farm", burst=0)
+    told = await rig.explainer.explain(await rig.submit("film"))
+    assert codes(told) == ["unknown_task", "quota_subscription"]
+    assert told.layers[0].refused_by == "no_workers"
+    rig.route({"other": ("farm",)})
+    told = await rig.explainer.explain(await rig.submit("film"))
+    assert codes(told) == ["no_pool_mapping"]
+    assert "`rota pool map default POOL`" in told.reasons[0].remedy
+
+
+async def test_frames_that_go_first_are_counted(rig):
+    rig.beat("w", slots=2, capabilities=("task.noop",))
+    for _ in range(5):
+        await rig.submit("film")
+    low = await rig.submit("film", job={"priority": "BATCH"})
+    last = await rig.submit("film")
+    for _ in range(2):
+        await rig.turn()
+    told = await rig.explainer.explain(last)
+    assert codes(told) == ["pool_overloaded", "behind"]
+    assert told.layers[0].position.ahead == 3
+    before = (await rig.explainer.explain(low)).layers[0].position
+    assert (before.ahead, before.queues_before, before.frames_before) == (0, 1, 4)
+
+
+async def test_shows_that_use_less_of_their_size_go_first(rig):
+    rig.beat("w", slots=1, capabilities=("task.noop",))
+    await rig.show("other", {"farm": 50})
+    await rig.submit("film")
+    await rig.turn()
+    job = await rig.submit("film")
+    waiting = await rig.submit("other", frames=3)
+    for _ in range(2):
+        await rig.turn()
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["pool_overloaded", "fair_share"]
+    assert told.reasons[1].sentence.startswith("3 frames of other queues come first")
+    assert codes(await rig.explainer.explain(waiting)) == ["pool_overloaded"]
+
+
+async def test_what_ended_lately_tells_when_it_starts_and_otherwise_it_is_unknown(rig):
+    rig.beat("w", slots=2, capabilities=("task.noop",))
+    job = await rig.submit("film", frames=8)
+    await rig.turn()
+    told = (await rig.explainer.explain(job)).layers[0].start
+    assert (told.in_s, told.basis) == (None, "too little of the show ended within the last hour")
+    for _ in range(2):
+        await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.SUCCEEDED])
+        await rig.turn()
+    await rig.database.run(BEGUN, job)
+    told = (await rig.explainer.explain(job)).layers[0].start
+    assert told.in_s == pytest.approx(10, abs=1)
+    assert told.basis.startswith("4 frames of it ended within the last 4")
+
+
+async def end(rig, job, statuses, **more):
+    rows = await rig.database.rows(TOKENS, job)
+    for row, status in zip(rows, statuses, strict=True):
+        said = more if status is AttemptStatus.FAILED else {}
+        ended = await rig.dispatcher.finisher.finish_attempts(
+            row["pk_host"], [AttemptResult(row["token"], status, **said)]
+        )
+        rig.registry.release_allocations(row["pk_host"], ended.freed)
+        for show, deleted in ended.released.items():
+            rig.dispatcher.frames_released(show, deleted.by_job())
+
+
+async def test_how_a_job_ended_and_which_frame_failed_first(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    job = await rig.submit("film", frames="10-14x2")
+    await rig.turn()
+    failed = {"code": "ValueError", "error": "no luck"}
+    await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.FAILED], **failed)
+    told = await rig.explainer.explain(job)
+    first = told.first_failure
+    assert (told.state, first.layer, first.frame, first.attempt, first.code) == ("FAILED", "noop", 12, 1, "ValueError")
+    assert told.sentence.startswith("It has ended as FAILED")
+    assert "Frame 12 of noop failed first (ValueError: no luck)." in told.sentence
+
+
+async def test_a_job_that_waits_for_its_time_says_when(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    at = datetime.now(UTC) + timedelta(hours=1)
+    told = await rig.explainer.explain(await rig.submit("film", job={"run_at": at}))
+    [reason] = told.reasons
+    assert (reason.tier, reason.code, reason.next_at) == ("blocked", "deferred", at)
+    assert told.layers[0].start.in_s == pytest.approx(3600, abs=60)
+
+
+async def test_a_job_that_no_gate_has_decided_about_or_that_needs_an_approval(rig):
+    [submitted] = await Submitter(rig.database, gate=DeferAll()).submit([task()])
+    told = await rig.explainer.explain(submitted.job)
+    assert codes(told)[0] == "policy_pending"
+    assert told.layers[0].start.in_s is None
+
+
+async def test_a_job_that_is_being_ended_says_as_what(rig):
+    job = await rig.submit("film")
+    await rig.database.row(END_AS, job, "CANCELLED", "cancelled")
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["ending"]
+    assert "being ended as CANCELLED (cancelled)" in told.sentence
+
+
+async def test_a_show_that_runs_all_the_jobs_it_may_names_them(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    await rig._change("change_show", "film", max_jobs=1)
+    first = await rig.submit("film", name="beauty")
+    await rig.turn()
+    second = await rig.submit("film")
+    for _ in range(2):  # as it stands in its lane, and once it was put aside
+        told = await rig.explainer.explain(second)
+        [reason] = told.reasons
+        assert (reason.code, reason.amounts.have, reason.amounts.limit) == ("tenant_limit", 1, 1)
+        assert [(holder.id, holder.name) for holder in reason.holders] == [(first, "beauty")]
+        assert "`rota show set film --max-jobs 2`" in reason.remedy
+        await rig.turn()
+    assert told.layers[0].refused_by == "tenant_limit"
+
+
+async def test_servers_that_are_away_are_told_last(rig, redis):
+    rig.beat("w", capabilities=("task.noop",))
+    job = await rig.submit("film")
+    assert codes(await rig.explainer.explain(job)) == []
+    await redis.flushdb()
+    assert codes(await rig.explainer.explain(job)) == ["books_unavailable"]
+    rig.bus.connected = False
+    assert codes(await rig.explainer.explain(job)) == ["bus_unavailable", "books_unavailable"]
+    await rig.database.run(FAILED_ONCE, job)
+    await rig.database.run(NO_LEASE)
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["dispatch_failed", "no_server", "books_unavailable"]
+    assert "failed 2 times (publish_failed)" in told.reasons[0].sentence
+    assert told.layers[0].starts == 0
+
+
+async def test_one_layer_is_explained_alone_and_an_unknown_one_is_refused(rig):
+    rig.beat("w", cores=200, capabilities=("task.noop",))
+    layers = (LayerSpec(name="small", task="noop"), LayerSpec(name="large", task="noop", cores=64))
+    [job] = [each.job for each in await rig.submitter.submit([Submission(show="film", layers=layers)])]
+    whole = await rig.explainer.explain(job)
+    assert [(layer.name, layer.starts) for layer in whole.layers] == [("small", 1), ("large", 0)]
+    alone = await rig.explainer.explain(job, layer="large")
+    assert ([layer.name for layer in alone.layers], codes(alone)) == (["large"], ["quota_subscription", "no_workers"])
+    with pytest.raises(InvalidInput, match="has no layer 'huge': it has small, large"):
+        await rig.explainer.explain(job, layer="huge")
+
+
+async def test_from_postgres_alone_the_answer_is_the_same_and_says_what_it_cannot_see(rig):
+    await rig.submit("film")
+    job = await rig.submit("film", cores=8)
+    told = await Explainer(rig.database).explain(job)
+    assert told.known_by == "postgres"
+    assert "busy" in told.not_known
+    assert codes(told)[0] == "no_pool_mapping"  # routes of the rig are not in PostgreSQL
+
+
+async def test_what_waits_is_counted_by_why(rig):
+    await rig.submit("film", frames=7)
+    await Submitter(rig.database, gate=DeferAll()).submit([task()])
+    await rig.turn()
+    await rig.turn()
+    assert value(WAITING_FRAMES, "no_workers") == 7
+    assert value(WAITING_FRAMES, "queued") == 0
+    await RetentionMaintenance(rig.database, Leases(rig.database), Settings().retention).measure(None)
+    assert value(WAITING_JOBS, "policy_pending") == 1
+    assert value(WAITING_JOBS, "tenant_limit") == 0
+
+
+def value(gauge, reason):
+    return gauge.labels(reason)._value.get()
+
+
+async def test_a_worker_that_becomes_free_while_an_explanation_is_made_changes_nothing_of_it(rig):
+    rig.beat("w", slots=4, capabilities=("task.noop",))
+    await rig.submit("film", frames=4)
+    await rig.turn()
+    job = await rig.submit("film")
+    read = rig.explainer._reads.limit_holders
+
+    async def free_meanwhile(*asked):
+        rig.beat("w", slots=100, capabilities=("task.noop",))
+        return await read(*asked)
+
+    rig.explainer._reads.limit_holders = free_meanwhile
+    told = await rig.explainer.explain(job)
+    assert codes(told) == ["quota_subscription", "pool_overloaded"]

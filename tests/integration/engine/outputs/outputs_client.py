@@ -1,0 +1,56 @@
+"""A process that looks into outputs, or lets one out; started with a fault armed it dies on the way.
+
+    python -m tests.integration.engine.outputs.outputs_client scan quarantine | scan redact | release TOKEN | redact TOKEN
+
+URL says where.
+"""
+
+import asyncio
+import os
+import sys
+
+from rota.accounting.service import AccountingService
+from rota.engine.completion.finisher import Finisher
+from rota.engine.outputs.async_scanner import OutputScanner
+from rota.engine.outputs.review import OutputReview, OutputReviewer
+from rota.engine.outputs.sync_check import SyncOutputChecker
+from rota.infra.blob_store import BlobStore
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.model.policy.outputs import OutputEffect
+from rota.policy.output.evaluate import CompiledOutputPolicy
+from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
+from rota.queue import Queue
+
+
+async def scan(database, says):
+    rule = OutputRule(id="r", decision=OutputEffect(says.upper()), match=OutputMatch(scanners=("secret",)))
+    policy = CompiledOutputPolicy(OutputRules(rules=(rule,)))
+    parts = SyncOutputChecker(lambda: policy, "client")
+    finisher = Finisher(database, Queue(database), AccountingService(database, None))
+    scanner = OutputScanner(database, BlobStore(database), finisher, parts)
+    while await scanner.scan_due():
+        pass
+
+
+async def release(database, token):
+    await OutputReview(database, BlobStore(database), Queue(database)).release(
+        int(token), OutputReviewer("bob", ("bob",)), "fine"
+    )
+
+
+async def redact(database, token):
+    await OutputReview(database, BlobStore(database), Queue(database)).redact(
+        int(token), OutputReviewer("bob", ("bob",)), "fine"
+    )
+
+
+async def main(what, about):
+    database = await Database.open(PostgresTarget(url=os.environ["URL"]))
+    await {"scan": scan, "release": release, "redact": redact}[what](database, about)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""docs/howto/outputs.md: its policy is one, its commands print what it says, and it names all there is to match."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rota.model.policy.outputs import OutputMeta, OutputScanMode
+from rota.policy.loader import parse
+from rota.policy.output.evaluate import CompiledOutputPolicy
+from rota.policy.output.rules import Detector, OutputMatch, OutputRules, ScannerName
+from tests.support.commands import Terminal
+from tests.support.outputs import SECRET, Watched
+from tests.support.queue import sql
+
+PAGE = (Path(__file__).parents[4] / "docs" / "howto" / "outputs.md").read_text()
+ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+
+
+def block(kind, number=0):
+    return PAGE.split(f"```{kind}\n")[number + 1].partition("```")[0]
+
+
+def policy():
+    sections = parse(block("yaml")).sections
+    return OutputRules(section=sections["output_policy"], rules=sections["output_rules"])
+
+
+def test_its_policy_can_be_used_and_topics_have_their_modes():
+    ready = CompiledOutputPolicy(policy())
+    assert [ready.mode(topic) for topic in ("job.pay.x", "job.legal", "job.x")] == [
+        OutputScanMode.HOLD,
+        OutputScanMode.FAIL_CLOSED,
+        OutputScanMode.PASS,
+    ]
+    assert ready.check_metadata(OutputMeta(show="film", topic="x", bytes=11 * 2**20)).word.rule == "large"
+
+
+def test_it_names_all_that_a_match_may_name():
+    named = set(re.findall(r"`(\w+)`", PAGE.partition("| a match may name")[2].partition("## ")[0]))
+    assert {*OutputMatch.__struct_fields__, *get_args(ScannerName), *get_args(Detector)} <= named
+
+
+TOKEN = sql("SELECT token FROM rota.output")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as farm:
+        await farm.show()
+        await farm.worker()
+        yield farm
+
+
+def alike(text):
+    """Without what differs from one machine and hour to the next: ids, moments, names of servers, and widths."""
+    text = ID.sub("ID", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?Z?", "WHEN", text)
+    text = re.sub(r"^((?:sync|async|person) +\S+ +\S+ +)\S+", r"\1server", text, flags=re.MULTILINE)
+    return [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+async def test_its_commands_print_what_it_says(farm, monkeypatch, capsys, database_url):
+    monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
+    typed = Terminal(monkeypatch, capsys)
+    job = await farm.submit("echo", {"note": f"see {SECRET}"})
+    await farm.state(job, "OUTPUT_QUARANTINED")
+    page = block("console").replace("4096", str(await farm.database.value(TOKEN)))
+    for part in f"\n{page}".split("\n$ rota ")[1:]:
+        line, _, expected = part.partition("\n")
+        said = await typed(shlex.split(line))
+        assert (said.status, said.err) == (0, ""), said
+        assert alike(said.out) == alike(expected), line
+    await farm.state(job, "SUCCEEDED")

@@ -1,0 +1,348 @@
+"""Trying again what has ended: a new job, linked to the old one, with the frames that failed or all of them."""
+
+import asyncio
+from itertools import count
+
+import msgspec
+import pytest
+
+from rota.engine.admission import controller
+from rota.engine.admission.decision import AllowAll
+from rota.engine.queries.jobs import JobQueries
+from rota.engine.recovery.retention import LEASE, RetentionMaintenance
+from rota.engine.resubmission.resubmitter import Resubmitter
+from rota.engine.submission.submitter import Submitter
+from rota.infra import failpoints
+from rota.infra.blob_store import BlobStore
+from rota.infra.lease import Leases
+from rota.model.errors import InvalidInput
+from rota.model.job_states import JobState
+from rota.model.jobs.submission import Budget, Compensation, ContextHints, LayerSpec, Submission
+from rota.queue import DeadLetterFilter, FailedFilter, FrameFailure, Queue
+from tests.support.jobs import a_show, task
+from tests.support.kernels import TABLE, Table
+from tests.support.queue import Dispatcher, agreed, entry, sessions_over, sql
+
+COUNT = sql("SELECT rota.layers_count($1::uuid[], $2::int[], $3, 0)")
+FINISH = sql("SELECT * FROM rota.jobs_finish($1::uuid[])")
+NUMBERS = count()
+JOBS = sql("SELECT pk_job FROM rota.job ORDER BY 1")
+
+
+class Ended:
+    """Submits, and plays workers: ends frames in the queue and counts them at their layers."""
+
+    def __init__(self, database):
+        self.database = database
+        self.queue = Queue(database)
+        self.submitter = Submitter(database)
+        self.reopener = Resubmitter(database, self.queue, self.submitter, BlobStore(database))
+
+    async def submit(self, submission):
+        [one] = await self.submitter.submit([submission], may_be_critical=True)
+        return one.job
+
+    async def play(self, fails, *, dead=False):
+        """Run everything that waits; `fails(layer name, frame)` says what fails. Returns what ran, by payload."""
+        dispatcher = await Dispatcher(self.database, f"d{next(NUMBERS)}").enlisted()
+        ran = {}
+        names = {}
+        for piece in await dispatcher.pieces(1000):
+            job = await JobQueries(self.database).get(piece.job)
+            names |= {layer.id: layer.name for layer in job.layers}
+            for token, frame in zip(piece.tokens, piece.frames, strict=True):
+                ran[names[piece.layer], frame] = piece.payload
+                failed = fails(names[piece.layer], frame)
+                if failed:
+                    await self.queue.fail([FrameFailure(token, "oom", "too large")])
+                else:
+                    await self.queue.complete([token])
+                ended = await self.database.value(COUNT, [piece.layer], [1], "FAILED" if failed else "SUCCEEDED")
+                await self.database.rows(FINISH, ended)
+        if dead:
+            await self.queue.failed.move_to_dead_letters(FailedFilter())
+        return ran
+
+
+@pytest.fixture
+async def ended(database):
+    await a_show(database)
+    return Ended(database)
+
+
+async def test_the_failed_frames_of_an_ended_job_run_again_under_their_numbers(ended, database):
+    layers = (LayerSpec(name="a", task="t", frames="10-100x10"), LayerSpec(name="b", task="t", frames=3))
+    old = await ended.submit(Submission(show="film", layers=layers))
+    bad = {11, 12, 15}
+    await ended.play(lambda layer, frame: layer == "a" and frame in bad)
+    assert (await JobQueries(database).get(old)).state is JobState.FAILED
+    reopened = await ended.reopener.retry_job(old)
+    assert (reopened.old, reopened.frames) == (old, 3)
+    new = await JobQueries(database).get(reopened.job)
+    assert [(layer.name, list(layer.frames.numbers())) for layer in new.layers] == [("a", [20, 30, 60])]
+    assert (new.details.parent_job_id, new.labels) == (old, {"retry_of": str(old)})
+    assert await ended.queue.failed.count(FailedFilter()) == 0
+    assert set(await ended.play(lambda *_: False)) == {("a", frame) for frame in bad}
+    assert (await JobQueries(database).get(reopened.job)).state is JobState.SUCCEEDED
+    [counts] = (await agreed(database)).values()
+    assert (counts["failed"], counts["completed"], counts["waiting"]) == (0, 13, 0)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["caps in the books", "caps forgotten"])
+async def test_every_field_is_as_it_was(ended, database, forgotten):
+    given = Submission(
+        show="film",
+        name="comp",
+        folder="shots",
+        dept="fx",
+        topic="render.fast",
+        priority=9,
+        labels={"preferred_pool": "p", "node.zone": "z", "mine": "1"},
+        env={"A": "1"},
+        context={"x": 1},
+        budget=Budget(max_total_tokens=5, deadline_ms=60_000),
+        requires=("gpu",),
+        capability="c",
+        risk_tags=("r",),
+        actor_id="ann",
+        actor_type="human",
+        tenant="t",
+        principal="p",
+        adapter_id="ad",
+        pack_id="pk",
+        workflow_id="w",
+        step_index=3,
+        memory_id="m",
+        context_hints=ContextHints(tags=("q",)),
+        compensation=Compensation(topic="undo", context=1),
+        idempotency_key="once",
+        max_wait_s=77.0,
+        max_cores=8,
+        layers=(LayerSpec(task="t", cores=2, input={"big": "x" * 100_000}, retries=2, timeout_s=9.0, max_cores=4),),
+    )
+    old = await ended.submit(given)
+    await ended.play(lambda *_: True, dead=True)
+    if forgotten:
+        upkeep = RetentionMaintenance(database, Leases(database))
+        [lease] = (await upkeep.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
+        assert await upkeep.forget_caps(lease) == 1
+    await ended.reopener.retry_dead_letters(DeadLetterFilter())
+    [row] = await database.rows(JOBS)
+    before, after = await JobQueries(database).get(old), await JobQueries(database).get(row["pk_job"])
+    same = ("show", "folder", "dept", "name", "topic", "priority", "workflow_id")
+    assert {field: getattr(after, field) for field in same} == {field: getattr(before, field) for field in same}
+    assert after.labels == {**before.labels, "retry_of": str(old)}
+    assert after.details == msgspec.structs.replace(before.details, parent_job_id=old, idempotency_key="")
+    assert (after.deadline_at - after.submitted_at).total_seconds() == 60
+    assert (after.wait_until - after.submitted_at).total_seconds() == 77
+    one, two = before.layers[0], after.layers[0]
+    assert (two.work, two.queue, two.input_at) == (one.work, one.queue, one.input_at)
+    assert two.input_at is not None
+    caps = sql(
+        "SELECT int_max_cores FROM rota.job_resource WHERE pk_job = $1 UNION ALL"
+        " SELECT int_max_cores FROM rota.layer_resource WHERE pk_job = $1"
+    )
+    assert [row["int_max_cores"] for row in await database.rows(caps, after.id)] == [800, 400]
+
+
+async def test_failed_items_of_a_map_run_again_with_what_they_were_called_with(ended, database):
+    old = await ended.submit(task(layer={"items": ["a", "b", "c", None, "e"]}))
+    await ended.play(lambda _, frame: frame in (1, 3))
+    reopened = await ended.reopener.retry_job(old)
+    ran = await ended.play(lambda *_: False)
+    assert ran == {("noop", 1): msgspec.msgpack.encode("b"), ("noop", 3): msgspec.msgpack.encode(None)}
+    assert (await JobQueries(database).get(reopened.job)).details.maps == (0,)
+
+
+async def test_items_keep_their_places_through_a_gate_that_decides_later(ended, database):
+    old = await ended.submit(task(layer={"items": ["a", "b", "c", "d", "e"]}))
+    await ended.play(lambda _, frame: frame in (1, 3, 4))
+    ended.submitter.gate = Later()
+    reopened = await ended.reopener.retry_job(old)
+    async with database.transaction() as tx:
+        await controller.apply_decisions(tx, {reopened.job: controller.ALLOWED}, None)
+    assert {
+        frame: msgspec.msgpack.decode(item) for (_, frame), item in (await ended.play(lambda *_: False)).items()
+    } == {
+        1: "b",
+        3: "d",
+        4: "e",
+    }
+
+
+async def test_all_of_a_job_runs_again_and_its_letters_are_settled(ended, database):
+    old = await ended.submit(task(layer={"frames": "1,5,9-12"}))
+    await ended.play(lambda _, frame: frame == 5, dead=True)
+    reopened = await ended.reopener.retry_job(old, every_frame=True)
+    assert reopened.frames == 6
+    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    assert sorted(frame for _, frame in await ended.play(lambda *_: False)) == [1, 5, 9, 10, 11, 12]
+
+
+async def test_a_live_job_is_not_run_again_but_its_failed_frames_are(ended, database):
+    old = await ended.submit(Submission(show="film", layers=(LayerSpec(task="t", frames=2),)))
+    dispatcher = await Dispatcher(database).enlisted()
+    one, _ = await dispatcher.tokens(2)
+    await ended.queue.fail([FrameFailure(one, "oom")])
+    with pytest.raises(InvalidInput, match="has not ended"):
+        await ended.reopener.retry_job(old, every_frame=True)
+    reopened = await ended.reopener.retry_job(old)
+    assert reopened.frames == 1
+
+
+async def test_letters_of_several_jobs_become_a_job_each(ended, database):
+    olds = [await ended.submit(task(layer={"frames": 3})) for _ in range(3)]
+    await ended.play(lambda _, frame: frame > 0, dead=True)
+    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame"))
+    assert len(retried.gone) == 6
+    assert {one.old for one in retried.jobs} == set(olds)
+    assert {one.frames for one in retried.jobs} == {2}
+    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+
+
+async def test_of_two_who_retry_the_same_frame_one_does(ended, database):
+    old = await ended.submit(task(layer={"frames": 8}))
+    await ended.play(lambda *_: True, dead=True)
+    found, purge = asyncio.Barrier(2), ended.reopener._purge
+
+    async def purge_together(tx, letters):
+        await found.wait()
+        return await purge(tx, letters)
+
+    ended.reopener._purge = purge_together
+    both = await asyncio.gather(*(ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame")) for _ in range(2)))
+    assert sorted(len(each.gone) for each in both) == [0, 8]
+    assert sum(counts["waiting"] for counts in (await agreed(database)).values()) == 8
+    ended.reopener._purge = purge
+    with pytest.raises(InvalidInput, match="no failed frame that is kept"):
+        await ended.reopener.retry_job(old)
+
+
+async def test_a_retry_that_rolls_back_changed_nothing(ended, database):
+    await ended.submit(task(layer={"frames": 2}))
+    await ended.play(lambda *_: True)
+    with pytest.raises(asyncio.CancelledError):
+        await undone(ended, database)
+    assert await ended.queue.failed.count(FailedFilter()) == 2
+    assert await database.rows(JOBS) == []
+
+
+async def undone(ended, database):
+    async with database.transaction() as tx:
+        await ended.reopener.retry_failed(FailedFilter(), on=tx)
+        raise asyncio.CancelledError
+
+
+async def test_whoever_is_killed_on_the_way_has_removed_nothing_and_the_next_retries_once(
+    ended, database, database_url, spawn
+):
+    old = await ended.submit(task(layer={"frames": 4}))
+    await ended.play(lambda _layer, frame: frame < 2, dead=True)
+    arm = {"URL": database_url, "CRASH_AT": "reopen.after_purge"}
+    first = await spawn("tests.integration.engine.engine_client", "retry", old, env=arm)
+    assert await first.wait() == failpoints.CRASH_EXIT_STATUS, await first.errors()
+    await sessions_over(database)
+    assert await ended.queue.dead_letters.count(DeadLetterFilter(job=old)) == 2
+    assert await database.rows(JOBS) == []
+    await ended.reopener.retry_job(old)
+    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    [row] = await database.rows(JOBS)
+    assert (await JobQueries(database).get(row["pk_job"])).details.parent_job_id == old
+
+
+async def test_what_cannot_run_again_stays_and_is_told_when_it_is_named(ended, database):
+    lost = await ended.submit(task())
+    kept = await ended.submit(task())
+    await ended.play(lambda *_: True, dead=True)
+    await database.run(sql("DELETE FROM rota.job_done WHERE pk_job = $1"), lost)
+    [letter] = await ended.queue.dead_letters.find(DeadLetterFilter(job=lost))
+    with pytest.raises(InvalidInput, match="is not kept any more"):
+        await ended.reopener.retry_dead_letters(DeadLetterFilter(ids=[letter.id]))
+    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame"))
+    assert [one.old for one in retried.jobs] == [kept]
+    assert [one.id for one in await ended.queue.dead_letters.find(DeadLetterFilter())] == [letter.id]
+
+
+async def test_all_of_a_map_runs_again_with_what_its_frames_were_called_with(ended, database):
+    layers = (
+        LayerSpec(name="first", task="t", items=["a", None, b"c"]),
+        LayerSpec(name="plain", task="t", frames="3-4", input={"args": [1], "kwargs": {}}),
+        LayerSpec(name="last", task="u", items=[{"x": 1}]),
+    )
+    old = await ended.submit(Submission(show="film", layers=layers))
+    ran = await ended.play(lambda _, frame: frame == 1)
+    reopened = await ended.reopener.retry_job(old, every_frame=True)
+    assert reopened.frames == 6
+    assert await ended.play(lambda *_: False) == ran
+    again = await ended.reopener.retry_job(reopened.job, every_frame=True)
+    assert await ended.play(lambda *_: False) == ran
+    assert (await JobQueries(database).get(again.job)).details.maps == (0, 2)
+
+
+async def test_all_of_a_retried_part_of_a_map_runs_again_as_it_was(ended):
+    old = await ended.submit(task(layer={"items": ["a", "b", "c", "d"]}))
+    await ended.play(lambda _, frame: frame in (1, 3))
+    part = await ended.reopener.retry_job(old)
+    ran = await ended.play(lambda *_: False)
+    assert (await ended.reopener.retry_job(part.job, every_frame=True)).frames == 2
+    assert await ended.play(lambda *_: False) == ran != {}
+
+
+async def test_a_map_that_a_gate_let_in_later_runs_again_as_a_whole(ended, database):
+    ended.submitter.gate = Later()
+    old = await ended.submit(task(layer={"items": [1, 2]}))
+    async with database.transaction() as tx:
+        await controller.apply_decisions(tx, {old: controller.ALLOWED}, None)
+    ran = await ended.play(lambda *_: False)
+    ended.submitter.gate = AllowAll()
+    await ended.reopener.retry_job(old, every_frame=True)
+    assert await ended.play(lambda *_: False) == ran
+
+
+async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended, database):
+    old = await ended.submit(task(layer={"items": [1, 2]}))
+    await ended.play(lambda *_: False)
+    await database.run(sql("DELETE FROM rota.blob"))
+    with pytest.raises(InvalidInput, match="items of layer noop are not kept"):
+        await ended.reopener.retry_job(old, every_frame=True)
+
+
+async def test_a_denied_job_comes_to_the_gate_again_with_all_its_items(ended, database):
+    ended.submitter.gate = Later()
+    old = await ended.submit(task(layer={"items": [1, 2]}))
+    keeper = controller.AdmissionController(database, Finishing(ended.queue), Table(default=TABLE["deny"]))
+    await keeper.decide_all([old])
+    ended.submitter.gate = Later()
+    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="job"))
+    assert [(one.old, one.frames) for one in retried.jobs] == [(old, 2)]
+    assert (await JobQueries(database).get(retried.jobs[0].job)).state is JobState.PENDING
+    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+
+
+async def test_frames_of_queues_that_are_not_the_engines_go_back_as_they_are(ended, database):
+    await ended.queue.enqueue([entry("own", frames=2)])
+    dispatcher = await Dispatcher(database).enlisted()
+    await ended.queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens(2)])
+    retried = await ended.reopener.retry_failed(FailedFilter())
+    assert (len(retried.gone), retried.jobs) == (2, [])
+    assert (await agreed(database))["own"]["deferred"] == 2
+
+
+class Later:
+    at_once = False
+
+    def decide(self, _batch):
+        raise AssertionError("nobody is asked while jobs are written")
+
+
+class Finishing:
+    """As much of a finisher as the gatekeeper needs here."""
+
+    def __init__(self, queue):
+        self.queue = queue
+
+    async def run_hooks(self, _tx, _ends):
+        return None
+
+    async def tell(self, _told):
+        return None

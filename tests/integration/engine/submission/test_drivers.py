@@ -1,0 +1,109 @@
+"""Submitting on the caller's own connection: what it commits is there, what it rolls back is not."""
+
+import asyncpg
+import psycopg
+import pytest
+
+from rota.engine.admission.decision import DEFERRED
+from rota.engine.submission.submitter import Submitter, submit_on_sync
+from rota.model.errors import IdempotencyConflict, InvalidInput
+from tests.support.jobs import a_show, left, task
+from tests.support.queue import agreed, sql
+
+OF_THE_CALLER = "CREATE TABLE IF NOT EXISTS rota.orders_of_the_test (id int)"
+BATCH = [
+    task(value="x" * 100_000, idempotency_key="k", max_cores=4, labels={"team": "fx"}),
+    task(layer={"items": [1, None, "ä%s"]}, folder="shots"),
+    task(layer={"frames": "1,5,9-20"}, dept="fx"),
+]
+WRITTEN = {"jobs": 3, "layers": 3, "entries": 7, "keys": 1, "job_caps": 1}
+
+
+class Later:
+    at_once = False
+
+    def decide(self, batch):
+        return [DEFERRED] * len(batch)
+
+
+@pytest.fixture
+async def submitter(database):
+    await a_show(database)
+    return Submitter(database)
+
+
+async def waiting(database):
+    return sum(counts["waiting"] for counts in (await agreed(database)).values())
+
+
+async def test_asyncpg(submitter, database, database_url):
+    connection = await asyncpg.connect(database_url)
+    rolled_back = connection.transaction()
+    await rolled_back.start()
+    await submitter.submit_on(connection, BATCH)
+    assert await left(database) == {}, "nobody else sees it yet"
+    await rolled_back.rollback()
+    assert await left(database) == {}
+    async with connection.transaction():
+        submitted = await submitter.submit_on(connection, BATCH)
+    await connection.close()
+    assert len({one.job for one in submitted}) == 3
+    assert await left(database) == WRITTEN
+    assert await waiting(database) == 1 + 3 + 14
+
+
+async def test_psycopg_that_waits_for_nobody(submitter, database, database_url):
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await submitter.submit_on(connection, BATCH)
+        await connection.rollback()
+        assert await left(database) == {}
+        await submitter.submit_on(connection, BATCH)
+    assert await left(database) == WRITTEN
+
+
+async def test_psycopg_without_a_database_of_ours(submitter, database, database_url):
+    with psycopg.connect(database_url) as connection:
+        submit_on_sync(connection, BATCH)
+        connection.rollback()
+        assert await left(database) == {}
+        assert submit_on_sync(connection, []) == []
+        submitted = submit_on_sync(connection, BATCH)
+    assert await left(database) == WRITTEN
+    assert await waiting(database) == 1 + 3 + 14
+    assert [one.already for one in await submitter.submit(BATCH[:1])] == [True]
+    with psycopg.connect(database_url) as connection:
+        assert submit_on_sync(connection, BATCH[:1])[0].job == submitted[0].job
+
+
+async def test_a_refusal_leaves_the_callers_own_work_in_place(submitter, database, database_url):
+    await submitter.submit([task(idempotency_key="k")])
+    before = await left(database)
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(OF_THE_CALLER)
+    async with connection.transaction():
+        await connection.execute("INSERT INTO rota.orders_of_the_test VALUES (1)")
+        with pytest.raises(InvalidInput, match="did you mean film"):
+            await submitter.submit_on(connection, [task(show="filn")])
+        with pytest.raises(IdempotencyConflict):
+            await submitter.submit_on(connection, [task("other", idempotency_key="k")])
+    assert await connection.fetchval("SELECT count(*) FROM rota.orders_of_the_test") == 1
+    await connection.execute("DROP TABLE rota.orders_of_the_test")
+    await connection.close()
+    assert await left(database) == before
+
+
+async def test_jobs_that_wait_for_the_gate_wake_it_when_the_caller_commits(database, database_url):
+    await a_show(database)
+    with psycopg.connect(database_url) as connection:
+        submit_on_sync(connection, BATCH, gate=Later())
+        connection.rollback()
+        submit_on_sync(connection, BATCH, gate=Later())
+    assert await left(database) == {"jobs": 3, "layers": 3, "keys": 1, "job_caps": 1, "messages": 1}
+    assert await database.value(sql("SELECT subject FROM rota.outbox")) == "sys.job.gate"
+
+
+async def test_what_is_no_connection_is_refused(submitter):
+    with pytest.raises(InvalidInput, match="cannot be queued on a object"):
+        await submitter.submit_on(object(), [task()])
+    with pytest.raises(InvalidInput, match="cannot be queued on a int"):
+        submit_on_sync(5, [task()])

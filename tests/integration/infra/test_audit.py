@@ -1,0 +1,144 @@
+"""The audit trail on a real server: written with the act, closed to changes, checked by a second hand."""
+
+import asyncio
+import tracemalloc
+from importlib import import_module
+
+import asyncpg
+import pytest
+
+from rota.infra import audit
+from rota.infra.audit import AuditEntry, ChainHead
+from rota.infra.audit.verify import CHUNK_ROWS
+from rota.infra.postgres.sql import parse_query
+from rota.model.errors import InvalidInput
+
+
+def sql(text):
+    return parse_query("test", f"-- Test.\n{text}")
+
+
+def entry(action="cap.raise", **detail):
+    return AuditEntry("ann", action, "show:duck", detail)
+
+
+async def append(database, *entries):
+    async with database.transaction() as tx:
+        return await audit.append(tx, entries)
+
+
+async def test_entries_are_numbered_chained_and_found_good(database):
+    first = await append(database, entry(before=1, after=2), entry("job.cancel"))
+    second = await append(database, entry())
+    assert (first.seq, second.seq) == (2, 3)
+    report = await audit.verify(database)
+    assert (report.ok, report.checked, report.head) == (True, 3, second)
+    row = await database.row(sql("SELECT actor, action, target, detail FROM rota.audit WHERE seq = 1"))
+    assert tuple(row) == ("ann", "cap.raise", "show:duck", '{"after": 2, "before": 1}')
+
+
+async def test_an_empty_trail_is_good(database):
+    report = await audit.verify(database)
+    assert (report.ok, str(report.head)) == (True, f"0:{'00' * 32}")
+
+
+async def test_the_trail_and_the_act_are_committed_together_or_not_at_all(database):
+    async def act_and_fail():
+        async with database.transaction() as tx:
+            await audit.append(tx, [entry()])
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await act_and_fail()
+    assert (await append(database, entry())).seq == 1
+    assert (await audit.verify(database)).ok
+
+
+async def test_many_writers_at_once_make_one_chain(database):
+    await asyncio.gather(*(append(database, entry(writer=n), entry(writer=n)) for n in range(12)))
+    report = await audit.verify(database)
+    assert (report.ok, report.checked) == (True, 24)
+
+
+async def test_a_writer_with_an_old_snapshot_is_refused_instead_of_forking_the_chain(database):
+    async def append_late():
+        async with database.transaction("repeatable read") as tx:
+            await tx.value(sql("SELECT 1"))
+            await append(database, entry())
+            await audit.append(tx, [entry()])
+
+    with pytest.raises(asyncpg.SerializationError):
+        await append_late()
+    assert (await audit.verify(database)).checked == 1
+
+
+async def test_changing_or_removing_entries_is_refused(database):
+    await append(database, entry())
+    for statement in (
+        "UPDATE rota.audit SET actor = 'bob'",
+        "DELETE FROM rota.audit",
+        "TRUNCATE rota.audit",
+        "DELETE FROM rota.audit_head",
+        "TRUNCATE rota.audit_head",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match="is append-only"):
+            await database.run(sql(statement))
+    assert (await audit.verify(database)).checked == 1
+
+
+async def test_secrets_never_get_into_the_trail(database):
+    secret = AuditEntry(
+        "ann", "redis.set", "redis://:hush-hush@host/0", {"password": "hush-hush", "nested": {"api_key": "hush-hush"}}
+    )
+    await append(database, secret)
+    row = await database.row(sql("SELECT * FROM rota.audit"))
+    assert "hush-hush" not in str(dict(row))
+    assert (await audit.verify(database)).ok
+
+
+async def test_secrets_in_the_actor_or_the_action_are_masked_like_any_other(database):
+    await append(database, AuditEntry("http://ann:hush-hush@host/", "login password=hush-hush", "show:duck"))
+    row = await database.row(sql("SELECT actor, action FROM rota.audit"))
+    assert tuple(row) == ("http://ann:***@host/", "login password=***")
+
+
+async def test_what_postgresql_cannot_store_is_refused_with_a_sentence(database):
+    in_a_name = [AuditEntry(hostile, "act", "target") for hostile in ("nul\0", "half\ud800")]
+    in_detail = [AuditEntry("ann", "act", "target", {"name": bad.actor}) for bad in in_a_name]
+    for bad in in_a_name + in_detail:
+        with pytest.raises(InvalidInput, match="cannot store"):
+            await append(database, bad)
+    assert (await audit.verify(database)).head.seq == 0
+
+
+async def test_a_long_trail_is_read_in_pieces_and_may_be_checked_from_the_middle(database):
+    head = await append(database, *(entry(n=n) for n in range(CHUNK_ROWS + 5)))
+    assert (await audit.verify(database)).checked == CHUNK_ROWS + 5
+    report = await audit.verify(database, from_seq=CHUNK_ROWS)
+    assert (report.ok, report.checked, report.head) == (True, 6, head)
+    beyond = await audit.verify(database, from_seq=CHUNK_ROWS + 50)
+    assert beyond.problem.why == "gap"
+
+
+async def test_large_entries_are_read_in_pieces_of_bounded_size(database, monkeypatch):
+    monkeypatch.setattr(import_module("rota.infra.audit.verify"), "CHUNK_BYTES", 100_000)
+    head = await append(database, *(entry(text="x" * 40_000) for _ in range(100)), entry(text="x" * 150_000))
+    tracemalloc.start()
+    try:
+        report = await audit.verify(database)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (report.ok, report.checked, report.head) == (True, 101, head)
+    assert peak < 1_500_000, "all at once they take more than four million bytes"
+
+
+def test_a_head_survives_being_written_down():
+    head = ChainHead(7, bytes(range(32)))
+    assert ChainHead.parse(f" {head}\n") == head
+
+
+@pytest.mark.parametrize("text", ["", "7", "7:", "7:zz", "x:00", f"-1:{'00' * 32}", f"7:{'00' * 31}"])
+def test_a_head_that_cannot_be_read_is_refused(text):
+    with pytest.raises(InvalidInput, match="SEQ:HASH"):
+        ChainHead.parse(text)

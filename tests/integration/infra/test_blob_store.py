@@ -1,0 +1,199 @@
+"""The store: what a pointer names comes back as it was, or not at all; what is in use is never forgotten."""
+
+import asyncio
+import os
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from uuid import uuid4
+
+import pytest
+
+from rota.engine.queries.jobs import JobQueries
+from rota.infra.blob_store import BlobLocation, BlobPointer, BlobStore, BlobStoreTarget, pointer_to
+from rota.model.errors import BlobCorrupted, BlobMissing, InvalidInput, SetupFailed
+from tests.support.queue import sql
+
+pytestmark = pytest.mark.no_days
+SMALL, LARGE = b"small", b"large" * 100
+DAY_S = 86_400.0
+ROWS = sql("SELECT count(*) FROM rota.blob")
+DAYS = sql("SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' ORDER BY 1")
+FRAME = sql("INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state) VALUES ($1, $2, $3, $4, 'SUCCEEDED')")
+
+
+class At:
+    """A clock that stands `days` from now."""
+
+    def __init__(self, days=0.0):
+        self.days = days
+
+    def now_ms(self):
+        return int((datetime.now(UTC) + timedelta(days=self.days)).timestamp() * 1000)
+
+
+@pytest.fixture
+def store(database, tmp_path):
+    return BlobStore(database, BlobStoreTarget(directory=tmp_path, small_bytes=100, most_bytes=1000))
+
+
+def files(directory):
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+async def test_small_values_lie_in_postgres_and_large_ones_in_files(store, database, tmp_path):
+    small, large = await store.put([SMALL, LARGE])
+    assert small == f"pg:{sha256(SMALL).hexdigest()}:5"
+    assert large == f"file:{sha256(LARGE).hexdigest()}:500"
+    assert await store.get(small) == SMALL
+    assert await store.get(large) == LARGE
+    assert await database.value(ROWS) == 1
+    assert [path.name for path in files(tmp_path)] == [sha256(LARGE).hexdigest()]
+
+
+async def test_without_a_directory_postgres_takes_all(database):
+    store = BlobStore(database)
+    pointers = await store.put([LARGE, b""])
+    assert [await store.get(pointer) for pointer in pointers] == [LARGE, b""]
+    with pytest.raises(SetupFailed, match="no directory of the store"):
+        await store.get(str(pointer_to(LARGE, BlobLocation.FILE)))
+
+
+async def test_a_file_is_copied_under_the_hash_of_what_was_read(store, tmp_path):
+    (tmp_path / "given").write_bytes(LARGE)
+    pointer = store._files.put_file(tmp_path / "given", 10_000)
+    (tmp_path / "given").write_bytes(b"changed")
+    assert pointer == pointer_to(LARGE, BlobLocation.FILE)
+    assert await store.get(str(pointer)) == LARGE
+    assert store._files.put_file(tmp_path / "given", 7) == pointer_to(b"changed", BlobLocation.FILE)
+    before = set(files(tmp_path))
+    with pytest.raises(InvalidInput, match="more than the 6 bytes"):
+        store._files.put_file(tmp_path / "given", 6)
+    assert set(files(tmp_path)) == before, "no temporary file is left"
+
+
+async def test_the_same_value_is_kept_once(store, database, tmp_path):
+    assert len({*await store.put([SMALL, SMALL]), *await store.put([SMALL])}) == 1
+    await asyncio.gather(*(store.put([LARGE]) for _ in range(5)))
+    assert await database.value(ROWS) == 1
+    assert len(files(tmp_path)) == 1
+
+
+async def test_a_value_comes_and_goes_with_the_transaction_that_refers_to_it(store, database):
+    async with database.transaction() as tx:
+        [pointer] = await store.put([SMALL], on=tx)
+        assert await store.get(pointer, on=tx) == SMALL
+    assert await store.get(pointer) == SMALL
+    with suppress(RuntimeError):
+        async with database.transaction() as tx:
+            [other] = await store.put([b"never"], on=tx)
+            raise RuntimeError
+    with pytest.raises(BlobMissing):
+        await store.get(other)
+
+
+async def test_too_large_a_value_is_refused_and_nothing_is_kept(store, database, tmp_path):
+    with pytest.raises(InvalidInput, match="1001 bytes is too large"):
+        await store.put([SMALL, b"x" * 1001])
+    assert await database.value(ROWS) == 0
+    assert files(tmp_path) == []
+
+
+async def test_what_was_changed_behind_our_back_is_not_handed_out(store, database, tmp_path):
+    small, large = await store.put([SMALL, LARGE])
+    await database.run(sql("UPDATE rota.blob SET data = 'other'"))
+    [file] = files(tmp_path)
+    file.write_bytes(LARGE[:-1] + b"X")
+    for pointer in (small, large):
+        with pytest.raises(BlobCorrupted, match="not what was written"):
+            await store.get(pointer)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "pg:", "s3:x", "pg:zz:5", f"pg:{'a' * 64}", f"pg:{'a' * 64}:-1", "file:../../x:1"]
+)
+async def test_what_is_no_pointer_of_ours_is_refused(store, text):
+    with pytest.raises(InvalidInput, match="no pointer"):
+        await store.get(text)
+
+
+async def test_what_is_not_there_is_said_to_be_missing(store):
+    for where in BlobLocation:
+        with pytest.raises(BlobMissing, match="any more"):
+            await store.get(str(pointer_to(b"never put", where)))
+
+
+async def test_a_directory_that_cannot_be_used_is_told(database, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    store = BlobStore(database, BlobStoreTarget(directory=tmp_path / "file", small_bytes=1))
+    with pytest.raises(SetupFailed, match="cannot be used"):
+        await store.put([LARGE])
+
+
+async def test_old_files_go_unless_they_are_in_use_or_were_put_again(store, tmp_path):
+    old, used, again = await store.put([b"o" * 200, b"u" * 200, b"a" * 200])
+    stale = files(tmp_path)[0].parent / ".tmp-dead"
+    stale.write_bytes(b"half")
+    for path in files(tmp_path):
+        os.utime(path, (1, 1))
+    await store.put([b"a" * 200])
+    await store.maintain(30 * DAY_S, [used])
+    assert {path.name for path in files(tmp_path)} == {BlobPointer.parse(each).sha256.hex() for each in (used, again)}
+    with pytest.raises(BlobMissing):
+        await store.get(old)
+
+
+async def test_a_file_that_is_put_while_it_is_swept_stays(store, tmp_path, monkeypatch):
+    [pointer] = await store.put([LARGE])
+    [path] = files(tmp_path)
+    os.utime(path, (1, 1))
+    rename = type(path).rename
+
+    def put_in_between(self, target):
+        os.utime(self)
+        return rename(self, target)
+
+    monkeypatch.setattr(type(path), "rename", put_in_between)
+    await store.maintain(30 * DAY_S, [])
+    monkeypatch.undo()
+    assert await store.get(pointer) == LARGE
+
+
+async def test_days_past_their_retention_are_dropped_whole_after_what_is_in_use_was_carried_on(database, tmp_path):
+    later = BlobStore(database, clock=At(-40))
+    await later.maintain(30 * DAY_S, [])
+    days = [row["relname"] for row in await database.rows(DAYS)]
+    assert len(days) == 3, "days ahead of the clock that stood 40 days ago"
+    used, unused = str(pointer_to(b"used", BlobLocation.POSTGRES)), str(pointer_to(b"unused", BlobLocation.POSTGRES))
+    await BlobStore(database).put([b"used", b"unused"])
+    await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '38 days'"))
+    assert await database.value(sql(f"SELECT count(*) FROM rota.{days[1]}")) == 2
+
+    await BlobStore(database).maintain(30 * DAY_S, [used])
+    assert not set(days) & {row["relname"] for row in await database.rows(DAYS)}
+    assert await BlobStore(database).get(used) == b"used"
+    with pytest.raises(BlobMissing):
+        await BlobStore(database).get(unused)
+
+
+async def test_what_no_day_took_is_swept_row_by_row(database):
+    store = BlobStore(database)
+    kept, young, _ = await store.put([b"kept", b"young", b"old"])
+    await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '31 days' WHERE data <> 'young'"))
+    await store.maintain(30 * DAY_S, [kept])
+    assert await database.value(ROWS) == 2
+    assert [await store.get(pointer) for pointer in (kept, young)] == [b"kept", b"young"]
+
+
+async def test_a_result_is_swapped_only_for_the_attempt_that_returned_it(database, store):
+    layer = uuid4()
+    jobs = JobQueries(database)
+    [pointer] = await store.put([b"redacted"])
+    await database.run(FRAME, layer, 7, 1, 100)
+    assert not await jobs.replace_result(layer, 7, 99, pointer=pointer), "another token"
+    assert await jobs.replace_result(layer, 7, 100, pointer=pointer)
+    [end] = await jobs.frame_ends(layer)
+    assert (end.value, end.value_at, end.attempt, end.state) == (None, pointer, 1, "SUCCEEDED")
+    await database.run(FRAME, layer, 7, 2, 200)
+    assert not await jobs.replace_result(layer, 7, 100, pointer=pointer), "a later attempt has ended"
+    assert [(end.token, end.value_at) for end in await jobs.frame_ends(layer)] == [(200, None)]

@@ -1,0 +1,206 @@
+"""Who leads, on a real server: elections, ends of terms, and failures of the duty and of the campaign."""
+
+import asyncio
+from urllib.parse import urlsplit
+
+import pytest
+from structlog.testing import capture_logs
+
+from rota.infra.lease import Leadership, Leases
+from rota.infra.lease.lease_context import ATTEMPTS_MAX
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.service import Lifecycle
+from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
+from tests.integration.infra.lease_support import EXPIRE, LONG_S, SOON, forever, sql, take, write
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def leases(database):
+    return Leases(database, owner="me")
+
+
+@pytest.fixture
+def others(database):
+    return Leases(database, owner="others")
+
+
+async def test_one_of_two_candidates_leads_and_the_other_takes_over_when_it_stops(leases, others):
+    terms = []
+
+    async def lead(lease):
+        terms.append(lease.fence)
+        await forever()
+
+    one = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S)
+    two = Leadership(others, "chair", lead, kind="test", ttl_s=LONG_S)
+    async with asyncio.timeout(10):
+        await one.start()
+        await one.elected.wait()
+        await two.start()
+        await until(lambda: leases.database.value(sql("SELECT wanted FROM rota.lease WHERE name = 'chair'")))
+        assert (one.is_leader, two.is_leader) == (True, False)
+        await one.stop()
+        await two.elected.wait()
+        assert (one.is_leader, two.is_leader) == (False, True)
+        await two.stop()
+        await two.stop()
+    assert terms == [1, 2]
+
+
+async def test_a_deposed_leader_stops_leading_and_campaigns_again(leases, database):
+    ends = []
+
+    async def lead(lease):
+        try:
+            await forever()
+        finally:
+            ends.append(lease.fence)
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=0.6, pauses=SOON)
+    async with asyncio.timeout(10):
+        await leader.start()
+        for term in (1, 2):
+            await leader.elected.wait()
+            await database.run(EXPIRE, "chair")
+            await leader.deposed.wait()
+            assert ends[-1] == term
+        await leader.elected.wait()
+        await leader.stop()
+    assert not leader.is_leader
+
+
+async def test_a_leader_whose_duty_fails_gives_the_lease_back_and_says_so(leases, others):
+    async def lead(_):
+        raise LookupError("bug")
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S)
+    with pytest.raises(LookupError):
+        await leader.run()
+    assert await take(others, "chair")
+
+
+async def test_a_leader_that_lost_postgresql_campaigns_again(leases):
+    terms = []
+
+    async def lead(lease):
+        terms.append(lease.fence)
+        if len(terms) == 1:
+            raise PostgresUnavailable("gone")
+        await forever()
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON)
+    await leader.start()
+    await until(lambda: len(terms) == 2)
+    await leader.stop()
+    assert terms == sorted(set(terms))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        LeaseHeld("an inner lock is taken", lease="inner"),
+        LeaseLost("an inner lock was lost", lease="inner"),
+        StaleFence("an inner lock was lost", leases=["inner"]),
+        FileNotFoundError("no such file"),
+        TimeoutError("the duty's own"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_a_failure_of_the_duty_is_not_taken_for_one_of_the_campaign(leases, failure):
+    terms = []
+
+    async def lead(lease):
+        terms.append(lease)
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        async with asyncio.timeout(5):
+            await Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON).run()
+    assert caught.value is failure
+    assert len(terms) == 1
+
+
+async def test_a_leader_whose_guarded_write_is_refused_campaigns_again(leases, database):
+    terms = []
+
+    async def lead(lease):
+        terms.append(lease.fence)
+        if len(terms) == 1:
+            await database.run(EXPIRE, "chair")
+            await write(leases, lease)
+        await forever()
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON)
+    await leader.start()
+    await until(lambda: len(terms) == 2)
+    await leader.stop()
+
+
+@pytest.mark.new_connections
+async def test_a_candidate_goes_on_campaigning_while_the_database_is_read_only(database_url, database, monkeypatch):
+    name = urlsplit(database_url).path[1:]
+    await database.run(sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+    read_only = await Database.open(PostgresTarget(url=database_url, pool_max=1))
+    await database.run(sql(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
+    leases = Leases(read_only)
+    acquire, asked = leases.acquire, []
+
+    async def counted(*args, **more):
+        asked.append(args)
+        return await acquire(*args, **more)
+
+    monkeypatch.setattr(leases, "acquire", counted)
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", pauses=SOON)
+    await leader.start()
+    try:
+        await until(lambda: len(asked) > 2 * ATTEMPTS_MAX, what="a third campaign")
+        await read_only.value(sql("SELECT set_config('default_transaction_read_only', 'off', false)"))
+        async with asyncio.timeout(5):
+            await leader.elected.wait()
+    finally:
+        await leader.stop()
+        await read_only.close()
+
+
+async def test_a_candidate_that_failed_says_so_at_once_and_when_it_is_stopped(leases):
+    async def lead(_):
+        raise LookupError("bug")
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S)
+    with capture_logs() as logged:
+        await leader.start()
+        await until(lambda: [line for line in logged if line["event"] == "leader_failed"])
+    with pytest.raises(LookupError):
+        await leader.stop()
+
+
+async def test_a_service_leads_until_it_drains_and_leaves_the_lease_to_the_next(leases, others):
+    draining = asyncio.Event()
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
+    async with asyncio.timeout(10):
+        serving = asyncio.create_task(leader.serve(Lifecycle(draining, lambda: None)))
+        await leader.elected.wait()
+        draining.set()
+        await serving
+    assert await take(others, "chair")
+
+
+async def test_a_service_ends_with_what_its_duty_failed_with(leases):
+    async def lead(_):
+        raise LookupError("bug")
+
+    with pytest.raises(LookupError):
+        async with asyncio.timeout(10):
+            await Leadership(leases, "chair", lead, kind="test").serve(Lifecycle(asyncio.Event(), lambda: None))
+
+
+async def test_a_service_that_is_cut_off_stops_leading_before_it_ends(leases, others):
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
+    async with asyncio.timeout(10):
+        serving = asyncio.create_task(leader.serve(Lifecycle(asyncio.Event(), lambda: None)))
+        await leader.elected.wait()
+        serving.cancel()
+        await asyncio.wait({serving})
+    assert not leader.is_leader
+    assert await take(others, "chair")

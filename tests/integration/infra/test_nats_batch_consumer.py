@@ -1,0 +1,342 @@
+"""Working off a consumer on a real NATS: what is acknowledged, what comes again, what goes to the dead letters."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from rota.infra.nats import Consumer, Nak, StreamSpec, Terminate, batch_consumer, consumer
+from rota.infra.service import Lifecycle, RestartPolicy, Service, ServiceState
+from rota.model.backoff import Backoff
+from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
+from rota.model.settings.servers import NatsSettings
+from tests.integration.infra.nats_support import (
+    IMPATIENT,
+    JOBS,
+    READER,
+    WAIT_S,
+    Work,
+    acknowledged,
+    buses,
+    consumer_info,
+    delete_stream,
+    message,
+    until_fetched,
+)
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def bus(nats_url, bus_prefix):
+    async with buses(nats_url, bus_prefix) as connect:
+        bus = await connect()
+        await bus.ensure([JOBS, READER])
+        yield bus
+
+
+async def test_a_handled_batch_is_acknowledged(bus):
+    await bus.publish_many([message(n) for n in range(5)])
+    async with Work(bus, READER, ack_sync=True) as work:
+        await until(lambda: len(work.handled()) == 5)
+    assert await acknowledged(bus) == 5
+
+
+async def test_an_unhandled_error_is_never_acknowledged(bus, monkeypatch):
+    monkeypatch.setattr(
+        batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
+    )
+    await bus.publish(message())
+    tries = 0
+
+    async def fails_once(_batch):
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("boom")
+
+    async with Work(bus, READER, fails_once, ack_sync=True) as work:
+        await until(lambda: tries == 2)
+    assert await acknowledged(bus) == 1
+    assert not work.dead.is_set()
+
+
+async def test_a_poison_message_blocks_nobody_and_its_dead_letter_is_written_before_it_ends(bus):
+    await bus.publish_many([message(n) for n in range(5)])
+    answered_before = []
+
+    async def handler(batch):
+        if any(delivery.data == b"2" for delivery in batch):
+            raise InvalidInput("Message 2 is not JSON: send JSON.")
+
+    async def dead_letter(delivery):
+        answered_before.append(delivery.settled)
+
+    async with Work(bus, READER, handler, dead_letter) as work:
+        await until(work.dead.is_set)
+        await until(lambda: acknowledged_all(bus, 5), what="every message being done with")
+    letters = [event for event in work.events if event[0] == "dead letter"]
+    assert letters == [("dead letter", b"2", "Message 2 is not JSON: send JSON.")]
+    assert answered_before == [False]
+    assert (await consumer_info(bus))["num_ack_pending"] == 0
+
+
+async def acknowledged_all(bus, count):
+    return await acknowledged(bus) == count
+
+
+async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus):
+    await bus.publish(message())
+    tries = 0
+
+    async def rejects(batch):
+        return [Terminate("no such job")] * len(batch)
+
+    async def dead_letter(_delivery):
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("boom")
+
+    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
+        await until(work.dead.is_set)
+        await until(lambda: acknowledged_all(bus, 1))
+    assert [event[0] for event in work.events] == ["handled", "dead letter", "handled", "dead letter"]
+
+
+def test_a_dead_letter_is_tried_again_after_five_seconds():
+    assert batch_consumer.DEAD_LETTER_RETRY_S == NatsSettings().nak_delay == 5.0
+
+
+async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
+    monkeypatch.setattr(
+        batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
+    )
+    spec = msgspec.structs.replace(READER, max_deliver=3)
+    await bus.ensure([spec])
+    await bus.publish(message())
+
+    async def always_fails(_batch):
+        raise RuntimeError("password=hunter2")
+
+    async with Work(bus, spec, always_fails) as work:
+        await until(work.dead.is_set)
+    assert len(work.handled()) == 3
+    assert work.events[-1] == ("dead letter", b"0", "failed 3 times, last with RuntimeError: password=***")
+
+
+async def test_a_message_that_used_up_its_deliveries_is_not_handled_again(bus):
+    spec = msgspec.structs.replace(READER, max_deliver=1)
+    await bus.ensure([spec])
+    await bus.publish(message())
+    async with bus.consumer(spec) as reader:
+        (crashed,) = await reader.fetch(most=1, wait_s=WAIT_S)
+        await crashed.nak()
+    async with Work(bus, spec) as work:
+        await until(work.dead.is_set)
+    assert work.handled() == []
+
+
+async def test_a_verdict_may_ask_for_its_own_delay(bus):
+    await bus.publish(message())
+    verdicts = iter([[Nak(0.05)], None])
+
+    async def handler(_batch):
+        return next(verdicts)
+
+    async with Work(bus, READER, handler, ack_sync=True) as work:
+        await until(lambda: len(work.handled()) == 2)
+    assert await acknowledged(bus) == 1
+
+
+AWAY = PostgresUnavailable("PostgreSQL is away: wait.")
+
+
+@pytest.fixture
+def quick_pauses(monkeypatch):
+    for name in ("OUTAGE_BACKOFF", "REDELIVERY_BACKOFF"):
+        monkeypatch.setattr(batch_consumer, name, Backoff(first_s=0.002, longest_s=0.002))
+
+
+@pytest.mark.parametrize("outage", [AWAY, ExceptionGroup("two tasks", [AWAY, AWAY])], ids=["plain", "grouped"])
+async def test_an_outage_behind_the_handler_uses_up_no_deliveries_however_long_it_is(bus, quick_pauses, outage):
+    await bus.publish_many([message(n) for n in range(3)])
+    seen = []
+
+    async def handler(batch):
+        seen.append([delivery.deliveries for delivery in batch])
+        if len(seen) < 30:
+            raise outage
+
+    async with Work(bus, READER, handler):
+        await until(lambda: acknowledged_all(bus, 3))
+    assert {deliveries for batch in seen for deliveries in batch} == {1}
+
+
+async def test_an_outage_behind_the_dead_letters_uses_up_no_deliveries_and_holds_up_no_answer(bus, quick_pauses):
+    await bus.publish_many([message(n) for n in range(2)])
+    tries, back = [], asyncio.Event()
+
+    async def rejects_the_first(batch):
+        return [Terminate("no such job") if delivery.data == b"0" else None for delivery in batch]
+
+    async def dead_letter(delivery):
+        tries.append(delivery.deliveries)
+        if not back.is_set():
+            raise AWAY
+
+    async with Work(bus, READER, rejects_the_first, dead_letter, ack_sync=True) as work:
+        await until(lambda: len(tries) > 30)
+        await until(lambda: only_one_left(bus, acknowledged=0))
+        back.set()
+        await until(lambda: acknowledged_all(bus, 2))
+    assert set(tries) == {1}
+    assert work.handled() == [b"0", b"1"]
+
+
+async def test_draining_ends_the_wait_for_an_absent_server_and_hands_the_batch_back(bus, monkeypatch):
+    monkeypatch.setattr(batch_consumer, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
+    await bus.publish(message())
+    asked = asyncio.Event()
+
+    async def handler(_batch):
+        asked.set()
+        raise AWAY
+
+    async with Work(bus, READER, handler):
+        await asked.wait()
+    async with bus.consumer(READER) as other:
+        (again,) = await other.fetch(wait_s=WAIT_S)
+    assert again.deliveries == 2
+
+
+async def test_a_crashed_handling_that_is_started_again_goes_on_handling(bus, monkeypatch):
+    monkeypatch.setattr(consumer, "PULL_RETRY_BACKOFF", Backoff(first_s=0.005, longest_s=0.01))
+    squatter = StreamSpec(name="SQUATTER", subjects=("job.>",), storage="memory")
+    work = Work(bus, READER, wait_s=1)
+    service = Service("results", work.run, restarts=RestartPolicy(limit=10**6, pauses=Backoff(0.005, 0.01)))
+    async with asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await bus.publish(message(0))
+        await until(lambda: work.handled() == [b"0"])
+        await delete_stream(bus)
+        await bus._jetstream.ensure([squatter], [])
+        await service.wait_for(ServiceState.RESTARTING)
+        assert isinstance(service.error, SetupFailed)
+        await delete_stream(bus, "SQUATTER")
+        await bus.ensure([JOBS, READER])
+        await bus.publish(message(7))
+        await until(lambda: b"7" in work.handled())
+        await service.stop(budget_s=1)
+
+
+async def test_a_handler_that_is_cancelled_from_inside_has_failed_and_blocks_nobody(bus):
+    await bus.publish_many([message(n) for n in range(2)])
+    done = []
+
+    async def handler(batch):
+        if any(delivery.data == b"0" for delivery in batch):
+            raise asyncio.CancelledError  # as from awaiting a task that somebody cancelled
+        done.extend(delivery.data for delivery in batch)
+
+    async with Work(bus, READER, handler) as work:
+        await until(lambda: done == [b"1"] or work.task.done())
+        assert not work.task.done()
+        await until(lambda: only_one_left(bus, acknowledged=0))
+
+
+async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus):
+    await bus.publish(message())
+    tries = 0
+
+    async def rejects(batch):
+        return [Terminate("no such job")] * len(batch)
+
+    async def dead_letter(_delivery):
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise asyncio.CancelledError
+
+    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
+        await until(lambda: tries == 2 or work.task.done())
+        assert not work.task.done()
+
+
+async def test_a_handler_with_the_wrong_number_of_verdicts_has_failed(bus, quick_pauses):
+    await bus.publish(message())
+    verdicts = iter([[None, None], None])
+
+    async def handler(_batch):
+        return next(verdicts)
+
+    async with Work(bus, READER, handler, ack_sync=True) as work:
+        await until(lambda: len(work.handled()) == 2 or work.task.done())
+        assert not work.task.done()
+
+
+async def test_a_handler_that_hangs_is_cut_off_and_its_neighbours_are_done(bus):
+    await bus.publish_many([message(n) for n in range(3)])
+
+    async def handler(batch):
+        if any(delivery.data == b"1" for delivery in batch):
+            await asyncio.Event().wait()
+
+    async with Work(bus, READER, handler, limit_s=0.1):
+        await until(lambda: only_one_left(bus, acknowledged=1))
+
+
+async def only_one_left(bus, acknowledged):
+    """Whether one message is without an answer, behind `acknowledged` that have theirs."""
+    info = await consumer_info(bus)
+    return info["ack_floor"]["stream_seq"] == acknowledged and info["num_ack_pending"] == 1
+
+
+async def test_a_long_handler_is_not_given_the_same_message_again(bus):
+    await bus.ensure([IMPATIENT])
+    await bus.publish(message())
+    done = asyncio.Event()
+
+    async def slow(_batch):
+        await asyncio.sleep(2 * IMPATIENT.ack_wait_s)
+        done.set()
+
+    async with Work(bus, IMPATIENT, slow, ack_sync=True) as work:
+        await done.wait()
+    assert len(work.handled()) == 1
+    assert await acknowledged(bus, IMPATIENT) == 1
+
+
+async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
+    await bus.publish_many([message(n) for n in range(3)])
+    begun = asyncio.Event()
+
+    async def endless(_batch):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(Work(bus, READER, endless).run(Lifecycle(asyncio.Event(), lambda: None)))
+        await begun.wait()
+        task.cancel()
+    async with bus.consumer(READER) as other:
+        again = await until_fetched(other, 3)
+    assert again[0].deliveries == 2
+    assert max(delivery.deliveries for delivery in again) == 2
+
+
+async def test_a_batch_that_comes_in_the_moment_of_a_cancellation_is_handed_back_at_once(bus, monkeypatch):
+    await bus.publish(message())
+    fetch = Consumer.fetch
+
+    async def fetched_and_cancelled(reader, *more):
+        batch = await fetch(reader, *more)
+        asyncio.get_running_loop().call_soon(task.cancel)
+        return batch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Consumer, "fetch", fetched_and_cancelled)
+        task = asyncio.create_task(Work(bus, READER).run(Lifecycle(asyncio.Event(), lambda: None)))
+        await asyncio.wait([task])
+    async with bus.consumer(READER) as other:
+        (again,) = await other.fetch(wait_s=WAIT_S)
+    assert again.deliveries == 2

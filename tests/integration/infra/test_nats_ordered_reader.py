@@ -1,0 +1,160 @@
+"""Following a stream against a real NATS: order, nothing twice, and every hole told."""
+
+import asyncio
+import os
+
+import msgspec
+import pytest
+
+from rota.infra.nats import StreamGap, StreamMessage, ordered_reader
+from rota.model.errors import NatsUnavailable
+from tests.integration.infra.nats_support import JOBS, buses, delete_stream, message, stream_info
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def connect(nats_url, bus_prefix):
+    async with buses(nats_url, bus_prefix) as start:
+        yield start
+
+
+@pytest.fixture
+async def bus(connect):
+    bus = await connect()
+    await bus.ensure([JOBS])
+    return bus
+
+
+class Follower:
+    """Reads in a task of its own."""
+
+    def __init__(self, bus):
+        self.bus = bus
+        self.read = []
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self._follow())
+        await until(lambda: getattr(self, "tail", None) and self.tail.mark and self.tail._route, what="a tail")
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def _follow(self):
+        async with self.bus.ordered_reader("JOBS") as self.tail:
+            async for batch in self.tail.batches():
+                self.read += batch
+
+    def numbers(self):
+        return [int(read.data) for read in self.read if isinstance(read, StreamMessage)]
+
+    def missed(self):
+        return [read.seq for read in self.read if isinstance(read, StreamGap)]
+
+
+async def test_a_tail_reads_what_comes_from_now_on_in_order(bus):
+    await bus.publish(message(0))
+    async with Follower(bus) as follower:
+        await bus.publish_many([message(number) for number in range(1, 500)])
+        await until(lambda: len(follower.read) >= 499)
+        assert follower.numbers() == list(range(1, 500))
+        assert [read.seq for read in follower.read] == list(range(2, 501))
+
+
+async def test_a_tail_goes_on_behind_the_last_message_after_a_lost_connection(bus, connect):
+    other = await connect()
+    async with Follower(bus) as follower:
+        await other.publish(message(1))
+        await until(lambda: follower.numbers() == [1])
+        follower.tail.on_disconnected()  # as the connection does when it is lost
+        await other.publish_many([message(number) for number in range(2, 50)])
+        await until(lambda: len(follower.numbers()) >= 49)
+        assert follower.numbers() == list(range(1, 50))
+        assert follower.missed() == []
+
+
+async def test_what_the_limits_of_a_stream_removed_meanwhile_is_told_as_missed(bus, connect):
+    other = await connect()
+    await bus.ensure([msgspec.structs.replace(JOBS, max_msgs=3)])
+    async with Follower(bus) as follower:
+        await until(lambda: follower.tail._route)
+        await follower.tail._connection.unsubscribe(follower.tail._route)  # deaf, and does not know
+        await other.publish_many([message(number) for number in range(10)])
+        follower.tail.on_disconnected()
+        await until(lambda: len(follower.numbers()) >= 3)
+        assert follower.read == [StreamGap(follower.tail.mark, 7), *follower.read[1:]]
+        assert follower.numbers() == [7, 8, 9]
+
+
+async def test_a_stream_that_was_made_anew_is_told_from_the_old_one(bus, connect):
+    other = await connect()
+    await other.ensure([JOBS])
+    async with Follower(bus) as follower:
+        before = follower.tail.mark
+        await other.publish_many([message(number) for number in range(5)])
+        await until(lambda: len(follower.numbers()) == 5)
+        await delete_stream(other)
+        await other.publish_many([message(number) for number in range(100, 110)])
+        await until(lambda: len(follower.numbers()) >= 15, within_s=15)
+        assert follower.numbers() == [*range(5), *range(100, 110)]
+        assert follower.missed() == [0]
+        assert {read.mark for read in follower.read[6:]} == {follower.tail.mark} != {before}
+
+
+async def test_a_stream_that_nobody_makes_anew_is_made_by_its_tail(bus):
+    async with Follower(bus) as follower:
+        await delete_stream(bus)
+        await until(follower.missed, within_s=15)
+        assert (await stream_info(bus))["state"]["messages"] == 0
+
+
+async def test_a_message_lost_on_the_way_is_read_again(bus, monkeypatch):
+    async with Follower(bus) as follower:
+        taken, drop = follower.tail._on_message, {2}
+
+        async def lossy(msg):
+            if msg.data == b"3" and drop:
+                drop.clear()
+            else:
+                await taken(msg)
+
+        follower.tail._route.on_message = lossy
+        follower.tail._route.subscription._cb = lossy
+        await bus.publish_many([message(number) for number in range(1, 6)])
+        await until(lambda: len(follower.numbers()) >= 5)
+        assert follower.numbers() == [1, 2, 3, 4, 5]
+        assert follower.missed() == []
+
+
+async def test_a_reader_that_is_too_slow_holds_a_bounded_amount_and_misses_nothing(bus, monkeypatch):
+    monkeypatch.setattr(ordered_reader, "BUFFER_BYTES_MAX", 40)
+    async with Follower(bus) as follower:
+        await bus.publish_many([message(number) for number in range(300)])
+        await until(lambda: len(follower.numbers()) >= 300)
+        assert follower.numbers() == list(range(300))
+
+
+async def test_a_tail_survives_a_restart_of_nats(private_stack, bus_prefix):
+    stack = await private_stack("nats")
+    nats = stack.servers["nats"]
+    async with buses(nats.url, bus_prefix) as start:
+        bus = await start()
+        await bus.ensure([msgspec.structs.replace(JOBS, storage="file")])
+        async with Follower(bus) as follower:
+            await bus.publish(message(1))
+            await until(lambda: follower.numbers() == [1])
+            os.kill(nats.process.pid, 9)
+            await nats.process.wait()
+            await nats.restart()
+            await until(lambda: bus.connected, within_s=15)
+            await until(lambda: _published(bus, message(2)), within_s=15)
+            await until(lambda: follower.numbers() == [1, 2], within_s=15)
+            assert follower.missed() == []
+
+
+async def _published(bus, what):
+    try:
+        return await bus.publish(what)
+    except NatsUnavailable:
+        return None

@@ -1,0 +1,352 @@
+"""Services: their states, their restarts, and the order in which a supervisor starts and ends them."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from rota.infra.service import RestartPolicy, Service, ServiceState, Supervisor, lifecycle, run_until_signalled
+from rota.model.backoff import Backoff
+from rota.model.errors import LoginRefused, PostgresUnavailable, SetupFailed
+from tests.support.waiting import until
+
+QUICK = RestartPolicy(limit=2, pauses=Backoff(0.001, 0.002))
+
+
+class Body:
+    """A body that tells what happens to it. It crashes a moment after it was ready, or instead of becoming so."""
+
+    def __init__(self, name="body", journal=None, *, crashes=(), becomes_ready=True, ends_when_asked=True):
+        self.name = name
+        self.journal = journal if journal is not None else []
+        self.crashes = list(crashes)
+        self.becomes_ready = becomes_ready
+        self.ends_when_asked = ends_when_asked
+        self.starts = 0
+
+    async def __call__(self, life):
+        self.starts += 1
+        self.journal.append(f"{self.name} starts")
+        try:
+            if self.becomes_ready:
+                life.ready()
+                await life.pause(0.001)
+            if self.crashes:
+                raise self.crashes.pop(0)
+            await life.until_draining()
+            self.journal.append(f"{self.name} drains")
+            if not self.ends_when_asked:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.journal.append(f"{self.name} cancelled")
+            raise
+        self.journal.append(f"{self.name} ends")
+
+
+def supervised(*services, **options):
+    options.setdefault("abandon", lambda status: pytest.fail(f"abandoned with {status}"))
+    supervisor = Supervisor(**options)
+    supervisor.add(*services)
+    return supervisor
+
+
+async def test_a_service_goes_from_new_over_ready_to_stopped():
+    body, seen = Body(), []
+    service = Service("one", body)
+    async with asyncio.TaskGroup() as tasks:
+        service.on_change = lambda changed: seen.append(changed.state)
+        assert service.state is ServiceState.NEW
+        service.start(tasks)
+        assert await service.wait_for(ServiceState.READY) is ServiceState.READY
+        assert await service.stop(budget_s=5)
+    assert seen == [ServiceState.STARTING, ServiceState.READY, ServiceState.DRAINING, ServiceState.STOPPED]
+    assert body.journal == ["body starts", "body drains", "body ends"]
+    assert not service.cut
+
+
+async def test_stop_before_start_wins():
+    body = Body()
+    service = Service("one", body)
+    async with asyncio.TaskGroup() as tasks:
+        assert await service.stop(budget_s=5)
+        service.start(tasks)
+        assert service.state is ServiceState.STOPPED
+    assert body.journal == []
+
+
+async def test_starting_twice_runs_one_body():
+    body = Body()
+    service = Service("one", body)
+    async with asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        service.start(tasks)
+        await service.wait_for(ServiceState.READY)
+        await service.stop(budget_s=5)
+        service.start(tasks)
+    assert body.starts == 1
+
+
+async def test_stop_right_after_start_ends_it_before_its_first_step():
+    body = Body()
+    service = Service("one", body)
+    async with asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        assert await service.stop(budget_s=5)
+    assert service.state is ServiceState.STOPPED
+    assert body.starts == 0
+
+
+async def test_stop_during_start_cancels_at_once_since_nothing_is_under_way():
+    body = Body(becomes_ready=False, ends_when_asked=False)
+    service = Service("one", body)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await asyncio.sleep(0)
+        assert body.starts == 1
+        assert await service.stop(budget_s=60)
+    assert body.journal == ["body starts", "body cancelled"]
+    assert not service.cut
+
+
+async def test_everybody_who_stops_it_waits_for_the_same_end():
+    body = Body()
+    service = Service("one", body)
+    async with asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await service.wait_for(ServiceState.READY)
+        ended = await asyncio.gather(*(service.stop(budget_s=5) for _ in range(5)))
+        assert await service.stop(budget_s=0)
+    assert ended == [True] * 5
+    assert body.journal == ["body starts", "body drains", "body ends"]
+
+
+async def test_a_body_that_overruns_its_budget_is_cancelled():
+    body = Body(ends_when_asked=False)
+    service = Service("one", body)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await service.wait_for(ServiceState.READY)
+        assert await service.stop(budget_s=0.01)
+    assert body.journal == ["body starts", "body drains", "body cancelled"]
+    assert service.cut
+
+
+async def test_a_crashed_body_is_started_again_and_counted():
+    body = Body(crashes=[ValueError("boom")])
+    service = Service("crashing", body, restarts=QUICK)
+    before = lifecycle.SERVICE_RESTARTS.labels("crashing")._value.get()
+    async with supervised(service).running():
+        await service.wait_for(ServiceState.RESTARTING)
+        await service.wait_for(ServiceState.READY)
+        assert str(service.error) == "boom"
+    assert body.starts == 2
+    assert lifecycle.SERVICE_RESTARTS.labels("crashing")._value.get() == before + 1
+
+
+async def test_a_body_that_returns_unasked_or_is_cancelled_from_inside_has_crashed():
+    async def returns(life):
+        life.ready()
+        await life.pause(0.001)
+
+    async def cancels_itself(life):
+        await returns(life)
+        raise asyncio.CancelledError
+
+    for body in (returns, cancels_itself):
+        service = Service("one", body, restarts=QUICK)
+        async with supervised(service).running():
+            assert await service.wait_for(ServiceState.FAILED) is ServiceState.FAILED
+        assert isinstance(service.error, lifecycle.EndedEarly)
+
+
+async def test_crashing_too_often_fails_for_good_and_ends_the_process_with_status_1():
+    journal = []
+    steady = Service("steady", Body("steady", journal))
+    broken = Service("broken", Body("broken", journal, crashes=[ValueError("boom")] * 9), restarts=QUICK)
+    supervisor = supervised(steady, broken)
+    async with asyncio.timeout(5), supervisor.running():
+        await supervisor.until_stopping()
+        assert supervisor.failed() == {"broken": "ValueError"}
+        assert steady.state is ServiceState.READY
+    assert journal.count("broken starts") == QUICK.limit + 1
+    assert journal[-1] == "steady ends"
+    assert supervisor.exit_status == 1
+
+
+async def test_waiting_for_a_server_is_never_given_up():
+    absences = [PostgresUnavailable("gone")] * 5 + [ExceptionGroup("two", [PostgresUnavailable("gone")])] * 5
+    body = Body(crashes=absences)
+    service = Service("one", body, restarts=QUICK)
+    supervisor = supervised(service)
+    async with asyncio.timeout(5), supervisor.running():
+        while body.starts <= len(absences):
+            await service.wait_for(ServiceState.RESTARTING)
+            assert "one" in supervisor.unready()
+            await service.wait_for(ServiceState.READY)
+        assert supervisor.failed() == {}
+    assert supervisor.exit_status == 0
+
+
+async def test_one_other_error_among_absent_servers_counts_as_a_crash():
+    mixed = ExceptionGroup("two", [PostgresUnavailable("gone"), ValueError("boom")])
+    service = Service("one", Body(crashes=[mixed] * 9), restarts=QUICK)
+    async with supervised(service).running():
+        assert await service.wait_for(ServiceState.FAILED) is ServiceState.FAILED
+
+
+async def test_a_body_that_was_steady_starts_with_a_clean_slate():
+    forgiving = RestartPolicy(limit=1, pauses=Backoff(0.001, 0.001), steady_s=0.0)
+    body = Body(crashes=[ValueError("boom")] * 6)
+    service = Service("one", body, restarts=forgiving)
+    async with asyncio.timeout(5), supervised(service).running():
+        while body.starts < 7:
+            await service.wait_for(ServiceState.RESTARTING)
+            await service.wait_for(ServiceState.READY)
+        assert service.state is ServiceState.READY
+
+
+async def test_unfit_from_the_start_is_final_and_raised_as_it_is():
+    refused = LoginRefused("PostgreSQL refused the password; set it.")
+    body = Body(crashes=[refused], becomes_ready=False)
+    with pytest.raises(LoginRefused) as raised:
+        async with supervised(Service("one", body, restarts=QUICK)).running():
+            pytest.fail("it must not run")
+    assert raised.value is refused
+    assert body.starts == 1
+
+
+async def test_a_service_that_is_not_ready_in_time_ends_the_start_with_a_sentence():
+    journal = []
+    first = Service("first", Body("first", journal))
+    slow = Service("slow", Body("slow", journal, becomes_ready=False))
+    never = Service("never", Body("never", journal))
+    with pytest.raises(SetupFailed, match=r"Service slow was not ready within 0\.02 s"):
+        async with supervised(first, slow, never, start_timeout_s=0.02).running():
+            pytest.fail("it must not run")
+    assert journal == ["first starts", "slow starts", "slow cancelled", "first drains", "first ends"]
+
+
+async def test_the_sentence_about_a_late_service_hides_secrets():
+    body = Body(crashes=[OSError("redis://:c4nary@host")] * 99, becomes_ready=False)
+    service = Service("one", body, restarts=RestartPolicy(limit=99, pauses=Backoff(0.001, 0.001)))
+    with pytest.raises(SetupFailed) as raised:
+        async with supervised(service, start_timeout_s=0.02).running():
+            pytest.fail("it must not run")
+    assert "c4nary" not in str(raised.value)
+    assert "@host" in str(raised.value)
+
+
+async def test_services_start_in_order_and_end_in_reverse():
+    journal = []
+    supervisor = supervised(*(Service(name, Body(name, journal)) for name in ("one", "two", "three")))
+    async with supervisor.running():
+        assert supervisor.unready() == {}
+    assert journal == [
+        *("one starts", "two starts", "three starts"),
+        *("three drains", "three ends", "two drains", "two ends", "one drains", "one ends"),
+    ]
+    assert supervisor.exit_status == 0
+
+
+async def test_the_drain_budget_is_shared_and_what_is_left_over_is_cut(monkeypatch):
+    budgets, stop = [], Service.stop
+
+    async def noted(service, budget_s):
+        budgets.append(budget_s)
+        return await stop(service, budget_s)
+
+    monkeypatch.setattr(Service, "stop", noted)
+    stubborn = [Service(f"s{n}", Body(ends_when_asked=False)) for n in range(3)]
+    supervisor = supervised(*stubborn, drain_budget_s=0.02)
+    async with supervisor.running():
+        pass
+    assert budgets == [pytest.approx(0.02, abs=0.01), 0.0, 0.0]
+    assert all(service.cut for service in stubborn)
+    assert supervisor.exit_status == 1
+
+
+async def test_an_error_in_the_block_still_drains_and_is_raised_bare():
+    journal = []
+    with pytest.raises(KeyError, match="mine"):
+        async with supervised(Service("one", Body("one", journal))).running():
+            raise KeyError("mine")
+    assert journal[-1] == "one ends"
+
+
+async def test_a_body_that_crashes_while_draining_makes_the_exit_unclean():
+    async def crashes_late(life):
+        life.ready()
+        await life.until_draining()
+        raise ValueError("late")
+
+    supervisor = supervised(Service("one", crashes_late))
+    async with supervisor.running():
+        pass
+    assert supervisor.services[0].state is ServiceState.STOPPED
+    assert supervisor.exit_status == 1
+
+
+async def test_a_body_that_ignores_cancellation_is_abandoned(monkeypatch):
+    monkeypatch.setattr(lifecycle, "CANCEL_GRACE_S", 0.01)
+    released, abandoned = asyncio.Event(), []
+
+    async def ignores(life):
+        life.ready()
+        with suppress(asyncio.CancelledError):
+            await released.wait()
+        async with asyncio.timeout(2):
+            await released.wait()
+
+    def abandon(status):
+        abandoned.append(status)
+        released.set()
+
+    async with supervised(Service("stuck", ignores), drain_budget_s=0.01, abandon=abandon).running():
+        pass
+    assert abandoned == [1]
+
+
+async def test_pause_ends_early_when_draining():
+    turns = []
+
+    async def loops(life):
+        life.ready()
+        while await life.pause(0.001 if len(turns) < 3 else 60):
+            turns.append(1)
+
+    service = Service("one", loops)
+    async with asyncio.timeout(5), supervised(service).running():
+        await until(lambda: len(turns) == 3)
+    assert not service.cut
+
+
+async def test_asking_to_stop_while_starting_ends_the_start():
+    journal = []
+    supervisor = supervised(
+        Service("first", Body("first", journal)),
+        Service("slow", Body("slow", journal, becomes_ready=False)),
+        Service("never", Body("never", journal)),
+    )
+    asyncio.get_running_loop().call_later(0.01, supervisor.request_stop)
+    async with asyncio.timeout(5), supervisor.running():
+        assert supervisor.stopping
+    assert journal == ["first starts", "slow starts", "slow cancelled", "first drains", "first ends"]
+    assert supervisor.exit_status == 0
+
+
+async def test_signal_handlers_are_restored():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    service = Service("one", Body())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run_until_signalled(supervised(service)))
+        await service.wait_for(ServiceState.READY)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert running.result() == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_two_services_of_one_name_are_refused():
+    with pytest.raises(AssertionError, match="two services"):
+        supervised(Service("one", Body()), Service("one", Body()))

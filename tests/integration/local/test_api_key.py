@@ -1,0 +1,114 @@
+"""The key that `rota up` makes for its machine, and how programs there find it with the address of the API."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from rota.cli.local import api_key as local_key
+from rota.infra import failpoints
+from rota.local import api_key
+from rota.local.datadir import DataDir
+from rota.model.access import Role
+from rota.model.errors import InvalidSetting, SetupFailed
+from rota.model.settings import resolve
+from rota.server.access import ApiKeyStore, KeyCheck
+
+KEY = f"rota_{'0' * 10}_{'0' * 39}"
+
+
+async def opened(database, text):
+    return await KeyCheck(database).check(text)
+
+
+def settings(folder, **environ):
+    return resolve((), {"ROTA_LOCAL_DATA_DIR": str(folder), **environ}).settings
+
+
+async def test_up_makes_its_key_once_and_keeps_it_to_its_owner(database, tmp_path):
+    await local_key.ensure_key(database, tmp_path)
+    kept = api_key.read_key(tmp_path)
+    assert stat.S_IMODE((tmp_path / "api.key").stat().st_mode) == 0o600
+    assert (await opened(database, kept.text)).has_role(Role.ADMIN)
+    (tmp_path / "api.key").chmod(0o644)
+    await local_key.ensure_key(database, tmp_path)
+    assert stat.S_IMODE((tmp_path / "api.key").stat().st_mode) == 0o600
+    assert api_key.read_key(tmp_path) == kept
+    assert len(await ApiKeyStore(database).list()) == 1
+
+
+@pytest.mark.parametrize("how", ["revoked", "damaged", "removed"])
+async def test_a_key_of_up_that_opens_no_more_is_replaced(database, tmp_path, how):
+    await local_key.ensure_key(database, tmp_path)
+    kept = api_key.read_key(tmp_path)
+    match how:
+        case "revoked":
+            await ApiKeyStore(database).revoke(kept.id, actor="ann")
+        case "damaged":
+            (tmp_path / "api.key").write_text(kept.text[:-3])
+        case "removed":
+            (tmp_path / "api.key").unlink()
+    await local_key.ensure_key(database, tmp_path)
+    made = api_key.read_key(tmp_path)
+    assert made != kept
+    assert (await opened(database, made.text)).has_role(Role.ADMIN)
+
+
+async def test_up_that_died_before_postgresql_had_its_key_takes_the_same_one_in(database, tmp_path, monkeypatch):
+    class Died(Exception):
+        pass
+
+    def die(place):
+        if place == "access.after_file_before_row":
+            raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "hit", die)
+        with pytest.raises(Died):
+            await local_key.ensure_key(database, tmp_path)
+    kept = api_key.read_key(tmp_path)
+    await local_key.ensure_key(database, tmp_path)
+    assert api_key.read_key(tmp_path) == kept
+    assert (await opened(database, kept.text)).has_role(Role.ADMIN)
+
+
+async def test_the_api_that_is_set_comes_first_and_the_local_key_goes_nowhere_else(database, tmp_path):
+    await local_key.ensure_key(database, tmp_path)
+    found = api_key.find_endpoint(settings(tmp_path, ROTA_API_URL="https://rota.internal/", ROTA_API_KEY=KEY))
+    assert (found.url, found.key) == ("https://rota.internal", KEY)
+    assert KEY not in repr(found)
+    with pytest.raises(InvalidSetting, match=r"api.url is set and api.key is not: set ROTA_API_KEY"):
+        api_key.find_endpoint(settings(tmp_path, ROTA_API_URL="https://rota.internal"))
+
+
+async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path):
+    with pytest.raises(InvalidSetting, match="No API is known: set ROTA_API_URL and ROTA_API_KEY"):
+        api_key.find_endpoint(settings(tmp_path))
+    owned = DataDir.claim(tmp_path)
+    try:
+        told = {"pid": os.getpid(), "listen": "http://127.0.0.1:7682", "urls": {}, "worker": "x"}
+        (tmp_path / "up.json").write_text(json.dumps(told))
+        with pytest.raises(InvalidSetting, match=r"api.key holds no key"):
+            api_key.find_endpoint(settings(tmp_path))
+        await local_key.ensure_key(database, tmp_path)
+        found = api_key.find_endpoint(settings(tmp_path))
+        assert (found.url, found.key) == ("http://127.0.0.1:7682", api_key.read_key(tmp_path).text)
+        assert api_key.find_endpoint(settings(tmp_path, ROTA_API_KEY=KEY)).key == KEY
+    finally:
+        owned.release()
+    with pytest.raises(InvalidSetting, match="No API is known"):
+        api_key.find_endpoint(settings(tmp_path))
+
+
+def test_a_key_file_that_cannot_be_read_or_written_is_told(tmp_path):
+    (tmp_path / "api.key").mkdir()
+    with pytest.raises(SetupFailed, match="cannot be used"):
+        api_key.read_key(tmp_path)
+
+
+def test_a_key_that_is_set_wrongly_is_refused_and_not_shown(tmp_path):
+    with pytest.raises(InvalidSetting) as refused:
+        settings(tmp_path, ROTA_API_KEY="hunter2")
+    assert "api.key" in refused.value.sentence
+    assert "hunter2" not in refused.value.sentence

@@ -1,0 +1,136 @@
+"""What workers say on a real NATS reaches the registry, and what they list is looked up in a real PostgreSQL."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rota.accounting.service import AccountingService
+from rota.infra.service import Lifecycle
+from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, encode
+from rota.placement import Resources, metrics, requirements_of
+from rota.placement.heartbeat_consumer import LOOKUP_TOKENS_MAX, HeartbeatConsumer, lookup_batches
+from tests.contract.ledger_suite import sql
+from tests.integration.accounting.accounting_support import Farm
+from tests.integration.infra.nats_support import buses
+from tests.support.placement import Fleet, id_of
+from tests.support.waiting import until
+
+FRAME = requirements_of("a", cores=100)
+LAYER = sql("""
+    WITH c AS (INSERT INTO rota.placement_class (digest, topic, cores, gpus, memory_mb)
+               VALUES ('x', 'a', 200, 0, 300) RETURNING class_id),
+         q AS (INSERT INTO rota.queue_class SELECT 'q', $1::uuid, $1::uuid, $1::uuid, class_id FROM c RETURNING queue)
+    INSERT INTO rota.layer (pk_layer, pk_job, number, str_name, queue, work, frames)
+    SELECT $2::uuid, $2::uuid, 0, 'frames', queue, '', 4 FROM q
+""")
+
+
+@pytest.fixture
+async def bus(nats_url, bus_prefix):
+    async with buses(nats_url, bus_prefix) as start:
+        yield await start()
+
+
+@asynccontextmanager
+async def listened(bus, database=None):
+    fleet = Fleet()
+    draining, ready = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(HeartbeatConsumer(bus, fleet.registry, database).run(Lifecycle(draining, ready.set)))
+        await ready.wait()
+        yield fleet
+        draining.set()
+
+
+def beat(number=1, **said):
+    given = {"name": "w", "pool": "farm", "slots": 10, "cores": 1000, "number": number, **said}
+    return encode(Heartbeat(worker=id_of("w"), **given))
+
+
+def heartbeats(outcome):
+    return metrics.HEARTBEATS.labels(outcome)._value.get()
+
+
+async def test_a_worker_is_known_by_its_heartbeat(bus):
+    async with listened(bus) as fleet:
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat())
+        await until(lambda: fleet.registry.fitting_frames(FRAME) == 10, what="the worker")
+
+
+async def test_a_lost_worker_is_forgotten_by_every_replica_that_hears_of_it(bus):
+    async with listened(bus) as fleet:
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat())
+        await until(lambda: fleet.registry.workers, what="the worker")
+        await bus.publish_core(LIVENESS_SUBJECT, encode(WorkerLiveness(lost=[id_of("w")])))
+        await until(lambda: not fleet.registry.workers, what="its end")
+        lost = heartbeats("lost")
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(2))
+        await until(lambda: heartbeats("lost") == lost + 1, what="the heartbeat of a lost one")
+        assert not fleet.registry.workers
+
+
+async def test_what_cannot_be_read_is_counted_and_stops_nobody(bus):
+    unreadable = heartbeats("unreadable")
+    late = heartbeats("late")
+    async with listened(bus) as fleet:
+        for data in (b"", b"\xc1", b"{}", beat(slots=-1), beat(held=[(0, 2**52)])):
+            await bus.publish_core(HEARTBEAT_SUBJECT, data)
+        await bus.publish_core(LIVENESS_SUBJECT, b"nonsense")
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(5))
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(4))
+        await until(lambda: heartbeats("late") == late + 1, what="the late one")
+        await until(lambda: heartbeats("unreadable") == unreadable + 6, what="all that cannot be read")
+        assert fleet.registry.fitting_frames(FRAME) == 10
+
+
+async def test_frames_that_another_replica_booked_are_looked_up_in_the_books(bus, database):
+    farm = Farm(AccountingService(database, None))
+    await farm.make(managed=False)
+    farm.host = id_of("w")
+    await database.run(LAYER, farm.show, farm.layer)
+    assert (await farm.book(range(100, 104), cores=200)).booked
+    farm.host = id_of("another")
+    assert (await farm.book([900], cores=200)).booked
+    async with listened(bus, database) as fleet:
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2), (900, 1)]))
+        await until(lambda: fleet.registry.fitting_frames(FRAME), what="the books to be asked")
+        assert (fleet.worker().booked.cores, fleet.worker().booked.memory_mb) == (400, 600)
+        assert fleet.worker().strangers == [(900, 1)]
+        assert fleet.registry.fitting_frames(requirements_of("a", cores=0)) == 7
+
+
+async def test_without_a_database_unknown_frames_take_a_place_each(bus):
+    async with listened(bus) as fleet:
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2)]))
+        await until(lambda: fleet.registry.fitting_frames(FRAME) == 8, what="the strangers")
+
+
+def test_lookups_are_cut_into_bounded_batches():
+    runs = [(0, 10), (100, 2 * LOOKUP_TOKENS_MAX), (99_999, 1)]
+    found = list(lookup_batches(runs))
+    assert all(sum(n for _, n in batch) <= LOOKUP_TOKENS_MAX for batch in found)
+    assert sum(n for batch in found for _, n in batch) == 2 * LOOKUP_TOKENS_MAX + 11
+    assert {token for batch in found for first, n in batch for token in range(first, first + n)} == {
+        token for first, n in runs for token in range(first, first + n)
+    }
+    assert list(lookup_batches([])) == []
+
+
+def test_workers_are_counted_by_pool_and_state():
+    fleet = Fleet()
+    fleet.beat("idle")
+    fleet.beat("busy")
+    fleet.registry.record_allocations(id_of("busy"), [(1, 1)], Resources())
+    fleet.beat("loaded", cpu_load=99)
+    fleet.beat("ending", draining=True)
+    fleet.beat("stray", pool="made up")
+    metrics.count_workers(fleet.registry.workers.values(), fleet.registry.routes)
+    counts = {tuple(s.labels.values()): s.value for m in metrics.WORKERS.collect() for s in m.samples}
+    assert counts == {
+        ("farm", "idle"): 1,
+        ("farm", "busy"): 1,
+        ("farm", "overloaded"): 1,
+        ("farm", "draining"): 1,
+        ("(unknown)", "idle"): 1,
+    }

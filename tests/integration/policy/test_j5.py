@@ -1,0 +1,151 @@
+"""J5: nothing that the policy did not let run reaches a worker, whatever the kernel does and whoever submits."""
+
+import asyncio
+from itertools import cycle
+
+import pytest
+
+from rota import runtime
+from rota.engine.admission.decision import DeferAll
+from rota.engine.submission.submitter import Submitter
+from rota.infra.nats import BusMessage
+from rota.model.approvals import Voter
+from rota.model.errors import BreakerOpen, Unavailable
+from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
+from rota.model.policy.decision import PolicyDecision, PolicyEffect
+from rota.model.protocol import SUBMIT_SUBJECT
+from tests.support.kernels import TABLE, word
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, seen
+from tests.support.waiting import until
+
+KINDS = {"allow": 1, "tight": 2, "deny": 3, "approval": 4, "throttle": 5, "odd": 6}
+MAY_RUN = {1, 2}
+WORDLESS = sql("""
+SELECT count(*) FROM (SELECT word, state FROM rota.job UNION ALL SELECT word, state FROM rota.job_done) AS j
+WHERE j.word IS NULL AND j.state IN ('SCHEDULED', 'DISPATCHED', 'RUNNING', 'SUCCEEDED', 'FAILED')""")
+DUE = sql("""
+UPDATE rota.job SET ts_ask_at = now() WHERE pk_job IN (
+  SELECT pk_job FROM rota.job WHERE reason = 'policy_unavailable' ORDER BY pk_job FOR UPDATE SKIP LOCKED)""")
+BY_LABEL = sql("""
+SELECT DISTINCT j.labels ->> 'as' AS kind, j.state FROM (
+  SELECT labels, state FROM rota.job UNION ALL SELECT labels, state FROM rota.job_done) AS j""")
+
+
+class Wild:
+    """Answers by a label, and in every other way but well, call by call, until it is well."""
+
+    def __init__(self):
+        self.is_well = False
+        self.calls = 0
+        self._ways = cycle(("away", "breaker", "crash", "short", "long", "hang", "garbage", "killed", "well"))
+        self.said = dict(TABLE)
+
+    async def check(self, questions):
+        self.calls += 1
+        words = [self.said[each.asked.labels["as"]] for each in questions]
+        match "well" if self.is_well else next(self._ways):
+            case "away":
+                raise Unavailable("The kernel does not answer.")
+            case "breaker":
+                raise BreakerOpen("safety kernel circuit open")
+            case "crash":
+                raise RuntimeError("what now")
+            case "short":
+                return words[1:]
+            case "long":
+                return [*words, word(PolicyEffect.ALLOW)]
+            case "hang":
+                await asyncio.Event().wait()
+            case "garbage":
+                return [
+                    PolicyDecision(says="ALLOW_EVERYTHING", snapshot="x") if at % 2 else None
+                    for at, _ in enumerate(words)
+                ]
+            case "killed":
+                raise asyncio.CancelledError
+        return words
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    kernel = Wild()
+    monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
+    monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rota.engine.admission.precheck.KERNEL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rota.engine.admission.precheck.COOL_DOWN_S", 0.0)
+    return kernel
+
+
+@pytest.fixture
+async def farm(kernel, database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        await farm.server()
+        await farm.worker()
+        yield farm
+
+
+def of(kind):
+    layer = LayerSpec(task="square", input={"args": [KINDS[kind]], "kwargs": {}})
+    return Submission(show="film", layers=(layer,), labels={"as": kind})
+
+
+async def submitted_by_everybody(farm, kinds):
+    """By both servers, in a transaction of the caller's, by the bus, and where no kernel can be asked."""
+    one, two = (replica.engine.submitter for replica in farm.replicas)
+    batch = [of(kind) for kind in kinds]
+    calls = [one.submit(batch), two.submit(batch), Submitter(farm.database, gate=DeferAll()).submit(batch)]
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(result, list), result
+    async with farm.database.transaction() as tx:
+        await one.submit(batch, on=tx)
+    messages = [
+        BusMessage(subject=SUBMIT_SUBJECT, data=encode_submission(each), msg_id=f"{id(batch)}:{n}")
+        for n, each in enumerate(batch)
+    ]
+    await farm.replica.bus.publish_many(messages)
+
+
+async def states(farm):
+    return {(row["kind"], row["state"]) for row in await farm.database.rows(BY_LABEL)}
+
+
+async def settled(farm):
+    await farm.database.run(DUE)
+    found = {state for kind, state in await states(farm) if kind in ("allow", "tight", "deny", "odd")}
+    held = {state for kind, state in await states(farm) if kind == "approval"}
+    return found == {"SUCCEEDED", "DENIED"} and held == {"APPROVAL_REQUIRED"}
+
+
+async def test_nothing_unallowed_runs_whatever_the_kernel_does(farm, kernel):
+    for _ in range(4):
+        await submitted_by_everybody(farm, KINDS)
+        assert set(seen.get("square", [])) <= MAY_RUN
+    kernel.is_well = True
+    await until(lambda: settled(farm), within_s=60.0, what="a decision about each")
+    assert set(seen["square"]) == MAY_RUN
+    assert await farm.database.value(WORDLESS) == 0
+    assert dict(await states(farm)) == {
+        "allow": "SUCCEEDED",
+        "tight": "SUCCEEDED",
+        "deny": "DENIED",
+        "odd": "DENIED",
+        "approval": "APPROVAL_REQUIRED",
+        "throttle": "PENDING",
+    }
+    await approved_then_denied(farm, kernel)
+
+
+async def approved_then_denied(farm, kernel):
+    """What people agreed to is asked about once more: a policy that denies it by then is heard."""
+    kernel.said["approval"] = TABLE["deny"]
+    approver = farm.replica.engine.approver
+    for each in await approver.approvals.list(most=100):
+        await approver.approve(each, Voter("ann", "key:ann:1", is_operator=True))
+
+    async def denied():
+        return {state for kind, state in await states(farm) if kind == "approval"} == {"DENIED"}
+
+    await until(denied, within_s=30.0, what="the denial of what was approved")
+    assert set(seen["square"]) == MAY_RUN

@@ -1,0 +1,108 @@
+"""A process that takes every way through the queue once, as a producer, dispatcher, worker and leader in one.
+
+Started with a fault armed, it dies there or loses a reply and then asks again, as its callers would. It prints `done`.
+"""
+
+import asyncio
+import os
+from uuid import UUID
+
+from rota.infra.failpoints import LostReply
+from rota.infra.lease import Leases
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.queue import (
+    DeadLetter,
+    DeadLetterFilter,
+    FailedFilter,
+    FrameFailure,
+    MaintenanceIntervals,
+    Queue,
+    QueueEntry,
+    QueueMaintenance,
+)
+
+FRAMES = 100
+QUEUES = ("film", "slow")
+
+
+def entry(queue, number, frames=FRAMES):
+    return QueueEntry(queue=queue, job=UUID(int=number), layer=UUID(int=number), frames=frames, payload=b"p")
+
+
+async def again(call):
+    """What is safe to repeat after a lost reply is repeated."""
+    try:
+        return await call()
+    except LostReply:
+        return await call()
+
+
+async def claimed(queue, owner, lanes, want):
+    """A claim whose reply was lost is found by asking what is open."""
+    known = await queue.open_tokens(owner)
+    try:
+        claims = await queue.claim(lanes, want, owner)
+    except LostReply:
+        return [token for token in await queue.open_tokens(owner) if token not in known]
+    return [token for claim in claims for token in claim.tokens]
+
+
+async def work(queue, owner):
+    try:
+        await queue.enqueue([entry("film", 1), entry("slow", 2, 10)])
+    except LostReply:
+        assert (await queue.counts_exact(["film"]))["film"].waiting == FRAMES, "nothing tells but the rows"
+    lanes = {candidate.queue: candidate.lane for candidate in await queue.candidates()}
+    await claimed(queue, owner, [lanes["slow"]], 3)
+    tokens = await claimed(queue, owner, [lanes["film"]], 60)
+    await again(lambda: queue.complete(tokens[:10]))
+    await again(lambda: queue.give_back(tokens[10:15]))
+    await again(lambda: queue.retry(tokens[15:20], 0.0))
+    await again(lambda: queue.fail([FrameFailure(token, "broke") for token in tokens[20:30]]))
+    await queue.cancel_running(tokens[30:32])
+    await again(lambda: queue.cancel_waiting(UUID(int=1), frames=range(95, 98)))
+    await queue.park(tokens[32:40], UUID(int=1), rest_of=[lanes["film"]])
+    await queue.unpark(UUID(int=1), 10_000)
+    await again(lambda: queue.failed.retry(FailedFilter(queue="film"), most=2))
+    await again(lambda: queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=4))
+    await queue.dead_letters.add([DeadLetter(kind="message", reason="poison", cause="m1")])
+    await again(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
+
+
+async def keep_house(queue, owner, lease, leases):
+    """What waits in the paused queue outlives the ring; everything else ends, and its slots are pruned."""
+
+    async def bury(tokens):
+        return set(tokens)
+
+    upkeep = QueueMaintenance(queue, leases, bury, MaintenanceIntervals(slot_bytes=1, failed_retention_s=0.0))
+    await queue.pause("slow")
+    for number in range(8):
+        await upkeep.promote(lease)
+        await queue.enqueue([entry("film", 10 + number, 1)])
+        lanes = [candidate.lane for candidate in await queue.candidates()]
+        await queue.complete(await claimed(queue, owner, lanes, 4000))
+        await upkeep.fold(lease)
+        await upkeep.turn_ring(lease)
+        await upkeep.return_orphans(lease)
+    await again(lambda: upkeep.expire(lease))
+    await upkeep.shed(lease)
+
+
+async def main():
+    database = await Database.open(PostgresTarget(url=os.environ["URL"]))
+    queue, leases = Queue(database), Leases(database)
+    names = ["dispatcher:first", "dispatcher:second", "queue:upkeep"]
+    granted = {lease.name: lease for lease in (await leases.acquire(names, kind="test", ttl_s=60.0)).granted}
+    first, second = [await queue.register_owner(granted[name]) for name in names[:2]]
+    await work(queue, first)
+    await leases.release([granted["dispatcher:first"]])
+    await keep_house(queue, second, granted["queue:upkeep"], leases)
+    print("done", flush=True)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main())

@@ -1,0 +1,333 @@
+"""Event streams over HTTP: going on after any cut, who may see what, and clients that misbehave or are sent away."""
+
+import asyncio
+import gc
+import time
+from pathlib import Path
+
+import pytest
+
+from rota.model.api_key_format import parse_key
+from rota.model.ids import JobId, uuid7
+from rota.server.access import ApiKeyStore
+from rota.server.http import open_streams, sse
+from rota.server.http.middleware import rate_limit
+from tests.integration.engine.events.events_support import job
+from tests.integration.server.sse_support import ApiFarm, raw, streaming, streams_of
+from tests.support.harness.effort import effort
+from tests.support.replica_and_worker import hanging
+from tests.support.waiting import until
+
+RECONNECTS = effort(2_000, 10_000)
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with ApiFarm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+
+
+@pytest.fixture
+def teller(farm):
+    return farm.replica.engine.teller
+
+
+def told(teller, first, count, show="film", kind="job.succeeded"):
+    teller.emit(kind, show=show, jobs=[job(n) for n in range(first, first + count)], topic="t")
+
+
+def numbers(events):
+    return [int(event["data"]["job"].replace("-", ""), 16) for event in events]
+
+
+async def test_a_job_is_followed_from_its_submission_to_its_end(farm):
+    await farm.worker()
+    key = await farm.key()
+    farm.submitter = farm.replica.engine.submitter
+    gate = hanging("slow")
+    async with streaming(farm.replica, key, kind="job") as client:
+        assert client.response.headers["content-type"].startswith("text/event-stream")
+        await client.opened()
+        submitted = await farm.submit("hang", "slow")
+        events = await client.some(3)
+        gate.set()
+        events += await client.some(1)
+    assert [event["event"] for event in events] == ["job.scheduled", "job.dispatched", "job.running", "job.succeeded"]
+    assert {event["data"]["job"] for event in events} == {str(submitted)}
+    assert {event["data"]["show"] for event in events} == {"film"}
+    assert all(event["id"] == event["data"]["id"] for event in events)
+
+
+async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(farm, teller):
+    key = await farm.key()
+    other = await farm.server()
+    async with streaming(farm.replica, key, kind="job") as client:
+        await client.opened()
+        start = client.last
+        for first in range(0, 30, 3):
+            told(teller, first, 3)
+            await teller.publish()
+        await until(lambda: other.engine.feed.place == farm.replica.engine.feed.place)
+        whole = await client.some(30)
+        assert numbers(whole) == list(range(30))
+    for cut, last in enumerate([start, *(event["id"] for event in whole)]):
+        server = (farm.replica, other)[cut % 2]
+        named = {"last": last} if cut % 3 else {"after": last}
+        async with streaming(server, key, kind="job", **named) as client:
+            rest = await client.some(30 - cut)
+            assert [event["id"] for event in rest] == [event["id"] for event in whole[cut:]], f"cut after {cut}"
+
+
+async def test_a_server_that_starts_again_loses_nothing_of_the_stream(farm, teller):
+    key = await farm.key()
+    async with streaming(farm.replica, key, kind="job") as client:
+        await client.opened()
+        start = client.last
+        told(teller, 0, 5)
+        seen = await client.some(2)
+    later = await farm.server()  # as after a restart: it has nothing in memory
+    async with streaming(later, key, last=seen[-1]["id"], kind="job") as client:
+        assert numbers(await client.some(3)) == [2, 3, 4]
+    async with streaming(later, key, last=start, kind="job") as client:
+        assert numbers(await client.some(5)) == [0, 1, 2, 3, 4]
+
+
+async def test_an_id_that_nobody_knows_is_answered_with_a_reset_and_nonsense_is_refused(farm):
+    key = await farm.key()
+    async with streaming(farm.replica, key, last="abc-12-0") as client:
+        event = await client.next()
+        assert (event["event"], event["data"]["facts"]) == ("reset", {"because": "unknown"})
+    for wrong in ({"last": "nonsense"}, {"kind": "job.exploded"}, {"job": "x"}):
+        async with streaming(farm.replica, key, **wrong) as client:
+            await client.response.aread()
+            assert client.response.status_code == 400
+            assert client.response.json()["code"] == "invalid_input"
+
+
+async def test_a_key_of_one_show_learns_nothing_of_others(farm, teller):
+    await farm.show("secret")
+    seeing, blind = await farm.key("all"), await farm.key("film", show="film")
+    async with streaming(farm.replica, seeing) as all_of_it, streaming(farm.replica, blind) as film:
+        await all_of_it.opened()
+        await film.opened()
+        told(teller, 0, 2, "secret")
+        teller.emit("worker.came", worker="w", name="w", pool="p")
+        told(teller, 2, 1, "gone-show")
+        await farm.books.change(lambda admin: admin.create_folder("secret", "x", actor="ann"))
+        told(teller, 3, 1, "film")
+        await until(lambda: _seen(all_of_it, {"folder.create"}), within_s=10)
+        told(teller, 4, 1, "film")
+        seen = [await film.next()]
+        while str(job(4)) != seen[-1]["data"]["job"]:
+            seen.append(await film.next())
+        assert {event["data"]["show"] for event in seen} == {"film"}
+        assert numbers(event for event in seen if event["data"]["job"]) == [3, 4]
+        assert all("secret" not in str(event) for event in seen)
+    hidden = await farm.submit("noop", show="secret")
+    async with streaming(farm.replica, blind, f"/api/v1/jobs/{hidden}/events") as client:
+        await client.response.aread()
+        unknown = client.response.json()
+        assert client.response.status_code == 404
+    nobody = JobId(uuid7(1, bytes(10)))
+    async with streaming(farm.replica, blind, f"/api/v1/jobs/{nobody}/events") as client:
+        await client.response.aread()
+        assert client.response.json()["detail"].replace(str(nobody), str(hidden)) == unknown["detail"]
+
+
+async def _seen(client, kinds):
+    event = await client.next()
+    return event["event"] in kinds
+
+
+async def test_nobody_follows_without_a_key(farm):
+    for path in ("/api/v1/events", f"/api/v1/jobs/{uuid7(1, bytes(10))}/events"):
+        async with streaming(farm.replica, "rota_0000000000_" + "0" * 39, path) as client:
+            assert client.response.status_code == 401
+
+
+async def test_filters_pass_only_what_was_asked_for(farm, teller):
+    await farm.show("other")
+    key = await farm.key()
+    async with (
+        streaming(farm.replica, key, show="other", kind="job") as show,
+        streaming(farm.replica, key, job=str(job(7))) as one,
+        streaming(farm.replica, key, kind="worker,job.failed") as kind,
+    ):
+        for client in (show, one, kind):
+            await client.opened()
+        told(teller, 5, 5)
+        told(teller, 20, 1, kind="job.failed")
+        told(teller, 30, 1, "other")
+        teller.emit("worker.lost", worker="w", name="w", pool="p")
+        told(teller, 7, 1, "other", kind="job.cancelled")
+        assert numbers(await show.some(2)) == [30, 7]
+        assert numbers(await one.some(2)) == [7, 7]
+        assert [event["event"] for event in await kind.some(2)] == ["job.failed", "worker.lost"]
+
+
+async def test_the_moments_of_a_job_are_exact_and_go_on_after_any(farm):
+    await farm.worker()
+    key = await farm.key()
+    gate = hanging("slow")
+    submitted = await farm.submit("hang", "slow")
+    path = f"/api/v1/jobs/{submitted}/events"
+    async with streaming(farm.replica, key, path) as client:
+        told = []
+        while (event := await client.next()) is not None:
+            told.append(event)
+            if event["event"] == "job.running":
+                gate.set()
+    history = (await farm.jobs.get(submitted)).history
+    assert [event["event"] for event in told] == [f"job.{moment.state.lower()}" for moment in history]
+    assert [event["id"] for event in told] == [str(number) for number in range(1, len(history) + 1)]
+    for cut in range(len(history)):
+        async with streaming(farm.replica, key, path, last=str(cut)) as client:
+            assert await client.some(len(history) - cut) == told[cut:]
+            assert await client.next() is None
+    async with streaming(farm.replica, key, path, last=str(len(history))) as client:
+        assert client.response.status_code == 204  # browsers do not come again after this
+
+
+async def test_a_revoked_key_and_one_that_expires_lose_their_streams_within_seconds(farm):
+    revoked, lasting = await farm.key("revoked"), await farm.key("lasting")
+    expiring = await farm.key("expiring", expires_s=1.5)
+    async with (
+        streaming(farm.replica, revoked) as first,
+        streaming(farm.replica, expiring) as second,
+        streaming(farm.replica, lasting) as third,
+    ):
+        for client in (first, second, third):
+            await client.opened()
+        await ApiKeyStore(farm.database).revoke(parse_key(revoked).id, actor="test")
+        assert await first.ended(within_s=open_streams.KEY_CHECK_INTERVAL_S + 3)
+        assert await second.ended(within_s=open_streams.KEY_CHECK_INTERVAL_S + 5)
+        with pytest.raises(TimeoutError):
+            await third.ended(within_s=0.1)
+
+
+async def test_a_key_that_loses_a_show_loses_its_streams(farm):
+    key = await farm.key("film", show="film")
+    async with streaming(farm.replica, key) as client:
+        await client.opened()
+        await farm.books.change(lambda admin: admin.rename_show("film", "movie", actor="ann"))
+        assert await client.ended(within_s=open_streams.KEY_CHECK_INTERVAL_S + 5)
+
+
+async def test_streams_end_at_once_when_the_server_ends(farm):
+    key = await farm.key()
+    other = await farm.server()
+    waiting = await farm.submit("noop")
+    async with (
+        streaming(other, key) as events,
+        streaming(other, key, f"/api/v1/jobs/{waiting}/events") as moments,
+    ):
+        await events.opened()
+        await moments.next()
+        began = time.monotonic()
+        other.supervisor.request_stop()
+        other.supervisor.services[-1].drain()  # what `running` does next, for all of them
+        assert await events.ended()
+        assert await moments.ended()
+        assert time.monotonic() - began < 1.0
+
+
+async def test_a_client_that_does_not_read_is_cut_while_others_go_on(farm, teller, monkeypatch):
+    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.3)
+    key = await farm.key()
+    reader, writer = await raw(farm.replica, key)
+    writer.transport.pause_reading()
+    async with streaming(farm.replica, key, kind="job") as client:
+        await client.opened()
+        for first in range(0, 80_000, 4_000):
+            told(teller, first, 4_000)
+            await teller.publish()
+            assert numbers(await client.some(4_000)) == list(range(first, first + 4_000))
+        await until(lambda: _open(farm.replica) == 1, what="the slow one to be cut")
+        told(teller, 100_000, 1)
+        assert numbers(await client.some(1)) == [100_000]
+    writer.transport.resume_reading()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await _drained(reader)
+    writer.close()
+
+
+async def _drained(reader):
+    while await reader.read(1 << 20):
+        pass
+    raise asyncio.IncompleteReadError(b"", None)
+
+
+def _open(replica):
+    return sum(len(each) for each in streams_of(replica)._open.values())
+
+
+async def test_more_streams_than_a_key_may_have_are_refused_with_a_time_to_come_again(farm, monkeypatch):
+    monkeypatch.setattr(rate_limit, "WAITING_PER_KEY_MAX", 2)
+    key, other = await farm.key("one"), await farm.key("two")
+    async with streaming(farm.replica, key) as first, streaming(farm.replica, key) as second:
+        await first.opened()
+        await second.opened()
+        async with streaming(farm.replica, key) as third:
+            await third.response.aread()
+            assert (third.response.status_code, third.response.json()["code"]) == (429, "rate_limited")
+            assert int(third.response.headers["retry-after"]) > 0
+        async with streaming(farm.replica, other) as fourth:
+            await fourth.opened()
+    await until(lambda: not _open(farm.replica))
+    async with streaming(farm.replica, key) as again:
+        await again.opened()
+
+
+async def test_a_beat_says_how_far_a_client_has_come_whose_filter_passes_nothing(farm, teller, monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT_INTERVAL_S", 0.05)
+    key = await farm.key()
+    async with streaming(farm.replica, key, kind="worker.lost") as client:
+        await client.opened()
+        start = client.last
+        told(teller, 0, 3)
+        waiting = asyncio.create_task(client.next())
+        await until(lambda: client.last != start and client.last == str(farm.replica.engine.feed.place))
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert client.beats
+
+
+@pytest.mark.slow("thousands of connections")
+@pytest.mark.timeout(180)
+async def test_thousands_of_reconnects_leave_nothing_behind(farm):
+    key, at_once = await farm.key(), 50
+
+    async def reconnect(times):
+        for _ in range(times):
+            reader, writer = await raw(farm.replica, key)
+            await reader.readuntil(b"id:")
+            writer.transport.abort()
+
+    async def all_of_them(total):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(reconnect(total // at_once))
+        await until(lambda: not _open(farm.replica))
+        await until(lambda: not _connections(farm.replica))
+
+    await all_of_them(500)
+    tasks, files, objects = len(asyncio.all_tasks()), _files(), _objects()
+    await all_of_them(RECONNECTS)
+    assert len(asyncio.all_tasks()) <= tasks + 2
+    # The pool of PostgreSQL may have grown meanwhile, by as many as it may have.
+    assert _files() <= files + farm.settings.postgres.pool_max
+    assert _objects() - objects < RECONNECTS / 2, "something is left of each"
+
+
+def _objects():
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def _files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _connections(replica):
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("stream.")]

@@ -1,0 +1,268 @@
+"""Jobs by HTTP, on real servers."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from rota.model.access import Role
+from rota.server import services
+from tests.support.api import Api, a_job, problem
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, hanging
+
+AUDITED = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq DESC LIMIT 1")
+JOBS = sql("SELECT count(*) FROM rota.job")
+BAD_SUBMISSIONS = [
+    (b"{", "application/json", 400, "invalid_input"),
+    (b"", "application/json", 400, "invalid_input"),
+    (b"[1]", "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": [{"task": "x", "gpus": "5"}]}', "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": [{"task": "x"}], "colour": 1}', "application/json", 400, "invalid_input"),
+    (b'{"show": "film", "layers": []}', "application/json", 400, "invalid_input"),
+    (b'{"show": "flim", "layers": [{"task": "x"}]}', "application/json", 404, "not_found"),
+    (b'{"show": "film", "layers": [{"task": "x"}], "topic": "\\u0000"}', "application/json", 400, "invalid_input"),
+    (b'{"a":' * 100_000, "application/json", 400, "invalid_input"),
+    (b"\x91" * 100_000, "application/msgpack", 400, "invalid_input"),
+    (b"show=film", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+    (b'{"show": "' + b"x" * 5_000_000 + b'"}', "application/json", 413, "too_large"),
+]
+BAD_QUESTIONS = [
+    "/jobs/nonsense",
+    "/jobs?after=nonsense",
+    "/jobs?limit=0",
+    "/jobs?limit=x",
+    "/jobs?limit=100000",
+    "/jobs/{job}?wait=-1",
+    "/jobs/{job}?wait=nan",
+    "/jobs/{job}/results?after=x",
+    "/jobs/{job}/results?after=99999999999.1",
+    "/jobs/{job}/logs?stream=stdin",
+    "/jobs/{job}/logs?frame=-1",
+    "/jobs/{job}/logs?frame=7",
+    "/jobs/{job}/logs?layer=none",
+    "/jobs/{job}/logs/stdin",
+    "/jobs/{job}/explain?layer=none",
+]
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
+        await farm.show()
+        yield farm
+
+
+@pytest.fixture
+async def api(farm):
+    async with Api(farm) as api:
+        yield api
+
+
+@pytest.fixture
+async def ann(api):
+    return await api.client(Role.SUBMITTER)
+
+
+async def submitted(client, *args, **more):
+    layer = {"input": {"args": list(args), "kwargs": {}}} if args else {}
+    answer = await client.post("/jobs", json=a_job(layer=layer | more.pop("layer", {}), **more))
+    assert answer.status_code == 201, answer.text
+    return answer.json()["job"]
+
+
+async def ended(client, job):
+    answer = await client.get(f"/jobs/{job}", params={"wait": 15})
+    return answer.json()
+
+
+async def test_a_job_is_submitted_waited_for_and_tells_what_it_returned(farm, ann):
+    await farm.worker()
+    job = await submitted(ann, 12, task="square")
+    told = await ended(ann, job)
+    assert (told["state"], told["id"], told["show"]) == ("SUCCEEDED", job, "film")
+    results = (await ann.get(f"/jobs/{job}/results")).json()
+    assert [(one["frame"], one["state"], one["value"]) for one in results["items"]] == [(0, "SUCCEEDED", 144)]
+    assert results["next"] is None
+
+
+async def test_who_submits_is_the_key_and_nobody_else(farm, ann):
+    job = await submitted(ann)
+    assert (await ann.get(f"/jobs/{job}")).json()["details"]["principal"] == "k1"
+    for given in (a_job(principal="bob"), a_job(compensation={"topic": "undo", "principal": "bob"})):
+        assert "leave principal out" in problem(await ann.post("/jobs", json=given), 403, "forbidden")
+
+
+async def test_a_repeated_submission_under_the_same_key_is_the_same_job(ann):
+    first = await ann.post("/jobs", json=a_job(), headers={"Idempotency-Key": "once"})
+    again = await ann.post("/jobs", json=a_job(idempotency_key="once"))
+    assert (again.json()["job"], again.json()["already"]) == (first.json()["job"], True)
+    other = await ann.post("/jobs", json=a_job("echo"), headers={"Idempotency-Key": "once"})
+    problem(other, 409, "idempotency_conflict")
+    both = await ann.post("/jobs", json=a_job(idempotency_key="a"), headers={"Idempotency-Key": "b"})
+    assert "send one of them" in problem(both, 400, "invalid_input")
+
+
+async def test_msgpack_goes_in_and_comes_out(ann):
+    body = msgspec.msgpack.encode(a_job())
+    kinds = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+    answer = await ann.post("/jobs", content=body, headers=kinds)
+    assert answer.headers["content-type"].startswith("application/msgpack")
+    job = msgspec.msgpack.decode(answer.content)["job"]
+    told = await ann.get(f"/jobs/{job}", headers=kinds)
+    assert msgspec.msgpack.decode(told.content)["state"] == "SCHEDULED"
+
+
+async def test_many_jobs_come_in_one_request_all_or_none(farm, ann):
+    lines = [json.dumps(a_job(name=f"n{number}")) for number in range(1000)]
+    answer = await ann.post("/jobs/bulk", content="\n".join(lines))
+    assert answer.status_code == 201
+    found = await farm.jobs.get_many([one["job"] for one in answer.json()["items"]])
+    assert sorted(job.name for job in found) == sorted(f"n{number}" for number in range(1000))
+    bad = await ann.post("/jobs/bulk", content="\n".join([*lines, '{"show": "film"}']))
+    assert problem(bad, 400, "invalid_input").startswith("Submission 1001: ")
+    assert await farm.database.value(JOBS) == 1000
+
+
+async def test_a_bulk_of_nonsense_changes_nothing(farm, ann):
+    for body in (b"", b"\n\n", b"[]", b"{", b"\xff\xfe", b"null\n"):
+        problem(await ann.post("/jobs/bulk", content=body), 400, "invalid_input")
+    assert await farm.database.value(JOBS) == 0
+
+
+async def test_a_bulk_that_is_too_much_is_refused_while_it_is_read(farm, ann):
+    line = json.dumps(a_job()) + "\n"
+    problem(await ann.post("/jobs/bulk", content=line * 10_001), 413, "too_large")
+    problem(await ann.post("/jobs/bulk", content="x" * (1024 * 1024 + 1)), 413, "too_large")
+    assert await farm.database.value(JOBS) == 0
+
+
+async def test_a_bad_submission_gets_one_sentence_and_changes_nothing(farm, ann):
+    for body, kind, status, code in BAD_SUBMISSIONS:
+        problem(await ann.post("/jobs", content=body, headers={"content-type": kind}), status, code)
+    assert await farm.database.value(JOBS) == 0
+
+
+async def test_lists_come_in_pages_and_are_filtered(ann):
+    jobs = [await submitted(ann, name=f"n{number}", labels={"shot": str(number)}) for number in range(5)]
+    first = (await ann.get("/jobs", params={"limit": 3})).json()
+    rest = (await ann.get("/jobs", params={"limit": 3, "after": first["next"]})).json()
+    assert [one["id"] for one in first["items"] + rest["items"]] == jobs[::-1]
+    assert rest["next"] is None
+    found = (await ann.get("/jobs", params={"q": "label:shot=3 state:scheduled show:film"})).json()
+    assert [one["id"] for one in found["items"]] == [jobs[3]]
+
+
+async def test_a_filter_that_is_none_is_refused(ann):
+    for q in ("state:SLEEPING", "colour:red", "state", "label:shot", "show:a show:b", "x" * 2000, "topic:\0"):
+        problem(await ann.get("/jobs", params={"q": q}), 400, "invalid_input")
+
+
+async def test_a_bad_question_gets_one_sentence(ann):
+    job = await submitted(ann)
+    for path in BAD_QUESTIONS:
+        problem(await ann.get(path.format(job=job)), 400, "invalid_input")
+
+
+async def test_what_is_not_there_is_not_found(ann):
+    nobody = "01a1e0fc-5599-7d21-8561-a4d1f7f319bf"
+    for path in (f"/jobs/{nobody}", f"/jobs/{nobody}/explain", f"/jobs/{nobody}/logs", "/nothing", "/jobs/x/y/z"):
+        problem(await ann.get(path), 404, "not_found")
+    problem(await ann.post(f"/jobs/{nobody}/cancel"), 404, "not_found")
+    problem(await ann.delete("/jobs"), 405, "method_not_allowed")
+
+
+async def test_a_job_is_cancelled_once_and_that_is_audited(farm, ann):
+    job = await submitted(ann)
+    first = (await ann.post(f"/jobs/{job}/cancel")).json()
+    again = (await ann.post(f"/jobs/{job}/cancel")).json()
+    assert [(one["state"], one["changed"]) for one in (first, again)] == [("CANCELLED", True), ("CANCELLED", False)]
+    audited = await farm.database.row(AUDITED)
+    assert (audited["action"], audited["target"]) == ("job.cancel", f"job:{job}")
+    assert audited["actor"].startswith("key:k1:")
+
+
+async def test_what_failed_is_tried_again_as_a_new_job(farm, ann):
+    await farm.worker()
+    job = await submitted(ann, 5, task="fatal")
+    assert (await ended(ann, job))["state"] == "FAILED"
+    [failed] = (await ann.get(f"/jobs/{job}/results")).json()["items"]
+    assert failed["error"]
+    again = (await ann.post(f"/jobs/{job}/retry")).json()
+    assert (again["old"], again["frames"]) == (job, 1)
+    assert (await farm.database.row(AUDITED))["action"] == "job.retry"
+    assert "no failed frame" in problem(await ann.post(f"/jobs/{job}/retry"), 400, "invalid_input")
+
+
+async def test_a_job_that_waits_is_explained(ann):
+    job = await submitted(ann)
+    told = (await ann.get(f"/jobs/{job}/explain")).json()
+    assert (told["state"], told["waiting"], told["known_by"]) == ("SCHEDULED", 1, "server")
+    assert [one["code"] for one in told["reasons"]] == ["no_workers"]
+    assert told["reasons"][0]["remedy"]
+
+
+async def test_waiting_ends_with_the_job_and_not_before(farm, ann):
+    gate = hanging("here")
+    await farm.worker()
+    job = await submitted(ann, "here", task="hang")
+    assert (await ann.get(f"/jobs/{job}", params={"wait": 0.01})).json()["state"] != "SUCCEEDED"
+    waiting = [asyncio.create_task(ended(ann, job)) for _ in range(20)]
+    await farm.running("here")
+    frames = (await ann.get(f"/jobs/{job}/frames")).json()["items"]
+    assert [(one["frame"], one["attempt"], one["worker"]) for one in frames] == [(0, 1, "w")]
+    gate.set()
+    assert {(await one)["state"] for one in waiting} == {"SUCCEEDED"}
+
+
+async def test_logs_are_read_followed_and_end(farm, ann):
+    await farm.worker()
+    layer = {"argv": ["sh", "-c", "echo one; echo two; echo three >&2"], "task": ""}
+    job = await submitted(ann, layer=layer)
+    followed = await ann.get(f"/jobs/{job}/logs/stdout", params={"follow": True})
+    assert (followed.content, followed.headers["content-type"]) == (b"one\ntwo\n", "application/octet-stream")
+    from_one = await ann.get(f"/jobs/{job}/logs/stdout", params={"at": 4})
+    assert from_one.content == b"two\n"
+    pieces = (await ann.get(f"/jobs/{job}/logs")).json()["items"]
+    assert "".join(one["text"] for one in pieces if one["stream"] == "stderr") == "three\n"
+
+
+async def test_files_that_frames_left_are_listed_and_fetched(farm, ann):
+    await farm.worker()
+    job = await submitted(ann, "a.txt", "b.txt", task="leave")
+    await ended(ann, job)
+    files = (await ann.get(f"/jobs/{job}/artifacts")).json()["items"]
+    assert sorted(one["name"] for one in files) == ["a.txt", "b.txt"]
+    for one in files:
+        got = await ann.get(f"/jobs/{job}/artifacts/file", params={"at": one["at"]})
+        assert got.content == f"{one['name']} of frame 0".encode()
+    other = await submitted(ann)
+    stolen = await ann.get(f"/jobs/{other}/artifacts/file", params={"at": files[0]["at"]})
+    problem(stolen, 404, "not_found")
+
+
+async def test_results_come_in_pages(farm, ann):
+    await farm.worker(slots=20)
+    job = await submitted(ann, 3, task="square", layer={"frames": "10-28x2"})
+    await ended(ann, job)
+    seen, after = [], {}
+    while True:
+        page = (await ann.get(f"/jobs/{job}/results", params={"limit": 4, **after})).json()
+        seen += [(one["frame"], one["place"]) for one in page["items"]]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert seen == [(10 + 2 * place, place) for place in range(10)]
+    [one] = (await ann.get(f"/jobs/{job}/results", params={"frame": 14})).json()["items"]
+    assert (one["frame"], one["value"]) == (14, 9)
+
+
+async def test_caps_of_a_job_that_waits_can_be_set(api, ann):
+    job = await submitted(ann)
+    problem(await ann.patch(f"/jobs/{job}/caps", json={"max_cores": 3}), 403, "forbidden")
+    operator = await api.client(Role.OPERATOR)
+    assert (await operator.patch(f"/jobs/{job}/caps", json={"max_cores": 3})).json()["changed"]
+    named = await operator.patch(f"/jobs/{job}/caps", json={"layer": "noop", "max_gpus": 1})
+    assert named.json() == {"name": "noop", "changed": True}
+    problem(await operator.patch(f"/jobs/{job}/caps", json={"layer": "none", "max_gpus": 1}), 404, "not_found")

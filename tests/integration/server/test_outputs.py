@@ -1,0 +1,167 @@
+"""Outputs that are kept back, by every face: nobody reads them there who may not, and operators let them out."""
+
+import msgspec
+import pytest
+
+from rota import Rota
+from rota.model.access import Role
+from rota.model.errors import JobQuarantined, OutputHeld
+from rota.model.policy.outputs import OutputEffect, OutputScanMode
+from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule
+from rota.server import services
+from tests.support.api import Api, a_job, problem
+from tests.support.outputs import SECRET, Watched
+from tests.support.queue import sql
+from tests.support.waiting import until
+
+FILES = sql("SELECT artifacts[1] FROM rota.frame_end WHERE artifacts IS NOT NULL")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with Watched(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
+        await farm.show()
+        await farm.show("other", pool="local")
+        await farm.worker()
+        yield farm
+
+
+@pytest.fixture
+async def api(farm):
+    async with Api(farm) as api:
+        yield api
+
+
+def asleep(farm):
+    """Nobody looks at what is due; returns what wakes them."""
+    scanner = farm.replica.engine.scanner
+    step = scanner.scan_due
+
+    async def nobody(_most=1):
+        return 0
+
+    async def awake():
+        scanner.scan_due = step
+        scanner.outputs.due.set()
+        await farm.scanned()
+
+    scanner.scan_due = nobody
+    return awake
+
+
+async def told(client, job):
+    [item] = (await client.get(f"/jobs/{job}/results")).json()["items"]
+    return item
+
+
+async def test_a_held_output_is_read_nowhere_until_it_was_scanned(farm, api):
+    farm.rules(DEFAULT_RULES, mode=OutputScanMode.HOLD)
+    awake = asleep(farm)
+    client = await api.client(Role.ADMIN)
+    echoed, left = await farm.submit("echo", "hello"), await farm.submit("leave", "a.txt")
+    await farm.ended(echoed)
+    await farm.ended(left)
+    item = await told(client, echoed)
+    assert (item["value"], item["output"]) == (None, "held")
+    assert "held until it was scanned" in item["problem"]
+    assert (await client.get(f"/jobs/{left}/artifacts")).json()["items"] == []
+    problem(await client.get(f"/jobs/{left}/artifacts?frame=0"), 409, "output_held")
+    pointer = (await farm.database.value(FILES)).partition(" ")[0]
+    problem(await client.get(f"/jobs/{left}/artifacts/file?at={pointer}"), 409, "output_held")
+    problem(await client.get(f"/jobs/{left}/artifacts/file?at=pg:00"), 404, "not_found")
+    problem(await client.get(f"/jobs/{left}/logs"), 409, "output_held")
+    problem(await client.get(f"/jobs/{left}/logs/stdout"), 409, "output_held")
+    await awake()
+    assert (await told(client, echoed))["value"] == "hello"
+    [file] = (await client.get(f"/jobs/{left}/artifacts?frame=0")).json()["items"]
+    assert (await client.get(f"/jobs/{left}/artifacts/file?at={file['at']}")).content == b"a.txt of frame 0"
+    assert (await client.get(f"/jobs/{left}/logs")).status_code == 200
+
+
+async def test_a_pointer_to_what_was_redacted_leads_nowhere(farm, api):
+    farm.rules(
+        [OutputRule(id="r", decision=OutputEffect.REDACT, match=OutputMatch(keywords=("frame",)))],
+        mode=OutputScanMode.PASS,
+    )
+    awake = asleep(farm)
+    client = await api.client(Role.ADMIN)
+    job = await farm.submit("leave", "a.txt")
+    await farm.ended(job)
+    [before] = (await client.get(f"/jobs/{job}/artifacts")).json()["items"]
+    await awake()
+    [after] = (await client.get(f"/jobs/{job}/artifacts")).json()["items"]
+    assert (await client.get(f"/jobs/{job}/artifacts/file?at={after['at']}")).content == b"a.txt of [REDACTED] 0"
+    problem(await client.get(f"/jobs/{job}/artifacts/file?at={before['at']}"), 404, "not_found")
+
+
+async def test_operators_of_the_show_release_what_others_only_see_listed(farm, api):
+    operator, viewer = await api.client((Role.OPERATOR, "film")), await api.client((Role.VIEWER, "film"))
+    stranger = await api.client((Role.ADMIN, "other"))
+    job = await farm.submit("echo", {"note": SECRET})
+    await farm.state(job, "OUTPUT_QUARANTINED")
+    item = await told(viewer, job)
+    assert (item["value"], item["output"], item["code"]) == (None, "quarantined", "output_quarantined_async")
+    [line] = (await viewer.get("/outputs")).json()["items"]
+    at, why = f"/outputs/{line['id']}", {"reason": "A key of a test."}
+    seen = await viewer.get(at)
+    assert SECRET not in seen.text
+    assert seen.json()["checks"][-1]["findings"][0]["where"] == "value.note"
+    for act in ("release", "redact"):
+        problem(await viewer.post(f"{at}/{act}", json=why), 403, "forbidden")
+        problem(await stranger.post(f"{at}/{act}", json=why), 404, "not_found")
+        problem(await operator.post(f"{at}/{act}", json={}), 400, "invalid_input")
+    problem(await viewer.post(f"{at}/reveal"), 403, "forbidden")
+    problem(await stranger.get(at), 404, "not_found")
+    assert (await stranger.get("/outputs")).json()["items"] == []
+    content = await operator.post(f"{at}/reveal")
+    assert msgspec.msgpack.decode(content.content) == {"note": SECRET}
+    assert (await operator.post(f"{at}/redact", json=why)).json()["changed"]
+    assert (await told(viewer, job))["value"] == {"note": "[REDACTED]"}
+    assert (await operator.post(f"{at}/release", json=why)).json()["changed"]
+    assert (await told(viewer, job))["value"] == {"note": SECRET}
+    assert (await viewer.get(f"/jobs/{job}")).json()["state"] == "SUCCEEDED"
+    assert (await viewer.get("/outputs?kept=quarantined")).json()["items"] == []
+
+
+async def test_who_submitted_a_job_by_their_key_does_not_release_its_output(farm, api):
+    ann, bob = await api.client(Role.OPERATOR), await api.client(Role.OPERATOR)
+    given = a_job("echo", layer={"input": {"args": [SECRET], "kwargs": {}}})
+    job = (await ann.post("/jobs", json=given)).json()["job"]
+    await farm.state(job, "OUTPUT_QUARANTINED")
+    [line] = (await ann.get(f"/outputs?job={job}")).json()["items"]
+    at, why = f"/outputs/{line['id']}/release", {"reason": "It is mine."}
+    problem(await ann.post(at, json=why), 403, "forbidden")
+    assert (await bob.post(at, json=why)).json()["changed"]
+
+
+async def test_the_sdk_waits_for_what_is_held_and_says_what_is_kept_back(farm, api):
+    farm.rules(DEFAULT_RULES, mode=OutputScanMode.HOLD)
+    awake = asleep(farm)
+    key = await api.key(Role.ADMIN)
+    async with Rota(farm.replica.listen_url, key=key) as app:
+        held = app.job(await farm.submit("echo", "hello"))
+        kept = app.job(await farm.submit("echo", SECRET))
+        with pytest.raises(OutputHeld, match="held until"):
+            await held.result(timeout=0.5)
+        await awake()
+        assert await held.result(timeout=10) == "hello"
+        with pytest.raises(JobQuarantined, match="A secret was found"):
+            await kept.result(timeout=10)
+        [line] = await app.outputs.list(state="quarantined")
+        assert (await app.outputs.get(line.id)).line.rule == "secrets"
+        assert (await app.outputs.release(line.id, "A test.")).changed
+        assert await kept.result(timeout=10) == SECRET
+
+
+async def test_dead_letters_are_listed_without_what_frames_were_called_with(farm, api):
+    client = await api.client(Role.ADMIN)
+    layer = {"task": "say", "items": [{"args": ["no"], "kwargs": {}}]}
+    job = (await client.post("/jobs", json={"show": "film", "layers": [layer]})).json()["job"]
+    await farm.ended(job)
+    failed = farm.replica.queue.failed
+    from rota.queue import FailedFilter
+
+    assert await until(lambda: failed.move_to_dead_letters(FailedFilter(job=job)), what="a dead letter")
+    [letter] = (await client.get("/dlq")).json()["items"]
+    assert letter["payload"] is None

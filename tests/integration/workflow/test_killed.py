@@ -1,0 +1,163 @@
+"""T1 and F1: kill -9, pauses and lost replies at every named place of advancing, wrong clocks, long outages."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rota.infra import failpoints
+from rota.model.workflows.spec import StepSpec
+from rota.testing.clock import MovableClock
+from tests.support.jobs import a_show, task
+from tests.support.queue import sessions_over, sql
+from tests.support.waiting import until
+from tests.support.workflows import NEWS, Room, end_job
+
+DAY_S = 86_400.0
+FLOW = (
+    StepSpec(id="a", task="noop"),
+    StepSpec(id="wait", type="delay", delay_sec=3600, depends_on=("a",)),
+    StepSpec(id="b", task="noop", depends_on=("a",)),
+    StepSpec(id="c", task="noop", depends_on=("wait", "b")),
+)
+PLACES = [
+    (kind, name)
+    for kind, name in failpoints.declared_failpoints()
+    if name.startswith("workflow.") and name.split(".")[1] in ("after_take", "before_commit", "advance")
+]
+CUT_OFF = sql("""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND state = 'idle in transaction' AND pid <> pg_backend_pid()""")
+
+
+def is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.fixture
+async def room(database):
+    await a_show(database)
+    return Room(database)
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES, ids=[name for _, name in PLACES])
+@pytest.mark.parametrize("what", ["news", "timer"])
+async def test_dying_or_losing_a_reply_advances_a_run_once(spawn, database_url, room, kind, place, what):
+    await room.start(*FLOW)
+    await room.end("a")
+    if what == "timer":
+        await room.advance()
+        await room.end("b")
+        await room.advance()
+        await room.pass_time(3600)
+    arm = {"CRASH_AT" if kind == "hit" else "LOST_REPLY_AT": place}
+    client = await spawn("tests.integration.workflow.workflow_client", env={"URL": database_url, **arm})
+    status = await client.wait()
+    assert status == (failpoints.CRASH_EXIT_STATUS if kind == "hit" else 0), await client.errors()
+
+    await sessions_over(room.database)
+    if kind == "hit":
+        assert await room.advance() == 1
+    assert await room.advance() == 0
+    if what == "news":
+        assert await room.jobs() == ["a", "b"]
+        assert await room.timers() == [(1, 1)]
+        await room.end("b")
+        await room.advance()
+        await room.pass_time(3600)
+        await room.advance()
+    assert await room.jobs() == ["a", "b", "c"]
+    assert await room.timers() == []
+    await room.end("c")
+    await room.advance()
+    assert set((await room.states()).values()) == {"SUCCEEDED"}
+    told = await room.told()
+    assert len(told) == len(set(told)) == 10, "nothing happened twice"
+
+
+def test_every_place_of_advancing_is_visited():
+    assert {name for _, name in PLACES} == {"workflow.after_take", "workflow.before_commit", "workflow.advance"}
+
+
+@pytest.mark.parametrize("idle_s", [60, 0.2])
+async def test_who_is_paused_in_the_middle_keeps_others_away_for_a_moment_and_then_writes_nothing(
+    spawn, database_url, database, room, idle_s
+):
+    await room.start(*FLOW)
+    await room.end("a")
+    env = {"URL": database_url, "PAUSE_AT": "workflow.before_commit", "IDLE_S": str(idle_s)}
+    client = await spawn("tests.integration.workflow.workflow_client", env=env)
+    await until(lambda: is_stopped(client.pid), what="the client to be paused in its transaction")
+    if idle_s == 60:
+        assert await room.advance() == 0, "somebody else is at it"
+        await database.run(CUT_OFF)
+    assert await until(room.advance, what="PostgreSQL to end the session of who is paused") == 1
+    client.resume()
+    assert await client.wait() == 0, await client.errors()
+    assert await room.jobs() == ["a", "b"]
+    assert await database.value(NEWS) == 0
+    assert (await room.states())["b"] == "RUNNING"
+
+
+async def test_a_clock_that_is_wrong_by_hours_fires_nothing_early_and_nothing_late(database):
+    await a_show(database)
+    fast = Room(database, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
+    await fast.start(StepSpec(id="wait", type="delay", delay_sec=60))
+    assert await fast.advance() == 0
+    slow = Room(database, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
+    slow.run = fast.run
+    await slow.pass_time(59)
+    assert await slow.advance() == 0
+    await slow.pass_time(1)
+    assert await slow.advance() == 1
+    assert await slow.states() == {"": "SUCCEEDED", "wait": "SUCCEEDED"}
+
+
+async def test_an_outage_of_days_loses_no_timer_and_fires_each_once(room):
+    runs = [await room.start(*FLOW) for _ in range(3)]
+    for run in runs:
+        await room.end("a", run=run)
+    await room.advance()
+    await room.pass_time(40 * DAY_S)
+    assert await room.advance() == 3
+    for run in runs:
+        assert (await room.told(run)).count(("wait", "succeeded")) == 1
+        assert await room.timers(run) == []
+
+
+async def test_two_runs_of_one_definition_never_touch_each_other(room):
+    one, two = await room.start(*FLOW), await room.start(*FLOW)
+    await room.end("a", "FAILED", run=one)
+    await room.end("a", run=two)
+    await room.advance()
+    assert (await room.states(one))[""] == "FAILED"
+    assert await room.states(two) == {
+        "": "RUNNING",
+        "a": "SUCCEEDED",
+        "wait": "RUNNING",
+        "b": "RUNNING",
+        "c": "WAITING",
+    }
+
+
+async def test_a_job_that_only_names_a_run_speaks_for_no_step_of_it(room, database):
+    run = await room.start(*FLOW)
+    [stranger] = await room.submitter.submit(
+        [
+            task(workflow_id=str(run)),
+        ]
+    )
+    await end_job(database, stranger.job, "FAILED")
+    await room.advance()
+    assert (await room.states())["a"] == "RUNNING"
+    assert await database.value(NEWS) == 0
+
+
+async def test_advancing_twice_at_once_advances_once(room, database):
+    await room.start(*FLOW)
+    await room.end("a")
+    others = [Room(database) for _ in range(4)]
+    advanced = await asyncio.gather(*(each.advance() for each in others))
+    assert sum(advanced) == 1
+    assert await room.jobs() == ["a", "b"]

@@ -1,0 +1,224 @@
+"""What Redis shows of timers and sagas: made of PostgreSQL, kept in line with it, and needed by nobody."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from rota.infra.redis import RedisTarget, connect
+from rota.model.workflows.spec import StepSpec
+from rota.testing.clock import MovableClock
+from rota.workflow.redis_mirror import publisher as redis_mirror_publisher
+from rota.workflow.sagas import ACTIVE_SAGAS
+from tests.integration.workflow.test_sagas import THREE, undo
+from tests.support.jobs import a_show, task
+from tests.support.queue import sql
+from tests.support.workflow_recovery import POLLING, TIMERS, Netted
+from tests.support.workflows import end_job
+
+DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow_timer")
+
+
+@pytest.fixture
+async def room(database, redis):
+    await a_show(database)
+    return Netted(database, redis)
+
+
+def delay(name="wait", seconds=3600):
+    return StepSpec(id=name, type="delay", delay_sec=seconds)
+
+
+async def test_timers_are_shown_by_when_they_are_due_until_they_have_fired(room):
+    run = await room.start(delay("wait"), delay("nap", 7200.125), name="flow", timeout_s=9000)
+    assert await room.mirror.flush()
+    assert await room.shown() == {f"{run}:wait:1", f"{run}:nap:1", f"{run}:-:0"}
+    first, *_ = await room.redis.zrange(TIMERS, 0, -1, withscores=True)
+    due_ms = await room.database.value(sql(f"{DUE.text} ORDER BY ts_due LIMIT 1"))
+    assert first == (f"flow:{run}:wait:1".encode(), pytest.approx(due_ms / 1000, abs=0.0011))
+    await room.pass_time(3600)
+    await room.advance()
+    assert await room.mirror.flush()
+    assert await room.shown() == {f"{run}:nap:1", f"{run}:-:0"}
+    await room.desk.cancel(run, "ann")
+    assert await room.mirror.flush()
+    assert await room.shown() == set()
+
+
+async def test_an_emptied_redis_shows_all_again_after_one_pass_and_nothing_fires_late(room, monkeypatch):
+    monkeypatch.setattr("rota.workflow.redis_mirror.sagas.CHUNK", 1)
+    runs = [await room.start(delay(), *THREE) for _ in range(3)]
+    for run in runs:
+        await room.end("flight", run=run, value={"ticket": 1})
+    await room.advance()
+    await room.poller.fill(POLLING)
+    await room.redis.flushdb()
+    await room.redis.script_flush()
+    await room.poller.fill(POLLING)
+    assert await room.shown() == {f"{run}:wait:1" for run in runs}
+    assert [await room.stack(run) for run in runs] == [[("flight", "pending", "undo")]] * 3
+    await room.redis.flushdb()
+    await room.pass_time(3600)
+    assert await room.advance() == 3, "timers fire without Redis"
+
+
+async def test_a_whole_index_is_walked_in_parts_and_a_short_one_at_once(room, monkeypatch):
+    monkeypatch.setattr("rota.workflow.redis_mirror.timers.CHUNK", 2)
+    await room.declare(delay())
+    started = await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    await room.poller.fill(POLLING)
+    assert await room.redis.zcard(TIMERS) == 5
+    # As many as there are, and one of them somebody else's: each pass looks at two more.
+    await room.redis.zrem(TIMERS, f"flow:{max(each.run for each in started)}:wait:1")
+    await room.redis.zadd(TIMERS, {"flow:strange": 1.0})
+    seen = []
+    for _ in range(3):
+        await room.poller.fill(POLLING)
+        seen.append(await room.redis.zcard(TIMERS))
+    assert seen == [5, 5, 6]
+
+
+async def test_only_what_has_no_timer_is_removed_however_overdue_the_others_are(room):
+    run = await room.start(delay("a"), delay("b", 1.5))
+    await room.mirror.flush()
+    await room.pass_time(400 * 86_400)
+    ghosts = {f"flow:{run}:a:2": 1.0, "flow:00000000-0000-0000-0000-000000000000:a:1": 4e9, "nonsense": 0.0}
+    await room.redis.zadd(TIMERS, ghosts)
+    await room.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
+    await room.redis.rpush("saga:film/none%20such:stack", "{}")
+    await room.poller.clean(POLLING)
+    assert await room.shown() == {f"{run}:a:1", f"{run}:b:1"}
+    assert await room.redis.keys("saga:*") == []
+    assert await room.advance() == 1
+    assert set((await room.states()).values()) == {"SUCCEEDED"}
+
+
+async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_it_rolls_back(room):
+    run = await room.start(*THREE)
+    for step in ("flight", "hotel", "car"):
+        await room.end(step, value={"ticket": 7})
+        await room.advance()
+    await room.mirror.flush()
+    assert await room.stack() == [
+        ("car", "pending", "undo"),
+        ("hotel", "pending", "undo"),
+        ("flight", "pending", "undo"),
+    ]
+    assert await room.redis.get(f"saga:{run}:lock") is None
+
+    await room.end("pay", "FAILED", code="fatal", error="no money")
+    await room.advance()
+    await room.mirror.flush()
+    assert [state for _, state, _ in await room.stack()] == ["running", "pending", "pending"]
+    await room.redis.delete(f"saga:{run}:lock")
+    await room.poller.fill(POLLING)
+    assert ACTIVE_SAGAS._value.get() == 1
+    fence = int(await room.redis.get(f"saga:{run}:lock"))
+    assert 0 < await room.redis.pttl(f"saga:{run}:lock") <= 120_000
+    assert json.loads(await room.redis.lindex(f"saga:{run}:stack", 0))["fence"] == fence
+
+    for left in (2, 1, 0):
+        await undo_next(room)
+        await room.mirror.flush()
+        assert len(await room.stack()) == left
+    assert await room.redis.keys("saga:*") == []
+    await room.poller.fill(POLLING)
+    assert ACTIVE_SAGAS._value.get() == 0
+
+
+async def undo_next(room):
+    [row] = await room.database.rows(sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'"))
+    await end_job(room.database, row["pk_undo"])
+    await room.advance()
+
+
+async def test_what_is_older_than_what_redis_has_changes_nothing(room):
+    run = await room.start(*THREE)
+    await room.end("flight", value={"ticket": 7})
+    await room.advance()
+    await room.mirror.flush()
+    newer = json.dumps({"step": "later", "job": "", "state": "pending", "topic": "t", "fence": 10_000})
+    await room.redis.lpush(f"saga:{run}:stack", newer)
+    await room.stacks.fill(0)
+    assert (await room.stack())[0] == ("later", "pending", "t")
+
+
+async def test_a_run_that_succeeds_leaves_no_stack(room):
+    await room.start(StepSpec(id="a", task="book", compensate=undo()), StepSpec(id="b", task="book", depends_on=("a",)))
+    await room.end("a")
+    await room.advance()
+    await room.mirror.flush()
+    assert len(await room.stack()) == 1
+    await room.end("b")
+    await room.advance()
+    await room.mirror.flush()
+    assert await room.redis.keys("saga:*") == []
+
+
+async def test_jobs_that_share_a_name_in_two_shows_are_two_sagas(room):
+    await a_show(room.database, "other", depts=())
+    for show in ("film", "other"):
+        [job] = await room.submitter.submit([task(show=show, workflow_id="order {17}", compensation=undo())])
+        await end_job(room.database, job.job)
+    await room.advance()
+    await room.mirror.flush()
+    assert sorted(await room.redis.keys("saga:*")) == [
+        *(b"saga:film/order%20%7B17%7D:stack", b"saga:other/order%20%7B17%7D:stack")
+    ]
+    await room.poller.clean(POLLING)
+    assert len(await room.redis.keys("saga:*")) == 2
+
+
+async def test_a_full_queue_drops_and_counts_and_keeps_nobody_waiting(room, monkeypatch):
+    monkeypatch.setattr(redis_mirror_publisher, "QUEUE_MAX", 2)
+    dropped = redis_mirror_publisher.DROPPED.labels("timers", "full")
+    before = dropped._value.get()
+    await room.declare(delay())
+    await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    assert dropped._value.get() - before == 3
+    await room.mirror.flush()
+    assert await room.redis.zcard(TIMERS) == 2
+    await room.poller.fill(POLLING)
+    assert await room.redis.zcard(TIMERS) == 5
+
+
+async def test_while_redis_is_away_changes_are_dropped_and_runs_go_on(database):
+    await a_show(database)
+    async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as nobody:
+        room = Netted(database, nobody)
+        await room.start(delay())
+        assert not await room.mirror.flush()
+        await room.poller._run_step(room.poller.fill, POLLING)
+        await room.pass_time(3600)
+        assert await room.advance() == 1
+
+
+async def test_keys_that_are_used_for_something_else_hurt_nobody(room):
+    await room.redis.set(TIMERS, "mine")
+    run = await room.start(delay(), *THREE)
+    await room.redis.set(f"saga:{run}:stack", "mine")
+    await room.end("flight", value={"ticket": 7})
+    await room.advance()
+    assert not await room.mirror.flush()
+    assert await room.mirror.flush(), "what could not be told is not kept"
+    for step in (room.poller.fill, room.poller.clean):
+        await room.poller._run_step(step, POLLING)
+    assert await room.redis.get(TIMERS) == b"mine"
+
+
+async def test_replicas_with_clocks_apart_show_and_fire_the_same(database, redis):
+    await a_show(database)
+    fast = Netted(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
+    slow = Netted(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
+    run = await fast.start(delay())
+    await fast.mirror.flush()
+    [(_, score)] = await redis.zrange(TIMERS, 0, -1, withscores=True)
+    due_ms = await database.value(DUE)
+    assert score == pytest.approx(due_ms / 1000, abs=0.0011)
+    assert [await fast.advance(), await slow.advance()] == [0, 0]
+    await fast.pass_time(3600)
+    assert [await slow.advance(), await fast.advance()] == [1, 0]
+    for each in (fast, slow):
+        await each.mirror.flush()
+    assert await redis.zcard(TIMERS) == 0
+    assert (await fast.told(run)).count(("wait", "succeeded")) == 1

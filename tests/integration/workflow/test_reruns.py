@@ -1,0 +1,91 @@
+"""What a rerun takes over nobody else goes on with, and what was mended before it is not done again."""
+
+import asyncio
+
+import pytest
+
+from rota.model.errors import Refused
+from rota.model.jobs.submission import Compensation
+from rota.model.workflows.spec import LoopSpec, StepSpec
+from tests.support.jobs import a_show
+from tests.support.queue import sql
+from tests.support.workflows import Room
+
+OWNERS = sql("SELECT s.workflow_id, e.step FROM rota.saga_entry e JOIN rota.saga s USING (pk_saga) ORDER BY e.number")
+UNDO = Compensation(topic="undo", task="undo")
+
+
+@pytest.fixture
+async def room(database):
+    await a_show(database)
+    return Room(database)
+
+
+async def owners(room):
+    return [row["workflow_id"] for row in await room.database.rows(OWNERS)]
+
+
+async def failed(room, **more):
+    """A run that has failed in its last step, with something to undo."""
+    run = await room.start(
+        StepSpec(id="a", task="noop", compensate=UNDO, **more), StepSpec(id="b", task="noop", depends_on=("a",))
+    )
+    while (await room.states(run))["a"] != "SUCCEEDED":
+        await room.end("a", run=run)
+        await room.advance()
+    await room.end("b", "FAILED", run=run)
+    await room.advance()
+    return run
+
+
+async def test_what_a_rerun_has_taken_over_no_other_takes_from_it_while_it_goes_on(room):
+    run = await failed(room)
+    tried = await asyncio.gather(*(room.desk.rerun(run, "b", "ann") for _ in range(3)), return_exceptions=True)
+    [again] = [each.run for each in tried if not isinstance(each, Refused)]
+    assert await owners(room) == [str(again)]
+    await room.end("b", "FAILED", run=again)
+    await room.advance()
+    third = (await room.desk.rerun(run, "b", "ann")).run
+    assert await owners(room) == [str(third)]
+
+
+async def test_what_a_run_inside_did_is_undone_with_the_outer_one_that_goes_on(room):
+    await room.declare(
+        StepSpec(id="a", task="noop", compensate=UNDO),
+        StepSpec(id="b", task="noop", depends_on=("a",)),
+        name="inner",
+    )
+    outer = await room.start(
+        StepSpec(id="sub", type="workflow", workflow="inner", on_error="mend"), StepSpec(id="mend", task="noop")
+    )
+    inner = await room.job("sub")
+    await room.end("a", run=inner)
+    await room.advance()
+    await room.end("b", "FAILED", run=inner)
+    await room.advance()
+    with pytest.raises(Refused, match="goes on"):
+        await room.desk.rerun(inner, "b", "ann")
+    assert await owners(room) == [str(outer)]
+
+
+async def test_every_round_of_a_loop_is_taken_over(room):
+    run = await failed(room, loop=LoopSpec(most=3))
+    again = (await room.desk.rerun(run, "b", "ann")).run
+    assert await owners(room) == [str(again)] * 3
+
+
+async def test_a_step_that_failed_and_was_mended_does_not_run_again(room):
+    run = await room.start(
+        StepSpec(id="a", task="noop", on_error="mend"),
+        StepSpec(id="mend", task="noop", on_error="last"),
+        StepSpec(id="last", task="noop"),
+        StepSpec(id="b", task="noop", depends_on=("a",)),
+    )
+    for step, state in (("a", "FAILED"), ("mend", "FAILED"), ("last", "SUCCEEDED"), ("b", "FAILED")):
+        await room.end(step, state, run=run)
+        await room.advance()
+    again = (await room.desk.rerun(run, "b", "ann")).run
+    assert await room.jobs(again) == ["b"]
+    await room.end("b", run=again)
+    await room.advance()
+    assert (await room.states(again))[""] == "SUCCEEDED"

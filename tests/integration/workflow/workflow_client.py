@@ -1,0 +1,29 @@
+"""A process that advances runs until there is nothing to advance; it asks again when a reply is lost. Prints `done`."""
+
+import asyncio
+import os
+
+from rota.infra.failpoints import LostReply
+from rota.infra.postgres import Database, PostgresTarget
+from rota.infra.telemetry import logs
+from rota.model.errors import RotaError
+from tests.support.workflows import Room
+
+
+async def main():
+    idle_s = float(os.environ.get("IDLE_S", "30"))
+    database = await Database.open(PostgresTarget(url=os.environ["URL"], idle_in_transaction_s=idle_s))
+    room = Room(database)
+    try:
+        await room.advance()
+    except LostReply:
+        await room.advance()
+    except RotaError as error:
+        print("refused", error.code, flush=True)
+    print("done", flush=True)
+    await database.close()
+
+
+if __name__ == "__main__":
+    logs.configure()
+    asyncio.run(main())

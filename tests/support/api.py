@@ -1,0 +1,62 @@
+"""The HTTP API of a farm, called over real sockets by keys of every kind.
+
+async with Api(farm) as api:
+    admin = await api.client(Role.ADMIN)
+    answer = await admin.get("/jobs")
+"""
+
+from contextlib import AsyncExitStack
+
+import httpx
+
+from rota.model.access import GrantSpec, Role
+from rota.server.access import ApiKeyStore
+
+PREFIX = "/api/v1"
+
+
+class Api:
+    def __init__(self, farm):
+        self.farm = farm
+        self.keys = ApiKeyStore(farm.database)
+        self._made = 0
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *failure):
+        await self._open.aclose()
+
+    @property
+    def url(self):
+        return self.farm.replica.listen_url + PREFIX
+
+    async def key(self, *grants):
+        """The text of a new key; a grant is a role in every show, or a role and a show."""
+        self._made += 1
+        specs = [GrantSpec(*grant) if isinstance(grant, tuple) else GrantSpec(grant) for grant in grants]
+        return (await self.keys.create(f"k{self._made}", specs, actor="test")).plain.text
+
+    async def client(self, *grants, **headers):
+        key = await self.key(*(grants or (Role.ADMIN,)))
+        return await self.stranger(Authorization=f"Bearer {key}", **headers)
+
+    async def stranger(self, **headers):
+        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20.0, verify=False)  # no TLS here
+        return await self._open.enter_async_context(client)
+
+
+def problem(answer, status, code):
+    """The sentence of a refusal, after a look at the rest of it."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    told = answer.json()
+    assert (answer.status_code, told["status"], told["code"]) == (status, status, code), answer.text
+    assert told["detail"].endswith((".", "?")), answer.text
+    assert not any(part in told["detail"] for part in ("\n", "Traceback")), answer.text
+    return told["detail"]
+
+
+def a_job(task="noop", show="film", **more):
+    layer = {"task": task} | more.pop("layer", {})
+    return {"show": show, "layers": [layer], **more}

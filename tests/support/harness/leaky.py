@@ -1,0 +1,70 @@
+"""Tests that leave something behind, each in another way. Not collected by itself: see test_ground_finds_leaks."""
+
+import asyncio
+
+import asyncpg
+import psycopg
+from redis.asyncio import Redis
+
+from tests.support.queue import sql
+
+KEPT = []
+SHOWS = sql("SELECT count(*) FROM rota.show")
+FENCE = sql("SELECT nextval('rota.lease_fence')")
+
+
+async def test_leaves_a_task(database_url):
+    KEPT.append(asyncio.create_task(asyncio.Event().wait()))
+
+
+async def test_leaves_a_key(redis):
+    await redis.set("stray", 1)
+
+
+async def test_leaves_a_redis_connection(redis_url):
+    client = Redis.from_url(redis_url)
+    await client.ping()
+    KEPT.append(client)
+
+
+async def test_leaves_a_postgres_connection(database_url):
+    KEPT.append(await asyncpg.connect(database_url))
+
+
+async def test_leaves_a_session_that_nobody_keeps(database_url):
+    KEPT.append(psycopg.connect(database_url))
+
+
+async def test_leaves_rows_settings_and_a_lock_for_nobody(database):
+    """Undone before the next test, so not a leak."""
+    for statement in (
+        "INSERT INTO rota.show (pk_show, str_name) VALUES (gen_random_uuid(), 'left')",
+        "UPDATE rota.queue_storage SET counter_stripes = 7",
+        "CREATE TABLE rota.left_behind (n int)",
+        "SELECT pg_advisory_lock(7)",
+        "SET work_mem = '65kB'",
+    ):
+        await database.run(sql(statement))
+    assert await database.value(FENCE) == 1
+
+
+async def test_leaves_another_schema(database):
+    await database.run(sql("ALTER TABLE rota.show ADD COLUMN left_behind int"))
+
+
+async def test_leaves_nothing(database, redis):
+    await redis.set("expires", 1, ex=60)
+    assert await database.value(SHOWS) == 0
+    assert await database.value(FENCE) == 1
+    assert await database.value(sql("SELECT to_regclass('rota.left_behind') IS NULL"))
+    assert await database.value(sql("SELECT counter_stripes FROM rota.queue_storage")) == 1
+    assert await database.value(sql("SELECT current_setting('work_mem') <> '65kB'"))
+    here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    locks = f"pg_locks WHERE locktype = 'advisory' AND {here}"
+    assert await database.value(sql(f"SELECT count(*) FROM {locks}")) == 0
+    columns = "SELECT count(*) FROM information_schema.columns WHERE column_name = 'left_behind'"
+    assert await database.value(sql(columns)) == 0
+
+
+async def test_leaves_nothing_either(database, redis):
+    await test_leaves_nothing(database, redis)

@@ -1,0 +1,77 @@
+"""A policy that answers from a table: by topic, what it says; and what else a kernel may do to those who ask it."""
+
+import asyncio
+
+from rota.model.errors import BreakerOpen, Unavailable
+from rota.model.policy.decision import ApprovalTerms, Constraints, PolicyBudgets, PolicyDecision, PolicyEffect
+
+SNAPSHOT = "cafe01"
+
+
+def word(says, rule="", **more):
+    return PolicyDecision(says=PolicyEffect(says), rule=rule or str(says).lower(), snapshot=SNAPSHOT, **more)
+
+
+TABLE = {
+    "allow": word(PolicyEffect.ALLOW),
+    "tight": word(
+        PolicyEffect.ALLOW_WITH_CONSTRAINTS,
+        constraints=Constraints(budgets=PolicyBudgets(max_runtime_ms=60_000, max_retries=1)),
+    ),
+    "deny": word(PolicyEffect.DENY, "rule7", reason="no"),
+    "throttle": word(PolicyEffect.THROTTLE, reason="slowly"),
+    "later": word(PolicyEffect.THROTTLE, "later", reason="slowly", delay_s=60.0),
+    "approval": word(PolicyEffect.REQUIRE_APPROVAL, reason="money moves"),
+    "two": word(PolicyEffect.REQUIRE_APPROVAL, "two", approval=ApprovalTerms(quorum=2)),
+    "soon": word(PolicyEffect.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=3600.0)),
+    "odd": PolicyDecision(says="PERHAPS", snapshot=SNAPSHOT),
+}
+
+
+class Table:
+    """Answers by topic, ALLOW where it has none; remembers what it was asked."""
+
+    def __init__(self, **said):
+        self.said = {**TABLE, **said}
+        self.questions = []
+        self.pause = None
+        self.fails = None
+        self.miscounts = 0
+
+    @property
+    def asked(self):
+        """Topics, one list per call."""
+        return [[each.asked.topic for each in call] for call in self.questions]
+
+    @property
+    def jobs(self):
+        return [job for call in self.questions for each in call for job in each.jobs]
+
+    async def check(self, questions):
+        self.questions.append(questions)
+        if self.pause is not None:
+            await self.pause()
+        if self.fails is not None:
+            raise self.fails
+        topics = [each.asked.topic for each in questions]
+        if "crash" in topics:
+            raise ZeroDivisionError
+        if "away" in topics:
+            raise Unavailable("The kernel does not answer.")
+        words = [self.said.get(topic, TABLE["allow"]) for topic in topics]
+        return words[: len(words) - self.miscounts]
+
+
+class Hanging:
+    """Never answers."""
+
+    def __init__(self):
+        self.was_asked = asyncio.Event()
+
+    async def check(self, _questions):
+        self.was_asked.set()
+        await asyncio.Event().wait()
+
+
+AWAY = Unavailable("The kernel does not answer.")
+OPEN = BreakerOpen("safety kernel circuit open")

@@ -1,0 +1,67 @@
+"""Workflows without workers, with what Redis shows of them and the net below: told and mended when a test says so."""
+
+import json
+
+from rota.infra.lease import Lease, Leases
+from rota.model.settings.lifecycle import DelayTimersSettings, RetentionSettings, WorkflowSettings
+from rota.workflow.recovery.reconciler import LEASE, WorkflowReconciler
+from rota.workflow.redis_mirror.publisher import MirrorPublisher
+from rota.workflow.redis_mirror.reconciler import LEASE as POLLER
+from rota.workflow.redis_mirror.reconciler import MirrorReconciler
+from rota.workflow.redis_mirror.sagas import SagaMirror
+from rota.workflow.redis_mirror.timers import TimerMirror
+from tests.support.queue import sql
+from tests.support.workflows import Room
+
+TIMERS = "rota:wf:delay:timers"
+POLLING = Lease(POLLER, "workflow_poller", 1, "somebody", 10.0)
+UNSAY = sql("DELETE FROM rota.workflow_news WHERE pk_job = $1::uuid")
+
+
+class Netted(Room):
+    def __init__(self, database, redis=None, clock=None, *, run_lock_s=30.0, lease_s=30.0, holder="net"):
+        super().__init__(database, clock)
+        self.redis = redis
+        self.lease_s, self.holder = lease_s, holder
+        self.leases = Leases(database)
+        self.advancer.workflow = WorkflowSettings(poll_interval=5.0, run_lock_ttl=run_lock_s)
+        self.net = WorkflowReconciler(self.leases, self.advancer, RetentionSettings())
+        if redis is not None:
+            self._show(database, redis)
+
+    def _show(self, database, redis):
+        self.index = TimerMirror(database, redis, self.desk.definitions)
+        self.stacks = SagaMirror(database, redis, 120.0)
+        self.mirror = MirrorPublisher(self.index, self.stacks)
+        self.advancer.on_done = self.mirror.on_advanced
+        self.sagas.on_change = self.mirror.on_sagas_changed
+        self.poller = MirrorReconciler(self.leases, self.index, self.stacks, self.sagas, DelayTimersSettings())
+
+    async def shown(self):
+        return {name.decode().split(":", 1)[1] for name in await self.redis.zrange(TIMERS, 0, -1)}
+
+    async def stack(self, saga=None):
+        entries = await self.redis.lrange(f"saga:{saga or self.run}:stack", 0, -1)
+        return [(entry["step"], entry["state"], entry["topic"]) for entry in map(json.loads, entries)]
+
+    async def lead(self):
+        """The lease of the reconciler, or None; who asks in the same name gets the same one."""
+        attempt = await self.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=self.lease_s, holder=self.holder)
+        return next(iter(attempt.granted), None)
+
+    async def mend(self):
+        """One pass of the net and what follows from it; how much was mended."""
+        mended = await self.net.run_once(await self.lead())
+        await self.advance()
+        return mended
+
+    async def prune(self, batch=2):
+        return await self.net.pruning.prune_by_kind(await self.lead(), batch=batch)
+
+    async def keep(self):
+        """What the services of a replica do by and by."""
+        yield self.advance
+        yield self.mirror.flush
+        yield lambda: self.poller._run_step(self.poller.fill, POLLING)
+        yield lambda: self.poller._run_step(self.poller.clean, POLLING)
+        yield self.mend

@@ -1,0 +1,104 @@
+"""Workflows without workers: runs are advanced here, and jobs end when a test says so.
+
+room = Room(database)
+run = await room.start(StepSpec(id="a", task="noop"))
+await room.end("a")            # its job, as a worker would have ended it
+await room.advance()
+"""
+
+from uuid import UUID
+
+import msgspec
+
+from rota.engine.submission.submitter import Submitter
+from rota.model.workflows.spec import WorkflowSpec
+from rota.queue import Queue
+from rota.workflow.advance_transaction import AdvanceTransaction
+from rota.workflow.definitions import Definitions
+from rota.workflow.executor import RunExecutor
+from rota.workflow.run_commands import RunCommands
+from rota.workflow.run_queries import RunQueries
+from rota.workflow.sagas import Sagas
+from tests.support.queue import sql
+
+LAYER = sql("SELECT pk_layer, frames FROM rota.layer WHERE pk_job = $1::uuid")
+RETURN = sql("""
+INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state, value, code, error)
+VALUES ($1::uuid, $2::int, 1, 1, $3::text, $4::bytea, $5::text, $6::text)""")
+COUNT = sql("SELECT rota.layers_count(ARRAY[$1::uuid], ARRAY[$2::int], $3::text, 0)")
+FINISH = sql("SELECT * FROM rota.jobs_finish(ARRAY[$1::uuid])")
+JOBS = sql("""
+SELECT str_name FROM rota.job WHERE workflow_id = $1::text
+UNION ALL SELECT str_name FROM rota.job_done WHERE workflow_id = $1::text ORDER BY 1""")
+TIMERS = sql("SELECT place, attempt, ts_due FROM rota.workflow_timer WHERE pk_run = $1::uuid ORDER BY ts_due")
+PASS = sql("UPDATE rota.workflow_timer SET ts_due = ts_due - make_interval(secs => $1::float8)")
+NEWS = sql("SELECT count(*) FROM rota.workflow_news")
+
+
+async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, error=None):
+    """End a job of one layer with all its frames, in one transaction, as the engine does."""
+    async with database.transaction() as tx:
+        layer = await tx.row(LAYER, job)
+        values = value if layer["frames"] > 1 and isinstance(value, list) else [value] * layer["frames"]
+        for frame, each in enumerate(values):
+            if each is not None or code is not None:
+                data = None if each is None else msgspec.msgpack.encode(each)
+                await tx.run(RETURN, layer["pk_layer"], frame, state, data, code, error)
+        await tx.value(COUNT, layer["pk_layer"], layer["frames"], state)
+        assert await tx.rows(FINISH, job), "the job has ended before"
+
+
+class Room:
+    def __init__(self, database, clock=None):
+        self.database = database
+        self.submitter = Submitter(database)
+        self.sagas = Sagas(database, Queue(database).dead_letters)
+        self.advancer = RunExecutor(
+            database, AdvanceTransaction(self.submitter, Definitions(database), self.sagas), clock
+        )
+        self.desk = RunCommands(self.advancer, clock)
+        self.looking = RunQueries(database)
+        self.run: UUID | None = None
+
+    async def declare(self, *steps, name="flow", **more):
+        return await self.desk.declare(WorkflowSpec(name=name, show="film", steps=steps, **more), "ann")
+
+    async def start(self, *steps, given=None, name="flow", **more):
+        """A run of a workflow of these steps."""
+        if steps:
+            await self.declare(*steps, name=name, **more)
+        self.run = (await self.desk.start("film", name, given, actor="ann")).run
+        return self.run
+
+    async def job(self, step, run=None):
+        """The job that a step runs."""
+        found = await self.looking.get(run or self.run)
+        return next(each.job for each in found.steps if each.id == step)
+
+    async def end(self, step, state="SUCCEEDED", value=None, *, run=None, **more):
+        await end_job(self.database, await self.job(step, run), state, value, **more)
+
+    async def advance(self):
+        """Until there is nothing to advance; how many runs were."""
+        advanced = 0
+        while some := await self.advancer.advance_batch() + await self.advancer.advance_sagas():
+            advanced += some
+        return advanced
+
+    async def states(self, run=None):
+        found = await self.looking.get(run or self.run)
+        return {"": found.state.value} | {step.id: step.state.value for step in found.steps}
+
+    async def jobs(self, run=None):
+        """Names of the jobs that a run has ever submitted."""
+        return [row["str_name"].partition(".")[2] for row in await self.database.rows(JOBS, str(run or self.run))]
+
+    async def timers(self, run=None):
+        return [(row["place"], row["attempt"]) for row in await self.database.rows(TIMERS, run or self.run)]
+
+    async def pass_time(self, seconds):
+        """All timers come closer by so much."""
+        await self.database.run(PASS, float(seconds))
+
+    async def told(self, run=None):
+        return [(moment.happened.step, moment.happened.what) for moment in await self.looking.timeline(run or self.run)]

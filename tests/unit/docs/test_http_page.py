@@ -1,0 +1,27 @@
+"""docs/reference/http.md is what the code says."""
+
+from pathlib import Path
+
+from rota.server.http.app import litestar_app
+from rota.server.http.permissions import route_table
+from tools.docs.http_reference import render_page
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http.md"
+REMEDY = f"write it anew: python -c 'from tools.docs.http_reference import render_page; print(render_page(), end=\"\")' > {PAGE}"
+
+
+def test_the_page_in_docs_is_up_to_date():
+    assert PAGE.read_text() == render_page(), REMEDY
+
+
+def test_the_page_has_every_route():
+    text = render_page()
+    for route in route_table(litestar_app()):
+        assert f"### `{route.method} {route.path.removeprefix('/api/v1')}`\n" in text
+
+
+def test_every_shape_that_is_named_is_there():
+    text = render_page()
+    named = {part.partition(")")[0] for part in text.split("](#")[1:]}
+    there = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}
+    assert named <= there

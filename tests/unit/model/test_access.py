@@ -1,0 +1,181 @@
+"""Who may do what: every role in every kind of show, and what is told to those who may not."""
+
+from itertools import product
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from rota.model.access import (
+    GRANTS_MAX,
+    Actor,
+    Grant,
+    GrantSpec,
+    Role,
+    ShowRef,
+    parse_role,
+    require_grant_role,
+    require_role,
+    require_role_in_any_show,
+    require_submit_role,
+    role_required_to_submit,
+    validate_expiry,
+    validate_grants,
+    validate_key_name,
+)
+from rota.model.api_key_format import KeyId
+from rota.model.errors import Forbidden, InvalidInput
+from rota.model.jobs.submission import Submission
+
+FILM, SHORT = (ShowRef(UUID(int=number), name) for number, name in ((1, "film"), (2, "short")))
+EVERY = None
+
+
+def actor(*grants):
+    return Actor(KeyId("0123456789"), "ci", tuple(Grant(role, show) for role, show in grants))
+
+
+def test_roles_are_ordered_from_viewer_to_admin():
+    assert sorted(Role, reverse=True) == [Role.ADMIN, Role.OPERATOR, Role.SUBMITTER, Role.VIEWER]
+    assert max(Role.VIEWER, Role.OPERATOR, Role.SUBMITTER) is Role.OPERATOR
+
+
+@pytest.mark.parametrize(("has", "needs"), list(product(Role, Role)))
+def test_a_role_in_a_show_may_what_it_and_those_below_may_there_and_nothing_elsewhere(has, needs):
+    one, all_ = actor((has, FILM)), actor((has, EVERY))
+    enough = list(Role).index(has) >= list(Role).index(needs)
+    for place in ("film", FILM.id):
+        assert one.has_role(needs, place) is enough
+    for place in ("short", SHORT.id, "Film", "", str(FILM.id), None):
+        assert not one.has_role(needs, place)
+    for place in ("film", SHORT.id, None):
+        assert all_.has_role(needs, place) is enough
+    assert one.has_role_in_any_show(needs) is all_.has_role_in_any_show(needs) is enough
+
+
+def test_the_higher_of_two_grants_counts():
+    both = actor((Role.VIEWER, EVERY), (Role.OPERATOR, FILM))
+    assert (both.role("film"), both.role("short"), both.role()) == (Role.OPERATOR, Role.VIEWER, Role.VIEWER)
+
+
+def test_a_key_without_grants_may_nothing():
+    nobody = actor()
+    assert not [
+        role
+        for role in Role
+        if nobody.has_role(role) or nobody.has_role(role, "film") or nobody.has_role_in_any_show(role)
+    ]
+    assert nobody.shows_with_role(Role.VIEWER) == frozenset()
+
+
+def test_lists_are_limited_to_the_shows_a_key_sees():
+    both = actor((Role.VIEWER, SHORT), (Role.OPERATOR, FILM))
+    assert both.shows_with_role(Role.VIEWER) == {FILM.id, SHORT.id}
+    assert both.shows_with_role(Role.OPERATOR) == {FILM.id}
+    assert both.shows_with_role(Role.ADMIN) == frozenset()
+    assert actor((Role.OPERATOR, EVERY)).shows_with_role(Role.VIEWER) is None
+
+
+def test_who_may_not_is_told_what_they_have_and_what_it_needs():
+    with pytest.raises(Forbidden) as refused:
+        require_role(actor((Role.VIEWER, FILM)), Role.OPERATOR, "film")
+    assert refused.value.sentence == (
+        "The key ci has the role viewer in show film, and this needs operator: use another key, or have one made with "
+        "`rota keys create NAME --role operator --show film`."
+    )
+    assert (refused.value.code, refused.value.facts) == ("forbidden", {"needs": "operator", "has": "viewer"})
+    with pytest.raises(Forbidden, match="has no role that holds in every show, and this needs viewer"):
+        require_role(actor((Role.ADMIN, FILM)), Role.VIEWER)
+    with pytest.raises(Forbidden, match="has no role in the show of this"):
+        require_role(actor((Role.ADMIN, FILM)), Role.VIEWER, SHORT.id)
+    with pytest.raises(Forbidden, match="has the role submitter in no show"):
+        require_role_in_any_show(actor((Role.VIEWER, FILM)), Role.SUBMITTER)
+    require_role_in_any_show(actor((Role.VIEWER, FILM)), Role.VIEWER)
+
+
+def test_a_show_that_is_not_there_is_refused_like_a_foreign_one():
+    sentences = []
+    for name in ("short", "nowhere"):
+        with pytest.raises(Forbidden) as refused:
+            require_role(actor((Role.ADMIN, FILM)), Role.VIEWER, name)
+        sentences.append(refused.value.sentence.replace(name, "NAME"))
+    assert sentences[0] == sentences[1]
+
+
+@pytest.mark.parametrize("priority", [9, "CRITICAL", "critical", 10])
+def test_priority_critical_is_for_operators(priority):
+    wanted = Submission(show="film", layers=(), priority=priority)
+    require_submit_role(actor((Role.OPERATOR, FILM)), wanted)
+    with pytest.raises(Forbidden, match="this needs operator"):
+        require_submit_role(actor((Role.SUBMITTER, FILM)), wanted)
+    with pytest.raises(Forbidden):
+        require_submit_role(actor((Role.OPERATOR, SHORT)), wanted)
+
+
+@pytest.mark.parametrize("priority", [1, 8, "BATCH", "interactive", "no such word", 0])
+def test_any_other_priority_is_for_submitters(priority):
+    wanted = Submission(show="film", layers=(), priority=priority)
+    assert role_required_to_submit(priority) is Role.SUBMITTER
+    require_submit_role(actor((Role.SUBMITTER, FILM)), wanted)
+    with pytest.raises(Forbidden, match="this needs submitter"):
+        require_submit_role(actor((Role.VIEWER, FILM)), wanted)
+
+
+def test_nobody_hands_out_more_than_they_have():
+    admin = actor((Role.ADMIN, FILM), (Role.OPERATOR, SHORT))
+    require_grant_role(admin, ["film"])
+    for shows in ([None], ["short"], ["film", "short"], ["film", None]):
+        with pytest.raises(Forbidden):
+            require_grant_role(admin, shows)
+    require_grant_role(actor((Role.ADMIN, EVERY)), ["film", "short", None])
+
+
+def test_the_audit_trail_names_key_and_id():
+    assert actor().audited == "key:ci:0123456789"
+
+
+def test_a_grant_reads_and_travels_by_its_words():
+    grant = Grant(Role.VIEWER, FILM)
+    assert (str(grant), str(Grant(Role.ADMIN))) == ("viewer in film", "admin in every show")
+    assert msgspec.json.decode(msgspec.json.encode(grant), type=Grant) == grant
+    assert b'"viewer"' in msgspec.json.encode(grant)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("operater", "There is no role 'operater': did you mean operator?"),
+        ("sub", "There is no role 'sub': did you mean submitter?"),
+        ("root", "There is no role 'root': there are viewer, submitter, operator and admin."),
+        ("", "There is no role '': there are viewer, submitter, operator and admin."),
+    ],
+)
+def test_an_unknown_role_is_told_with_the_nearest_one(text, sentence):
+    with pytest.raises(InvalidInput) as refused:
+        parse_role(text)
+    assert refused.value.sentence == sentence
+    assert parse_role("Admin") is Role.ADMIN
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "-x", "naïve", "a\n", "rota_0123456789_abc"])
+def test_a_name_that_is_none_is_refused_in_a_sentence(name):
+    with pytest.raises(InvalidInput) as refused:
+        validate_key_name(name)
+    assert refused.value.sentence.count("\n") == 0
+    assert "0123456789" not in refused.value.sentence
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 0.5, 1e12, float("inf"), float("nan")])
+def test_a_life_that_is_none_is_refused(seconds):
+    with pytest.raises(InvalidInput, match="from 1s to 3650d"):
+        validate_expiry(seconds)
+    assert (validate_expiry(None), validate_expiry(1.0)) == (None, 1.0)
+
+
+def test_a_key_needs_grants_and_each_show_once():
+    for wrong in ([], [GrantSpec(Role.VIEWER, f"s{n}") for n in range(GRANTS_MAX + 1)]):
+        with pytest.raises(InvalidInput, match=f"from 1 to {GRANTS_MAX} grants"):
+            validate_grants(wrong)
+    for twice in ("film", None):
+        with pytest.raises(InvalidInput, match="name every show once"):
+            validate_grants([GrantSpec(Role.VIEWER, twice), GrantSpec(Role.ADMIN, twice)])

@@ -1,0 +1,328 @@
+"""A submission is checked before anything is written: what is refused, and with which word about it."""
+
+import json
+import math
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import (
+    SUBMISSION_BYTES_MAX,
+    Budget,
+    Compensation,
+    ContextHints,
+    LayerSpec,
+    LimitSpec,
+    RetrySpec,
+    Submission,
+    decode_details,
+    decode_submission,
+    encode_submission,
+)
+from rota.model.jobs.validation import DEPTH_MAX, ENTRIES_MAX, LAYERS_MAX, ResourceCaps, validate_submission
+from rota.model.jobs.work import ProcessLimits, Retries, Work
+
+LAYER = LayerSpec(task="render")
+
+
+def job(*layers, **more):
+    return Submission(show="film", layers=layers or (LAYER,), **more)
+
+
+def checked(submission, **more):
+    return validate_submission(decode_submission(encode_submission(submission)), **more)
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+REFUSED = {
+    "no layer": (Submission(show="film", layers=()), "at least one layer"),
+    "too many layers": (job(*(LayerSpec(task=f"t{n}") for n in range(LAYERS_MAX + 1))), "101 layers"),
+    "two layers of one name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "called 'a'"),
+    "nothing to run": (job(LayerSpec()), "either a task or an argv"),
+    "two things to run": (job(LayerSpec(task="a", argv=("b",))), "either a task or an argv"),
+    "an empty program": (job(LayerSpec(argv=("", "x"))), "begins with an empty word"),
+    "NUL in argv": (job(LayerSpec(argv=("a", "b\0c"))), "argv of layer a cannot be run"),
+    "too long an argv": (job(LayerSpec(argv=("a",) * 1001)), "at most 1000 words"),
+    "frames and items": (job(LayerSpec(task="a", frames=3, items=[1])), "both frames and items"),
+    "no items": (job(LayerSpec(task="a", items=[])), "0 is no number of frames"),
+    "no frames": (job(LayerSpec(task="a", frames=0)), "0 is no number of frames"),
+    "too many frames": (job(LayerSpec(task="a", frames=10_000_001)), "10000001 is no number of frames"),
+    "too many frames together": (
+        job(LayerSpec(task="a", frames=9_000_000), LayerSpec(task="b", frames=2_000_000)),
+        "11000000 frames",
+    ),
+    "too many items": (
+        job(LayerSpec(task="a", items=[0] * ENTRIES_MAX), LayerSpec(task="b")),
+        "10001 items and ranges",
+    ),
+    "a large item": (job(LayerSpec(task="a", items=["x" * 70_000])), "70005 bytes, at most 65536"),
+    "a bad frame spec": (job(LayerSpec(task="a", frames="1-")), "no frame spec"),
+    "negative cores": (job(LayerSpec(task="a", cores=-1)), "no amount of cores"),
+    "cores that are no number": (job(LayerSpec(task="a", cores=math.nan)), "no amount of cores"),
+    "too fine cores": (job(LayerSpec(task="a", cores=0.123)), "too fine"),
+    "many cores": (job(LayerSpec(task="a", cores=1e300)), "too many"),
+    "negative GPUs": (job(LayerSpec(task="a", gpus=-1)), "-1 GPUs per frame"),
+    "memory without a unit": (job(LayerSpec(task="a", memory="4")), "no amount of memory"),
+    "a negative timeout": (job(LayerSpec(task="a", timeout_s=-1)), "timeout_s of layer a"),
+    "a timeout that is no number": (job(LayerSpec(task="a", timeout_s=math.nan)), "timeout_s of layer a"),
+    "an endless timeout": (job(LayerSpec(task="a", timeout_s=math.inf)), "timeout_s of layer a"),
+    "negative retries": (job(LayerSpec(task="a", retries=-1)), "retries of layer a"),
+    "an endless backoff": (job(LayerSpec(task="a", retries=RetrySpec(first_s=math.inf))), "first_s of retries"),
+    "fewer than no lost workers": (job(LayerSpec(task="a", retries=RetrySpec(lost=-2))), "lost of retries of layer a"),
+    "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "only commands can be held"),
+    "less than no CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
+    "a file size without a unit": (job(LayerSpec(argv=("a",), limits=LimitSpec(file_size="4"))), "amount of memory"),
+    "an artifact that leads away": (
+        job(LayerSpec(argv=("a",), artifacts=("../x",))),
+        "one of the artifacts of layer a",
+    ),
+    "an artifact at the root": (job(LayerSpec(argv=("a",), artifacts=("/etc/*",))), "one of the artifacts of layer a"),
+    "a pattern that cannot be one": (job(LayerSpec(argv=("a",), artifacts=("a**b/c",))), "one of the artifacts"),
+    "too many artifacts": (job(LayerSpec(argv=("a",), artifacts=("x",) * 33)), "33 artifacts of layer a"),
+    "a frame above the job's cap": (
+        job(LayerSpec(task="a", cores=4), max_cores=2),
+        "the job may use 2: it could never",
+    ),
+    "a frame above the layer's cap": (job(LayerSpec(task="a", gpus=2, max_gpus=1)), "the layer a may use 1"),
+    "a cap below none": (job(max_cores=-2), "no limit in cores"),
+    "a GPU cap below none": (job(max_gpus=-2), "no limit of GPUs for the job"),
+    "an empty show": (Submission(show="", layers=(LAYER,)), "cannot be the show"),
+    "a NUL in the name": (job(name="a\0b"), "cannot be the name of the job"),
+    "a long name": (job(name="x" * 201), "cannot be the name of the job"),
+    "a newline in a layer's name": (job(LayerSpec(name="a\nb", task="x")), "name of layer 0"),
+    "an empty topic": (job(topic=""), "is no topic"),
+    "a topic with wildcards": (job(topic="job.>"), "is no topic"),
+    "priority 0": (job(priority=0), "0 is no priority"),
+    "priority 10": (job(priority=10), "10 is no priority"),
+    "a priority nobody knows": (job(priority="URGENT"), "'URGENT' is no priority"),
+    "CRITICAL for everybody": (job(priority="CRITICAL"), "for operators"),
+    "9 for everybody": (job(priority=9), "for operators"),
+    **{
+        f"the label {label}, which is Rota's own": (job(labels={label: "x"}), "sets itself")
+        for label in ("approval_granted", "Approval_By", "retry_of", "agent", "remediation_of", "saga_workflow_id")
+    },
+    "a compensation with a label of Rota's own": (
+        job(compensation=Compensation(topic="undo", labels={"approval_granted": "true"})),
+        "sets itself",
+    ),
+    "too many labels": (job(labels={f"k{n}": "" for n in range(65)}), "65 labels"),
+    "a label without a name": (job(labels={"": "x"}), "cannot name a label"),
+    "a label with a NUL": (job(labels={"a": "\0"}), "label a"),
+    "a long label": (job(labels={"a": "x" * 1001}), "1001 characters"),
+    "a variable with =": (job(env={"A=B": "x"}), "cannot name an environment variable"),
+    "a variable with NUL": (job(env={"A": "\0"}), "environment variable A"),
+    "too many variables": (job(env={f"K{n}": "" for n in range(257)}), "257 environment variables"),
+    "a layer's bad variable": (job(LayerSpec(task="a", env={"1": ""})), "cannot name an environment variable"),
+    "tenants that differ": (job(tenant="a", env={"tenant_id": "b"}), "tenant"),
+    "a negative deadline": (job(budget=Budget(deadline_ms=-1)), "deadline_ms of budget"),
+    "a huge deadline": (job(budget=Budget(deadline_ms=2**62)), "deadline_ms of budget"),
+    "a negative budget": (job(budget=Budget(max_total_tokens=-5)), "max_total_tokens of budget"),
+    "a negative step": (job(step_index=-1), "step_index"),
+    "an endless wait": (job(max_wait_s=math.inf), "max_wait_s"),
+    "a word that is none": (job(requires=("g p u",)), "one of requires"),
+    "too many words": (job(risk_tags=tuple(f"t{n}" for n in range(65))), "too many risk_tags"),
+    "a layer's word that is none": (job(LayerSpec(task="a", requires=("",))), "one of requires"),
+    "a long key": (job(idempotency_key="k" * 201), "idempotency_key"),
+    "a deep context": (job(context=nested(DEPTH_MAX + 1)), "context is nested"),
+    "a deep input": (job(LayerSpec(task="a", input={"x": nested(DEPTH_MAX)})), "nested more than 32 levels"),
+    "a deep item": (job(LayerSpec(task="a", items=[nested(DEPTH_MAX + 1)])), "item of layer a is nested"),
+    "a compensation without a topic": (job(compensation=Compensation(topic="")), "is no topic"),
+    "a compensation that runs two things": (job(compensation=Compensation(topic="t", task="a", argv=("b",))), "both"),
+    "hints below zero": (job(context_hints=ContextHints(max_input_tokens=-1)), "context_hints"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_a_sentence(case):
+    submission, word = REFUSED[case]
+    with pytest.raises(InvalidInput) as refused:
+        checked(submission)
+    assert word in refused.value.sentence
+    assert refused.value.sentence.endswith(".")
+    assert len(refused.value.sentence) < 400
+
+
+BYTES = {
+    "nothing": (b"", "no submission"),
+    "a number": (b"\x01", "no submission"),
+    "a list": (b"[]", "no submission"),
+    "half a message": (encode_submission(job())[:-1], "no submission"),
+    "more than a message": (encode_submission(job()) + b"\x00", "no submission"),
+    "not UTF-8": (b"\x81\xa4show\xa2\xff\xfe", "no submission"),
+    "half JSON": (b'{"show": "film"', "no submission"),
+    "an unknown field": (b'{"show": "film", "layers": [{"task": "a"}], "prio": 3}', "unknown field `prio`"),
+    "an unknown field below": (b'{"show": "f", "layers": [{"task": "a", "core": 3}]}', "unknown field `core`"),
+    "no show": (b'{"layers": [{"task": "a"}]}', "`show`"),
+    "no layers": (b'{"show": "film"}', "`layers`"),
+    "a wrong type": (b'{"show": 5, "layers": []}', "Expected `str`"),
+    "true for a number": (b'{"show": "f", "layers": [{"task": "a", "gpus": true}]}', "Expected `int`"),
+    "a time without a zone": (b'{"show": "f", "layers": [{"task": "a"}], "run_at": "2030-01-01T00:00:00"}', "run_at"),
+    "a huge number": (b'{"show": "f", "layers": [{"task": "a", "input": %s}]}' % (b"9" * 400), "cannot be stored"),
+    "a huge count": (b'{"show": "f", "layers": [{"task": "a", "frames": %s}]}' % (b"9" * 60), "no "),
+    "deep JSON": (b'{"show": "f", "layers": [{"task": "a", "input": %s}]}' % (b"[" * 50_000), "no submission"),
+    "deep msgpack": (b"\x82\xa4show\xa1f\xa6layers\x91\x81\xa5input" + b"\x91" * 50_000, "no submission"),
+    "too large": (b" " * (SUBMISSION_BYTES_MAX + 1), "too large"),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_messages_that_are_no_submission_are_refused_with_a_sentence(case):
+    data, word = BYTES[case]
+    with pytest.raises(InvalidInput) as refused:
+        validate_submission(decode_submission(data))
+    assert word in refused.value.sentence
+    assert len(refused.value.sentence) < 500
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), "\ud800", nested(100_000), {1: {2: print}}])
+def test_values_that_cannot_travel_are_refused(value):
+    with pytest.raises(InvalidInput, match="cannot be written as a message"):
+        encode_submission(job(LayerSpec(task="a", input=value)))
+
+
+def test_types_are_checked_even_when_python_did_not():
+    with pytest.raises(InvalidInput, match="Expected `str`"):
+        checked(job(name=5))
+    with pytest.raises(InvalidInput, match="Expected `object`"):
+        checked(Submission(show="film", layers=("render",)))
+
+
+def test_a_submission_in_json_and_in_msgpack_is_the_same():
+    whole = {
+        "show": "film",
+        "layers": [{"task": "render", "frames": "1-100x2", "cores": 0.5, "input": {"shot": "a01"}}],
+        "priority": "BATCH",
+        "labels": {"placement.zone": "b"},
+    }
+    assert validate_submission(decode_submission(json.dumps(whole).encode())) == validate_submission(
+        decode_submission(msgspec.msgpack.encode(whole))
+    )
+
+
+def test_nan_is_a_value_like_any_other_inside_an_input():
+    [layer] = checked(job(LayerSpec(task="a", input=[math.nan]))).layers
+    assert math.isnan(msgspec.msgpack.decode(layer.input)[0])
+
+
+def test_a_plan_says_what_every_layer_runs():
+    made = checked(
+        job(
+            LayerSpec(
+                task="render", frames="1-100x2", cores=0.5, memory="4GiB", retries=3, env={"A": "2"}, timeout_s=60
+            ),
+            LayerSpec(argv=("/bin/echo", "hello"), gpus=1, max_cores=8, requires=("CUDA",), input="own"),
+            context={"shot": "a01"},
+            env={"A": "1", "B": "1"},
+            requires=("Linux", "cuda"),
+            labels={"node.rack": "7", "team": "fx", "preferred_pool": "gpu"},
+            priority="BATCH",
+        )
+    )
+    render, echo = made.layers
+    assert msgspec.msgpack.decode(render.work, type=Work) == Work(
+        task="render",
+        env={"A": "2", "B": "1"},
+        timeout_s=60,
+        cores=50,
+        memory_mb=4096,
+        retries=Retries(most=3),
+    )
+    assert (render.frames.count, msgspec.msgpack.decode(render.input)) == (50, {"shot": "a01"})
+    assert msgspec.msgpack.decode(echo.work, type=Work).argv == ("/bin/echo", "hello")
+    assert (echo.name, echo.caps, msgspec.msgpack.decode(echo.input)) == ("echo-1", ResourceCaps(800, -1), "own")
+    assert echo.place.requires == ("cuda", "linux")
+    assert (echo.place.labels, echo.place.preferred_pool) == ((("node.rack", "7"),), "gpu")
+    assert (made.name, made.priority, json.loads(made.labels)["team"]) == ("render", 1, "fx")
+
+
+def test_limits_of_a_command_are_part_of_its_work():
+    given = LimitSpec(cpu_s=90, address="8GiB", open_files=64, file_size="1GiB")
+    [layer] = checked(job(LayerSpec(argv=("a",), limits=given))).layers
+    assert msgspec.msgpack.decode(layer.work, type=Work).limits == ProcessLimits(90, 8192, 64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "held"),
+    [
+        (ProcessLimits(), ProcessLimits(), ProcessLimits()),
+        (ProcessLimits(1, 2, 3, 4), ProcessLimits(), ProcessLimits(1, 2, 3, 4)),
+        (ProcessLimits(), ProcessLimits(1, 2, 3, 4), ProcessLimits(1, 2, 3, 4)),
+        (ProcessLimits(9, 1, 0, 4), ProcessLimits(1, 9, 3, 0), ProcessLimits(1, 1, 3, 4)),
+    ],
+)
+def test_the_lower_of_two_limits_holds(asked, most, held):
+    assert asked.within(most) == held
+
+
+def test_the_rest_of_a_submission_is_kept_in_its_details():
+    parent = uuid4()
+    given = {
+        "capability": "write",
+        "risk_tags": ("prod",),
+        "actor_id": "ann",
+        "actor_type": "human",
+        "tenant": "acme",
+        "principal": "key1",
+        "step_index": 3,
+        "parent_job_id": parent,
+        "memory_id": "m",
+        "adapter_id": "ad",
+        "pack_id": "p",
+        "context_hints": ContextHints(allow_retrieval=True, tags=("a",)),
+        "compensation": Compensation(topic="undo", task="undo", context={"x": 1}, priority=9),
+        "budget": Budget(max_total_tokens=5, deadline_ms=1500),
+        "requires": ("linux",),
+        "env": {"A": "1"},
+        "idempotency_key": "k",
+    }
+    made = checked(job(**given, workflow_id="w", max_wait_s=2.5, run_at=datetime(2030, 1, 1, tzinfo=UTC)))
+    details = decode_details(made.details)
+    assert {name: getattr(details, name) for name in given} == given
+    assert (made.workflow_id, made.deadline_ms, made.max_wait_s) == ("w", 1500, 2.5)
+    assert (made.key, len(made.digest)) == ("k", 32)
+
+
+def test_a_plain_submission_has_no_details():
+    assert checked(job(LayerSpec(task="a", input=1))).details is None
+
+
+def test_inputs_alone_make_plans_that_differ_in_their_input_alone():
+    plans = [checked(job(LayerSpec(task="a", input=n))) for n in range(3)]
+    assert [msgspec.msgpack.decode(each.layers[0].input) for each in plans] == [0, 1, 2]
+    bare = [
+        msgspec.structs.replace(each, layers=(msgspec.structs.replace(each.layers[0], input=None),)) for each in plans
+    ]
+    assert bare[0] == bare[1] == bare[2]
+
+
+def test_the_right_to_be_critical_is_not_remembered_from_another_caller():
+    submission = job(LayerSpec(task="a", input=1), priority="critical")
+    assert checked(submission, may_be_critical=True).priority == 9
+    with pytest.raises(InvalidInput, match="for operators"):
+        checked(submission)
+
+
+def test_the_digest_is_that_of_the_whole_submission_in_any_order_of_its_maps():
+    def digest(**more):
+        return checked(job(idempotency_key="k", **more)).digest
+
+    assert digest(labels={"a": "1", "b": "2"}) == digest(labels={"b": "2", "a": "1"})
+    assert digest(context={"a": [1, {"x": 1, "y": 2}]}) == digest(context={"a": [1, {"y": 2, "x": 1}]})
+    assert digest(labels={"a": "1"}) != digest(labels={"a": "2"}) != digest()
+
+
+def test_layers_that_placement_sees_alike_share_a_place():
+    def place(**more):
+        return checked(job(LayerSpec(task="a", **more))).layers[0].place
+
+    assert place() == place(input=3, name="other", timeout_s=5, retries=2)
+    assert len({place(), place(cores=2), place(gpus=1), place(memory="1GiB"), place(requires=("x",))}) == 5

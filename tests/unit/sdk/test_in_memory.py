@@ -1,0 +1,390 @@
+"""`rota.testing`: Rota played in a test, with the values, ends and times that a real one would have."""
+
+import asyncio
+import tomllib
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from rota import (
+    Fatal,
+    JobCancelled,
+    JobFailed,
+    JobTimedOut,
+    LayerSpec,
+    NotEnded,
+    Retries,
+    Retry,
+    Rota,
+    Submission,
+    context,
+)
+from rota.model.errors import IdempotencyConflict, InvalidInput
+from rota.testing import MovableClock, inline, manual
+
+NOON = datetime(2030, 1, 2, 12, tzinfo=UTC)
+pytest_plugins = ["pytester"]
+app = Rota()
+attempts = []
+began = asyncio.Event()
+
+
+class Shot(msgspec.Struct):
+    name: str
+    id: UUID
+
+
+@app.task
+async def name_of(shot: Shot) -> str:
+    return shot.name
+
+
+@app.task
+def square(value: int) -> int:
+    return value * value
+
+
+@app.task(retries=Retries(most=2, first_s=10.0))
+async def flaky(fails: int) -> int:
+    attempts.append(context().attempt)
+    context().log(f"attempt {context().attempt}")
+    if context().attempt <= fails:
+        raise ValueError("no luck")
+    return context().attempt
+
+
+@app.task
+async def gives_up():
+    raise Fatal("never")
+
+
+@app.task
+async def twice(value: int) -> int:
+    job = await square.submit(value)
+    return 2 * await job.result()
+
+
+@app.task
+async def lies() -> int:
+    return "text"  # type: ignore[return-value]
+
+
+@app.task
+def leaves():
+    (context().folder / "a.txt").write_text("left")
+    context().artifact("a.txt")
+
+
+@app.task
+async def hangs():
+    began.set()
+    while not context().cancelled:  # noqa: ASYNC110 - as tasks do that are asked to stop
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    attempts.clear()
+
+
+async def test_inline_runs_what_is_submitted_at_once():
+    with inline() as rehearsal:
+        job = await square.submit(12)
+        assert await job.result() == 144
+        assert [moment.state async for moment in job.events()] == [
+            "PENDING",
+            "SCHEDULED",
+            "DISPATCHED",
+            "RUNNING",
+            "SUCCEEDED",
+        ]
+        assert await rehearsal.drain() == 0, "nothing is left to run"
+
+
+async def test_values_go_the_way_they_go_to_a_worker():
+    with inline():
+        shot = Shot("a", UUID(int=5))
+        job = await name_of.submit(shot)
+        assert await job.result() == "a"
+        wrong = await name_of.submit({"name": 5})
+        with pytest.raises(JobFailed, match="The task cannot be called: shot does not fit: Expected `str`") as raised:
+            await wrong.result()
+        assert (raised.value.reason, raised.value.frame, raised.value.attempt) == ("bad_input", 0, 1)
+        with pytest.raises(InvalidInput, match="not what its task is said to return: Expected `int`, got `str`"):
+            await (await lies.submit()).result()
+
+
+async def test_a_map_returns_a_list_in_the_order_of_its_items():
+    with inline():
+        job = await square.map(range(5))
+        assert await job.result() == [0, 1, 4, 9, 16]
+        assert await app.job(job.id).result() == [0, 1, 4, 9, 16]
+
+
+async def test_many_are_submitted_together_or_not_at_all():
+    with manual() as rehearsal:
+        jobs = await square.submit_many([square.call(2), square.options(name="three").call(3)])
+        assert await rehearsal.drain() == 2
+        assert [await job.result() for job in jobs] == [4, 9]
+        with pytest.raises(InvalidInput, match="no priority"):
+            await square.submit_many([square.call(2), square.options(priority=77).call(3)])
+        assert len(rehearsal.submitted(square)) == 2
+
+
+async def test_a_task_may_submit_and_wait_for_others():
+    with inline() as rehearsal:
+        assert await (await twice.submit(3)).result() == 18
+        rehearsal.assert_submitted(square, 3)
+
+
+async def test_retries_follow_at_once_inline_and_by_the_clock_otherwise():
+    with inline():
+        assert await (await flaky.submit(2)).result() == 3
+    with manual() as rehearsal:
+        job = await flaky.submit(2)
+        assert await rehearsal.drain() == 1
+        assert await rehearsal.drain() == 0, "the pause before the next attempt is not over"
+        with pytest.raises(NotEnded, match="RUNNING in a test"):
+            await job.result()
+        rehearsal.clock.advance(timedelta(minutes=1))
+        assert await rehearsal.drain() == 1
+        rehearsal.clock.advance(60)
+        assert await rehearsal.drain() == 1
+        assert await job.result() == 3
+
+
+async def test_a_failure_says_what_was_raised_and_where():
+    with inline():
+        job = await flaky.submit(5)
+        with pytest.raises(JobFailed, match="ValueError: no luck") as raised:
+            await job.result()
+    failure = raised.value
+    assert (failure.code, failure.reason, failure.attempt, failure.job) == ("job_failed", "exception", 3, job.id)
+    assert failure.traceback.startswith("Traceback (most recent call last):")
+    assert 'raise ValueError("no luck")' in failure.traceback
+    assert "rota/worker" not in failure.traceback
+    assert attempts == [1, 2, 3]
+
+
+async def test_fatal_is_never_tried_again_and_logs_are_kept():
+    with inline():
+        with pytest.raises(JobFailed, match="Fatal: never"):
+            await (await gives_up.options(retries=5).submit()).result()
+        job = await flaky.submit(1)
+        assert "".join([line async for line in job.logs()]) == "attempt 2\n"
+        assert "ValueError" in "".join([line async for line in job.logs(attempt=1)])
+
+
+async def test_time_is_what_the_test_makes_it():
+    with manual(MovableClock(NOON)) as rehearsal:
+        later = await square.schedule(at=NOON + timedelta(hours=1)).submit(2)
+        strict = await square.schedule(at="2h").options(deadline="90min").submit(3)
+        impatient = await square.schedule(at="1h").options(max_wait=60).submit(4)
+        assert await rehearsal.drain() == 0
+        assert [why.code for why in (await later.explain()).reasons] == ["deferred"]
+        rehearsal.clock.move_to(NOON + timedelta(hours=1, minutes=2))
+        assert [why.code for why in (await later.explain()).reasons] == ["queued"]
+        assert await rehearsal.drain() == 1
+        assert await later.result() == 4
+        with pytest.raises(JobFailed, match="max_wait_expired"):
+            await impatient.result()
+        rehearsal.clock.advance(3600)
+        await rehearsal.drain()
+        with pytest.raises(JobTimedOut, match="deadline_expired"):
+            await strict.result()
+        with pytest.raises(InvalidInput, match="cannot go back"):
+            rehearsal.clock.advance(-1)
+
+
+async def test_one_key_is_one_job():
+    with manual() as rehearsal:
+        keyed = square.options(key="once")
+        first, again = await keyed.submit(2), await keyed.submit(2)
+        assert (first, first.already, again.already) == (again, False, True)
+        with pytest.raises(IdempotencyConflict, match="'once' was used"):
+            await keyed.submit(3)
+        assert await rehearsal.drain() == 1
+
+
+async def test_a_job_waits_for_others_and_heeds_how_they_end():
+    with manual() as rehearsal:
+        first, bad = await square.submit(2), await gives_up.submit()
+        good = await square.options(after=[first, first.sync]).submit(3)
+        assert await good.state() == "PENDING"
+        assert [why.code for why in (await good.explain()).reasons] == ["waiting_on_job"]
+        cancelled = await square.options(after=[first, bad]).submit(4)
+        chained = await square.options(after=[cancelled]).submit(5)
+        failed = await square.options(after=[bad.id], after_failed="fail").submit(6)
+        run = await square.options(after=[bad, first], after_failed="run").submit(7)
+        await rehearsal.drain()
+        ends = [str(await job.state()) for job in (good, cancelled, chained, failed, run)]
+        assert ends == ["SUCCEEDED", "CANCELLED", "CANCELLED", "FAILED", "SUCCEEDED"]
+        with pytest.raises(JobCancelled, match="job_before_failed"):
+            await chained.result()
+        with pytest.raises(InvalidInput, match="There is no job"):
+            await square.options(after=[UUID(int=1)]).submit(1)
+
+
+async def test_the_most_urgent_runs_first():
+    with manual() as rehearsal:
+        order = []
+        probe = Rota()
+
+        @probe.task
+        async def note(name: str):
+            order.append(name)
+
+        await note.options(priority=1).submit("low")
+        await note.options(priority=8).submit("high")
+        await rehearsal.drain()
+        assert order == ["high", "low"]
+
+
+async def test_cancelling_ends_what_waits_and_asks_what_runs():
+    with manual() as rehearsal:
+        waiting, running = await square.submit(2), await hangs.submit()
+        assert await waiting.cancel() is True
+        assert await waiting.cancel() is False
+        with pytest.raises(JobCancelled):
+            await waiting.result()
+        draining = asyncio.create_task(rehearsal.drain())
+        await began.wait()
+        assert await running.state() == "RUNNING"
+        assert await running.cancel() is True
+        await draining
+        assert await running.wait() == "CANCELLED"
+
+
+async def test_asking_what_was_submitted():
+    with manual() as rehearsal:
+        rehearsal.assert_not_submitted(square)
+        job = await square.submit(value=7)
+        await square.map([1, 2])
+        assert rehearsal.assert_submitted(square) == job
+        assert rehearsal.assert_submitted(square, 7) == job
+        rehearsal.assert_submitted(square, 2)
+        rehearsal.assert_not_submitted(square, 8)
+        rehearsal.assert_not_submitted(flaky)
+        with pytest.raises(AssertionError, match=r"square was not submitted with \{'value': 9\}.*\{'value': 7\}"):
+            rehearsal.assert_submitted(square, value=9)
+        with pytest.raises(AssertionError, match="was submitted"):
+            rehearsal.assert_not_submitted(square)
+
+
+async def test_files_that_a_frame_leaves_are_there():
+    with inline() as rehearsal:
+        assert rehearsal.artifacts(await leaves.submit()) == {"a.txt": b"left"}
+
+
+async def test_jobs_that_submit_each_other_for_ever_end_with_the_test(monkeypatch):
+    monkeypatch.setattr("rota.testing.in_memory.DRAIN_ATTEMPTS_MAX", 50)
+    endless = Rota()
+
+    @endless.task
+    async def again():
+        await again.submit()
+
+    with manual() as rehearsal:
+        await again.submit()
+        with pytest.raises(AssertionError, match="for ever"):
+            await rehearsal.drain()
+
+
+async def test_what_a_retry_asks_for_is_waited_for():
+    app = Rota()
+
+    @app.task(retries=1)
+    async def later() -> int:
+        if context().attempt == 1:
+            raise Retry("not now", after=30)
+        return 1
+
+    with manual() as rehearsal:
+        job = await later.submit()
+        await rehearsal.drain()
+        rehearsal.clock.advance(29)
+        assert await rehearsal.drain() == 0
+        rehearsal.clock.advance(1)
+        assert await rehearsal.drain() == 1
+        assert await job.result() == 1
+
+
+async def test_a_range_of_frames_runs_the_same_call_once_for_each():
+    app = Rota()
+
+    @app.task
+    async def draw(scene: str) -> str:
+        return f"{scene}.{context().frame}"
+
+    with inline():
+        job = await draw.submit_frames("1-7x3", "pond")
+        assert await job.result() == ["pond.1", "pond.4", "pond.7"]
+        assert await (await draw.submit_frames(1, "sea")).result() == ["sea.0"]
+        with pytest.raises(InvalidInput, match="frame"):
+            await draw.submit_frames("7-1x", "pond")
+
+
+async def test_what_failed_of_a_job_is_tried_again_as_another():
+    app, broken = Rota(), {2, 4}
+
+    @app.task
+    async def check(value: int) -> int:
+        if value in broken:
+            raise Fatal("broken")
+        return value * 10
+
+    with inline():
+        job = await check.map([1, 2, 3, 4])
+        with pytest.raises(JobFailed):
+            await job.result()
+        broken.clear()
+        again = await job.retry()
+        assert await again.result() == [20, 40]
+        assert (await again.get()).labels == {"retry_of": str(job.id)}
+        with pytest.raises(InvalidInput, match="no failed frame"):
+            await job.retry()
+        assert await (await job.retry(every_frame=True)).result() == [10, 20, 30, 40]
+
+
+async def test_a_submission_may_be_given_as_it_is():
+    with inline():
+        layer = LayerSpec(task="name_of", input={"args": [{"name": "a", "id": str(UUID(int=1))}]})
+        assert await (await app.submit(Submission(show="film", layers=(layer,)))).result() == "a"
+        with pytest.raises(InvalidInput, match="is a command"):
+            await app.submit(Submission(show="film", layers=(LayerSpec(argv=("true",)),)))
+
+
+def test_the_pytest_plugin_brings_both(pytester, monkeypatch):
+    """Named, and not found, so that it is the one of this tree whether or not one is installed."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(
+        """
+        from rota import Rota
+        app = Rota()
+
+        @app.task
+        def double(value: int) -> int:
+            return 2 * value
+
+        def test_inline(rota_inline):
+            assert double.sync.submit(2).result() == 4
+            rota_inline.assert_submitted(double, 2)
+
+        def test_manual(rota_manual):
+            job = double.sync.submit(3)
+            assert rota_manual.drain_sync() == 1
+            assert job.result() == 6
+        """
+    )
+    ended = pytester.runpytest_subprocess("-p", "rota.pytest_plugin", "-p", "no:cacheprovider")
+    ended.assert_outcomes(passed=2)
+
+
+def test_pytest_finds_the_plugin_by_itself():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    [module] = project["entry-points"]["pytest11"].values()
+    assert callable(import_module(module).rota_inline)

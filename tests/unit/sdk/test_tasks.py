@@ -1,0 +1,189 @@
+"""What tasks submit: options become fields of a submission, and what is wrong is said before anything is sent."""
+
+import asyncio
+import os
+import signal
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rota import NotEnded, Rota
+from rota.client.connections import TransportPool
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import Budget, LayerSpec, RetrySpec, Submission
+from rota.sdk.sync import SyncTask
+from rota.testing import MovableClock, inline, manual
+
+NOON = datetime(2030, 1, 2, 12, tzinfo=UTC)
+app = Rota(show="film", actor="web")
+
+
+@app.task(topic="render", cores=2, memory="1GiB", timeout=60)
+def render(scene: str, frame: int = 1) -> int:
+    return frame
+
+
+@app.task
+async def ping():
+    return None
+
+
+def submitted(task, *args, **kwargs):
+    [one] = task.submissions([task.call(*args, **kwargs)])
+    return one
+
+
+def test_a_plain_submission_says_what_the_task_declares():
+    assert submitted(render, "comp", frame=2) == Submission(
+        show="film",
+        topic="render",
+        actor_id="web",
+        actor_type="service",
+        layers=(
+            LayerSpec(
+                task="render",
+                cores=2.0,
+                memory="1024MiB",
+                timeout_s=60.0,
+                input={"args": ["comp"], "kwargs": {"frame": 2}},
+            ),
+        ),
+    )
+
+
+def test_options_win_over_what_is_declared_and_add_up():
+    wanted = render.options(cores=0.5, gpus=1, memory="2GiB", retries=3, timeout="2min", priority="BATCH").options(
+        show="ads",
+        folder="shots",
+        dept="fx",
+        name="night",
+        topic="gpu",
+        labels={"team": "fx"},
+        requires=["cuda"],
+        env={"A": "1"},
+        key="k",
+        deadline="1h",
+        max_wait=timedelta(minutes=5),
+        max_cores=8,
+        max_gpus=2,
+        artifacts=["*.png"],
+    )
+    one = submitted(wanted, "comp")
+    [layer] = one.layers
+    assert (one.show, one.folder, one.dept, one.name, one.topic) == ("ads", "shots", "fx", "night", "gpu")
+    assert (one.labels, one.requires, one.env) == ({"team": "fx"}, ("cuda",), {"A": "1"})
+    assert (one.priority, one.idempotency_key, one.max_wait_s) == ("BATCH", "k", 300.0)
+    assert (one.budget, one.max_cores, one.max_gpus) == (Budget(deadline_ms=3_600_000), 8, 2)
+    assert (layer.cores, layer.gpus, layer.memory, layer.timeout_s) == (0.5, 1, "2GiB", 120.0)
+    assert (layer.retries, layer.artifacts) == (RetrySpec(most=3), ("*.png",))
+    assert submitted(render, "comp").folder == "default", "the task itself is as it was"
+    assert wanted("comp") == 1, "and still the function"
+
+
+def test_moments_are_told_by_the_clock_of_the_test():
+    with manual(MovableClock(NOON)):
+        later = submitted(ping.schedule(at=timedelta(hours=1)))
+        assert later.run_at == NOON + timedelta(hours=1)
+        assert submitted(ping.schedule(at=NOON)).run_at == NOON
+        assert submitted(ping.options(deadline=NOON + timedelta(seconds=2))).budget.deadline_ms == 2000
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"run_at": NOON.replace(tzinfo=None)}, "in no time zone"),
+        ({"run_at": -1}, "no time to begin after"),
+        ({"deadline": datetime(2020, 1, 2, tzinfo=UTC)}, "has passed"),
+        ({"max_wait": -5}, "no max_wait"),
+        ({"timeout": float("nan")}, "no timeout"),
+        ({"prio": 5}, "no option 'prio': did you mean priority"),
+        ({"colour": "red"}, "no option 'colour': there are name, show"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_a_sentence(wanted, says):
+    with pytest.raises(InvalidInput, match=says):
+        submitted(ping.options(**wanted))
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "missing a required argument: 'scene'"),
+        (("a", 1, 2), "too many positional arguments"),
+        ((object(),), "a object cannot travel"),
+    ],
+)
+def test_arguments_that_cannot_be_given_are_refused_before_they_are_sent(args, says):
+    with pytest.raises(InvalidInput, match=f"render cannot be submitted like this: {says}"):
+        render.call(*args)
+    with pytest.raises(InvalidInput, match="no items to map"):
+        render.mapping([])
+
+
+def test_a_job_of_another_process_is_found_by_its_id():
+    assert render.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5") == app.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5")
+    with pytest.raises(InvalidInput, match="is no job id"):
+        render.job("mine")
+
+
+def test_options_of_a_call_win_over_those_of_the_batch():
+    batch = render.options(priority=3, key="all")
+    low, own = batch.submissions([render.call("a"), render.options(priority=7).call("b")])
+    assert (low.priority, own.priority, own.idempotency_key) == (3, 7, "all")
+
+
+def test_the_sync_facade_is_refused_where_a_loop_runs():
+    async def inside():
+        ping.sync.submit()
+
+    with pytest.raises(InvalidInput, match="runs an event loop"):
+        asyncio.run(inside())
+
+
+def test_the_sync_facade_takes_the_same_options():
+    facade = render.sync.options(priority=2).schedule(at=5)
+    assert isinstance(facade, SyncTask)
+    with inline() as rehearsal:
+        job = facade.submit("comp", frame=3)
+        with pytest.raises(NotEnded, match="drain"):
+            job.result()
+        rehearsal.clock.advance(5)
+        assert rehearsal.drain_sync() == 1
+        assert job.result() == 3
+        assert (job.state(), job.wait(), job.get().priority) == ("SUCCEEDED", "SUCCEEDED", 2)
+        assert [str(moment.state) for moment in job.events()][-1] == "SUCCEEDED"
+        assert ("".join(job.logs()), job.cancel(), job.explain().reasons, job.already) == ("", False, (), False)
+        several = facade.submit_many([facade.call("a"), facade.call("b", frame=2)])
+        assert facade.job(several[0].id).id == several[0].id == several[0].unsync.id == app.sync.job(several[0].id).id
+
+
+def test_a_map_of_the_sync_facade_is_a_list():
+    @Rota().task
+    def square(value: int) -> int:
+        return value * value
+
+    with inline():
+        assert square.sync.map([1, 2, 3]).result() == [1, 4, 9]
+
+
+def test_a_url_of_no_known_kind_is_refused_when_it_is_used():
+    elsewhere = Rota("gopher://here")
+
+    @elsewhere.task
+    def nothing(): ...
+
+    with pytest.raises(InvalidInput, match="cannot be reached by 'gopher'"):
+        nothing.sync.submit()
+
+
+def test_a_child_forked_while_another_thread_opens_a_connection_is_not_stuck():
+    async def opened():
+        return clients.current()
+
+    clients = TransportPool({}, lambda: "a transport of its own")
+    with clients._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(5)
+            os._exit(asyncio.run(opened()) != "a transport of its own")
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,112 @@
+"""Workflows from files: the same as in Python, and what is wrong has a line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rota.model.errors import InvalidInput
+from rota.model.jobs.submission import Compensation, RetrySpec
+from rota.model.workflows.spec import LoopSpec, StepSpec, SwitchSpec, WorkflowSpec
+from rota.workflow.yaml_loader import parse, read
+
+TRIP = """\
+name: trip
+show: travel
+inputs:
+  city: {required: true}
+  nights: 2
+rollback_on: [failed, timeout]
+steps:
+  - id: flight
+    task: book
+    args: ["${input.city}", 3]
+    retry: {most: 2}
+    compensate: {topic: undo, task: unbook, context: {ticket: "${steps.flight.output}"}}
+  - id: which
+    type: switch
+    depends_on: [flight]
+    switch: {on: input.nights > 0, cases: {"true": [hotel]}, default: []}
+  - id: hotel
+    task: book
+    loop: {while: round.index < 2}
+"""
+
+
+def test_yaml_says_the_same_as_python():
+    assert parse(TRIP) == WorkflowSpec(
+        name="trip",
+        show="travel",
+        inputs={"city": {"required": True}, "nights": 2},
+        rollback_on=frozenset({"failed", "timeout"}),
+        steps=(
+            StepSpec(
+                id="flight",
+                task="book",
+                args=("${input.city}", 3),
+                retry=RetrySpec(most=2),
+                compensate=Compensation(topic="undo", task="unbook", context={"ticket": "${steps.flight.output}"}),
+            ),
+            StepSpec(
+                id="which",
+                type="switch",
+                depends_on=("flight",),
+                switch=SwitchSpec(on="input.nights > 0", cases={"true": ("hotel",)}, default=()),
+            ),
+            StepSpec(id="hotel", task="book", loop=LoopSpec(while_="round.index < 2")),
+        ),
+    )
+
+
+WRONG = {
+    "nothing": ("", 1, "a workflow is a mapping"),
+    "no YAML": ("name: [", 2, "no YAML"),
+    "no steps": ("name: x\n", 1, "missing required field `steps`"),
+    "an unknown field": (TRIP.replace("task: unbook", "tusk: unbook"), 12, "unknown field `tusk`"),
+    "a wrong type": (TRIP.replace("most: 2", "most: often"), 11, "expected `int`, got `str`"),
+    "an unknown type of step": (TRIP.replace("type: switch", "type: swish"), 14, "swish"),
+    "an unknown step": (TRIP.replace("[flight]", "[fright]"), 13, "there is no such step"),
+    "an expression": (TRIP.replace("input.nights > 0", "input.nights >"), 13, "cannot be read"),
+    "an alias": ("name: &a x\nsteps: *a\n", 1, "anchors and aliases"),
+    "a bomb of aliases": ("a: &a [x]\nb: &b [*a, *a]\nname: x\nsteps: [*b, *b]\n", 1, "anchors and aliases"),
+    "a tag": ("name: !!python/object/apply:os.system [ls]\nsteps: []\n", 1, "a tag"),
+    "a circle": (
+        TRIP.replace("    task: book\n    args", "    task: book\n    depends_on: [hotel]\n    args").replace(
+            "  - id: hotel\n", "  - id: hotel\n    depends_on: [flight]\n"
+        ),
+        8,
+        "in a circle",
+    ),
+    "a delay without an offset": (
+        TRIP + "  - id: wait\n    type: delay\n    delay_until: 2026-01-01T00:00:00\n",
+        20,
+        "a moment such as",
+    ),
+    "a delay that is no number": (TRIP + "  - {id: wait, type: delay, delay_sec: .nan}\n", 20, "seconds from 0"),
+    "nested without an end": ("name: x\nsteps: " + "[" * 100 + "]" * 100 + "\n", 2, "nested deeper"),
+    "a key twice, deeper": (TRIP + "  - {id: a, id: b, task: x}\n", 20, "id"),
+    "a key twice": ("name: x\nname: y\nsteps: []\n", 2, "name"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_has_a_line(what):
+    text, line, sentence = WRONG[what]
+    with pytest.raises(InvalidInput) as refused:
+        parse(text, "trip.yaml")
+    assert refused.value.sentence.startswith(f"trip.yaml:{line}: ")
+    assert sentence in refused.value.sentence
+
+
+def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path):
+    for content in (b"#" * (1024 * 1024 + 1), b"name: \xff\n"):
+        (tmp_path / "trip.yaml").write_bytes(content)
+        with pytest.raises(InvalidInput, match=r"trip\.yaml"):
+            read(tmp_path / "trip.yaml")
+
+
+def test_the_example_of_the_guide_is_a_workflow():
+    page = (Path(__file__).parents[3] / "docs/howto/workflows.md").read_text()
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    spec = parse(example, "the guide")
+    assert [step.id for step in spec.steps if step.compensate] == ["flight", "hotel"]

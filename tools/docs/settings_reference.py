@@ -1,0 +1,55 @@
+"""The reference page of all settings, made from the tree so that it cannot lag behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import getdoc
+
+from rota.model.settings.leaves import Leaf, leaves, sections
+
+_HEAD = """\
+# Settings
+
+Every setting with its name in the environment, its default and what it may be. This page is made from the code
+by `tools.docs.settings_reference`; a test compares the two.
+
+* **Where they are read.** From the file that `ROTA_CONFIG` names, else from `rota.yaml` in the working directory if
+  there is one; the environment wins over the file, the file over the default. `rota config show` says where each
+  value came from. An empty variable counts as not set. Relative paths are relative to the working directory.
+* **How they are written.** Sections nest: `redis.scheduler.interval_ms` is `interval_ms` below `scheduler` below
+  `redis`, or one key with dots. `interval-ms`, `interval_ms` and `intervalMs` are the same name.
+* **Times** are written with a unit: `500ms`, `2s`, `10min` (or `10m`), `72h`, `30d`. Names ending in `_ms`, `_millis`
+  or `_seconds` are whole numbers of that unit.
+* **Unknown names are refused**, in the file and for variables that begin with `ROTA_`, with the nearest known name.
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    parts = [_HEAD]
+    for path, section in sections().items():
+        below = [leaf for leaf in leaves().values() if leaf.path.rpartition(".")[0] == path]
+        if below:
+            parts.append("\n".join([f"## {path}", "", getdoc(section) or "", "", *_table(below), ""]))
+    return "\n".join(parts)
+
+
+def _table(below: list[Leaf]) -> Iterator[str]:
+    yield "| setting | environment | default | may be | meaning |"
+    yield "|---|---|---|---|---|"
+    for leaf in below:
+        name, allowed, meaning = leaf.path.rpartition(".")[2], _cell(leaf.kind.brief), _cell(leaf.kind.meaning)
+        yield f"| `{name}` | {_names(leaf)} | {_default(leaf)} | {allowed} | {meaning} |"
+
+
+def _names(leaf: Leaf) -> str:
+    return ", ".join(f"`{name}`" for name in leaf.env_names)
+
+
+def _default(leaf: Leaf) -> str:
+    shown = leaf.kind.show(leaf.default)
+    return f"`{shown}`" if shown else "(none)" if leaf.default is None else "(empty)"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
