@@ -75,7 +75,7 @@ def is_for(rule, job):
 def test_a_denial_that_is_for_a_job_denies_it(ordered, default, job):
     denying = [rule for rule in ordered if rule.says is PolicyEffect.DENY and not rule.velocity]
     if any(is_for(rule, job) is not False for rule in denying):
-        assert words(policy(ordered, default).rule_on(job)) == {PolicyEffect.DENY}
+        assert words(policy(ordered, default).evaluate(job)) == {PolicyEffect.DENY}
 
 
 @given(RULES, DEFAULTS, JOBS, rules(st.just(PolicyEffect.DENY)), st.integers(0, 6))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.chaos.accounting.explorer import scripts
 
-MIGRATION = importlib.resources.files("rota.accounting").joinpath("migrations", "0005_pre_accounting.sql")
+FUNCTIONS = importlib.resources.files("rota.accounting").joinpath("functions")
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,9 @@ def texts_of(mutant):
 
 
 def function_text(name):
-    """The definition of a function as the migration has it."""
-    _, found, rest = MIGRATION.read_text().partition(f"CREATE FUNCTION rota.{name}(")
+    """The definition of a function as its file has it."""
+    source = "".join(file.read_text() for file in FUNCTIONS.iterdir())
+    _, found, rest = source.partition(f"CREATE OR REPLACE FUNCTION rota.{name}(")
     assert found, f"there is no function {name}"
     body, _, _ = rest.partition("END $$;")
     return f"CREATE OR REPLACE FUNCTION rota.{name}({body}END $$;"

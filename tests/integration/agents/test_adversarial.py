@@ -186,7 +186,7 @@ async def test_an_entry_that_a_late_leader_moved_while_its_run_lives_starts_no_s
                 return {name: type(each)(None, now_ms() - 1000) for name, each in found.items()}
 
         assert await release_entries(Blind(database, "late"), pod.agents.index_of(""), [old]) == 1
-        pod.agents.pace.nudge()
+        pod.agents.pace.wake()
         await until(lambda: _is_nowhere(redis, "beat"), what="its run lives, so it waits for nothing")
         ticks = seen.count("tick")
         await until(lambda: seen.count("tick") > ticks + 2)

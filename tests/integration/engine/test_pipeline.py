@@ -172,7 +172,7 @@ async def no_more_looks(dispatcher, monkeypatch):
         looked.append(queues)
 
     monkeypatch.setattr("rota.engine.dispatch.dispatcher.POLL_INTERVAL_S", 3600.0)
-    monkeypatch.setattr(dispatcher, "_look", looking)
+    monkeypatch.setattr(dispatcher, "_refresh", looking)
     await until(lambda: None in looked, what="the last look at everything")
 
 
@@ -195,7 +195,7 @@ async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypa
         if any(outcome.refused for outcome in outcomes):
             refused.set()
 
-    monkeypatch.setattr(books.live, "tell", tell_late)
+    monkeypatch.setattr(books.live, "push_change", tell_late)
     monkeypatch.setattr(dispatcher.handing, "_return_refused", turned_down)
     await books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
     await farm.running("x", 6)

@@ -8,7 +8,15 @@ import pytest
 
 from rota.infra import failpoints
 from rota.infra.postgres import Database, PostgresTarget, check_current, migrate, status
-from rota.infra.postgres.migration_files import discover, read_migration, sort_and_validate
+from rota.infra.postgres.migration_files import (
+    FUNCTIONS_REVISION,
+    FunctionFile,
+    checksum_of,
+    discover,
+    discover_functions,
+    read_migration,
+    sort_and_validate,
+)
 from rota.infra.postgres.sql import parse_query
 from rota.model.errors import MigrationRefused
 from tests.support.harness.databases import fresh_database
@@ -16,6 +24,7 @@ from tests.support.harness.servers import TEMPLATE_WITHOUT_DAYS
 from tests.support.waiting import until
 
 ALL = len(discover())
+EVERYTHING = [each.name for each in (*discover(), *discover_functions())]
 
 
 MIGRATORS = parse_query(
@@ -55,14 +64,14 @@ async def exists(admin, table):
 
 
 async def test_an_empty_database_gets_everything_once(empty_database_url):
-    assert names(await migrate(empty_database_url)) == names(discover())
+    assert names(await migrate(empty_database_url)) == EVERYTHING
     assert await migrate(empty_database_url) == []
 
 
 async def test_dry_run_and_status_show_what_is_missing_and_change_nothing(empty_database_url):
-    assert names(await migrate(empty_database_url, dry_run=True)) == names(discover())
+    assert names(await migrate(empty_database_url, dry_run=True)) == EVERYTHING
     assert {line.state for line in await status(empty_database_url)} == {"pending"}
-    assert names(await migrate(empty_database_url, dry_run=True)) == names(discover())
+    assert names(await migrate(empty_database_url, dry_run=True)) == EVERYTHING
     connection = await asyncpg.connect(empty_database_url)
     assert await connection.fetchval("SELECT to_regnamespace('rota') IS NULL")
     await connection.close()
@@ -70,13 +79,13 @@ async def test_dry_run_and_status_show_what_is_missing_and_change_nothing(empty_
 
 async def test_status_tells_when_each_was_applied(database_url):
     lines = await status(database_url)
-    assert [line.name for line in lines] == names(discover())
+    assert [line.name for line in lines] == EVERYTHING
     assert all(line.state == "applied" and line.applied_at for line in lines)
 
 
 async def test_of_two_migrators_at_once_one_does_it_and_the_other_finds_nothing_to_do(empty_database_url):
     done = await asyncio.gather(*(migrate(empty_database_url) for _ in range(4)))
-    assert sorted(len(applied) for applied in done) == [0, 0, 0, ALL]
+    assert sorted(len(applied) for applied in done) == [0, 0, 0, len(EVERYTHING)]
 
 
 async def test_a_migrator_that_waits_too_long_for_another_is_told_so(database_url, admin):
@@ -99,7 +108,7 @@ async def test_a_failing_migration_leaves_nothing_and_is_named_with_the_servers_
         await migrate(database_url, migrations=known)
     assert await exists(admin, "good")
     assert not await exists(admin, "half")
-    assert [line.state for line in await status(database_url)][-1] == "unknown"
+    assert [line.state for line in await status(database_url)][ALL] == "unknown"
     mended = made(pre_good="CREATE TABLE rota.good ()", pre_bad="CREATE TABLE rota.half ()")
     assert len(await migrate(database_url, migrations=mended)) == 1
 
@@ -222,3 +231,72 @@ async def test_new_replicas_may_start_before_their_post_migrations_ran(database)
         await check_current(database, migrations=known)
     await migrate(database, "pre", migrations=known)
     await check_current(database, migrations=known)
+
+
+def functions(text, name="test/functions/answers.sql"):
+    return [FunctionFile(name, text, checksum_of(text))]
+
+
+def answer(value):
+    return f"CREATE OR REPLACE FUNCTION rota.answer() RETURNS int LANGUAGE sql AS 'SELECT {value}'"
+
+
+async def test_functions_are_replaced_when_their_file_changes_and_only_then(database_url, admin):
+    assert len(await migrate(database_url, migrations=discover(), functions=functions(answer(1)))) == 1
+    assert await migrate(database_url, migrations=discover(), functions=functions(answer(1))) == []
+    assert len(await migrate(database_url, migrations=discover(), functions=functions(answer(2)))) == 1
+    assert await admin.fetchval("SELECT rota.answer()") == 2
+
+
+async def test_functions_are_replaced_after_pre_and_before_post_migrations(database_url, admin):
+    known = made(post_drop="DROP FUNCTION rota.answer()", pre_table="CREATE TABLE rota.answers (n int)")
+    text = "CREATE OR REPLACE FUNCTION rota.answer() RETURNS SETOF rota.answers LANGUAGE sql AS 'TABLE rota.answers'"
+    assert len(await migrate(database_url, migrations=known, functions=functions(text))) == 3
+    assert await admin.fetchval("SELECT to_regproc('rota.answer') IS NULL")
+
+
+async def test_functions_of_a_newer_revision_are_left_alone(database_url, admin):
+    await migrate(database_url, migrations=discover(), functions=functions(answer(2)))
+    await admin.execute("UPDATE rota.migration_function SET revision = $1", FUNCTIONS_REVISION + 1)
+    assert await migrate(database_url, migrations=discover(), functions=functions(answer(1))) == []
+    assert await admin.fetchval("SELECT rota.answer()") == 2
+
+
+async def test_functions_that_fail_change_nothing(database_url, admin):
+    await migrate(database_url, migrations=discover(), functions=functions(answer(1)))
+    broken = [*functions(answer(2)), *functions("SELECT 1/0", name="test/functions/broken.sql")]
+    with pytest.raises(MigrationRefused, match=r"could not be replaced \(division by zero\); nothing was changed"):
+        await migrate(database_url, migrations=discover(), functions=broken)
+    assert await admin.fetchval("SELECT rota.answer()") == 1
+
+
+async def test_a_migrator_that_dies_before_functions_are_committed_leaves_them_to_the_next(database_url, admin, spawn):
+    await admin.execute("DELETE FROM rota.migration_function WHERE name LIKE 'queue/%'")
+    program = "import asyncio, os; from rota.infra.postgres import migrate; asyncio.run(migrate(os.environ['URL']))"
+    died = await spawn(
+        None,
+        argv=[sys.executable, "-c", program],
+        env={"URL": database_url, "CRASH_AT": "migrate.functions_before_commit"},
+    )
+    assert await died.wait() == failpoints.CRASH_EXIT_STATUS
+    await until(lambda: no_migrator(admin))
+    assert {each.name.split("/")[0] for each in await migrate(database_url)} == {"queue"}
+
+
+async def no_migrator(admin):
+    return not await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rota migrate'")
+
+
+async def test_a_server_refuses_functions_older_than_its_own(database, admin):
+    await admin.execute("UPDATE rota.migration_function SET checksum = 'old' WHERE name = 'queue/functions/claims.sql'")
+    with pytest.raises(MigrationRefused, match="lacks 1 migration.*queue/functions/claims.sql: run `rota db migrate`"):
+        await check_current(database)
+    await admin.execute("UPDATE rota.migration_function SET revision = $1", FUNCTIONS_REVISION + 1)
+    await check_current(database)
+
+
+async def test_a_database_made_before_the_baseline_is_refused_with_what_to_do(database, admin, database_url):
+    await admin.execute("UPDATE rota.migration SET name = '0001_pre_schema', checksum = 'x' WHERE number = 1")
+    for refused in (migrate(database_url), check_current(database)):
+        with pytest.raises(MigrationRefused, match="create a new database, or, if `rota up` made it, stop it and"):
+            await refused

@@ -1,11 +1,20 @@
 """Which files are migrations, in which order, and which sets of them are refused; and how files and records compare."""
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from rota.infra.postgres.migrate import AppliedMigration, compare, pending
-from rota.infra.postgres.migration_files import discover, read_migration, sort_and_validate
+from rota.infra.postgres.migration_files import (
+    FUNCTIONS_REVISION,
+    checksum_of,
+    discover,
+    discover_functions,
+    read_migration,
+    sort_and_validate,
+)
 from rota.model.errors import MigrationRefused
 
 
@@ -25,7 +34,7 @@ def names(migrations):
 def test_the_files_of_this_rota_are_complete():
     found = discover()
     assert [migration.number for migration in found] == list(range(1, len(found) + 1))
-    assert found[0].name == "0001_pre_schema"
+    assert found[0].name == "0001_pre_postgres_baseline"
 
 
 def test_the_files_of_this_rota_are_read_once_however_often_readiness_asks():
@@ -107,3 +116,32 @@ def test_status_lays_files_and_records_side_by_side():
         ("0003_post_c", "pending"),
         ("0004_pre_d", "unknown"),
     ]
+
+
+LOCK = Path(__file__).with_name("schema.lock")
+
+
+def locked():
+    """One line per migration, and one for all functions with their revision."""
+    functions = checksum_of("".join(each.name + each.checksum for each in discover_functions()))
+    lines = [f"{migration.name} {migration.checksum}" for migration in discover()]
+    return "\n".join([*lines, f"functions revision {FUNCTIONS_REVISION} {functions}"]) + "\n"
+
+
+def test_merged_migrations_never_change_and_functions_raise_their_revision():
+    """Add a line for a new migration; for changed functions raise FUNCTIONS_REVISION and replace the last line.
+
+    `python -c "from tests.unit.infra.test_migration_files import locked; print(locked(), end='')"` prints the file.
+    """
+    *old, old_functions = LOCK.read_text().splitlines()
+    *new, new_functions = locked().splitlines()
+    assert new[: len(old)] == old, "a merged migration was changed or removed: add a new one"
+    assert len(new) == len(old), "a new migration: add its line to schema.lock"
+    if old_functions != new_functions:
+        assert old_functions.split()[2] != new_functions.split()[2], "functions changed: raise FUNCTIONS_REVISION"
+        pytest.fail("update the last line of schema.lock")
+
+
+def test_statements_of_function_files_may_be_repeated():
+    for file in discover_functions():
+        assert not re.search(r"^CREATE (?!OR REPLACE)", file.text, re.MULTILINE), file.name
