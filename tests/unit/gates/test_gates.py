@@ -4,9 +4,10 @@ import subprocess
 
 import pytest
 
-from tests import gates, gates_tree
-from tests.gates_logs import leaks
-from tests.gates_tree import Report
+from tests import gates
+from tests.gates import tree as gates_tree
+from tests.gates.process_logs import leaks
+from tests.gates.tree import Report
 
 HASHED = "msgspec==0.19 \\\n    --hash=sha256:" + "0a" * 32 + "\n"
 LONG = "def long():\n" + "    x = 1\n" * 70

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests import gates_tree as tree
-from tests.gates_tree import Report
+from tests.gates import names, tree
+from tests.gates.tree import Report
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 300
 
@@ -51,6 +51,12 @@ GATES: dict[str, Callable[[Path], Report]] = {
     "places": tree.places,
     "secrets": tree.secrets,
     "migrations": tree.migrations,
+    "folders": names.folders,
+    "class names": names.class_names,
+    "vague names": names.vague_names,
+    "SQL files": names.sql_files,
+    "SQL writes": names.sql_writes,
+    "phrases": names.phrases,
 }
 
 FOR_TESTS = ("collects",)
@@ -87,7 +93,3 @@ def main(names: list[str], root: Path = ROOT, gates: dict[str, Callable[[Path], 
             print(shown(running[ended], report, seconds), flush=True)
     print(f"{len(running)} gates, {failed or 'none'} failed, {time.perf_counter() - began:.1f} s")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
