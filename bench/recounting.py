@@ -60,7 +60,7 @@ class Scan:
 
 async def recompute(servers: Servers, show: ShowId) -> Recompute:
     scan = Scan()
-    found = await reconcile.reconcile_show(servers.live, show, grace_s=GRACE_S, rest=REST, turn=scan)
+    found = await reconcile.reconcile_show(servers.live, show, grace_s=GRACE_S, rest=REST, scan_slot=scan)
     assert found, "nobody else recounts here"
     waited = time.monotonic() - scan.ended >= GRACE_S
     await servers.transactional.refresh_managed_tables(show)

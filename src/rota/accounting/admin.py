@@ -1,14 +1,14 @@
-"""Changing what shows may use: shows, pools, folders, subscriptions, departments and caps.
+"""Administration of quota: shows, pools, folders, subscriptions, departments and caps.
 
-- Every change is one transaction with its audit entry: both are there, or neither.
-- Whatever concerns a show is changed under the show's exclusive lock, taken before any row: bookings of the show wait
-  for a moment, none is under way meanwhile, and nobody locks in the other order.
-- A limit that is lowered, or a share that is removed, raises the show's fence in the same transaction (triggers do it,
-  see the migration), so what was booked under the old limit cannot be inserted any more.
-- Nothing that procs are charged to is deleted: looked up under the same lock.
+- Every change is one transaction with its audit entry.
+- Changes to a show take its lock exclusive, before any row: bookings of the show wait, none is in flight meanwhile, and
+  a single lock order rules out deadlocks.
+- A lowered limit or a removed share raises the fence of the show in the same transaction, by trigger (see the
+  migration), so bookings made under the old limit can no longer be inserted.
+- Items that procs are charged to cannot be deleted; checked under the same lock.
 
-Redis is told by the caller, after the commit, with the `Change` that comes back: it holds versions and the fence. If we
-die before it is told, the next reseed tells it; a lowered limit is safe meanwhile, because of the fence.
+The caller pushes the returned `QuotaChange`, which holds versions and the fence, to Redis after the commit. If it dies
+before the push, the next limit reseed brings the change; a lowered limit is safe meanwhile because of the fence.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ GET: Final[dict[QuotaKind, Query]] = {"job": query(__package__, "job_get"), "lay
 
 
 class QuotaAdmin:
-    """Changes limits in the name of `actor`, who is written to the audit trail."""
+    """Changes limits on behalf of `actor`, who is recorded in the audit log."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database = database
@@ -117,12 +117,12 @@ class QuotaAdmin:
             return await _find_show(tx, name)
 
     async def create_show(self, name: str, *, actor: str, managed: bool = False) -> QuotaChange:
-        """A managed show is booked once it is seeded in Redis."""
+        """A managed show accepts bookings once it is seeded in Redis."""
         validate_name("show", name)
         async with self._transaction("show", name) as tx:
-            made = ShowId(self._new_id())
-            await tx.run(SHOW_CREATE, made, name, managed)
-            return await _record_change(tx, actor, "show", "create", await _get_show(tx, made))
+            show = ShowId(self._new_id())
+            await tx.run(SHOW_CREATE, show, name, managed)
+            return await _record_change(tx, actor, "show", "create", await _get_show(tx, show))
 
     async def rename_show(self, name: str, new: str, *, actor: str) -> QuotaChange:
         validate_name("show", new)
@@ -132,7 +132,7 @@ class QuotaAdmin:
             return await _record_change(tx, actor, "show", "rename", await _get_show(tx, show.id), show)
 
     async def change_show(self, name: str, *, max_jobs: int, actor: str) -> QuotaChange:
-        """How many jobs of it may run at once; -1 is as many as there are. Those that run go on."""
+        """Limit the number of concurrently running jobs; -1 means no limit. Running jobs continue."""
         if not -1 <= max_jobs < 2**31:
             raise InvalidInput(f"{max_jobs} is no number of jobs: give 0 or more, or -1 for as many as there are.")
         async with self.database.transaction() as tx:
@@ -148,10 +148,10 @@ class QuotaAdmin:
             return await _record_change(tx, actor, "show", "delete", None, show)
 
     async def set_managed(self, name: str, managed: bool, *, actor: str) -> QuotaChange:
-        """Give the books to Redis, or back to PostgreSQL alone; setting what is set changes nothing.
+        """Move the accounting of a show to Redis, or back to PostgreSQL; a no-op if the flag is already set so.
 
-        Towards Redis nothing is booked until it is seeded under the new fence. Back from it the five tables are exact
-        when the flag is seen.
+        Towards Redis, bookings are declined until the show is seeded under the new fence. Back from it, the five tables
+        are exact when the flag becomes visible.
         """
         async with self.database.transaction() as tx:
             show = await _lock_show(tx, name)
@@ -161,7 +161,7 @@ class QuotaAdmin:
             return await _record_change(tx, actor, "show", "set_managed", after, show)
 
     async def raise_fence(self, show: ShowId) -> int:
-        """Refuse every insert booked in Redis before now: Redis was found empty. Returns the new fence."""
+        """Invalidate bookings made in Redis before now, because Redis was found empty. Returns the new fence."""
         fence = await self.database.value(SHOW_RAISE_FENCE, show)
         if fence is None:
             raise NotFound(f"There is no show {show}: it was deleted.")
@@ -200,26 +200,26 @@ class QuotaAdmin:
         validate_name("folder", name)
         columns = (caps or CapsUpdate()).columns()
         async with self._transaction("folder", name) as tx:
-            held = await _lock_show(tx, show)
+            locked = await _lock_show(tx, show)
             folder = self._new_id()
-            await tx.run(CREATE["folder"], held.id, folder, name)
-            return await _write_limits(tx, actor, "folder", "create", held, None, folder, columns)
+            await tx.run(CREATE["folder"], locked.id, folder, name)
+            return await _write_limits(tx, actor, "folder", "create", locked, None, folder, columns)
 
     async def change_folder(self, show: str, name: str, caps: CapsUpdate, *, actor: str) -> QuotaChange:
         columns = caps.columns()
         async with self.database.transaction() as tx:
-            held = await _lock_show(tx, show)
-            folder = await _find_item(tx, "folder", name, held)
-            return await _write_limits(tx, actor, "folder", "change", held, folder, folder.id, columns)
+            locked = await _lock_show(tx, show)
+            folder = await _find_item(tx, "folder", name, locked)
+            return await _write_limits(tx, actor, "folder", "change", locked, folder, folder.id, columns)
 
     async def rename_folder(self, show: str, name: str, new: str, *, actor: str) -> QuotaChange:
         validate_name("folder", new)
         async with self._transaction("folder", new) as tx:
-            held = await _lock_show(tx, show)
-            folder = await _find_item(tx, "folder", name, held)
+            locked = await _lock_show(tx, show)
+            folder = await _find_item(tx, "folder", name, locked)
             await tx.run(FOLDER_RENAME, folder.id, new)
             return await _record_change(
-                tx, actor, "folder", "rename", await _find_item(tx, "folder", new, held), folder, held
+                tx, actor, "folder", "rename", await _find_item(tx, "folder", new, locked), folder, locked
             )
 
     async def delete_folder(self, show: str, name: str, *, actor: str) -> QuotaChange:
@@ -233,10 +233,10 @@ class QuotaAdmin:
     ) -> QuotaChange:
         columns = (optional_cores(size), optional_cores(burst), optional_gpus(gpu_burst, lowest=-1))
         async with self._transaction("subscription", pool) as tx:
-            held = await _lock_show(tx, show)
+            locked = await _lock_show(tx, show)
             found = await _find_item(tx, "pool", pool)
-            await tx.run(CREATE["subscription"], held.id, found.id, self._new_id())
-            return await _write_limits(tx, actor, "subscription", "create", held, None, found.id, columns)
+            await tx.run(CREATE["subscription"], locked.id, found.id, self._new_id())
+            return await _write_limits(tx, actor, "subscription", "create", locked, None, found.id, columns)
 
     async def change_subscription(
         self,
@@ -250,9 +250,9 @@ class QuotaAdmin:
     ) -> QuotaChange:
         columns = (optional_cores(size), optional_cores(burst), optional_gpus(gpu_burst, lowest=-1))
         async with self.database.transaction() as tx:
-            held = await _lock_show(tx, show)
-            share = await _find_item(tx, "subscription", pool, held)
-            return await _write_limits(tx, actor, "subscription", "change", held, share, share.id, columns)
+            locked = await _lock_show(tx, show)
+            share = await _find_item(tx, "subscription", pool, locked)
+            return await _write_limits(tx, actor, "subscription", "change", locked, share, share.id, columns)
 
     async def delete_subscription(self, show: str, pool: str, *, actor: str) -> QuotaChange:
         return await self._delete_of_show("subscription", show, pool, actor)
@@ -263,17 +263,17 @@ class QuotaAdmin:
     async def create_point(self, show: str, dept: str, *, actor: str, caps: CapsUpdate | None = None) -> QuotaChange:
         columns = (caps or CapsUpdate()).columns()
         async with self._transaction("point", dept) as tx:
-            held = await _lock_show(tx, show)
+            locked = await _lock_show(tx, show)
             found = await _find_item(tx, "dept", dept)
-            await tx.run(CREATE["point"], held.id, found.id)
-            return await _write_limits(tx, actor, "point", "create", held, None, found.id, columns)
+            await tx.run(CREATE["point"], locked.id, found.id)
+            return await _write_limits(tx, actor, "point", "create", locked, None, found.id, columns)
 
     async def change_point(self, show: str, dept: str, caps: CapsUpdate, *, actor: str) -> QuotaChange:
         columns = caps.columns()
         async with self.database.transaction() as tx:
-            held = await _lock_show(tx, show)
-            point = await _find_item(tx, "point", dept, held)
-            return await _write_limits(tx, actor, "point", "change", held, point, point.id, columns)
+            locked = await _lock_show(tx, show)
+            point = await _find_item(tx, "point", dept, locked)
+            return await _write_limits(tx, actor, "point", "change", locked, point, point.id, columns)
 
     async def delete_point(self, show: str, dept: str, *, actor: str) -> QuotaChange:
         return await self._delete_of_show("point", show, dept, actor)
@@ -293,11 +293,11 @@ class QuotaAdmin:
     ) -> QuotaChange:
         columns = (optional_cores_limit(max_cores), optional_gpus(max_gpus, lowest=-1))
         async with self.database.transaction() as tx:
-            held = await _lock_show(tx, show)
-            # Made without caps first, so that setting one is a change, which raises the fence.
-            await tx.run(ENSURE[kind], held.id, key)
-            before = await _get_item(tx, kind, held, key)
-            return await _write_limits(tx, actor, kind, "change", held, before, key, columns)
+            locked = await _lock_show(tx, show)
+            # Create the row without caps first: setting a cap is then an update, which raises the fence.
+            await tx.run(ENSURE[kind], locked.id, key)
+            before = await _get_item(tx, kind, locked, key)
+            return await _write_limits(tx, actor, kind, "change", locked, before, key, columns)
 
     async def _create(self, kind: QuotaKind, name: str, actor: str) -> QuotaChange:
         validate_name(kind, name)
@@ -329,12 +329,12 @@ class QuotaAdmin:
 
     async def _delete_of_show(self, kind: QuotaKind, show: str, name: str, actor: str) -> QuotaChange:
         async with self.database.transaction() as tx:
-            held = await _lock_show(tx, show)
-            before = await _find_item(tx, kind, name, held)
+            locked = await _lock_show(tx, show)
+            before = await _find_item(tx, kind, name, locked)
             charged = tuple(before.id if kind == each else None for each in ("subscription", "folder", "point"))
-            await _check_no_procs(tx, held, f"The {kind} {name} of show {show}", charged)
-            await tx.run(DELETE[kind], held.id, before.id)
-            return await _record_change(tx, actor, kind, "delete", None, before, held)
+            await _check_no_procs(tx, locked, f"The {kind} {name} of show {show}", charged)
+            await tx.run(DELETE[kind], locked.id, before.id)
+            return await _record_change(tx, actor, kind, "delete", None, before, locked)
 
     async def _list_of_show(self, kind: QuotaKind, show: str) -> list[QuotaItem]:
         async with self.database.transaction("repeatable read", readonly=True) as tx:
@@ -343,7 +343,7 @@ class QuotaAdmin:
 
     @asynccontextmanager
     async def _transaction(self, kind: QuotaKind, name: str) -> AsyncIterator[Transaction]:
-        """A transaction that gives something a name, which may be taken."""
+        """A transaction that assigns a unique name, and reports a conflict as invalid input."""
         try:
             async with self.database.transaction() as tx:
                 yield tx
@@ -362,7 +362,7 @@ async def _find_show(tx: Transaction, name: str) -> Show:
 
 
 async def _lock_show(tx: Transaction, name: str) -> Show:
-    """The show as it is under its exclusive lock."""
+    """The show, read under its exclusive lock."""
     found = await _find_show(tx, name)
     row = await tx.row(SHOW_LOCK, found.id)
     if row is None:
@@ -402,7 +402,7 @@ async def _write_limits(
     key: UUID,
     columns: tuple[int | None, ...],
 ) -> QuotaChange:
-    """Write the limits that are given, and record what they are now."""
+    """Write the given limits and record the change."""
     await tx.run(CHANGE[kind], show.id, key, *columns)
     after = await _get_item(tx, kind, show, key)
     if wrong := find_contradiction(after.limits):
@@ -427,7 +427,7 @@ async def _record_change(
     before: Show | QuotaItem | None = None,
     show: Show | None = None,
 ) -> QuotaChange:
-    """The audit entry comes last, because all who audit wait for each other; what is as it was needs none."""
+    """Append the audit entry last, because appends serialize all writers; an unchanged item gets none."""
     raised = 0
     if isinstance(after or before, Show):
         show = after if isinstance(after, Show) else None
@@ -437,10 +437,10 @@ async def _record_change(
     version = after.version if after is not None else int(await tx.value(NEXT_LIMIT_VERSION))
     if audit_view(before) != audit_view(after):
         name = (after or before).name  # type: ignore[union-attr]
-        place = f"{show.name}/{name}" if show is not None and kind != "show" else name
-        whose = show or next((each for each in (after, before) if isinstance(each, Show)), None)
-        detail = {"before": audit_view(before), "after": audit_view(after)} | ({"show": str(whose.id)} if whose else {})
-        await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{place}", detail)])
+        path = f"{show.name}/{name}" if show is not None and kind != "show" else name
+        owner = show or next((each for each in (after, before) if isinstance(each, Show)), None)
+        detail = {"before": audit_view(before), "after": audit_view(after)} | ({"show": str(owner.id)} if owner else {})
+        await audit.append(tx, [AuditEntry(actor, f"{kind}.{action}", f"{kind}:{path}", detail)])
     return QuotaChange(kind=kind, action=action, show=show, before=before, after=after, version=version, raised=raised)
 
 

@@ -1,25 +1,25 @@
-"""Rows of `proc`, which are what is booked: everything else about bookings is a sum over them.
+"""Rows of `proc`: the canonical record of bookings; every counter is a sum over them.
 
-Who keeps what:
-- `rota.proc_insert` and `rota.proc_delete` hold the show's lock shared from the look at flag and fence until the end of
-  the transaction; who raises the fence, flips the show or buries tokens without a row holds it exclusive. So nobody
-  inserts under a fence that has risen, in commit order;
-- a token has one row in its life. Two at a time: the primary key. One after the other: the transaction that deletes a
-  row buries its token, and an insert looks at the graves once its rows are in, since it may have waited for just that
-  deletion. A grave holds a run of consecutive tokens, so a batch of frames costs one. It is needed while a release of
-  its time may still be on its way to Redis; those are refused under a higher fence, and then it is pruned;
-- rows are inserted plainly; the rare repeat takes the slow path in a subtransaction, is compared with what is there and
-  told as `already`, even if the fence has risen since, or as tombstoned if it lies in a grave;
-- what a row holds is given back to the keys it was charged to, wherever its job or host belongs now.
+Invariants and what enforces them:
+- `rota.proc_insert` and `rota.proc_delete` hold the show lock shared from the check of flag and fence to the end of the
+  transaction; raising the fence, flipping the show and tombstoning tokens without a row hold it exclusive. So no insert
+  commits under an outdated fence;
+- a token has at most one row in its life. Concurrent inserts: the primary key. Later inserts: the transaction that
+  deletes a row tombstones its token, and an insert checks the tombstones after its rows are in, since it may have
+  waited for that deletion. A tombstone holds a range of consecutive tokens, so a batch of frames costs one. It is
+  needed while a release of its time may be in flight to Redis; Redis refuses those under a higher fence, and then it is
+  pruned;
+- rows are inserted by a plain INSERT. A rare repeat takes the slow path in a subtransaction: it is compared with the
+  existing row and reported as `already`, even if the fence has risen since, or as tombstoned;
+- a row is released at the keys it was charged to, even if its job or host has moved since.
 
-A transaction that inserts or deletes for several shows does it in the order of their ids, since each call keeps the
-lock of its show. If we die before the COMMIT nothing happened, after it everything did; a lost reply is had again by
-calling again.
+A transaction that inserts or deletes for several shows must do so in the order of their ids, because each call keeps
+the lock of its show. A crash before COMMIT leaves nothing, after it everything; after a lost reply, repeat the call.
 
-How sums are read: one pass over the whole table and a hash aggregate, for all shows at once. With one row per running
-frame the table is small and hot: 100,000 rows of 20 shows took 35 ms, 1,000,000 took 0.3 s, every two minutes, beside
-inserts of 4 to 8 us a row in batches of 256. An index on pk_show spared a single show half of those milliseconds and
-cost every insert 20 % and more, all day. Recounts and adoption read ranges of tokens, which the primary key serves.
+Sums read the whole table once with a hash aggregate, for all shows together. The table has one row per running frame,
+so it is small and hot: 100,000 rows of 20 shows took 35 ms, 1,000,000 took 0.3 s, every two minutes, beside inserts of
+4 to 8 us a row in batches of 256. An index on pk_show saved a single show half of those milliseconds and cost every
+insert 20 % and more. Reconciliation and adoption read ranges of tokens, which the primary key serves.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ RangeColumns = tuple[list[int], list[int], list[int]]
 
 
 class ProcInsertResult(msgspec.Struct, frozen=True):
-    """Tokens of a batch that got no row now; all others did."""
+    """Tokens of a batch that this call did not insert; all others were inserted."""
 
     already: Sequence[int] = []
-    """Had their row, with the same charge and host: booked."""
+    """Had a row with the same charge and host: booked."""
     refused: dict[int, DeclineReason] = {}
-    """Have none, and get none from this call."""
+    """Have no row and get none from this call."""
 
 
 class ProcDeleteResult(msgspec.Struct, frozen=True):
     released: Sequence[ReleasedTokens]
     managed: bool
-    """Whether Redis counts these, too, and must be told once the transaction is committed."""
+    """Whether Redis counts these tokens too, so that the release must be published after the commit."""
     fence: int
-    """Of the show when they were deleted, 0 if nothing was: Redis takes the release under this one only."""
+    """The fence of the show at the deletion, 0 if nothing was deleted; Redis ignores the release under a higher one."""
     swarms: Sequence[SingleFrameBatch] = ()
-    """What else was released, of jobs of one frame each."""
+    """Further released tokens, of jobs with one frame each."""
 
     @property
     def frames(self) -> int:
@@ -90,16 +90,16 @@ class ProcDeleteResult(msgspec.Struct, frozen=True):
 
     @property
     def batch(self) -> BookingBatch:
-        """For the ledger that is told of it."""
+        """The released tokens, for the release publisher."""
         return [*(BookingGroup(each.charge, NIL_UUID, each.tokens) for each in self.released), *self.swarms]
 
     def by_job(self) -> Counter[UUID]:
-        """How many frames of each job."""
+        """Number of released frames per job."""
         jobs: Counter[UUID] = Counter()
         for each in self.released:
             jobs[each.charge.job] += len(each.tokens)
-        for swarm in self.swarms:
-            jobs.update(swarm.jobs)
+        for batch in self.swarms:
+            jobs.update(batch.jobs)
         return jobs
 
 
@@ -113,11 +113,11 @@ class Proc(msgspec.Struct, frozen=True):
 class ChargePage(NamedTuple):
     groups: list[tuple[Charge, list[int]]]
     last: int | None
-    """The last token of the page, None when it is empty: behind it the next one starts."""
+    """The last token of the page, None when it is empty; the next page starts behind it."""
 
 
 class ProcUsage(msgspec.Struct, frozen=True):
-    """What procs hold that are charged to the same keys."""
+    """The sum of procs that are charged to the same keys."""
 
     show: ShowId
     alloc: PoolId
@@ -130,20 +130,20 @@ class ProcUsage(msgspec.Struct, frozen=True):
 
 
 async def insert(on: Database | Transaction, show: ShowId, fence: int, groups: BookingBatch) -> ProcInsertResult:
-    """Insert what was booked in Redis under `fence`. Repeating it is free."""
+    """Insert rows for bookings made in Redis under `fence`. Idempotent."""
     check_booking(groups)
     failpoints.hit("procs.before_insert")
     rows = await on.rows(INSERT, show, fence, *group_columns(groups), *range_columns(groups))
     failpoints.after_send("procs.insert")
-    told = {row["token"]: DeclineReason(row["why"]) for row in rows}
+    reasons = {row["token"]: DeclineReason(row["why"]) for row in rows}
     return ProcInsertResult(
-        already=sorted(token for token, why in told.items() if why is DeclineReason.ALREADY),
-        refused={token: why for token, why in told.items() if why is not DeclineReason.ALREADY},
+        already=sorted(token for token, why in reasons.items() if why is DeclineReason.ALREADY),
+        refused={token: why for token, why in reasons.items() if why is not DeclineReason.ALREADY},
     )
 
 
 async def delete(on: Database | Transaction, show: ShowId, tokens: Iterable[int]) -> ProcDeleteResult:
-    """Delete rows and bury their tokens; an unmanaged show's are given back in the five tables by the same step."""
+    """Delete rows and tombstone their tokens; for an unmanaged show the same statement releases the five tables."""
     failpoints.hit("procs.before_delete")
     rows = await on.rows(DELETE, show, *_range_bounds(tokens))
     failpoints.after_send("procs.delete")
@@ -156,51 +156,51 @@ async def delete(on: Database | Transaction, show: ShowId, tokens: Iterable[int]
 
 
 async def tombstone(on: Database | Transaction, show: ShowId, tokens: Sequence[int]) -> set[int]:
-    """Bury what has no row; returns the tokens that never will have one. Waits for inserts under way."""
+    """Tombstone tokens without a row; returns the tokens that will never have one. Waits for concurrent inserts."""
     failpoints.hit("procs.before_bury")
-    buried = {row["token"] for row in await on.rows(TOMBSTONE, show, tokens)}
+    tombstoned_now = {row["token"] for row in await on.rows(TOMBSTONE, show, tokens)}
     failpoints.after_send("procs.bury")
-    return buried
+    return tombstoned_now
 
 
 async def tombstoned(on: Database | Transaction, show: ShowId, tokens: Iterable[int]) -> set[int]:
-    """Those of the tokens that lie in a grave: they were released, or will never have a row."""
+    """Those of the tokens that are tombstoned: released, or barred from ever having a row."""
     return set(await on.value(TOMBSTONED, show, *_range_bounds(tokens)))
 
 
 async def count_tombstones(on: Database | Transaction) -> dict[ShowId, int]:
-    """How many graves each show has that only a higher fence would make needless."""
+    """Number of tombstones per show under its current fence; only a higher fence makes them obsolete."""
     return {ShowId(row["pk_show"]): row["graves"] for row in await on.rows(TOMBSTONE_COUNTS)}
 
 
 async def prune_tombstones(on: Database | Transaction, most: int = 1000) -> int:
-    """Remove graves that a higher fence has made needless; returns how many."""
+    """Remove tombstones that a higher fence has made obsolete; returns how many."""
     return await on.run(PRUNE_TOMBSTONES, most)
 
 
 async def page(
     on: Database | Transaction, show: ShowId, first: int = 0, last: int = TOKEN_END, most: int = BATCH_MAX
 ) -> list[Proc]:
-    """Rows of a show from one token to another, both included. A shorter answer than `most` is the end."""
+    """Rows of a show in a token range, both ends included. Fewer rows than `most` mean that it is the last page."""
     rows = await on.rows(PAGE, show, first, last, most)
     return [Proc(row["token"], charge_from_row(row), row["pk_host"], row["fence"]) for row in rows]
 
 
 async def page_groups(on: Database | Transaction, show: ShowId, first: int = 0, most: int = BATCH_MAX) -> ChargePage:
-    """The next rows of a show from a token on, by charge, each with its tokens in order."""
+    """The next rows of a show from token `first`, grouped by charge, each with its tokens in order."""
     rows = await on.rows(PAGE_GROUPS, show, first, most)
     groups = [(charge_from_row(row), row["tokens"]) for row in rows]
     return ChargePage(groups, max((held[-1] for _, held in groups), default=None))
 
 
 async def tokens(on: Database | Transaction, show: ShowId, first: int, last: int) -> list[int]:
-    """Tokens that have a row, from one to another, both included, in order."""
+    """Tokens that have a row, in a range with both ends included, in order."""
     found: list[int] = await on.value(TOKENS, show, first, last)
     return found
 
 
 async def sums(on: Database | Transaction, shows: Sequence[ShowId]) -> list[ProcUsage]:
-    """What is booked in these shows, from one snapshot."""
+    """Booked resources of these shows, from one snapshot."""
     rows = await on.rows(SUMS, shows)
     return [
         ProcUsage(
@@ -230,30 +230,30 @@ def charge_from_row(row: Record) -> Charge:
 
 
 def group_columns(groups: BookingBatch) -> GroupColumns:
-    """What groups have in common, each once; then of every group, and of every frame of a swarm, which of these it has
-    (from 1), its job and its layer. A column is as dear to send as it is long."""
+    """Columns for `rota.ledger_group`: the distinct shapes, then per group or single frame the index of its shape (from
+    1), its job and its layer. Shapes keep the long columns short."""
     shapes: dict[tuple[UUID, UUID, UUID, UUID, int, int], int] = {}
-    of: list[int] = []
+    shape_of: list[int] = []
     jobs: list[UUID] = []
     layers: list[UUID] = []
     for group in groups:
         charge = group.charge
         shape = (charge.alloc, charge.folder, charge.dept, group.host, charge.cores, charge.gpus)
-        place = shapes.setdefault(shape, len(shapes) + 1)
+        shape_number = shapes.setdefault(shape, len(shapes) + 1)
         if isinstance(group, SingleFrameBatch):
-            of += [place] * len(group.tokens)
+            shape_of += [shape_number] * len(group.tokens)
             jobs += group.jobs
             layers += group.layers
         else:
-            of.append(place)
+            shape_of.append(shape_number)
             jobs.append(charge.job)
             layers.append(charge.layer)
     shared = tuple(list(column) for column in zip(*shapes, strict=True)) or ([],) * 6
-    return (*shared, of, jobs, layers)
+    return (*shared, shape_of, jobs, layers)
 
 
 def range_columns(groups: BookingBatch) -> RangeColumns:
-    """The number of the group (from 1), first and last token of each run."""
+    """The group number (from 1), first and last token of each range."""
     columns: RangeColumns = ([], [], [])
     owners, firsts, lasts = columns
     number = 1
@@ -273,7 +273,7 @@ def range_columns(groups: BookingBatch) -> RangeColumns:
 
 
 def _range_bounds(tokens: Iterable[int]) -> tuple[list[int], list[int]]:
-    """First and last of each run of the tokens, ascending."""
+    """First and last of each token range, ascending."""
     spans = list(token_ranges(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
     check_tokens(spans)
     return [first for first, _ in spans], [last for _, last in spans]

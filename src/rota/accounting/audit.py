@@ -1,12 +1,12 @@
-"""The audit of the books: what Redis counts, what the five tables say and what procs hold, key by key; and its repair.
+"""The ledger audit: compares counters in Redis, the five tables and `proc`, key by key; and repairs differences.
 
-Nothing is stopped for it, so while bookings go on a counter may be ahead of the procs for a moment. A difference is
-reported when it stands still over several looks, or when Redis counts *less* than procs hold in all of them. Redis says
-twice what is booked, by counters and by tokens: both are held against the procs, and the keys tokens lie in against
-each other. The tables of a managed show follow with the recompute: they are shown, and wrong only for unmanaged shows.
+The audit stops nothing, so during bookings a counter may briefly be ahead of `proc`. A difference is reported when it
+is the same in several samples, or when Redis counts *less* than `proc` in all of them. Redis holds usage twice, as
+counters and as tokens: both are compared with `proc`, and the token keys are checked against each other. The tables of
+a managed show are refreshed by the recompute loop: they are displayed, and count as wrong only for unmanaged shows.
 
-The repair does what bookings can go on beside: limits and a recount. Where that cannot be enough, the show is seeded
-anew, which takes everything from PostgreSQL.
+The repair syncs limits and reconciles, both beside running bookings. If that does not suffice it seeds the show again,
+which takes everything from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ COUNTER_FIELDS: Final = frozenset({"int_cores", "int_gpus"})
 
 class LedgerProblem(StrEnum):
     LOW = "low"
-    """Redis counts less than procs hold: a cap could be breached."""
+    """Redis counts less than `proc`: a cap could be exceeded."""
     HIGH = "high"
-    """Redis counts more than procs hold: something is not used that could be."""
+    """Redis counts more than `proc`: free capacity is withheld."""
     UNREADABLE = "unreadable"
     """The key has another type, or numbers that no script writes."""
     LIMITS = "limits"
-    """The limits in Redis are not those of PostgreSQL."""
+    """The limits in Redis differ from those in PostgreSQL."""
     TABLE = "table"
-    """The table of an unmanaged show does not say what its procs hold."""
+    """The table of an unmanaged show differs from `proc`."""
 
 
 class LedgerAuditLine(msgspec.Struct, frozen=True):
-    """One key. `redis` is its counter, or what its tokens hold where it has none; None if that cannot be read."""
+    """One key. `redis` is its counter, or the sum of its tokens where it has none; None if unreadable."""
 
     level: Level
     id: UUID
@@ -66,49 +66,49 @@ class LedgerAudit(msgspec.Struct, frozen=True):
     """Whether Redis books the show under its fence; None for an unmanaged show."""
     lines: Sequence[LedgerAuditLine]
     damaged: Sequence[str] = ()
-    """Keys of the show that no script leaves as they are."""
+    """Keys of the show in a state that no script leaves behind."""
 
     @property
     def ok(self) -> bool:
         return self.seeded is not False and not self.damaged and not any(line.problem for line in self.lines)
 
 
-async def audit(books: AccountingService, show: Show) -> LedgerAudit:
-    names = await _display_names(books, show)
+async def audit(accounting: AccountingService, show: Show) -> LedgerAudit:
+    names = await _display_names(accounting, show)
     tables = {
         script_args.counter_name(level, thing): usage
-        for (level, thing), usage in (await books.transactional.counters(show.id)).items()
+        for (level, thing), usage in (await accounting.transactional.counters(show.id)).items()
     }
-    if not show.managed or books.live is None:
-        held = await _proc_usage(books, show.id)
+    if not show.managed or accounting.live is None:
+        held = await _proc_usage(accounting, show.id)
         lines = [_table_line(key, names, held, tables) for key in sorted({*held, *tables})]
         return LedgerAudit(show, None, lines)
-    looks = [await _sample(books, books.live, show.id)]
-    while len(looks) < SAMPLES_MAX and looks[-1].differs:
+    samples = [await _sample(accounting, accounting.live, show.id)]
+    while len(samples) < SAMPLES_MAX and samples[-1].differs:
         await asyncio.sleep(SAMPLE_INTERVAL_S)
-        looks.append(await _sample(books, books.live, show.id))
-    seeded = await books.live.is_seeded(show.id, (await books.managed_shows()).get(show.id, 0))
-    wrong = await _mismatched_limits(books.live, show.id) if seeded else set()
-    keys = sorted({key for look in looks for key in look.keys} | wrong)
-    damaged = {key for key, _, _ in set.intersection(*(look.flaws for look in looks))} if seeded else set()
-    return LedgerAudit(show, seeded, [_line(key, names, tables, looks, wrong) for key in keys], sorted(damaged))
+        samples.append(await _sample(accounting, accounting.live, show.id))
+    seeded = await accounting.live.is_seeded(show.id, (await accounting.managed_shows()).get(show.id, 0))
+    wrong = await _mismatched_limits(accounting.live, show.id) if seeded else set()
+    keys = sorted({key for sample in samples for key in sample.keys} | wrong)
+    damaged = {key for key, _, _ in set.intersection(*(sample.flaws for sample in samples))} if seeded else set()
+    return LedgerAudit(show, seeded, [_line(key, names, tables, samples, wrong) for key in keys], sorted(damaged))
 
 
-async def repair(books: AccountingService, show: Show) -> None:
-    """Bring counters, limits and tables to what PostgreSQL says, while bookings go on."""
-    if not show.managed or books.live is None:
-        await books.transactional.recompute(show.id)
+async def repair(accounting: AccountingService, show: Show) -> None:
+    """Bring counters, limits and tables to the state of PostgreSQL, beside running bookings."""
+    if not show.managed or accounting.live is None:
+        await accounting.transactional.recompute(show.id)
         return
-    if await books.live.sync_limits(show.id):
-        await reconcile.reconcile_show(books.live, show.id)
-    if not (await audit(books, show)).ok:
-        await seeding.seed(books.live, show.id)
-        await reconcile.reconcile_show(books.live, show.id)
-    await books.transactional.refresh_managed_tables(show.id)
+    if await accounting.live.sync_limits(show.id):
+        await reconcile.reconcile_show(accounting.live, show.id)
+    if not (await audit(accounting, show)).ok:
+        await seeding.seed(accounting.live, show.id)
+        await reconcile.reconcile_show(accounting.live, show.id)
+    await accounting.transactional.refresh_managed_tables(show.id)
 
 
 async def orphan_keys(live: LiveLedger, shows: Sequence[ShowId]) -> list[str]:
-    """Keys of jobs and layers that no managed show knows; they count nothing and may go."""
+    """Keys of jobs and layers that belong to no managed show; they count nothing and may be deleted."""
     known = {
         keys.counter_key(name)
         for keys in (live.keys.show_keys(str(show)) for show in shows)
@@ -123,7 +123,7 @@ async def orphan_keys(live: LiveLedger, shows: Sequence[ShowId]) -> list[str]:
 
 
 class _CounterSample(msgspec.Struct, frozen=True):
-    """One key at one look: what procs held before and after it, what its tokens held, and what its counter said."""
+    """One key in one sample: `proc` before and after it, the sum of its tokens, and its counter."""
 
     before: Usage = Usage()
     after: Usage = Usage()
@@ -133,22 +133,22 @@ class _CounterSample(msgspec.Struct, frozen=True):
 
     @property
     def redis_usages(self) -> list[Usage]:
-        """Redis's words for it."""
+        """Usage according to Redis: the counter, if there is one, and the tokens."""
         return [self.tokens] if self.counter is None else [self.counter, self.tokens]
 
     @property
     def low(self) -> bool:
         return any(
-            told.of(each) < min(self.before.of(each), self.after.of(each))
-            for told in self.redis_usages
+            usage.of(each) < min(self.before.of(each), self.after.of(each))
+            for usage in self.redis_usages
             for each in RESOURCES
         )
 
     @property
     def high(self) -> bool:
         return any(
-            told.of(each) > max(self.before.of(each), self.after.of(each))
-            for told in self.redis_usages
+            usage.of(each) > max(self.before.of(each), self.after.of(each))
+            for usage in self.redis_usages
             for each in RESOURCES
         )
 
@@ -158,7 +158,7 @@ class _CounterSample(msgspec.Struct, frozen=True):
 
     @property
     def excess(self) -> tuple[int, ...]:
-        return tuple(told.of(each) - self.after.of(each) for told in self.redis_usages for each in RESOURCES)
+        return tuple(usage.of(each) - self.after.of(each) for usage in self.redis_usages for each in RESOURCES)
 
 
 class _AuditSample(msgspec.Struct, frozen=True):
@@ -167,18 +167,18 @@ class _AuditSample(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        return bool(self.flaws) or any(seen.differs for seen in self.keys.values())
+        return bool(self.flaws) or any(counter.differs for counter in self.keys.values())
 
 
-async def _sample(books: AccountingService, live: LiveLedger, show: ShowId) -> _AuditSample:
+async def _sample(accounting: AccountingService, live: LiveLedger, show: ShowId) -> _AuditSample:
     keys = live.keys.show_keys(str(show))
-    before = await _proc_usage(books, show)
+    before = await _proc_usage(accounting, show)
     tokens = await live_reader.usage_by_name(live.client, keys)
     counted = await live_reader.read_counters(
         live.client, keys, {*before, *await live_reader.names_in_use(live.client, keys)}
     )
-    after = await _proc_usage(books, show)
-    seen = {
+    after = await _proc_usage(accounting, show)
+    samples = {
         name: _CounterSample(
             before.get(name, Usage()),
             after.get(name, Usage()),
@@ -188,44 +188,45 @@ async def _sample(books: AccountingService, live: LiveLedger, show: ShowId) -> _
         )
         for name, each in counted.items()
     }
-    return _AuditSample(seen, await integrity.find_flaws(live.client, keys))
+    return _AuditSample(samples, await integrity.find_flaws(live.client, keys))
 
 
-async def _proc_usage(books: AccountingService, show: ShowId) -> dict[str, Usage]:
-    """What procs hold, by short name."""
+async def _proc_usage(accounting: AccountingService, show: ShowId) -> dict[str, Usage]:
+    """Usage by `proc`, by short name."""
     held: dict[str, Usage] = {}
-    for each in await allocations.sums(books.database, [show]):
+    for each in await allocations.sums(accounting.database, [show]):
         for level, thing in zip(LEVELS, (each.alloc, each.folder, each.job, each.layer, each.dept), strict=True):
             name = script_args.counter_name(level, thing)
-            had = held.get(name, Usage())
-            held[name] = Usage(had.cores + each.usage.cores, had.gpus + each.usage.gpus)
+            before = held.get(name, Usage())
+            held[name] = Usage(before.cores + each.usage.cores, before.gpus + each.usage.gpus)
     return held
 
 
 async def _mismatched_limits(live: LiveLedger, show: ShowId) -> set[str]:
-    """Short names whose limits in Redis are not those of PostgreSQL."""
+    """Short names whose limits in Redis differ from those in PostgreSQL."""
     keys = live.keys.show_keys(str(show))
     read = await live.limits.read(show)
     assert read is not None
-    wanted = {name: dict(zip(fields[::2], fields[1::2], strict=True)) for name, _, fields in read.entries}
-    there = {
+    expected = {name: dict(zip(fields[::2], fields[1::2], strict=True)) for name, _, fields in read.entries}
+    in_redis = {
         name async for name, _ in live_reader.scan_hash(live.client, keys.limits) if live_reader.is_counter_name(name)
     }
-    found = await live_reader.read_counters(live.client, keys, {*wanted, *there})
+    found = await live_reader.read_counters(live.client, keys, {*expected, *in_redis})
     return {
         name
         for name, each in found.items()
-        if {field: value for field, value in each.fields.items() if field not in COUNTER_FIELDS} != wanted.get(name, {})
-        and (name in there or not name.startswith(("job:", "layer:")))
+        if {field: value for field, value in each.fields.items() if field not in COUNTER_FIELDS}
+        != expected.get(name, {})
+        and (name in in_redis or not name.startswith(("job:", "layer:")))
     }
 
 
-async def _display_names(books: AccountingService, show: Show) -> Mapping[UUID, str]:
-    """What operators call things; jobs and layers go by their ids."""
+async def _display_names(accounting: AccountingService, show: Show) -> Mapping[UUID, str]:
+    """Names of things as operators know them; jobs and layers are missing and shown by id."""
     lists: list[list[QuotaItem]] = [
-        await books.admin.subscriptions(show.name),
-        await books.admin.folders(show.name),
-        await books.admin.points(show.name),
+        await accounting.admin.subscriptions(show.name),
+        await accounting.admin.folders(show.name),
+        await accounting.admin.points(show.name),
     ]
     return {item.id: item.name for items in lists for item in items}
 
@@ -234,12 +235,12 @@ def _line(
     key: str,
     names: Mapping[UUID, str],
     tables: Mapping[str, Usage],
-    looks: Sequence[_AuditSample],
+    samples: Sequence[_AuditSample],
     wrong_limits: set[str],
 ) -> LedgerAuditLine:
     level, thing = script_args.parse_counter_name(key)
-    seen = [look.keys.get(key, _CounterSample()) for look in looks]
-    last = seen[-1]
+    key_samples = [sample.keys.get(key, _CounterSample()) for sample in samples]
+    last = key_samples[-1]
     return LedgerAuditLine(
         level,
         thing,
@@ -247,16 +248,16 @@ def _line(
         last.after,
         tables.get(key, Usage()),
         last.redis_usages[0] if last.readable else None,
-        _problem(seen) or (LedgerProblem.LIMITS if key in wrong_limits else None),
+        _problem(key_samples) or (LedgerProblem.LIMITS if key in wrong_limits else None),
     )
 
 
-def _problem(seen: Sequence[_CounterSample]) -> LedgerProblem | None:
-    if not all(look.readable for look in seen):
+def _problem(samples: Sequence[_CounterSample]) -> LedgerProblem | None:
+    if not all(sample.readable for sample in samples):
         return LedgerProblem.UNREADABLE
-    if all(look.low for look in seen):
+    if all(sample.low for sample in samples):
         return LedgerProblem.LOW
-    if all(look.high for look in seen) and len({look.excess for look in seen}) == 1:
+    if all(sample.high for sample in samples) and len({sample.excess for sample in samples}) == 1:
         return LedgerProblem.HIGH
     return None
 

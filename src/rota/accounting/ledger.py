@@ -1,13 +1,13 @@
-"""The contract of both ledgers: what a booking is, what comes back, and what every ledger promises.
+"""The contract of both ledgers: bookings, outcomes and guarantees.
 
 - All or nothing per frame: a frame is booked at all five levels and has a `proc` row, or neither.
-- No level passes its limit (`rota.model.quota` says what a limit means), unless `force` is given.
-- Batches: groups are served in the order given; within a group the first tokens are booked and the rest refused.
-- Repeating is free: a token that is booked is told as `already` and counted once; one that is released is gone:
-  releasing it again changes nothing, and booking it again is declined as `tombstoned`, at least while the fence of its
-  show stands. A reply that was lost is had again by calling again.
-- A refusal is data, not an error. Errors mean that nothing is known to have happened (`Unavailable`) or that the
-  call made no sense (`InvalidInput`), and then nothing happened.
+- No level exceeds its limit (`rota.model.quota` defines limits), unless `force` is given.
+- Groups are served in the given order; within a group the first tokens are booked and the rest refused.
+- Calls are idempotent. A booked token is reported as `already` and counted once. Releasing a released token changes
+  nothing; booking it again is declined as `tombstoned`, at least until the fence of its show rises. After a lost reply,
+  repeat the call.
+- A refusal is data, not an error. `Unavailable` means that the outcome is unknown; `InvalidInput` means that the
+  request was malformed and nothing happened.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ DECLINED = metrics.counter(
 )
 
 TOKEN_END: Final = 2**53
-"""Tokens lie below this, so that every store and every JSON reader holds them exactly."""
+"""Exclusive upper bound of tokens: every store and every JSON reader holds them exactly."""
 BATCH_MAX: Final = 4096
 GPUS_MAX: Final = 2**31 - 1
 
 
 class DeclineReason(StrEnum):
-    """Why a token was not inserted now, other than for a limit."""
+    """Why a token was not inserted by this call, other than for a limit."""
 
     ALREADY = "already"
     DUPLICATE = "duplicate"
@@ -61,7 +61,7 @@ class DeclineReason(StrEnum):
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What one token holds, and where it is counted."""
+    """The resources of one token and the keys that count them."""
 
     alloc: PoolId
     folder: FolderId
@@ -76,7 +76,7 @@ class Charge(msgspec.Struct, frozen=True):
         return Ask(self.cores, self.gpus)
 
     def key(self, level: Level) -> UUID:
-        """The id this charge is counted under at `level`; subscriptions and points go by pool and department."""
+        """The id that counts this charge at `level`; subscriptions are keyed by pool, points by department."""
         match level:
             case Level.SUBSCRIPTION:
                 return self.alloc
@@ -91,28 +91,28 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class BookingGroup(msgspec.Struct, frozen=True):
-    """Frames with one charge, for one host. A `range` of tokens travels and is stored as such."""
+    """Frames with one charge on one host. A `range` of tokens is sent and stored as a range."""
 
     charge: Charge
     host: UUID
     tokens: Sequence[int]
     capped: bool = True
-    """False when neither job nor layer had caps when the caller read them, which spares the live ledger a look: a cap
-    that is set later raises the fence, and what was booked without it is refused."""
+    """False when neither job nor layer had caps when the caller read them; it saves the live ledger a lookup. A cap set
+    later raises the fence, so bookings made without it are refused."""
 
     def subset(self, tokens: Sequence[int]) -> BookingGroup:
-        """The same for some of its tokens, in the order given."""
+        """The same group with only these tokens, in the given order."""
         return BookingGroup(self.charge, self.host, tokens, self.capped)
 
 
 class SingleFrameBatch(msgspec.Struct, frozen=True):
-    """Single frames that are alike in all but their job and layer: as if each were a group that is not capped.
+    """Single frames that differ only in job and layer; equivalent to one uncapped group per frame.
 
     Most jobs have one frame. As columns they cost a tenth of what they cost as groups.
     """
 
     charge: Charge
-    """What each of them holds; its job and layer are nobody's."""
+    """The resources of each frame; its job and layer are unused."""
     host: UUID
     tokens: Sequence[int]
     jobs: Sequence[JobId]
@@ -123,16 +123,16 @@ class SingleFrameBatch(msgspec.Struct, frozen=True):
         if tokens == self.tokens[: len(tokens)]:
             n = len(tokens)
             return SingleFrameBatch(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n])
-        at = {token: place for place, token in enumerate(self.tokens)}
-        places = [at[token] for token in tokens]
-        jobs, layers = [self.jobs[place] for place in places], [self.layers[place] for place in places]
+        index = {token: position for position, token in enumerate(self.tokens)}
+        positions = [index[token] for token in tokens]
+        jobs, layers = [self.jobs[at] for at in positions], [self.layers[at] for at in positions]
         return SingleFrameBatch(self.charge, self.host, tokens, jobs, layers)
 
     def groups(self) -> list[BookingGroup]:
-        like = self.charge
+        charge = self.charge
         return [
             BookingGroup(
-                Charge(like.alloc, like.folder, job, layer, like.dept, like.cores, like.gpus),
+                Charge(charge.alloc, charge.folder, job, layer, charge.dept, charge.cores, charge.gpus),
                 self.host,
                 (token,),
                 capped=False,
@@ -143,27 +143,27 @@ class SingleFrameBatch(msgspec.Struct, frozen=True):
 
 BookingBatch = Sequence[BookingGroup | SingleFrameBatch]
 NIL_UUID: Final = UUID(int=0)
-"""The host of what is released, job and layer of a swarm's charge: nobody asks."""
+"""Placeholder: the host of a release, and the job and layer of a single-frame batch's charge."""
 
 
 class BookingOutcome(msgspec.Struct, frozen=True):
-    """What came of one group. Each of its tokens is in exactly one of the four."""
+    """The result for one group. Each of its tokens is in exactly one of the four collections."""
 
     booked: Sequence[int] = ()
     already: Sequence[int] = ()
     refused: Sequence[int] = ()
     declined: Mapping[int, DeclineReason] = {}
     refusal: Refusal | None = None
-    """What refused the first of `refused`."""
+    """The limit that refused the first of `refused`."""
 
     @property
     def all_booked(self) -> list[int]:
-        """Tokens that are booked now, by this call or an earlier one."""
+        """Tokens that are booked, by this call or an earlier one."""
         return [*self.booked, *self.already]
 
 
 class ReleasedTokens(msgspec.Struct, frozen=True):
-    """Tokens that were booked under one charge and are no longer."""
+    """Tokens of one charge that this call released."""
 
     charge: Charge
     tokens: Sequence[int]
@@ -173,23 +173,23 @@ QuotaKey = tuple[Level, UUID]
 
 
 class Ledger(Protocol):
-    """One show per call; see the module's promises."""
+    """One show per call; the module docstring states the guarantees."""
 
     async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
-        """An outcome per group or swarm, in order. `force` asks no limit."""
+        """Return one outcome per group or batch, in order. `force` skips the limits."""
         ...
 
     async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
-        """Give back what these tokens hold; tokens that hold nothing are left out of the answer."""
+        """Release these tokens; tokens that are not booked are missing from the result."""
         ...
 
     async def counters(self, show: ShowId) -> dict[QuotaKey, Usage]:
-        """What is counted at each key of the show; keys at 0 may be left out."""
+        """Usage by key of the show; keys at 0 may be missing."""
         ...
 
 
 def token_ranges(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each stretch of consecutive tokens, in the order given."""
+    """First and last of each range of consecutive tokens, in the given order."""
     if isinstance(tokens, range) and tokens.step == 1:
         if tokens:
             yield tokens.start, tokens.stop - 1
@@ -207,46 +207,46 @@ def token_ranges(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def expand_single_frames(groups: BookingBatch) -> list[BookingGroup]:
-    """With a group for each frame of a swarm."""
+    """Replace each single-frame batch by one group per frame."""
     return [each for group in groups for each in ([group] if isinstance(group, BookingGroup) else group.groups())]
 
 
 def collapse_outcomes(groups: BookingBatch, outcomes: Sequence[BookingOutcome]) -> list[BookingOutcome]:
-    """What came of groups that were taken `apart`, one for each of those they came from.
+    """Merge the outcomes of expanded groups into one outcome per original group or batch.
 
-    A frame of a swarm whose job or layer has caps by now, and that these refuse, is declined as capped: only a group
-    can say which cap it was.
+    A frame of a single-frame batch that a cap of its job or layer refuses is declined as `capped`: a batch has one
+    refusal, so it cannot name the cap of each frame.
     """
-    left = iter(outcomes)
+    remaining = iter(outcomes)
     return [
-        next(left) if isinstance(group, BookingGroup) else _sum_outcomes([next(left) for _ in group.tokens])
+        next(remaining) if isinstance(group, BookingGroup) else _sum_outcomes([next(remaining) for _ in group.tokens])
         for group in groups
     ]
 
 
 def _sum_outcomes(outcomes: Sequence[BookingOutcome]) -> BookingOutcome:
-    refusing: list[BookingOutcome] = []
-    by_own_cap: list[BookingOutcome] = []
+    refused: list[BookingOutcome] = []
+    own_cap_refused: list[BookingOutcome] = []
     for each in outcomes:
         if each.refusal is not None:
-            (by_own_cap if each.refusal.table in (Level.JOB, Level.LAYER) else refusing).append(each)
+            (own_cap_refused if each.refusal.table in (Level.JOB, Level.LAYER) else refused).append(each)
     declined = {token: why for each in outcomes for token, why in each.declined.items()}
     return BookingOutcome(
         booked=[token for each in outcomes for token in each.booked],
         already=[token for each in outcomes for token in each.already],
-        refused=[token for each in refusing for token in each.refused],
-        declined=declined | {token: DeclineReason.CAPPED for each in by_own_cap for token in each.refused},
-        refusal=refusing[0].refusal if refusing else None,
+        refused=[token for each in refused for token in each.refused],
+        declined=declined | {token: DeclineReason.CAPPED for each in own_cap_refused for token in each.refused},
+        refusal=refused[0].refusal if refused else None,
     )
 
 
 def check_booking(groups: BookingBatch) -> None:
-    """Refuse asks that make no sense, before anything is sent."""
+    """Reject malformed requests before anything is sent."""
     for group in groups:
         _check_charge(group.charge)
         if isinstance(group, SingleFrameBatch) and not len(group.tokens) == len(group.jobs) == len(group.layers):
             raise InvalidInput("A swarm has a job and a layer for each of its tokens: give columns of one length.")
-    spans = sorted(run for group in groups for run in token_ranges(group.tokens))
+    spans = sorted(span for group in groups for span in token_ranges(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
     check_tokens(spans)
@@ -256,7 +256,7 @@ def check_booking(groups: BookingBatch) -> None:
 
 
 def check_tokens(spans: Sequence[tuple[int, int]]) -> None:
-    """Refuse runs of tokens, in order, that leave the range of tokens."""
+    """Reject sorted token ranges that leave the valid range of tokens."""
     if spans and (spans[0][0] < 0 or spans[-1][1] >= TOKEN_END):
         raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
 
@@ -272,20 +272,20 @@ def _check_charge(charge: Charge) -> None:
 
 
 def retryable_groups(
-    groups: BookingBatch, outcomes: Sequence[BookingOutcome], why: Collection[DeclineReason]
+    groups: BookingBatch, outcomes: Sequence[BookingOutcome], reasons: Collection[DeclineReason]
 ) -> dict[int, BookingGroup | SingleFrameBatch]:
-    """What was declined for one of these reasons, by the place of its group, to be tried again in the order given."""
-    left: dict[int, BookingGroup | SingleFrameBatch] = {}
-    for at, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
-        tokens = [token for token in group.tokens if outcome.declined.get(token) in why] if outcome.declined else []
+    """The tokens declined for one of these reasons, by the index of their group, in the given order."""
+    retryable: dict[int, BookingGroup | SingleFrameBatch] = {}
+    for index, (group, outcome) in enumerate(zip(groups, outcomes, strict=True)):
+        tokens = [token for token in group.tokens if outcome.declined.get(token) in reasons] if outcome.declined else []
         if tokens:
-            left[at] = group.subset(tokens)
-    return left
+            retryable[index] = group.subset(tokens)
+    return retryable
 
 
-def merge_outcomes(first: BookingOutcome, then: BookingOutcome, why: Collection[DeclineReason]) -> BookingOutcome:
-    """The outcome of a group of which what was declined for these reasons was tried again."""
-    declined = {token: reason for token, reason in first.declined.items() if reason not in why}
+def merge_outcomes(first: BookingOutcome, then: BookingOutcome, reasons: Collection[DeclineReason]) -> BookingOutcome:
+    """Merge the outcome of a group with that of the retry of its tokens declined for these reasons."""
+    declined = {token: reason for token, reason in first.declined.items() if reason not in reasons}
     return BookingOutcome(
         booked=[*first.booked, *then.booked],
         already=[*first.already, *then.already],
@@ -296,7 +296,7 @@ def merge_outcomes(first: BookingOutcome, then: BookingOutcome, why: Collection[
 
 
 def record_outcomes(ledger: str, outcomes: Iterable[BookingOutcome]) -> None:
-    """Count what came of a batch for the metrics."""
+    """Count the outcomes of a batch in the metrics."""
     booked = 0
     for outcome in outcomes:
         booked += len(outcome.booked)

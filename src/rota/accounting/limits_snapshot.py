@@ -1,8 +1,8 @@
-"""What a booking would meet now: the five levels with their limits, as the ledger that would decide counts them. Reads.
+"""What a booking would be checked against now: the five levels with their limits, as the deciding ledger counts them.
 
-Limits are what PostgreSQL has; Redis is told of each after its commit, so for a moment it may know an older one. What
-is used comes from whoever decides: Redis for managed shows, the five tables for the others. Where Redis decides and
-cannot be asked, `undecided` says why, and what rows of `proc` hold is told instead: it never exceeds what Redis counts.
+Read-only. Limits come from PostgreSQL; Redis receives each after its commit, so it may briefly have an older one. Usage
+comes from the deciding ledger: Redis for managed shows, the five tables for the others. When Redis decides but cannot
+be queried, `undecided` holds the reason and usage is summed from `proc`, which never exceeds the count in Redis.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEVELS_BELOW_SUBSCRIPTION: Final = (Level.FOLDER, Level.JOB, Level.LAYER, Level
 
 
 class QuotaTarget(msgspec.Struct, frozen=True):
-    """Where frames of a layer are counted, besides the pool they run in."""
+    """The keys that count frames of a layer, besides the pool they run in."""
 
     show: ShowId
     folder: FolderId
@@ -38,21 +38,21 @@ class QuotaTarget(msgspec.Struct, frozen=True):
 
 
 class LimitsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that limits frames at a place. Levels without a limit may be left out."""
+    """All limits of frames of one target. Levels without a limit may be missing."""
 
     managed: bool
     shares: Mapping[PoolId, LevelStatus]
-    """Of subscriptions; a pool that is missing is one that the show has no share of."""
+    """By pool of the subscription; the show has no subscription to a missing pool."""
     others: Mapping[Level, LevelStatus]
     undecided: DeclineReason | None = None
 
     def usage_at(self, level: Level, pool: PoolId) -> Usage:
-        """What is booked at a level, or in a pool."""
-        standing = self.shares.get(pool) if level is Level.SUBSCRIPTION else self.others.get(level)
-        return standing.usage if standing is not None else Usage()
+        """Booked usage at a level; for subscriptions, in this pool."""
+        status = self.shares.get(pool) if level is Level.SUBSCRIPTION else self.others.get(level)
+        return status.usage if status is not None else Usage()
 
     def fits(self, pool: PoolId, ask: Ask, wanted: int) -> Fit:
-        """How many of so many frames the ledger would book in this pool."""
+        """How many of `wanted` frames the ledger would book in this pool."""
         share = self.shares.get(pool)
         if share is None and wanted:
             resource = Resource.CORES if ask.cores else Resource.GPUS
@@ -60,33 +60,33 @@ class LimitsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return fits({Level.SUBSCRIPTION: share or LevelStatus(), **self.others}, ask, wanted)
 
     def with_booked(self, pool: PoolId, ask: Ask, frames: int) -> LimitsSnapshot:
-        """As they stand once so many frames more are booked in this pool."""
+        """The snapshot after `frames` more frames are booked in this pool."""
         share = {pool: _add_frames(self.shares[pool], ask, frames)} if pool in self.shares else {}
-        others = {level: _add_frames(standing, ask, frames) for level, standing in self.others.items()}
+        others = {level: _add_frames(status, ask, frames) for level, status in self.others.items()}
         return msgspec.structs.replace(self, shares={**self.shares, **share}, others=others)
 
 
 async def read_limits_snapshot(
-    database: Database, place: QuotaTarget, live: LiveLedger | None, *, by_rows: bool = False
+    database: Database, target: QuotaTarget, live: LiveLedger | None, *, by_rows: bool = False
 ) -> LimitsSnapshot:
-    """`by_rows`: managed shows are counted by their rows, for whoever has no Redis to ask and would not book either."""
-    rows = await database.rows(LIMITS, *msgspec.structs.astuple(place))
+    """`by_rows` sums managed shows from `proc`, for callers without Redis that would not book either."""
+    rows = await database.rows(LIMITS, *msgspec.structs.astuple(target))
     limits = {_row_key(row): Limit(row["cores_max"], row["gpus_max"]) for row in rows if row["level"]}
     show = next((row for row in rows if not row["level"]), None)
     if show is None or not show["managed"]:
         used = {_row_key(row): Usage(row["cores"], row["gpus"]) for row in rows if row["level"]}
-        why = DeclineReason.UNKNOWN_SHOW if show is None else None
-        return _build_snapshot(limits, used, managed=False, undecided=why)
-    why, counted = (None, None) if by_rows else await _usage_from_redis(live, place.show, show["fence"], limits)
-    if counted is None:
-        counted = await _usage_from_rows(database, place)
-    return _build_snapshot(limits, counted, managed=True, undecided=why)
+        reason = DeclineReason.UNKNOWN_SHOW if show is None else None
+        return _build_snapshot(limits, used, managed=False, undecided=reason)
+    reason, usage = (None, None) if by_rows else await _usage_from_redis(live, target.show, show["fence"], limits)
+    if usage is None:
+        usage = await _usage_from_rows(database, target)
+    return _build_snapshot(limits, usage, managed=True, undecided=reason)
 
 
 async def _usage_from_redis(
     live: LiveLedger | None, show: ShowId, fence: int, limits: Mapping[QuotaKey, Limit]
 ) -> tuple[DeclineReason | None, dict[QuotaKey, Usage] | None]:
-    """What Redis counts; or why it cannot be asked, and nothing."""
+    """Usage by Redis; or the reason why it cannot be queried, and None."""
     if live is None:
         return DeclineReason.REDIS_OFF, None
     try:
@@ -99,10 +99,12 @@ async def _usage_from_redis(
     return None, {names[name]: each.usage or Usage() for name, each in found.items()}
 
 
-async def _usage_from_rows(database: Database, place: QuotaTarget) -> dict[QuotaKey, Usage]:
-    rows = await database.rows(USAGE_BY_ROWS, *msgspec.structs.astuple(place))
+async def _usage_from_rows(database: Database, target: QuotaTarget) -> dict[QuotaKey, Usage]:
+    rows = await database.rows(USAGE_BY_ROWS, *msgspec.structs.astuple(target))
     used: dict[QuotaKey, Usage] = {(Level.SUBSCRIPTION, row["alloc"]): Usage(row["cores"], row["gpus"]) for row in rows}
-    for level, each in zip(_LEVELS_BELOW_SUBSCRIPTION, (place.folder, place.job, place.layer, place.dept), strict=True):
+    for level, each in zip(
+        _LEVELS_BELOW_SUBSCRIPTION, (target.folder, target.job, target.layer, target.dept), strict=True
+    ):
         used[level, each] = Usage(sum(row[f"{level}_cores"] for row in rows), sum(row[f"{level}_gpus"] for row in rows))
     return used
 
@@ -110,17 +112,17 @@ async def _usage_from_rows(database: Database, place: QuotaTarget) -> dict[Quota
 def _build_snapshot(
     limits: Mapping[QuotaKey, Limit], used: Mapping[QuotaKey, Usage], *, managed: bool, undecided: DeclineReason | None
 ) -> LimitsSnapshot:
-    met = {key: LevelStatus(limit, used.get(key, Usage())) for key, limit in limits.items()}
+    statuses = {key: LevelStatus(limit, used.get(key, Usage())) for key, limit in limits.items()}
     return LimitsSnapshot(
         managed=managed,
-        shares={PoolId(of): each for (level, of), each in met.items() if level is Level.SUBSCRIPTION},
-        others={level: each for (level, _), each in met.items() if level is not Level.SUBSCRIPTION},
+        shares={PoolId(of): each for (level, of), each in statuses.items() if level is Level.SUBSCRIPTION},
+        others={level: each for (level, _), each in statuses.items() if level is not Level.SUBSCRIPTION},
         undecided=undecided,
     )
 
 
-def _add_frames(standing: LevelStatus, ask: Ask, frames: int) -> LevelStatus:
-    return LevelStatus(standing.limit, standing.usage.plus(ask, frames))
+def _add_frames(status: LevelStatus, ask: Ask, frames: int) -> LevelStatus:
+    return LevelStatus(status.limit, status.usage.plus(ask, frames))
 
 
 def _row_key(row: Record) -> QuotaKey:

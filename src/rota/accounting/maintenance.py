@@ -1,18 +1,19 @@
-"""Keeping the books: what one replica does for all, again and again.
+"""Periodic accounting maintenance, by one elected replica for all.
 
-- *look*, every second, or when a booking met an unseeded show: managed shows that Redis does not have are seeded; where
-  the fence lags, all limits are sent;
-- *recompute*, `accounting.recompute_interval_seconds`: tokens against rows, counters against tokens; the five tables of
-  managed shows from `SUM(proc)`; and, as often, graves that are needless go. At once after a seeding, since rows may
-  have gone while they were counted, and after an election, since the leader before may have died between the COMMIT of
-  a release in PostgreSQL and its release in Redis;
-- *limits*, `accounting.limit_reseed_interval_seconds`: all limits to Redis; shows that are no longer managed go there;
-- *pay*, twice a second and in every replica: releases that Redis was not told of while it was away, and those whose
-  reply from PostgreSQL was lost;
-- *recalculate*, `accounting.recalculate_subs_interval`: the five tables of unmanaged shows from `SUM(proc)`.
+- *look*, every second, or when a booking found an unseeded show: seeds managed shows that Redis lacks; where the fence
+  in Redis lags, syncs all limits;
+- *recompute*, `accounting.recompute_interval_seconds`: compares tokens with rows and counters with tokens; rewrites the
+  five tables of managed shows from `SUM(proc)`; a separate loop at the same interval prunes obsolete tombstones. Runs
+  immediately after a seeding, since rows may have been deleted while they were counted, and after an election, since
+  the previous leader may have died between the COMMIT of a release in PostgreSQL and its release in Redis;
+- *limits*, `accounting.limit_reseed_interval_seconds`: syncs all limits to Redis; drops shows that are no longer
+  managed;
+- *flush*, twice a second and in every replica: publishes releases that Redis missed while it was unavailable, and
+  resolves those whose reply from PostgreSQL was lost;
+- *recalculate*, `accounting.recalculate_subs_interval`: rewrites the five tables of unmanaged shows from `SUM(proc)`.
 
-One replica does it, under a lease. Should two believe that they do, nothing breaks: every step asks for the mark or the
-fence it belongs to. A server that is away ends a round, not the loop; the next round begins from what is there.
+A lease elects the leader. Two concurrent leaders break nothing: every step checks the marker or fence it belongs to. An
+unavailable server ends a round, not the loop; the next round starts from the current state.
 """
 
 from __future__ import annotations
@@ -54,161 +55,167 @@ POLL_INTERVAL_S: Final = 1.0
 READY_POLL_INTERVAL_S: Final = 0.05
 FLUSH_INTERVAL_S: Final = 0.5
 TOMBSTONES_MAX: Final = 100_000
-"""Beyond this many graves of one fence the fence of a show rises, which makes them needless."""
+"""Maximum tombstones of one fence; beyond it the fence of the show is raised, which makes them obsolete."""
 PRUNES_PER_ROUND: Final = 100
 
 
 class AccountingMaintenance:
-    """A service for every replica; the leader among them works."""
+    """A service for every replica; only the elected leader runs the loops."""
 
     def __init__(
         self,
-        books: AccountingService,
+        accounting: AccountingService,
         leases: Leases,
-        wanted: AccountingSettings,
+        settings: AccountingSettings,
         *,
         grace_s: float = 10.0,
         rest: float = 4.0,
     ) -> None:
-        self.books = books
-        self.wanted = wanted
+        self.accounting = accounting
+        self.settings = settings
         self.grace_s = grace_s
         self.rest = rest
         self.leadership = Leadership(leases, "accounting", self._lead, kind="accounting")
-        self._recount_due = asyncio.Event()
-        """Set when a show was seeded, or this replica was elected, and nothing was recounted since."""
+        self._reconcile_due = asyncio.Event()
+        """A reconciliation is due: a show was seeded or this replica was elected since the last one."""
 
     async def run(self, life: Lifecycle) -> None:
-        """Ready once every managed show can be booked, whoever saw to it."""
-        await self.books.check_publishing()
+        """Ready once every managed show is seeded, by this replica or another."""
+        await self.accounting.check_publishing()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leadership.serve(life))
-            paying = tasks.create_task(self._flush_loop())
+            flushing = tasks.create_task(self._flush_loop())
             while not await self.all_seeded() and await life.pause(READY_POLL_INTERVAL_S):
                 pass
             life.ready()
             await life.until_draining()
-            paying.cancel()
+            flushing.cancel()
 
     async def _flush_loop(self) -> None:
-        """In every replica: each owes what it could not tell."""
+        """Runs in every replica: each holds its own unpublished releases."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            await self.books.publisher.flush_pending()
+            await self.accounting.publisher.flush_pending()
             with contextlib.suppress(Unavailable):
-                await self.books.resolve_unknown_commits()
+                await self.accounting.resolve_unknown_commits()
 
     async def all_seeded(self) -> bool:
-        return not await self.lagging_shows() if self.books.live else True
+        return not await self.lagging_shows() if self.accounting.live else True
 
     async def lagging_shows(self) -> dict[ShowId, live_reader.ShowState]:
-        """Managed shows that Redis does not book under the fence they have, and what it knows of them."""
-        assert self.books.live is not None
-        shows = await self.books.managed_shows()
-        keys = [self.books.live.keys.show_keys(str(show)) for show in shows]
-        found = await live_reader.show_states(self.books.live.client, keys)
+        """Managed shows whose fence in Redis is not the current one, with their state in Redis."""
+        assert self.accounting.live is not None
+        shows = await self.accounting.managed_shows()
+        keys = [self.accounting.live.keys.show_keys(str(show)) for show in shows]
+        found = await live_reader.show_states(self.accounting.live.client, keys)
         lag = {show: each for (show, fence), each in zip(shows.items(), found, strict=True) if each.fence != fence}
         UNSEEDED.set(len(lag))
         return lag
 
     async def _lead(self, lease: Lease) -> None:
         del lease
-        wanted = self.wanted
-        self._recount_due.set()
+        settings = self.settings
+        self._reconcile_due.set()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_run_every(wanted.recalculate_subs_interval, "recalculate", self.recalculate))
-            tasks.create_task(_run_every(wanted.recompute_interval_seconds, "graves", self.prune_tombstones))
-            if self.books.live:
+            tasks.create_task(_run_every(settings.recalculate_subs_interval, "recalculate", self.recalculate))
+            tasks.create_task(_run_every(settings.recompute_interval_seconds, "graves", self.prune_tombstones))
+            if self.accounting.live:
                 tasks.create_task(self._seed_loop())
                 tasks.create_task(
-                    _run_every(wanted.recompute_interval_seconds, "recompute", self.recompute, soon=self._recount_due)
+                    _run_every(
+                        settings.recompute_interval_seconds, "recompute", self.recompute, soon=self._reconcile_due
+                    )
                 )
-                tasks.create_task(_run_every(wanted.limit_reseed_interval_seconds, "limits", self.reseed_limits))
+                tasks.create_task(_run_every(settings.limit_reseed_interval_seconds, "limits", self.reseed_limits))
 
     async def _seed_loop(self) -> None:
         while True:
-            self.books.unseeded.clear()
+            self.accounting.unseeded.clear()
             await _run_round("look", self.seed_lagging_shows)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL_S):
-                    await self.books.unseeded.wait()
+                    await self.accounting.unseeded.wait()
 
     async def seed_lagging_shows(self) -> None:
-        """Seed what Redis does not have, and send limits to where the fence lags.
+        """Seed shows that Redis lacks and sync limits where the fence lags.
 
-        The recount after a seeding is left to the next round of `recompute`: in its grace all other shows would wait.
+        The reconciliation after a seeding is left to the next `recompute` round: its grace would delay all other shows.
         """
-        assert self.books.live is not None
+        assert self.accounting.live is not None
         for show, found in (await self.lagging_shows()).items():
-            away = found.fence is None or await self._exceeds_postgres_fence(show, found.fence)
-            if (away or not await self.books.live.sync_limits(show)) and await seeding.seed(self.books.live, show):
-                self._recount_due.set()
+            missing = found.fence is None or await self._exceeds_postgres_fence(show, found.fence)
+            if (missing or not await self.accounting.live.sync_limits(show)) and await seeding.seed(
+                self.accounting.live, show
+            ):
+                self._reconcile_due.set()
 
     async def _exceeds_postgres_fence(self, show: ShowId, fence: int) -> bool:
-        """Whether a fence found in Redis lies above that of PostgreSQL, read after it: then it came from elsewhere."""
-        return fence > (await self.books.managed_shows()).get(show, fence)
+        """Whether a fence from Redis is above that of PostgreSQL, read after it: then PostgreSQL did not issue it."""
+        return fence > (await self.accounting.managed_shows()).get(show, fence)
 
     async def recompute(self) -> None:
-        """Redis and the five tables of every managed show, from rows. Shows are scanned one after the other."""
-        assert self.books.live is not None
-        turn = asyncio.Semaphore(1)
+        """Reconcile Redis and the five tables of every managed show with `proc`. Shows are scanned one at a time."""
+        assert self.accounting.live is not None
+        scan_slot = asyncio.Semaphore(1)
         async with asyncio.TaskGroup() as tasks:
             counts = [
-                tasks.create_task(self._recompute(self.books.live, show, turn))
-                for show in await self.books.managed_shows()
+                tasks.create_task(self._recompute(self.accounting.live, show, scan_slot))
+                for show in await self.accounting.managed_shows()
             ]
         reconcile.LIVE_TOKENS.set(sum(task.result() for task in counts))
 
-    async def _recompute(self, live: LiveLedger, show: ShowId, turn: asyncio.Semaphore) -> int:
+    async def _recompute(self, live: LiveLedger, show: ShowId, scan_slot: asyncio.Semaphore) -> int:
         found = None
-        for _ in range(1 + self.wanted.cas_max_retries):
-            found = await reconcile.reconcile_show(live, show, grace_s=self.grace_s, rest=self.rest, turn=turn)
+        for _ in range(1 + self.settings.cas_max_retries):
+            found = await reconcile.reconcile_show(
+                live, show, grace_s=self.grace_s, rest=self.rest, scan_slot=scan_slot
+            )
             if found is not None:
                 break
-        await self.books.transactional.refresh_managed_tables(show)
+        await self.accounting.transactional.refresh_managed_tables(show)
         return found.tokens if found else 0
 
     async def prune_tombstones(self) -> None:
-        """Raise the fence of shows with many graves, and remove those that a higher fence made needless."""
-        graves = await allocations.count_tombstones(self.books.database)
-        TOMBSTONES.set(sum(graves.values()))
-        for show, number in graves.items():
-            if number > TOMBSTONES_MAX:
-                await self.books.raise_fence(show)
+        """Raise the fence of shows with too many tombstones, and remove those that a higher fence made obsolete."""
+        tombstones = await allocations.count_tombstones(self.accounting.database)
+        TOMBSTONES.set(sum(tombstones.values()))
+        for show, count in tombstones.items():
+            if count > TOMBSTONES_MAX:
+                await self.accounting.raise_fence(show)
         for _ in range(PRUNES_PER_ROUND):
-            if not await allocations.prune_tombstones(self.books.database):
+            if not await allocations.prune_tombstones(self.accounting.database):
                 return
 
     async def reseed_limits(self) -> None:
-        assert self.books.live is not None
-        # Listed first: a show that is made in between must not be taken for one that was deleted.
-        in_redis = await self._shows_in_redis(self.books.live)
-        shows = {show.id: show for show in await self.books.admin.shows()}
+        assert self.accounting.live is not None
+        # List Redis first: a show created in between must not look like a deleted one.
+        in_redis = await self._shows_in_redis(self.accounting.live)
+        shows = {show.id: show for show in await self.accounting.admin.shows()}
         for show in shows.values():
             if show.managed:
                 FENCE.labels(show.name).set(show.fence)
-                await self.books.live.sync_limits(show.id)
-        for known in in_redis:
-            if known not in shows or not shows[known].managed:
-                fence = shows[known].fence if known in shows else DELETED_SHOW_FENCE
-                await seeding.drop_show(self.books.live, known, fence)
+                await self.accounting.live.sync_limits(show.id)
+        for show_id in in_redis:
+            if show_id not in shows or not shows[show_id].managed:
+                fence = shows[show_id].fence if show_id in shows else DELETED_SHOW_FENCE
+                await seeding.drop_show(self.accounting.live, show_id, fence)
 
     async def _shows_in_redis(self, live: LiveLedger) -> list[ShowId]:
-        """Shows that Redis knows anything of."""
+        """Shows with a state in Redis."""
         keys = await live_reader.scan_keys(live.client, live.keys, ACCT_SHOW)
         ids = [live.keys.parse(ACCT_SHOW, key)["show"] for key in keys]
         return [ShowId(UUID(each)) for each in ids if live_reader.is_uuid(each)]
 
     async def recalculate(self) -> None:
-        for show, levels in (await self.books.transactional.recompute_all()).items():
+        for show, levels in (await self.accounting.transactional.recompute_all()).items():
             log.warning("tables_mended", show=str(show), **{str(level): number for level, number in levels.items()})
 
 
 async def _run_every(
     interval_s: float, loop: str, work: Callable[[], Awaitable[None]], soon: asyncio.Event | None = None
 ) -> None:
-    """Rounds of work: the first after one interval, since the leader before has just done the same, or when it is due
-    `soon`. A round that was due soon and failed is tried again in a moment."""
+    """Run `work` every interval. The first round starts after one interval, since the previous leader has just done
+    one, or when `soon` is set. A round that was due soon and failed is retried shortly."""
     soon = soon or asyncio.Event()
     while True:
         with contextlib.suppress(TimeoutError):

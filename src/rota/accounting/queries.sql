@@ -1,17 +1,17 @@
 -- name: dept_create
--- Make dept $1 named $2.
+-- Create department $1 named $2.
 INSERT INTO rota.dept (pk_dept, str_name) VALUES ($1::uuid, $2)
 
 -- name: dept_delete
--- Remove dept $1.
+-- Delete department $1.
 DELETE FROM rota.dept WHERE pk_dept = $1::uuid
 
 -- name: dept_list
--- Every dept.
+-- All departments.
 SELECT pk_dept AS id, str_name AS name, int_version AS version FROM rota.dept ORDER BY str_name
 
 -- name: dept_rename
--- Call dept $1 $2.
+-- Rename department $1 to $2.
 UPDATE rota.dept SET str_name = $2 WHERE pk_dept = $1::uuid
 
 -- name: dept_users
@@ -19,19 +19,19 @@ UPDATE rota.dept SET str_name = $2 WHERE pk_dept = $1::uuid
 SELECT s.str_name AS name FROM rota.point p JOIN rota.show s USING (pk_show) WHERE p.pk_dept = $1::uuid ORDER BY 1
 
 -- name: folder_change
--- Change limits of folder $2 of show $1; null keeps what is there.
+-- Change limits of folder $2 of show $1; null keeps the current value.
 UPDATE rota.folder_resource
 SET int_min_cores = coalesce($3::bigint, int_min_cores), int_max_cores = coalesce($4::bigint, int_max_cores),
     int_min_gpus = coalesce($5::bigint, int_min_gpus), int_max_gpus = coalesce($6::bigint, int_max_gpus)
 WHERE pk_show = $1::uuid AND pk_folder = $2::uuid
 
 -- name: folder_create
--- Make folder $2 of show $1 named $3, without limits.
+-- Create folder $2 of show $1 named $3, without limits.
 WITH made AS (INSERT INTO rota.folder (pk_folder, pk_show, str_name) VALUES ($2::uuid, $1::uuid, $3))
 INSERT INTO rota.folder_resource (pk_folder, pk_show) VALUES ($2::uuid, $1::uuid)
 
 -- name: folder_delete
--- Remove folder $2 of show $1.
+-- Delete folder $2 of show $1.
 DELETE FROM rota.folder WHERE pk_show = $1::uuid AND pk_folder = $2::uuid
 
 -- name: folder_list
@@ -43,17 +43,17 @@ FROM rota.folder f JOIN rota.folder_resource r USING (pk_folder)
 WHERE f.pk_show = $1::uuid ORDER BY f.str_name
 
 -- name: folder_rename
--- Call folder $1 $2.
+-- Rename folder $1 to $2.
 UPDATE rota.folder SET str_name = $2 WHERE pk_folder = $1::uuid
 
 -- name: job_change
--- Change limits of job $2 of show $1; null keeps what is there.
+-- Change limits of job $2 of show $1; null keeps the current value.
 UPDATE rota.job_resource
 SET int_max_cores = coalesce($3::bigint, int_max_cores), int_max_gpus = coalesce($4::bigint, int_max_gpus)
 WHERE pk_show = $1::uuid AND pk_job = $2::uuid
 
 -- name: job_ensure
--- Make the row of job $2 of show $1, without caps, if it lives or frames of it run, and it has none.
+-- Create the row of job $2 of show $1, without caps, if it is missing and the job exists or has running frames.
 INSERT INTO rota.job_resource (pk_job, pk_show)
 SELECT $2::uuid, $1::uuid
 WHERE EXISTS (SELECT FROM rota.job WHERE pk_show = $1::uuid AND pk_job = $2::uuid)
@@ -67,13 +67,13 @@ SELECT pk_job AS id, pk_job::text AS name, int_version AS version, int_cores AS 
 FROM rota.job_resource WHERE pk_show = $1::uuid AND pk_job = $2::uuid
 
 -- name: layer_change
--- Change limits of layer $2 of show $1; null keeps what is there.
+-- Change limits of layer $2 of show $1; null keeps the current value.
 UPDATE rota.layer_resource
 SET int_max_cores = coalesce($3::bigint, int_max_cores), int_max_gpus = coalesce($4::bigint, int_max_gpus)
 WHERE pk_show = $1::uuid AND pk_layer = $2::uuid
 
 -- name: layer_ensure
--- Make the row of layer $2 of show $1, without caps, if its job lives or frames of it run, and it has none.
+-- Create the row of layer $2 of show $1, without caps, if it is missing and its job exists or it has running frames.
 INSERT INTO rota.layer_resource (pk_layer, pk_job, pk_show)
 SELECT l.pk_layer, l.pk_job, j.pk_show FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job
 WHERE j.pk_show = $1::uuid AND l.pk_layer = $2::uuid
@@ -88,22 +88,22 @@ SELECT pk_layer AS id, pk_layer::text AS name, int_version AS version, int_cores
 FROM rota.layer_resource WHERE pk_show = $1::uuid AND pk_layer = $2::uuid
 
 -- name: limit_version
--- A version above all that were given to limits before.
+-- A version above all earlier versions of limits.
 SELECT nextval('rota.limit_version')
 
 -- name: point_change
--- Change limits of department $2 in show $1; null keeps what is there.
+-- Change limits of department $2 in show $1; null keeps the current value.
 UPDATE rota.point
 SET int_min_cores = coalesce($3::bigint, int_min_cores), int_max_cores = coalesce($4::bigint, int_max_cores),
     int_min_gpus = coalesce($5::bigint, int_min_gpus), int_max_gpus = coalesce($6::bigint, int_max_gpus)
 WHERE pk_show = $1::uuid AND pk_dept = $2::uuid
 
 -- name: point_create
--- Give show $1 a point of department $2, without limits.
+-- Create a point of department $2 in show $1, without limits.
 INSERT INTO rota.point (pk_show, pk_dept) VALUES ($1::uuid, $2::uuid)
 
 -- name: point_delete
--- Take department $2 out of show $1.
+-- Delete the point of department $2 in show $1.
 DELETE FROM rota.point WHERE pk_show = $1::uuid AND pk_dept = $2::uuid
 
 -- name: point_list
@@ -115,19 +115,19 @@ FROM rota.point p JOIN rota.dept d USING (pk_dept)
 WHERE p.pk_show = $1::uuid ORDER BY d.str_name
 
 -- name: pool_create
--- Make pool $1 named $2.
+-- Create pool $1 named $2.
 INSERT INTO rota.alloc (pk_alloc, str_name) VALUES ($1::uuid, $2)
 
 -- name: pool_delete
--- Remove pool $1.
+-- Delete pool $1.
 DELETE FROM rota.alloc WHERE pk_alloc = $1::uuid
 
 -- name: pool_list
--- Every pool.
+-- All pools.
 SELECT pk_alloc AS id, str_name AS name, int_version AS version FROM rota.alloc ORDER BY str_name
 
 -- name: pool_rename
--- Call pool $1 $2.
+-- Rename pool $1 to $2.
 UPDATE rota.alloc SET str_name = $2 WHERE pk_alloc = $1::uuid
 
 -- name: pool_users
@@ -136,66 +136,66 @@ SELECT s.str_name AS name FROM rota.subscription b JOIN rota.show s USING (pk_sh
 WHERE b.pk_alloc = $1::uuid ORDER BY 1
 
 -- name: proc_count
--- Procs of show $1, of all of it or those charged to pool $2, folder $3 or department $4.
+-- Number of procs of show $1, in total or charged to pool $2, folder $3 or department $4.
 SELECT count(*) FROM rota.proc
 WHERE pk_show = $1::uuid AND pk_alloc = coalesce($2::uuid, pk_alloc) AND pk_folder = coalesce($3::uuid, pk_folder)
   AND pk_dept = coalesce($4::uuid, pk_dept)
 
 -- name: show_change
--- Let show $1 run $2 jobs at once; -1 is as many as there are.
+-- Limit show $1 to $2 concurrently running jobs; -1 means no limit.
 UPDATE rota.show SET int_max_jobs = $2::integer WHERE pk_show = $1::uuid
 
 -- name: show_create
--- Make show $1 named $2, managed or not ($3).
+-- Create show $1 named $2, managed or not ($3).
 INSERT INTO rota.show (pk_show, str_name, b_scheduler_managed) VALUES ($1::uuid, $2, $3)
 
 -- name: show_delete
--- Remove show $1 with its subscriptions, folders and points.
+-- Delete show $1 with its subscriptions, folders and points.
 DELETE FROM rota.show WHERE pk_show = $1::uuid
 
 -- name: show_get
--- Show $1 as it is now.
+-- Show $1.
 SELECT pk_show AS id, str_name AS name, b_scheduler_managed AS managed, int_fence AS fence, int_version AS version,
        int_max_jobs AS max_jobs
 FROM rota.show WHERE pk_show = $1::uuid
 
 -- name: show_list
--- Every show.
+-- All shows.
 SELECT pk_show AS id, str_name AS name, b_scheduler_managed AS managed, int_fence AS fence, int_version AS version,
        int_max_jobs AS max_jobs
 FROM rota.show ORDER BY str_name
 
 -- name: show_lock
--- Hold the lock of show $1 exclusive until the transaction ends; no row if the show is gone.
+-- Hold the lock of show $1 exclusive until the transaction ends; no row if the show was deleted.
 SELECT pk_show AS id, str_name AS name, b_scheduler_managed AS managed, int_fence AS fence, int_version AS version,
        int_max_jobs AS max_jobs
 FROM rota.show_exclusive($1::uuid) WHERE pk_show IS NOT NULL
 
 -- name: show_raise_fence
--- Refuse every insert of show $1 that was booked in Redis before now; tells the new fence.
+-- Invalidate bookings of show $1 made in Redis before now; returns the new fence.
 SELECT rota.show_raise_fence($1::uuid)
 
 -- name: show_rename
--- Call show $1 $2.
+-- Rename show $1 to $2.
 UPDATE rota.show SET str_name = $2 WHERE pk_show = $1::uuid
 
 -- name: show_set_managed
--- Give the books of show $1 to Redis ($2 true) or to PostgreSQL alone, with a new fence.
+-- Move the accounting of show $1 to Redis ($2 true) or to PostgreSQL alone, with a new fence.
 SELECT was, fence, version FROM rota.show_set_managed($1::uuid, $2::boolean)
 
 -- name: subscription_change
--- Change what show $1 may use of pool $2; null keeps what is there.
+-- Change the subscription of show $1 to pool $2; null keeps the current value.
 UPDATE rota.subscription
 SET int_size = coalesce($3::bigint, int_size), int_burst = coalesce($4::bigint, int_burst),
     int_gpu_burst = coalesce($5::bigint, int_gpu_burst)
 WHERE pk_show = $1::uuid AND pk_alloc = $2::uuid
 
 -- name: subscription_create
--- Give show $1 a share of pool $2, with nothing in it yet; $3 is its id.
+-- Create a subscription of show $1 to pool $2, of size 0; $3 is its id.
 INSERT INTO rota.subscription (pk_subscription, pk_show, pk_alloc) VALUES ($3::uuid, $1::uuid, $2::uuid)
 
 -- name: subscription_delete
--- End the share of show $1 in pool $2.
+-- Delete the subscription of show $1 to pool $2.
 DELETE FROM rota.subscription WHERE pk_show = $1::uuid AND pk_alloc = $2::uuid
 
 -- name: subscription_list
@@ -206,7 +206,7 @@ FROM rota.subscription b JOIN rota.alloc a USING (pk_alloc)
 WHERE b.pk_show = $1::uuid ORDER BY a.str_name
 
 -- name: proc_buried
--- Those of the tokens of show $1 that lie in a grave, as one array; the tokens come as runs.
+-- Tombstoned tokens of show $1 among the token ranges ($2, $3), as one array.
 SELECT ARRAY(
   SELECT b.token
   FROM rota.proc_buried($1::uuid, ARRAY(SELECT ROW(0, run.first, run.last)::rota.ledger_run
@@ -214,22 +214,22 @@ SELECT ARRAY(
 )
 
 -- name: proc_bury
--- Bury those of the tokens $2 of show $1 that have no proc; the answer is those that lie in a grave now.
+-- Tombstone those of the tokens $2 of show $1 that have no proc; returns those that are tombstoned now.
 SELECT token FROM rota.proc_bury($1::uuid, $2::bigint[]) AS buried (token)
 
 -- name: proc_delete
--- Delete and bury procs of show $1 by runs of tokens; a row per charge says which had it, and the fence of the show.
+-- Delete and tombstone procs of show $1 by token ranges; a row per charge with its tokens and the show's fence.
 SELECT managed, fence, pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, cores, gpus, tokens
 FROM rota.proc_delete($1::uuid, $2::bigint[], $3::bigint[])
 
 -- name: proc_graves
--- How many graves of its present fence each show has; shows without any are left out.
+-- Number of tombstones of each show under its current fence; shows without any are missing.
 SELECT g.pk_show, count(*) AS graves
 FROM rota.proc_grave g JOIN rota.show s ON s.pk_show = g.pk_show AND s.int_fence = g.int_fence
 GROUP BY g.pk_show
 
 -- name: proc_graves_prune
--- Remove at most $1 graves whose show has a higher fence by now, which does their work, or is gone.
+-- Remove at most $1 tombstones whose show was deleted or has a higher fence, which makes them obsolete.
 DELETE FROM rota.proc_grave
 WHERE (pk_show, int_fence, token_last) IN (
   SELECT g.pk_show, g.int_fence, g.token_last
@@ -239,7 +239,7 @@ WHERE (pk_show, int_fence, token_last) IN (
 )
 
 -- name: proc_insert
--- Insert procs of show $1 booked under fence $2: what groups have in common, the groups, then runs of tokens of theirs.
+-- Insert procs of show $1 booked under fence $2: the shapes shared by groups, the groups, then their token ranges.
 SELECT owner, token, why
 FROM rota.proc_insert($1::uuid, $2::bigint,
   ARRAY(SELECT ROW(s.alloc, s.folder, g.job, g.layer, s.dept, s.host, s.cores, s.gpus)::rota.ledger_group
@@ -259,7 +259,7 @@ WHERE token BETWEEN $2::bigint AND $3::bigint AND pk_show = $1::uuid
 ORDER BY token LIMIT $4
 
 -- name: proc_page_groups
--- The next $3 procs of show $1 from token $2 on, by charge; a row per charge with its tokens.
+-- The next $3 procs of show $1 from token $2 on, grouped by charge; a row per charge with its tokens.
 WITH page AS (
   SELECT * FROM rota.proc WHERE token >= $2::bigint AND pk_show = $1::uuid ORDER BY token LIMIT $3
 )
@@ -269,7 +269,7 @@ FROM page
 GROUP BY pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, int_cores_reserved, int_gpus_reserved
 
 -- name: proc_sums
--- What the procs of the shows $1 hold, by everything they are charged to; one pass over the table.
+-- Sums of the procs of the shows $1, by all keys they are charged to; one pass over the table.
 SELECT pk_show, pk_alloc, pk_folder, pk_job, pk_layer, pk_dept,
        sum(int_cores_reserved)::bigint AS cores, sum(int_gpus_reserved)::bigint AS gpus, count(*) AS procs
 FROM rota.proc
@@ -283,8 +283,8 @@ SELECT ARRAY(
 )
 
 -- name: standings
--- Limits that frames of show $1, folder $2, job $3, layer $4 and department $5 meet, with what the tables count there.
--- Level 0 is the show itself; of subscriptions there is one for each pool.
+-- Limits of frames of show $1, folder $2, job $3, layer $4 and department $5, with the counters of the tables.
+-- Level 0 is the show itself; level 1 has one row per pool.
 SELECT 0 AS level, pk_show AS id, b_scheduler_managed AS managed, int_fence AS fence, 0::bigint AS cores_max,
        0::bigint AS gpus_max, 0::bigint AS cores, 0::bigint AS gpus
 FROM rota.show WHERE pk_show = $1::uuid
@@ -304,7 +304,7 @@ FROM rota.point WHERE pk_show = $1::uuid AND pk_dept = $5::uuid
 ORDER BY level
 
 -- name: standings_used
--- What rows say that show $1 uses, by pool: in all, in folder $2, for job $3 and layer $4, and by department $5.
+-- Usage of show $1 summed from rows, by pool: in total, in folder $2, of job $3, layer $4 and department $5.
 SELECT pk_alloc AS alloc, sum(int_cores_reserved)::bigint AS cores, sum(int_gpus_reserved)::bigint AS gpus,
        coalesce(sum(int_cores_reserved) FILTER (WHERE pk_folder = $2::uuid), 0)::bigint AS folder_cores,
        coalesce(sum(int_gpus_reserved) FILTER (WHERE pk_folder = $2), 0)::bigint AS folder_gpus,
@@ -317,15 +317,15 @@ SELECT pk_alloc AS alloc, sum(int_cores_reserved)::bigint AS cores, sum(int_gpus
 FROM rota.proc WHERE pk_show = $1::uuid GROUP BY pk_alloc
 
 -- name: limits_told
--- Tell whoever books for show $1 that Redis has its limits as they are now.
+-- Notify bookers of show $1 that its current limits are in Redis.
 SELECT pg_notify('rota_limits', $1::text)
 
 -- name: shows_managed
--- Shows whose books Redis keeps, with their fences.
+-- Managed shows with their fences.
 SELECT pk_show, int_fence FROM rota.show WHERE b_scheduler_managed ORDER BY pk_show
 
 -- name: ledger_book
--- Book on the five tables of show $1, asking no limit if $2: what groups share, the groups, their tokens.
+-- Book in the five tables of show $1, without limits if $2: the shapes of groups, the groups, their token ranges.
 SELECT owner, token, why, fit, level, resource, current, cap
 FROM rota.ledger_book($1::uuid,
   ARRAY(SELECT ROW(s.alloc, s.folder, g.job, g.layer, s.dept, s.host, s.cores, s.gpus)::rota.ledger_group
@@ -338,7 +338,7 @@ FROM rota.ledger_book($1::uuid,
   $2::boolean)
 
 -- name: ledger_counters
--- Every counter of show $1 in the five tables that is not 0; levels are numbered in the order of the checks.
+-- All nonzero counters of show $1 in the five tables; levels are numbered in the order of the checks.
 SELECT 1 AS level, pk_alloc AS id, int_cores AS cores, int_gpus AS gpus
 FROM rota.subscription WHERE pk_show = $1::uuid AND (int_cores, int_gpus) <> (0, 0)
 UNION ALL
@@ -355,13 +355,13 @@ SELECT 5, pk_dept, int_cores, int_gpus
 FROM rota.point WHERE pk_show = $1::uuid AND (int_cores, int_gpus) <> (0, 0)
 
 -- name: ledger_recompute
--- Write the five tables of the unmanaged show $1 anew from its procs; a row per level with how many keys were wrong.
+-- Rewrite the five tables of the unmanaged show $1 from its procs; a row per level with the number of wrong keys.
 SELECT level, changed FROM rota.ledger_recompute($1::uuid)
 
 -- name: ledger_rewrite
--- Write into the five tables what the procs of the managed show $1 hold; a row per level with how many keys changed.
+-- Write the usage of the managed show $1 by its procs into the five tables; a row per level with the number of changes.
 SELECT level, changed FROM rota.ledger_mirror($1::uuid)
 
 -- name: shows_unmanaged
--- Shows whose books PostgreSQL keeps alone.
+-- Unmanaged shows.
 SELECT pk_show FROM rota.show WHERE NOT b_scheduler_managed ORDER BY pk_show

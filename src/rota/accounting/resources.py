@@ -1,7 +1,7 @@
-"""What an administrator handles: shows, things with limits, and the record of a change. No I/O.
+"""Values of the quota administration: shows, items with limits, and changes. No I/O.
 
-Limits go by the names of their columns and in their units (cores in hundredths), since that is what a publisher needs;
-people give and see cores.
+Limits are named after their columns and use their units (hundredths of a core), because the limits publisher needs
+those; people enter and read cores.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Show(msgspec.Struct, frozen=True):
     fence: int
     version: int
     max_jobs: int = -1
-    """Jobs that may run at once; -1 is as many as there are."""
+    """Maximum number of concurrently running jobs; -1 means no limit."""
 
 
 class QuotaItem(msgspec.Struct, frozen=True):
-    """A thing other than a show. Subscriptions and points go by their pool and department."""
+    """An item other than a show. The id of a subscription is its pool, that of a point its department."""
 
     id: UUID
     name: str
@@ -49,11 +49,11 @@ class QuotaItem(msgspec.Struct, frozen=True):
 
 
 class QuotaChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What was changed, for whoever tells Redis once it is committed.
+    """One committed change, for the publisher that brings it to Redis.
 
-    `show` is the show after the change, with the fence that holds now; `before` and `after` are None where the thing
-    was not there. `version` is above every version published before, also when the thing was removed. `raised` is the
-    fence that this very change raised the show to, 0 if it did not: its push alone may move the fence of Redis there.
+    `show` is the show after the change, with its current fence; `before` and `after` are None where the item did not
+    exist. `version` is above every version published before, also for a removal. `raised` is the fence that this change
+    raised the show to, 0 if it did not: only the push of this change may move the fence in Redis there.
     """
 
     kind: QuotaKind
@@ -66,7 +66,7 @@ class QuotaChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapsUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits to change; None keeps what is there. A maximum of -1 or 0 is none."""
+    """Limits to change; None keeps the current value. A maximum of -1 or 0 means no limit."""
 
     min_cores: CoresInput | None = None
     max_cores: CoresInput | None = None
@@ -92,16 +92,16 @@ def validate_name(kind: QuotaKind, name: str) -> str:
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> NotFound:
-    """The error for a name nobody knows, with the nearest one that is known."""
+    """The error for an unknown name, with the closest known one."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        hint = f"did you mean {near[0]}?"
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if nearest:
+        hint = f"did you mean {nearest[0]}?"
     else:
         hint = (
             f"there are {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}." if names else "there is none yet."
         )
-    return NotFound(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=near[0] if near else None)
+    return NotFound(f"There is no {kind} {name[:64]!r}: {hint}", kind=kind, nearest=nearest[0] if nearest else None)
 
 
 def optional_cores(cores: CoresInput | None) -> int | None:
@@ -122,24 +122,24 @@ def optional_gpus(number: int | None, *, lowest: int) -> int | None:
 
 
 def find_contradiction(limits: Mapping[str, int]) -> str | None:
-    """What is wrong between the limits of one thing."""
+    """The contradiction between the limits of one item, or None."""
     for resource in ("cores", "gpus"):
-        least, most = limits.get(f"int_min_{resource}", 0), limits.get(f"int_max_{resource}", -1)
-        if 0 < most < least:
+        minimum, maximum = limits.get(f"int_min_{resource}", 0), limits.get(f"int_max_{resource}", -1)
+        if 0 < maximum < minimum:
             return f"its minimum of {resource} would lie above its maximum, so the minimum could never be reached"
     return None
 
 
-def audit_view(thing: Show | QuotaItem | None) -> Mapping[str, object] | None:
-    """For the audit trail: limits in cores, without counters, which are not what was changed."""
-    match thing:
+def audit_view(item: Show | QuotaItem | None) -> Mapping[str, object] | None:
+    """The audit entry of an item: limits in cores, without counters, which no change sets."""
+    match item:
         case None:
             return None
         case Show():
-            limit = {"max_jobs": thing.max_jobs} if thing.max_jobs >= 0 else {}
-            return {"name": thing.name, "managed": thing.managed, "fence": thing.fence} | limit
+            limit = {"max_jobs": item.max_jobs} if item.max_jobs >= 0 else {}
+            return {"name": item.name, "managed": item.managed, "fence": item.fence} | limit
         case QuotaItem():
-            return {"name": thing.name} | {field: _format_limit(field, value) for field, value in thing.limits.items()}
+            return {"name": item.name} | {field: _format_limit(field, value) for field, value in item.limits.items()}
 
 
 def _format_limit(field: str, value: int) -> str | int:

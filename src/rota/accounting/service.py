@@ -1,13 +1,13 @@
-"""The books of all shows: which ledger keeps which show, and who is told of a change.
+"""Accounting of all shows: routes bookings to the ledger of a show and publishes changes to Redis.
 
-Which ledger to ask is remembered for a while (`accounting.managed_shows_ttl`), and a change made here is known here at
-once. What is remembered may be old: the ledgers look at the flag under the show's lock, decline a show that is not
-theirs, and then the other one is asked. So an old memory costs a round trip, and nothing else.
+The managed flags of shows are cached for `accounting.managed_shows_ttl`; changes made in this process update the cache
+immediately. A stale entry costs one round trip and nothing else: the ledgers check the flag under the show lock and
+decline a show that is not theirs, and then the other ledger is tried.
 
-Releases need no memory: the deletion of rows tells who keeps the show.
+Releases need no cache: the deletion of rows returns the flag.
 
-A process without Redis (`accounting.redis.enabled=false`) books unmanaged shows, declines managed ones, and releases
-both; of what it releases of managed shows Redis hears only at the next recount.
+A process without Redis (`accounting.redis.enabled=false`) books unmanaged shows, declines managed ones and releases
+both; Redis learns of its releases of managed shows at the next reconciliation.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ log = structlog.get_logger(__name__)
 MANAGED_SHOWS = query(__package__, "shows_managed")
 NOTIFY_LIMITS_PUSHED = query(__package__, "limits_told")
 UNKNOWN_COMMIT_DELAY_S: Final = 2.0
-"""Until then a transaction whose reply was lost has ended one way or the other, mostly."""
+"""Grace before resolving an unknown commit outcome: by then the transaction has usually ended."""
 UNKNOWN_COMMITS_MAX: Final = 1000
 DELETED_SHOW_FENCE: Final = 2**52
-"""A fence above all others, for shows that were deleted."""
+"""The fence of deleted shows, above all others."""
 _WRONG_LEDGER = frozenset({DeclineReason.MANAGED, DeclineReason.NOT_MANAGED})
 
 
@@ -71,58 +71,60 @@ class AccountingService:
         self.live = LiveLedger(database, client, keys or RedisKeys(), self._request_seeding) if client else None
         self.publisher: ReleasePublisher = self.live.publisher if self.live else NullReleasePublisher()
         self.unseeded = asyncio.Event()
-        """Set when a booking met a show that Redis must be seeded for."""
+        """Set when a booking found a managed show that is not seeded in Redis."""
         self._clock = clock or SystemClock()
         self._remember_s = remember_s
         self._managed: dict[ShowId, bool] = {}
         self._read_at_s = float("-inf")
-        self._doubted: deque[tuple[float, Sequence[int]]] = deque(maxlen=UNKNOWN_COMMITS_MAX)
-        """Tokens that may have been released, and when that was asked for; the oldest first."""
+        self._unknown_commits: deque[tuple[float, Sequence[int]]] = deque(maxlen=UNKNOWN_COMMITS_MAX)
+        """Request time and tokens of releases with an unknown commit outcome, oldest first."""
 
     async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
         outcomes = await self._book(show, groups, force=force, managed=await self.is_managed(show))
-        elsewhere = retryable_groups(groups, outcomes, _WRONG_LEDGER)
-        if elsewhere:
+        misrouted = retryable_groups(groups, outcomes, _WRONG_LEDGER)
+        if misrouted:
             await self._refresh_managed()
             managed = self._managed.get(show, False)
-            again = await self._book(show, list(elsewhere.values()), force=force, managed=managed)
-            for at, outcome in zip(elsewhere, again, strict=True):
+            again = await self._book(show, list(misrouted.values()), force=force, managed=managed)
+            for at, outcome in zip(misrouted, again, strict=True):
                 outcomes[at] = merge_outcomes(outcomes[at], outcome, _WRONG_LEDGER)
         return outcomes
 
     async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
-        """In a transaction of its own; who deletes rows in another one tells `publisher` after its commit."""
+        """Release in a separate transaction. Callers that delete rows in their own call `publisher` after the
+        commit."""
         deleted = await allocations.delete(self.database, show, tokens)
         await self.publisher.publish(show, deleted)
         return list(deleted.released)
 
     def add_unknown_commit(self, tokens: Sequence[int]) -> None:
-        """The reply of a transaction that was to delete the rows of these tokens was lost, and with it what they held.
+        """Note that the outcome of a transaction that deletes the rows of these tokens is unknown.
 
-        If it did, they lie in graves, and `settle` has Redis forget them; whatever is left is found by the recount."""
+        If it committed, the tokens are tombstoned and `resolve_unknown_commits` releases them in Redis; the
+        reconciliation releases the rest."""
         if self.live:
-            self._doubted.append((self._clock.monotonic(), tokens))
+            self._unknown_commits.append((self._clock.monotonic(), tokens))
 
     async def resolve_unknown_commits(self) -> None:
-        """Look at what was doubted a moment ago. Raises `Unavailable` with all of it still to do."""
-        while self._doubted and self._clock.monotonic() - self._doubted[0][0] >= UNKNOWN_COMMIT_DELAY_S:
-            oldest = self._doubted[0]
+        """Resolve outcomes that are old enough. Raises `Unavailable` and keeps the unresolved ones."""
+        while self._unknown_commits and self._clock.monotonic() - self._unknown_commits[0][0] >= UNKNOWN_COMMIT_DELAY_S:
+            oldest = self._unknown_commits[0]
             await self.release_tombstoned(oldest[1])
-            if self._doubted and self._doubted[0] is oldest:
-                self._doubted.popleft()
+            if self._unknown_commits and self._unknown_commits[0] is oldest:
+                self._unknown_commits.popleft()
 
     async def release_tombstoned(self, tokens: Sequence[int]) -> int:
-        """Have Redis forget those of the tokens that lie in a grave, whichever managed show they belong to."""
+        """Release in Redis those of the tokens that are tombstoned, in every managed show; returns how many."""
         if self.live is None or not tokens:
             return 0
-        forgotten = 0
+        released = 0
         for show, fence in (await self.managed_shows()).items():
-            buried = await allocations.tombstoned(self.database, show, tokens)
+            tombstoned = await allocations.tombstoned(self.database, show, tokens)
             try:
-                forgotten += await self.live.release_tombstoned(show, fence, buried) if buried else 0
+                released += await self.live.release_tombstoned(show, fence, tombstoned) if tombstoned else 0
             except ScriptFailed as error:
                 log.warning("tokens_not_forgotten", show=str(show), code=error.code, remedy="the recount mends it")
-        return forgotten
+        return released
 
     async def is_managed(self, show: ShowId) -> bool:
         if self._clock.monotonic() - self._read_at_s > self._remember_s:
@@ -130,13 +132,13 @@ class AccountingService:
         return self._managed.get(show, False)
 
     async def managed_shows(self) -> dict[ShowId, int]:
-        """Managed shows and their fences, as PostgreSQL has them now."""
+        """Managed shows and their current fences in PostgreSQL."""
         return {ShowId(row["pk_show"]): row["int_fence"] for row in await self.database.rows(MANAGED_SHOWS)}
 
     async def change(self, work: Callable[[QuotaAdmin], Awaitable[QuotaChange]]) -> QuotaChange:
-        """Run a change of limits, and tell Redis once it is committed; a show that becomes managed is seeded here.
+        """Run a change of limits and push it to Redis after the commit; seeds a show that becomes managed.
 
-        When Redis is away the change stands, and whoever keeps the books tells Redis as soon as it is back.
+        When Redis is unavailable the change stands, and the maintenance leader pushes it later.
         """
         change = await work(self.admin)
         self._cache_managed(change)
@@ -146,25 +148,25 @@ class AccountingService:
             log.warning("change_not_told", kind=change.kind, why=away.sentence, remedy="it is told when Redis is back")
             return change
         if self.live is not None and change.show is not None and change.show.managed:
-            # Who heard of the commit and asked Redis before it was told has been refused.
+            # Bookers that saw the commit but asked Redis before this push were refused: notify them to retry.
             with suppress(PostgresUnavailable):
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(change.show.id))
         return change
 
     async def raise_fence(self, show: ShowId) -> None:
-        """Refuse every booking that is under way; who books again is taken."""
+        """Invalidate every booking in flight; repeated bookings are accepted under the new fence."""
         fence = await self.admin.raise_fence(show)
         if self.live:
             await self.live.push_change(show, raised=fence)
 
     async def push_limits(self, show: ShowId) -> None:
-        """Bring Redis to the limits that PostgreSQL has; while it is away that is left to whoever keeps the books."""
+        """Sync the limits in Redis with PostgreSQL; if Redis is unavailable, the maintenance leader does it later."""
         if self.live is not None and await self.is_managed(show):
             with suppress(RedisUnavailable):
                 await self.live.sync_limits(show)
 
     async def check_publishing(self) -> bool:
-        """Whether releases of managed shows reach Redis from here; warns loudly when they do not."""
+        """Whether releases of managed shows reach Redis from this process; logs a warning if they do not."""
         shows = len(await self.managed_shows()) if self.live is None else 0
         MISCONFIGURED.set(1 if shows else 0)
         if shows:
@@ -208,7 +210,7 @@ class AccountingService:
             await self._seed(show)
 
     async def _seed(self, show: Show) -> None:
-        """Unless it is seeded under the fence it has: then the change changed nothing."""
+        """Seed the show unless it is seeded under its current fence: then the change was a no-op."""
         assert self.live is not None
         if not await self.live.is_seeded(show.id, show.fence):
             await seed(self.live, show.id)

@@ -1,7 +1,7 @@
-"""What is used of the limits of a show, as fresh as it can be had.
+"""Current usage of a show's limits, from the freshest source.
 
-What a managed show uses is asked of Redis, which counts it live. When Redis does not have the show, or does not answer,
-PostgreSQL's own counters are told instead, and that they are as old as the last recount.
+Redis counts managed shows live. When Redis has not seeded the show or does not answer, the counters in PostgreSQL are
+used instead, marked stale: they date from the last recompute.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ShowUsage:
         self._live = live
 
     @classmethod
-    async def of(cls, books: AccountingService, show: Show) -> ShowUsage:
-        return cls(show, await _live_counters(books, show) if show.managed else None)
+    async def of(cls, accounting: AccountingService, show: Show) -> ShowUsage:
+        return cls(show, await _live_counters(accounting, show) if show.managed else None)
 
     @property
     def is_stale(self) -> bool:
@@ -38,10 +38,10 @@ class ShowUsage:
         return [msgspec.structs.replace(item, usage=self._live.get((level, item.id), Usage())) for item in items]
 
 
-async def _live_counters(books: AccountingService, show: Show) -> Mapping[QuotaKey, Usage] | None:
+async def _live_counters(accounting: AccountingService, show: Show) -> Mapping[QuotaKey, Usage] | None:
     try:
-        if books.live is None or not await books.live.is_seeded(show.id, show.fence):
+        if accounting.live is None or not await accounting.live.is_seeded(show.id, show.fence):
             return None
-        return await books.live.counters(show.id)
+        return await accounting.live.counters(show.id)
     except RedisUnavailable:
         return None

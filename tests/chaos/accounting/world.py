@@ -237,7 +237,7 @@ class Actor:
         await self.books.publisher.publish(self.world.show, deleted)
 
     async def recount(self, bury=True):
-        await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, bury=bury)
+        await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, release_orphans=bury)
 
     async def seed(self):
         await seeding.seed(self.live, self.world.show)

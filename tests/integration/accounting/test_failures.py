@@ -96,7 +96,7 @@ async def test_a_booker_that_dies_between_script_and_insert_is_buried_by_one_rec
         await die(booking)
     assert (await farm.count(), await farm.tokens()) == ("1", [])
     assert (await farm.book(range(1, 8))).booked == [1, 2, 3, 4, 5]
-    assert (await farm.recount(bury=False)).buried == 0
+    assert (await farm.recount(release_orphans=False)).buried == 0
     assert await farm.count() == "6"
     assert (await farm.recount()).buried == 1
     late = await allocations.insert(farm.database, farm.show, fence, [farm.group([0])])

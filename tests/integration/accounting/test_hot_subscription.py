@@ -48,7 +48,7 @@ async def test_two_processes_fill_a_burst_exactly_never_pass_it_and_leave_nothin
     churning = asyncio.create_task(pair.order("churn 25"))
     while not churning.done():
         assert await farm.over() == []
-        await farm.recount(bury=False)
+        await farm.recount(release_orphans=False)
     held = await churning
     assert len(await farm.tokens()) == held
     await farm.recount()  # a row that ended under the eyes of a recount may be counted until the next one

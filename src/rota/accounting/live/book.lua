@@ -2,15 +2,15 @@
 -- use keeping
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, seeding, recount, charges, limits
--- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
--- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key index     hash    acct:limits:{show}    short names of items with limits in Redis
+-- key charges   hash    acct:charges:{show}   charge number -> token count, fence of the booking, charge
+-- key buckets   zset    acct:buckets:{show}   numbers of buckets that hold tokens
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
 -- arg show_id   str
--- arg ask       str     limits: as many as fit; force: all, at keys that are known; all: all, whatever is known
--- arg skip      bool    pass over groups at keys Redis knows nothing of; otherwise nothing is booked if there are any
--- arg under     int     the fence of the seeding or recount this belongs to; 0: a booking under the fence that stands
+-- arg ask       str     limits: as many as fit; force: all, at known keys; all: all, at any key
+-- arg skip      bool    skip groups at keys unknown to Redis; otherwise nothing is booked if there are any
+-- arg under     int     fence of the seeding or reconciliation this belongs to; 0: a booking under the current fence
 -- arg asked     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, must_know, runs}, buckets
 -- reply booked fence:int seq:int groups:packed
 -- reply apart
@@ -18,13 +18,14 @@
 -- reply damaged where:str
 --   Place 0 for job and layer: the caller believes that they have no limits. must_know: 1 the job has limits, 2 the
 --   layer, 3 both: nothing is booked before Redis knows these.
---   A swarm is a group with two fields more: the middles of its charges, job and layer, one for each token, and what is
---   behind them; its charge is what is before them. It is taken as a whole or not at all: where a token of the batch is
---   there already, or a job or layer has limits, the answer is apart, and the groups are to be sent one by one.
---   Groups come back in order as {fit, level, resource, current, cap, already, otherwise, before}: how many of the
---   tokens that were not there are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource
---   0 where the level is not known to Redis; tokens that were there, with the same charge and with another one; and
---   those that were booked so under an earlier fence, each followed by it: the limits of now were not asked for them.
+--   A single-frame batch is a group with two more fields: the middles of its charges (job and layer), one per token,
+-- and
+--   their common suffix; its charge field is the prefix. It is booked as a whole or not at all: if a token of the batch
+--   exists already, or a job or layer has limits, the reply is apart, and the frames must be sent as single groups.
+--   Groups are returned in order as {fit, level, resource, current, cap, already, otherwise, before}: the number of
+--   absent tokens that are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource 0 if
+--   Redis does not know the level; existing tokens with the same charge and with another one; and pairs of an existing
+--   token booked under an earlier fence and that fence: the current limits were not checked for it.
 --   Nothing is written when nothing is booked.
 
 local groups, numbers = asked[1], asked[2]
@@ -37,14 +38,14 @@ elseif not fence then
   return {'unseeded'}
 end
 
--- Their numbers would begin anew, and be those of other charges.
+-- Charge numbers would restart and collide with those of existing charges.
 if not held.charges and redis.call('EXISTS', charges) == 1 then return damaged(show) end
 
 local first_bucket = #places - #numbers
 local fields, parts = spread(groups, numbers)
 local live, numbered = {}, {}
 for at = 1, #numbers do
-  -- What the wipe of this seeding did not find, because no bucket was named there, is of no use any more.
+  -- Remains of an earlier state that the wipe of this seeding missed, because the bucket was not listed.
   if held.seeding and not redis.call('ZSCORE', buckets, whole(numbers[at])) then
     redis.call('UNLINK', places[first_bucket + at])
   end
@@ -104,7 +105,7 @@ local function unknown_level(group, levels)
   end
 end
 
--- How many of `wanted` fit, by one division per limit; cores at all levels before GPUs, the first that says no is named.
+-- How many of `wanted` fit, by one division per limit; cores at all levels before GPUs; names the first refusing level.
 local function fit_of(group, levels, wanted)
   local fit, level, resource = wanted, 0, 0
   for r = 1, 2 do
@@ -122,7 +123,7 @@ local function fit_of(group, levels, wanted)
   return fit, level, resource
 end
 
--- How many tokens of a group are not there; and those that are, with its charge, with another one, or since before.
+-- Counts the absent tokens of a group; lists those that exist with its charge, with another one, or since before.
 local function sorted_out(group, own)
   local absent, already, otherwise, before = 0, {}, {}, {}
   for part = 1, #own, 3 do
@@ -150,7 +151,7 @@ local answers, texts, cast_by = {}, {}, {}
 local booked, unknown_met = 0, false
 local last = held.charges or 0
 
--- A new number for a charge that so many tokens hold.
+-- Assigns a new number to a charge that so many tokens hold.
 local function numbered_as(tokens, charge)
   last = last + 1
   local number = whole(last)
@@ -160,7 +161,8 @@ local function numbered_as(tokens, charge)
 end
 
 local added, lengths = {}, {}
--- Gives the first `fit` absent tokens of a group its number, or each its own; notes those that a recount has passed.
+-- Assigns the first `fit` absent tokens of a group its number, or each its own; notes those a reconciliation has
+-- passed.
 local function put(group, own, fit)
   local number = not group[11] and numbered_as(fit, group[8])
   local taken = 0

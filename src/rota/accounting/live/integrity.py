@@ -1,7 +1,8 @@
-"""Whether the keys of a show in Redis fit each other: buckets, tokens, charges, and what has limits.
+"""Checks the Redis keys of a show against each other: buckets, tokens, charges and limits.
 
-Scripts change them together, so at any instant they fit. We read them one after the other, while bookings go on, so a
-flaw that is seen once means little; one that stands still over several looks was left by a hand. Nothing is changed.
+Scripts change them atomically, so they are consistent at any instant. This module reads them one after the other beside
+running bookings, so a flaw in one sample means little; one that persists over several samples comes from a manual
+change. Read-only.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from rota.accounting.live import script_args
 from rota.infra.redis import ShowRedisKeys, translate_errors
 
 IntegrityFlaw = tuple[str, str, int]
-"""A key, where in it, and by how much."""
+"""A key, the field in it, and the difference."""
 BUCKETS_PER_CALL: Final = 64
 _VERSION = re.compile(r"[0-9]{1,16}-?")
 
 
 async def find_flaws(client: Redis, keys: ShowRedisKeys) -> set[IntegrityFlaw]:
-    """What does not fit at this look; the show's own count of charges is read after those it must cover."""
+    """Flaws of one sample; the show's own count of charges is read after the charges it must cover."""
     holders: Counter[str] = Counter()
     found = await _check_buckets(client, keys, holders)
     found |= await _check_charges(client, keys, holders)
@@ -32,36 +33,36 @@ async def find_flaws(client: Redis, keys: ShowRedisKeys) -> set[IntegrityFlaw]:
 
 
 async def _check_buckets(client: Redis, keys: ShowRedisKeys, holders: Counter[str]) -> set[IntegrityFlaw]:
-    """Counts into `holders` how many tokens hold which charge."""
+    """Also counts the tokens of each charge number into `holders`."""
     with translate_errors(client):
         try:
-            listed: list[tuple[bytes, float]] = await client.zrange(keys.buckets, 0, -1, withscores=True)  # type: ignore[assignment]
+            scored: list[tuple[bytes, float]] = await client.zrange(keys.buckets, 0, -1, withscores=True)  # type: ignore[assignment]
         except ResponseError:
             return {(keys.buckets, "", 0)}
-    sound = {member for member, score in listed if member.isdigit() and int(member) == score}
-    found: set[IntegrityFlaw] = {(keys.buckets, str(member), 0) for member, _ in listed if member not in sound}
-    numbers = sorted(map(int, sound))
-    for piece in live_reader.chunked(numbers, BUCKETS_PER_CALL):
-        places = [keys.tokens(number) for number in piece]
+    valid = {member for member, score in scored if member.isdigit() and int(member) == score}
+    found: set[IntegrityFlaw] = {(keys.buckets, str(member), 0) for member, _ in scored if member not in valid}
+    numbers = sorted(map(int, valid))
+    for chunk in live_reader.chunked(numbers, BUCKETS_PER_CALL):
+        bucket_keys = [keys.tokens(number) for number in chunk]
         with translate_errors(client):
             pipe = client.pipeline(transaction=False)
-            for place in places:
-                pipe.hgetall(place)
+            for key in bucket_keys:
+                pipe.hgetall(key)
             answers = await pipe.execute(raise_on_error=False)
-        for place, answer in zip(places, answers, strict=True):
-            found |= _check_bucket(place, answer, holders)
+        for key, answer in zip(bucket_keys, answers, strict=True):
+            found |= _check_bucket(key, answer, holders)
     return found
 
 
-def _check_bucket(place: str, answer: object, holders: Counter[str]) -> set[IntegrityFlaw]:
+def _check_bucket(key: str, answer: object, holders: Counter[str]) -> set[IntegrityFlaw]:
     if isinstance(answer, ResponseError):
-        return {(place, "", 0)}
+        return {(key, "", 0)}
     if isinstance(answer, Exception):
         raise answer
     assert isinstance(answer, dict)
     holders.update(number.decode("utf-8", "replace") for number in answer.values())
-    strange = {(place, str(field), 0) for field in answer if not field.isdigit() or int(field) >= script_args.SPAN}
-    return strange if answer else {(place, "", 0)}
+    invalid = {(key, str(field), 0) for field in answer if not field.isdigit() or int(field) >= script_args.SPAN}
+    return invalid if answer else {(key, "", 0)}
 
 
 async def _check_charges(client: Redis, keys: ShowRedisKeys, holders: Counter[str]) -> set[IntegrityFlaw]:
@@ -77,11 +78,11 @@ async def _check_charges(client: Redis, keys: ShowRedisKeys, holders: Counter[st
             found.add((keys.charges, number, 0))
             continue
         last = max(last, int(number))
-        if astray := holders.pop(number, 0) - charged.tokens:
-            found.add((keys.charges, number, astray))
+        if difference := holders.pop(number, 0) - charged.tokens:
+            found.add((keys.charges, number, difference))
     found |= {(keys.charges, number, tokens) for number, tokens in holders.items()}
-    given = await _read_number(client, keys.show, "charges")
-    return found | {(keys.show, "charges", 0)} if last and (given is None or given < last) else found
+    counter = await _read_number(client, keys.show, "charges")
+    return found | {(keys.show, "charges", 0)} if last and (counter is None or counter < last) else found
 
 
 async def _check_limits(client: Redis, keys: ShowRedisKeys) -> set[IntegrityFlaw]:
@@ -95,8 +96,8 @@ async def _check_limits(client: Redis, keys: ShowRedisKeys) -> set[IntegrityFlaw
         async for name, version in live_reader.scan_hash(client, keys.limits)
         if not live_reader.is_counter_name(name) or not _VERSION.fullmatch(version)
     }
-    astray = (await _read_number(client, keys.show, "limits") or 0) - length
-    return found | {(keys.limits, "", astray)} if astray else found
+    difference = (await _read_number(client, keys.show, "limits") or 0) - length
+    return found | {(keys.limits, "", difference)} if difference else found
 
 
 async def _read_number(client: Redis, key: str, field: str) -> int | None:

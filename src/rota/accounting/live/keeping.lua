@@ -1,9 +1,9 @@
--- What the scripts of the live ledger share: units, damage, and the five hashes of a booking.
--- Cores are hundredths in here and decimal text in cores in the hashes; GPUs are whole numbers in both.
+-- Shared by the scripts of the live ledger: units, damage, and the five hashes of a booking.
+-- Cores are hundredths in the scripts and decimal text in cores in the hashes; GPUs are whole numbers in both.
 
--- Tokens of one bucket; SPAN in wire.py.
+-- Tokens of one bucket; SPAN in script_args.py.
 local SPAN = 128
--- Where the mark of a recount stands when every bucket there could be is in the shadow.
+-- The position of a reconciliation's marker when every possible bucket is in the shadow.
 local ENDED = 0
 -- Whole numbers below this are exact in Lua.
 local EXACT = 9007199254740992
@@ -27,7 +27,7 @@ local function pieces(text)
   return number and number % 1 == 0 and math.abs(number) <= EXACT and number or nil
 end
 
--- What counts things or names a fence; anything else is as good as missing.
+-- A count or a fence; anything else counts as missing.
 local function natural(text)
   return text and string.find(text, '^%d+$') and pieces(text) or nil
 end
@@ -37,12 +37,12 @@ local function in_cores(number)
   return (string.gsub(string.format('%.2f', number / 100), '0$', ''))
 end
 
--- Which run of which server this is: a Redis that comes back with an older state of itself has another one.
+-- The id of this run of this server: a Redis that restarts with an older state has another one.
 local function run_id()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
 
--- The show as Redis knows it. `fence` is nil unless the show was seeded on this very run of the server.
+-- The show in Redis. `fence` is nil unless the show was seeded on this run of the server.
 local function read_show()
   local held = redis.pcall('HMGET', show, 'fence', 'run', 'seeding', 'recount', 'charges', 'limits', 'recounter')
   if held.err then
@@ -60,16 +60,16 @@ local function read_show()
   }
 end
 
--- Somebody wrote here what no script writes. The show is refused until it is seeded anew, which mends everything.
+-- A key holds something that no script writes. The show is refused until it is seeded again, which repairs everything.
 local function damaged(where)
   redis.call('HDEL', show, 'fence', 'seeding')
   return {'damaged', where}
 end
 
--- One of the five hashes: counters, caps (nil where there is none), and whether its limits were ever written. Jobs and
--- layers are counted only then: without a cap nothing could refuse, and their frames are told from the charges. Limits
--- are never written without counters, nor one of them alone: a hash that lacks any of them is damaged, as is one that
--- counts below 0.
+-- One of the five hashes: counters, caps (nil for no limit), and whether its limits were ever written. Jobs and layers
+-- are counted only then: without a cap nothing could refuse, and their usage follows from the charges. Limits are never
+-- written without counters, nor one of them alone: a hash that lacks any of them is damaged, as is one with a negative
+-- counter.
 local function standing(key, level)
   local held
   if level == 1 then
@@ -107,7 +107,7 @@ local function standing(key, level)
   }
 end
 
--- What holds nothing and has no limits needs no hash.
+-- A hash without usage and limits is deleted.
 local function write_standing(held)
   local used = held.used
   if used[1] == 0 and used[2] == 0 and not held.limited then
@@ -122,26 +122,26 @@ local function name_in(charge, level)
   return LEVELS[level] .. ':' .. string.sub(charge, 37 * level - 36, 37 * level - 1)
 end
 
--- The charge of a token by its place in the group: of a swarm each has a middle of its own.
+-- The charge of a token by its position in the group: in a single-frame batch each token has its own middle.
 local function charge_in(group, nth)
   return group[11] and group[8] .. group[11][nth] .. group[12] or group[8]
 end
 
--- What one token of a charge holds, in hundredths and GPUs; nil if it is no charge.
+-- Hundredths of a core and GPUs of one token of a charge; nil if the text is not a charge.
 local function amounts_in(charge)
   local _, _, cores, gpus = string.find(charge, '^(%d+) (%d+)$', 186)
   return tonumber(cores), tonumber(gpus)
 end
 
--- A charge in `acct:charges` is how many tokens hold it, the fence they were booked under, and what it is.
+-- A value of `acct:charges`: token count, fence of the booking, charge.
 local function read_charge(text)
   local tokens, fence, charge = string.match(text, '^(%d+) (%d+) (.+)$')
   return tonumber(tokens), tonumber(fence), charge
 end
 
--- The tokens of all groups by bucket, as fields of its hash, and for each group where they lie there: bucket, first,
--- last, and so on. Counted by hand, since asking a table for its length costs more than anything else here. Differences
--- of tokens are taken first: a sum with the last of them would leave what a number holds exactly.
+-- The tokens of all groups by bucket, as fields of its hash, and per group their positions there: bucket, first, last,
+-- and so on. Lengths are counted by hand, because `#` on a table costs more than anything else here. Differences of
+-- tokens are taken first: a sum with the last tokens would exceed the exact range of numbers.
 local function spread(groups, numbers)
   local at_of, fields, counts, parts = {}, {}, {}, {}
   for at, number in ipairs(numbers) do
@@ -171,12 +171,12 @@ local function spread(groups, numbers)
   return fields, parts
 end
 
--- Whether what has limits is all there: the show knows how many there are.
+-- Whether the index of limits is complete: the show stores its size.
 local function is_whole(held)
   return redis.pcall('HLEN', index) == held.limits
 end
 
--- Those of the names that have limits in Redis; nil if that cannot be read.
+-- Those of the names that have limits in Redis; nil if the index cannot be read.
 local function limited_among(names)
   local limited = {}
   for from = 1, #names, 4000 do
@@ -190,7 +190,7 @@ local function limited_among(names)
   return limited
 end
 
--- Whether any job or layer of the show has limits, where that is told sooner than asking for each.
+-- Whether any job or layer of the show has limits; true without a look if the index is too large to scan cheaply.
 local function has_own_limits()
   local length = redis.pcall('HLEN', index)
   if type(length) ~= 'number' or length > 64 then return true end
@@ -200,7 +200,7 @@ local function has_own_limits()
   return false
 end
 
--- Which jobs and layers that were given without a place have limits all the same; nil if that cannot be read.
+-- Jobs and layers sent without a place that have limits nevertheless; nil if the index cannot be read.
 local function limited_of(groups, held)
   local names, count, asks = {}, 0, nil
   for _, group in ipairs(groups) do
@@ -217,7 +217,7 @@ local function limited_of(groups, held)
       end
     end
   end
-  -- A seeding has yet to remove and to write them.
+  -- During a seeding the index is incomplete.
   if (count > 0 or asks ~= nil) and held.fence and not is_whole(held) then return nil end
   return limited_among(names)
 end
@@ -231,8 +231,8 @@ local function add_to_shadow(field, sum)
   return sum == 0 or type(redis.pcall('HINCRBY', shadow, field, whole(sum))) == 'number'
 end
 
--- Adds {charge, tokens} to the counters of the recount under way, which ends here if it fails. Jobs and layers have one
--- if they have limits by now; those whose limits come later are for the next recount (`uncounted` of the show).
+-- Adds {charge, tokens} to the shadow of the reconciliation in progress, which ends here if it fails. Jobs and layers
+-- are added if they have limits; those that get limits later are left to the next reconciliation (`uncounted`).
 local function cast_shadow(cast_by)
   local cores_of, gpus_of, own, count = {}, {}, {}, 0
   for _, each in ipairs(cast_by) do
@@ -264,7 +264,7 @@ local function cast_shadow(cast_by)
   return true
 end
 
--- Moves with every change. Nothing depends on its value, so one that is no number starts anew.
+-- Incremented by every change. Nothing depends on its value, so a value that is not a number restarts.
 local function next_seq()
   local moved = redis.pcall('INCR', seq)
   if type(moved) == 'number' then return moved end

@@ -1,16 +1,16 @@
 """The live ledger: a `Ledger` for managed shows. Counters and tokens in Redis first, rows of `proc` second.
 
-What may happen between the two, and who answers for it:
-- we die, or a reply is lost, after the script: a token without a row. Calling again with the token goes on where it was
-  left; if nobody does, the recount buries it;
-- the insert is refused, because the fence rose or the token is buried: the token is released again, if it is still
-  the one booked under that fence, and what was refused for the fence is tried once more when Redis has the new one;
-- a token is found that was booked under an earlier fence: limits may have been lowered since, so it is not inserted
-  under the new one. PostgreSQL tells whether it has a row; if not it is given back and decided anew (A1);
-- the reply of the insert is lost: it is not sent again from here, and not taken for refused either. The caller calls
-  again with the same tokens, and PostgreSQL tells which of them have rows;
-- Redis is empty, damaged or older than it was: the script says so and writes nothing. PostgreSQL still tells which
-  tokens have rows, so that a caller who lost a reply is not told a lie.
+Failures between the two, and their repair:
+- a crash or a lost reply after the script leaves a token without a row. Repeating the call with the token continues
+  there; otherwise the reconciliation tombstones it;
+- the insert is refused because the fence rose or the token is tombstoned: the token is released again, if it is still
+  the one booked under that fence; tokens refused for the fence are retried once Redis has the new fence;
+- a token was booked under an earlier fence: limits may have been lowered since, so it is not inserted under the new
+  one. PostgreSQL knows whether it has a row; if not it is released and decided again (A1);
+- the reply of the insert is lost: the insert is neither repeated here nor treated as refused. The caller repeats the
+  call with the same tokens, and PostgreSQL reports which of them have rows;
+- Redis is empty, damaged or rolled back: the script reports it and writes nothing. PostgreSQL still reports which
+  tokens have rows, so a caller that lost a reply gets the true outcome.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ from rota.accounting.live.limits import (
     UncountedReply,
     UnseededReply,
 )
-from rota.accounting.live.release_publisher import RedisReleasePublisher
-from rota.accounting.live.release_publisher import TokensReleasedReply as Forgotten
+from rota.accounting.live.release_publisher import RedisReleasePublisher, TokensReleasedReply
 from rota.accounting.resources import QuotaChange
 from rota.infra import failpoints
 from rota.infra.postgres import Database
@@ -62,7 +61,7 @@ from rota.model.quota import LEVELS, RESOURCES, Level, Refusal, Resource, Usage
 log = structlog.get_logger(__name__)
 
 NO_FENCE: Final = 0
-"""No show has it: PostgreSQL inserts nothing under it, and tells what is there."""
+"""No show has this fence: PostgreSQL inserts nothing under it, and only reports existing rows."""
 LIMIT_LOOKUPS_MAX: Final = 2
 FENCE_RETRIES_MAX: Final = 2
 GROUPS_PER_CALL: Final = 8
@@ -83,7 +82,8 @@ class BookedReply(msgspec.Struct, frozen=True, tag="booked"):
 
 
 class GroupReply(msgspec.Struct, frozen=True, array_like=True):
-    """What Redis said of one group: how many of its absent tokens are booked now, what refuses the next, and so on."""
+    """The script's reply for one group: how many of its absent tokens it booked, and the limit that refuses the
+    next."""
 
     fit: int
     level: int
@@ -93,7 +93,7 @@ class GroupReply(msgspec.Struct, frozen=True, array_like=True):
     already: list[int]
     otherwise: list[int]
     before: list[int]
-    """Tokens that were booked under an earlier fence, each followed by it."""
+    """Pairs of a token booked under an earlier fence and that fence."""
 
     @property
     def earlier_fences(self) -> dict[int, int]:
@@ -101,12 +101,12 @@ class GroupReply(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def unknown_level(self) -> Level | None:
-        """The level Redis knows nothing of."""
+        """The level that is unknown to Redis."""
         return LEVELS[self.level - 1] if self.level and not self.resource else None
 
 
 class ExpandRequiredReply(msgspec.Struct, frozen=True, tag="apart"):
-    """Nothing was done: a swarm holds what cannot be decided for all of it at once."""
+    """Nothing was done: the frames of a single-frame batch must be decided one by one."""
 
 
 class BookDamagedReply(msgspec.Struct, frozen=True, tag="damaged"):
@@ -117,7 +117,7 @@ BOOK = script(__package__, "book", replies=BookedReply | ExpandRequiredReply | U
 
 
 class LiveLedger:
-    """`unseeded` is called with a show that Redis must be seeded for, by whoever sees to that."""
+    """`unseeded` is called with each managed show that Redis must be seeded for."""
 
     def __init__(
         self, database: Database, client: Redis, keys: RedisKeys, unseeded: Callable[[ShowId], None] | None = None
@@ -128,19 +128,19 @@ class LiveLedger:
         self.limits = LimitsPublisher(database, client, keys)
         self.publisher = RedisReleasePublisher(client, keys)
         self._unseeded = unseeded
-        self._catching_up: dict[ShowId, asyncio.Lock] = {}
+        self._sync_locks: dict[ShowId, asyncio.Lock] = {}
 
     async def book(self, show: ShowId, groups: BookingBatch, *, force: bool = False) -> list[BookingOutcome]:
         check_booking(groups)
         outcomes = await self._attempt(show, groups, force=force)
         for _ in range(FENCE_RETRIES_MAX):
-            behind = retryable_groups(groups, outcomes, _RETRYABLE_REASONS)
-            if not behind:
+            stale = retryable_groups(groups, outcomes, _RETRYABLE_REASONS)
+            if not stale:
                 break
             await self.sync_limits(show)
-            again = await self._attempt(show, list(behind.values()), force=force)
-            for at, outcome in zip(behind, again, strict=True):
-                outcomes[at] = merge_outcomes(outcomes[at], outcome, _RETRYABLE_REASONS)
+            again = await self._attempt(show, list(stale.values()), force=force)
+            for index, outcome in zip(stale, again, strict=True):
+                outcomes[index] = merge_outcomes(outcomes[index], outcome, _RETRYABLE_REASONS)
         record_outcomes("live", outcomes)
         return outcomes
 
@@ -150,7 +150,7 @@ class LiveLedger:
         return list(deleted.released)
 
     async def counters(self, show: ShowId) -> dict[QuotaKey, Usage]:
-        """As the hashes have it; jobs and layers without one, because they have no limits, by their tokens."""
+        """From the counter hashes; jobs and layers without limits have none and are summed from their tokens."""
         keys = self.keys.show_keys(str(show))
         by_tokens = await live_reader.usage_by_name(self.client, keys)
         found = await live_reader.read_counters(self.client, keys, await live_reader.names_in_use(self.client, keys))
@@ -163,54 +163,54 @@ class LiveLedger:
         return found.fence == fence
 
     async def push_change(self, show: ShowId, change: QuotaChange | None = None, *, raised: int = 0) -> None:
-        """Bring a change of limits, or a fence that was `raised` without one, to Redis, after its commit."""
+        """Push a committed change of limits, or a fence `raised` without one, to Redis."""
         reply = await self.limits.push(show, change, raised=raised)
         if isinstance(reply, UncountedReply):
-            await reconcile.reconcile_show(self, show, bury=False)
+            await reconcile.reconcile_show(self, show, release_orphans=False)
         if isinstance(reply, MissedChangeReply | UncountedReply):
             await self.sync_limits(show)
 
     async def sync_limits(self, show: ShowId) -> bool:
-        """Bring all limits, and the fence, to where PostgreSQL has them; False when the show must be seeded first.
+        """Sync all limits and the fence with PostgreSQL; False when the show must be seeded first.
 
-        One at a time in this process, and beside a recount of another nobody begins one: each would end the other's.
+        Serialized per show in this process; waits for a reconciliation of another process instead of starting one,
+        because each would supersede the other.
         """
-        async with self._catching_up.setdefault(show, asyncio.Lock()):
+        async with self._sync_locks.setdefault(show, asyncio.Lock()):
             for _ in range(SYNC_ATTEMPTS_MAX):
                 match await self.limits.reseed(show):
                     case LimitsWrittenReply() | NewerLimitsReply():
                         return True
                     case UncountedReply():
                         if not await self._wait_for_other_reconcile(show):
-                            await reconcile.reconcile_show(self, show, bury=False)
+                            await reconcile.reconcile_show(self, show, release_orphans=False)
                     case UnseededReply() | MissedChangeReply():
                         return False
         return False
 
     async def _wait_for_other_reconcile(self, show: ShowId) -> bool:
-        """Wait for a recount that is under way, unless it takes too long: then it died, or rests a lot."""
+        """Wait for a reconciliation in progress; gives up after a while, since it may have died or pause a lot."""
         keys = self.keys.show_keys(str(show))
-        for turn in range(RECONCILE_POLLS_MAX):
+        for poll in range(RECONCILE_POLLS_MAX):
             [found] = await live_reader.show_states(self.client, [keys])
             if not found.recounting:
-                return turn > 0
+                return poll > 0
             await asyncio.sleep(RECONCILE_POLL_INTERVAL_S)
         return False
 
     async def adopt(self, show: ShowId, groups: Sequence[BookingGroup], *, under: int) -> int | None:
-        """Count what has rows already, whatever the limits say; how many tokens were not there, None when Redis does
-        not take them now.
+        """Count tokens that already have rows, regardless of limits; returns how many were missing, None when Redis
+        rejects them.
 
-        A group that is not `capped` is counted at the three shared levels: neither its job nor its layer may have
-        limits in Redis.
+        An uncapped group is counted at the three shared levels: neither its job nor its layer may have limits in Redis.
         """
         must_know = [0 if group.capped else None for group in groups]
         reply = await self._call_script(show, groups, must_know, ask="all", under=under)
-        return sum(told.fit for told in reply.groups) if isinstance(reply, BookedReply) else None
+        return sum(group.fit for group in reply.groups) if isinstance(reply, BookedReply) else None
 
     async def release_tombstoned(self, show: ShowId, fence: int, tokens: Iterable[int]) -> int:
-        """Take tokens out of Redis that lie in a grave under `fence`; how many were there. Redis tells what they held,
-        for whoever never knew it, or has lost the reply that told."""
+        """Release tokens that are tombstoned under `fence`; returns how many Redis held. The charges come from Redis,
+        so the caller need not know them."""
         keys = self.keys.show_keys(str(show))
         held = await live_reader.charge_numbers(self.client, keys, tokens)
         by_number: dict[str, list[int]] = {}
@@ -218,11 +218,11 @@ class LiveLedger:
             by_number.setdefault(number, []).append(token)
         charges = await live_reader.read_charges(self.client, keys, by_number)
         groups = [BookingGroup(charge, NIL_UUID, by_number[number]) for number, charge in charges.items()]
-        forgotten = 0
-        for piece in live_reader.chunked(groups, GROUPS_PER_CALL):
-            reply = await self.publisher.release(show, fence, piece)
-            forgotten += reply.tokens if isinstance(reply, Forgotten) else 0
-        return forgotten
+        released = 0
+        for chunk in live_reader.chunked(groups, GROUPS_PER_CALL):
+            reply = await self.publisher.release(show, fence, chunk)
+            released += reply.tokens if isinstance(reply, TokensReleasedReply) else 0
+        return released
 
     async def _attempt(self, show: ShowId, groups: BookingBatch, *, force: bool) -> list[BookingOutcome]:
         booked = await self._book(show, groups, "force" if force else "limits")
@@ -230,7 +230,7 @@ class LiveLedger:
             return collapse_outcomes(groups, await self._attempt(show, expand_single_frames(groups), force=force))
         if booked is None:
             return await outcomes_from_rows(self.database, show, groups, DeclineReason.UNSEEDED)
-        held = [_booked_tokens(group, told) for group, told in zip(groups, booked.groups, strict=True)]
+        held = [_booked_tokens(group, reply) for group, reply in zip(groups, booked.groups, strict=True)]
         rows = [group.subset(tokens) for group, tokens in zip(groups, held, strict=True) if tokens]
         failpoints.hit("live.after_script")
         inserted = (
@@ -240,22 +240,22 @@ class LiveLedger:
         )
         if inserted.refused:
             await self._rollback_bookings(show, booked.fence, rows, inserted.refused)
-        if any(told.before for told in booked.groups):
+        if any(reply.before for reply in booked.groups):
             older = await self._resolve_earlier_bookings(show, groups, booked.groups)
-            held = [[*tokens, *told.earlier_fences] for tokens, told in zip(held, booked.groups, strict=True)]
+            held = [[*tokens, *reply.earlier_fences] for tokens, reply in zip(held, booked.groups, strict=True)]
             inserted = allocations.ProcInsertResult(
                 [*inserted.already, *older.already], inserted.refused | older.refused
             )
         return [_outcome(*each, inserted) for each in zip(groups, booked.groups, held, strict=True)]
 
     async def _resolve_earlier_bookings(
-        self, show: ShowId, groups: BookingBatch, told: Sequence[GroupReply]
+        self, show: ShowId, groups: BookingBatch, replies: Sequence[GroupReply]
     ) -> allocations.ProcInsertResult:
-        """What became of tokens that Redis holds since an earlier fence: they have a row, or never get one by that
-        booking. Limits may have been lowered since, so those without a row are given back, to be decided anew."""
-        older = {token: fence for each in told for token, fence in each.earlier_fences.items()}
+        """Resolve tokens booked under an earlier fence: they have a row, or never get one from that booking. Limits may
+        have been lowered since, so tokens without a row are released and decided again."""
+        older = {token: fence for each in replies for token, fence in each.earlier_fences.items()}
         rows = [
-            group.subset(list(each.earlier_fences)) for group, each in zip(groups, told, strict=True) if each.before
+            group.subset(list(each.earlier_fences)) for group, each in zip(groups, replies, strict=True) if each.before
         ]
         found = await allocations.insert(self.database, show, NO_FENCE, rows)
         for fence in set(older.values()):
@@ -264,25 +264,25 @@ class LiveLedger:
         return found
 
     async def _book(self, show: ShowId, groups: BookingBatch, ask: str) -> BookedReply | ExpandRequiredReply | None:
-        """What the script decided, once it knows every limit there is; None when the show is not seeded."""
+        """The decision of the script, once Redis has every limit; None when the show is not seeded."""
         must_know = [3 if group.capped else None for group in groups]
-        for left in reversed(range(LIMIT_LOOKUPS_MAX + 1)):
-            reply = await self._call_script(show, groups, must_know, ask=ask, skip=not left)
+        for lookups_left in reversed(range(LIMIT_LOOKUPS_MAX + 1)):
+            reply = await self._call_script(show, groups, must_know, ask=ask, skip=not lookups_left)
             failpoints.after_send("live.book")
             if isinstance(reply, ExpandRequiredReply):
                 return reply
             if not isinstance(reply, BookedReply):
                 return None
-            unknown = [at for at, told in enumerate(reply.groups) if told.unknown_level]
-            if not unknown or not left:
+            unknown = [index for index, group_reply in enumerate(reply.groups) if group_reply.unknown_level]
+            if not unknown or not lookups_left:
                 return reply
-            there, told = await self.limits.push_missing(
-                show, {name for at in unknown for name in _counter_names(groups[at])}
+            known, pushed = await self.limits.push_missing(
+                show, {name for index in unknown for name in _counter_names(groups[index])}
             )
-            if isinstance(told, MissedChangeReply | UncountedReply):
+            if isinstance(pushed, MissedChangeReply | UncountedReply):
                 await self.sync_limits(show)
-            for at in unknown:
-                must_know[at] = _required_limits(groups[at], there)
+            for index in unknown:
+                must_know[index] = _required_limits(groups[index], known)
         raise AssertionError("unreachable: the last round returns")
 
     async def _call_script(
@@ -296,7 +296,7 @@ class LiveLedger:
         under: int = 0,
     ) -> BookedReply | ExpandRequiredReply | UnseededReply | BookDamagedReply:
         keys = self.keys.show_keys(str(show))
-        wired = script_args.pack_arguments(keys, groups, must_know)
+        packed = script_args.pack_arguments(keys, groups, must_know)
         reply = await BOOK(
             self.client,
             seq=keys.seq,
@@ -305,12 +305,12 @@ class LiveLedger:
             charges=keys.charges,
             buckets=keys.buckets,
             shadow=keys.shadow,
-            places=wired.places,
+            places=packed.places,
             show_id=str(show),
             ask=ask,
             skip=skip,
             under=under,
-            asked=wired.packed,
+            asked=packed.packed,
         )
         if isinstance(reply, BookDamagedReply):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
@@ -321,7 +321,7 @@ class LiveLedger:
     async def _rollback_bookings(
         self, show: ShowId, fence: int, rows: BookingBatch, refused: Mapping[int, DeclineReason]
     ) -> None:
-        """What PostgreSQL refused is not booked. A duplicate stays: its token may stand for the other's row."""
+        """Release the tokens that PostgreSQL refused. A duplicate stays: its token may belong to the other's row."""
         groups = [
             group.subset(tokens)
             for group in rows
@@ -341,7 +341,7 @@ class LiveLedger:
 async def outcomes_from_rows(
     database: Database, show: ShowId, groups: BookingBatch, why: DeclineReason
 ) -> list[BookingOutcome]:
-    """Redis decides nothing now, because of `why`; PostgreSQL tells which tokens have rows from an earlier call."""
+    """Outcomes while Redis cannot decide, because of `why`: PostgreSQL reports tokens with rows from earlier calls."""
     check_booking(groups)
     found = await allocations.insert(database, show, NO_FENCE, groups)
     refused = {token: why if each is DeclineReason.STALE_FENCE else each for token, each in found.refused.items()}
@@ -356,60 +356,62 @@ async def outcomes_from_rows(
 
 
 def _counter_names(group: BookingGroup | SingleFrameBatch) -> list[str]:
-    """Of all that limits it; a swarm is limited by what its frames share."""
+    """Names of all its limits; a single-frame batch has only the limits its frames share."""
     levels = LEVELS if isinstance(group, BookingGroup) else SHARED_LEVELS
     return [script_args.counter_name(level, group.charge.key(level)) for level in levels]
 
 
-def _required_limits(group: BookingGroup | SingleFrameBatch, there: set[str]) -> int | None:
+def _required_limits(group: BookingGroup | SingleFrameBatch, known: set[str]) -> int | None:
     """Which of job and layer have limits in PostgreSQL, so that Redis must have them before it books."""
     if isinstance(group, SingleFrameBatch):
         return None
     return sum(
         bit
         for level, bit in _REQUIRED_BITS.items()
-        if script_args.counter_name(level, group.charge.key(level)) in there
+        if script_args.counter_name(level, group.charge.key(level)) in known
     )
 
 
-def _booked_tokens(group: BookingGroup | SingleFrameBatch, told: GroupReply) -> Sequence[int]:
-    """Tokens that Redis holds under its fence, in the order given."""
-    if not told.already and not told.otherwise and not told.before:
-        return group.tokens[: told.fit]
-    there = {*told.already, *told.otherwise, *told.earlier_fences}
-    absent = [token for token in group.tokens if token not in there]
-    held = {*absent[: told.fit], *told.already}
+def _booked_tokens(group: BookingGroup | SingleFrameBatch, reply: GroupReply) -> Sequence[int]:
+    """Tokens that Redis holds under its fence, in the given order."""
+    if not reply.already and not reply.otherwise and not reply.before:
+        return group.tokens[: reply.fit]
+    present = {*reply.already, *reply.otherwise, *reply.earlier_fences}
+    absent = [token for token in group.tokens if token not in present]
+    held = {*absent[: reply.fit], *reply.already}
     return [token for token in group.tokens if token in held]
 
 
 def _outcome(
     group: BookingGroup | SingleFrameBatch,
-    told: GroupReply,
+    reply: GroupReply,
     held: Sequence[int],
     inserted: allocations.ProcInsertResult,
 ) -> BookingOutcome:
     if len(held) == len(group.tokens) and not inserted.already and not inserted.refused:
         return BookingOutcome(booked=held)
-    mine = set(held)
-    already = [token for token in inserted.already if token in mine]
-    declined = {token: why for token, why in inserted.refused.items() if token in mine}
-    declined |= dict.fromkeys(told.otherwise, DeclineReason.DUPLICATE)
-    barred = {*already, *declined}
-    booked = [token for token in held if token not in barred] if barred else held
-    rest = [token for token in group.tokens if token not in mine and token not in declined]
-    if not rest:
+    held_tokens = set(held)
+    already = [token for token in inserted.already if token in held_tokens]
+    declined = {token: why for token, why in inserted.refused.items() if token in held_tokens}
+    declined |= dict.fromkeys(reply.otherwise, DeclineReason.DUPLICATE)
+    not_inserted = {*already, *declined}
+    booked = [token for token in held if token not in not_inserted] if not_inserted else held
+    remaining = [token for token in group.tokens if token not in held_tokens and token not in declined]
+    if not remaining:
         return BookingOutcome(booked, already, (), declined)
-    if told.unknown_level in _UNKNOWN_REASONS:
-        return BookingOutcome(booked, already, (), declined | dict.fromkeys(rest, _UNKNOWN_REASONS[told.unknown_level]))
-    if told.unknown_level in _REQUIRED_BITS:
-        return BookingOutcome(booked, already, (), declined | dict.fromkeys(rest, DeclineReason.STALE_FENCE))
-    return BookingOutcome(booked, already, rest, declined, _refusal(group, told))
+    if reply.unknown_level in _UNKNOWN_REASONS:
+        return BookingOutcome(
+            booked, already, (), declined | dict.fromkeys(remaining, _UNKNOWN_REASONS[reply.unknown_level])
+        )
+    if reply.unknown_level in _REQUIRED_BITS:
+        return BookingOutcome(booked, already, (), declined | dict.fromkeys(remaining, DeclineReason.STALE_FENCE))
+    return BookingOutcome(booked, already, remaining, declined, _refusal(group, reply))
 
 
-def _refusal(group: BookingGroup | SingleFrameBatch, told: GroupReply) -> Refusal:
+def _refusal(group: BookingGroup | SingleFrameBatch, reply: GroupReply) -> Refusal:
     ask = group.charge.ask
-    if told.unknown_level is Level.SUBSCRIPTION:
+    if reply.unknown_level is Level.SUBSCRIPTION:
         resource = Resource.CORES if ask.cores else Resource.GPUS
         return Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource))
-    resource = RESOURCES[told.resource - 1]
-    return Refusal(LEVELS[told.level - 1], resource, told.current, told.cap, ask.of(resource))
+    resource = RESOURCES[reply.resource - 1]
+    return Refusal(LEVELS[reply.level - 1], resource, reply.current, reply.cap, ask.of(resource))

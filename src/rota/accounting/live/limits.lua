@@ -2,26 +2,26 @@
 -- use keeping
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, seeding, reseed, uncounted, limits
--- key index     hash    acct:limits:{show}    short name -> version of the limits that are written, with a minus
---                                             behind it where a push removed them
+-- key index     hash    acct:limits:{show}    short name -> version of the written limits, followed by a minus where a
+--                                             push removed them
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}
--- arg fence     int     of the show in the read of PostgreSQL that these limits come from
--- arg how       str     push: a change; teach: what a booking asked for; mark: a reseed begins; reseed: all limits,
---                       under its mark; seed: of a seeding
--- arg raised    int     of a push: the fence that this very change raised the show to; 0: it did not
+-- arg fence     int     fence of the show in the PostgreSQL read that these limits come from
+-- arg how       str     push: a change; teach: limits requested by a booking; mark: begin a reseed; reseed: all limits,
+--                       under its marker; seed: part of a seeding
+-- arg raised    int     push: the fence that this change raised the show to; 0: it did not
 -- arg founded   int     Redis must have been seeded under this fence or a higher one; under a lower it may lack procs
--- arg mark      str     names the reseed; another that begins takes it away
--- arg last      bool    of a reseed: everything is written, the fence may rise
--- arg entries   packed  {short name, version, fields and values or nothing: removed}, one per place
+-- arg mark      str     the marker of the reseed; a later reseed replaces it
+-- arg last      bool    reseed: everything is written, the fence may rise
+-- arg entries   packed  {short name, version, fields and values, or nothing: removed}, one per place
 -- reply written seq:int
--- reply unseeded                               a booking would be refused, too: the show must be seeded
--- reply newer                                  what Redis has is newer
--- reply missed                                 an earlier change was not told: all limits must be sent
--- reply uncounted                              a job or layer has limits for the first time, and its frames were not
---                                              counted before: a recount is needed, and the fence rises after it. What
---                                              is taught has no frames yet, so that can wait for a fence to rise
+-- reply unseeded                               a booking would be refused too: the show must be seeded
+-- reply newer                                  Redis has a newer state
+-- reply missed                                 an earlier change did not arrive: all limits must be sent
+-- reply uncounted                              a job or layer has its first limits, and its frames were not counted
+--                                              before: a reconciliation is needed, and the fence rises after it. Items
+--                                              of a teach have no frames yet, so they can wait until a fence rises
 
--- What is damaged is seeded anew.
+-- Damage is repaired by seeding the show again.
 local function unseeded()
   redis.call('HDEL', show, 'fence', 'seeding')
   return {'unseeded'}
@@ -38,7 +38,7 @@ else
   end
   if held.fence < founded then return unseeded() end
   if held.fence > fence then return {'newer'} end
-  -- Whatever raised the fence beyond what Redis has must come with it, and only its own push brings it.
+  -- A change that raised the fence beyond that of Redis must arrive with it, and only its own push brings it.
   local own = how == 'push' and raised == fence and held.fence == fence - 1
   if (how == 'push' or how == 'teach') and held.fence < fence and not own then return {'missed'} end
   if how == 'reseed' and redis.call('HGET', show, 'reseed') ~= mark then return {'newer'} end
@@ -50,7 +50,7 @@ local first_limits = false
 for place, entry in ipairs(entries) do
   local name, version, fields = entry[1], entry[2], entry[3]
   local key, level = places[place], string.match(name, '^%a+')
-  -- Behind the version of what was removed stands a minus.
+  -- The version of removed limits ends with a minus.
   local had = redis.call('HGET', index, name) or ''
   local written, removed = natural(string.match(had, '^%d+')), string.match(had, '-$')
   local apart = level == 'job' or level == 'layer'
@@ -77,9 +77,9 @@ for place, entry in ipairs(entries) do
         or {'int_min_cores', 'int_max_cores', 'int_min_gpus', 'int_max_gpus', 'int_priority', 'show_id'}
       redis.call('HDEL', key, unpack(own))
       local used = redis.call('HMGET', key, 'int_cores', 'int_gpus')
-      -- Jobs and layers without limits are not counted, so nobody would ever take what is left for 0.
+      -- Jobs and layers without limits are not counted, so the remaining values would never return to 0.
       if apart or ((used[1] or '0') == '0' and (used[2] or '0') == '0') then redis.call('DEL', key) end
-      -- The version of a push stays behind, so that an older push does not bring it back.
+      -- A push keeps the version, so that an older push does not restore the limits.
       if how ~= 'reseed' then
         redis.call('HSET', index, name, whole(version) .. '-')
       else

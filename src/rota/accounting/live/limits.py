@@ -1,17 +1,17 @@
-"""Limits on their way from PostgreSQL to Redis.
+"""Publishes limits from PostgreSQL to Redis.
 
-Who sees to what:
-- limits and fence are read in one statement, so they belong together;
-- the fence in Redis moves only together with limits: by one, with the change that raised it (`push`), or to whatever it
-  is, with all of them (`reseed`). So under a fence Redis never has a limit that was lowered before that fence (A1).
-  A push of anything else that finds the fence behind leaves it there: the change that raised it may not be told yet;
+Invariants and what enforces them:
+- limits and fence are read in one statement, so they are consistent;
+- the fence in Redis moves only together with limits: by one, with the change that raised it (`push`), or to any value,
+  with all of them (`reseed`). So under a fence Redis never has a limit that was lowered before that fence (A1). A push
+  of anything else that finds the fence behind leaves it there: the change that raised it may not have arrived yet;
 - among pushes of one fence the higher version wins, so limits never go back;
-- what Redis does not know is asked for (`teach`), so a new folder or a job with caps is usable at once, and nobody
-  takes a limit that was never told for none.
+- limits unknown to Redis are fetched on demand (`push_missing`), so a new folder or a job with caps is usable
+  immediately, and a missing limit is never treated as no limit.
 
-If we die or the reply is lost between the commit in PostgreSQL and the push, Redis has an old fence and bookings are
-refused by PostgreSQL, or a limit is lower than it need be; the next booking that is refused for its fence, or the next
-reseed, mends it. A reseed that is overtaken by another finds its mark gone and stops.
+A crash or a lost reply between the commit in PostgreSQL and the push leaves an old fence in Redis, so PostgreSQL
+refuses its bookings, or a limit lower than necessary; the next booking refused for its fence, or the next reseed,
+repairs it. A reseed that is superseded by another finds its marker gone and stops.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READ_LIMITS = query(__package__, "limits_of_show")
 ENSURE_POINTS = query(__package__, "point_ensure")
 
 REMOVED_VERSION: Final = 2**53 - 1
-"""Version of what is no longer in PostgreSQL, in a reseed."""
+"""The version of removed limits in a reseed."""
 _LEVEL_OF_KIND: Final[dict[QuotaKind, Level]] = {
     "subscription": Level.SUBSCRIPTION,
     "folder": Level.FOLDER,
@@ -82,11 +82,11 @@ LimitsEntry = tuple[str, int, list[str]]
 
 
 class StoredLimits(msgspec.Struct, frozen=True):
-    """Limits of a show as of one snapshot."""
+    """Limits of a show from one snapshot."""
 
     fence: int
     founded: int
-    """Redis must have been seeded under this fence or a higher one to be told."""
+    """The lowest fence under which Redis must have been seeded to receive these limits."""
     managed: bool
     entries: Sequence[LimitsEntry]
 
@@ -96,7 +96,7 @@ class StoredLimits(msgspec.Struct, frozen=True):
 
 
 class LimitsPublisher:
-    """Tells Redis the limits of managed shows."""
+    """Writes the limits of managed shows to Redis."""
 
     def __init__(self, database: Database, client: Redis, keys: RedisKeys) -> None:
         self.database = database
@@ -104,7 +104,7 @@ class LimitsPublisher:
         self.keys = keys
 
     async def read(self, show: ShowId, ids: Sequence[UUID] | None = None) -> StoredLimits | None:
-        """From PostgreSQL; None when there is no such show."""
+        """Read limits from PostgreSQL; None when the show does not exist."""
         rows = await self.database.rows(READ_LIMITS, show, ids)
         head = next((row for row in rows if row["level"] == 0), None)
         if head is None:
@@ -121,17 +121,17 @@ class LimitsPublisher:
         return StoredLimits(head["fence"], head["founded"], head["managed"], entries)
 
     async def push(self, show: ShowId, change: QuotaChange | None = None, *, raised: int = 0) -> LimitsReply:
-        """Tell Redis of one change, after its commit; or of a fence that was `raised` with no change of limits."""
+        """Push one committed change, or a fence `raised` without a change of limits."""
         ids, removed = _changed_entries(change) if change else ([], [])
         return (await self._push(show, ids, removed, how="push", raised=change.raised if change else raised))[1]
 
     async def push_missing(self, show: ShowId, names: Iterable[str]) -> tuple[set[str], LimitsReply]:
-        """Look up what Redis does not know and tell it; names of what there is."""
-        things = [script_args.parse_counter_name(name) for name in names]
-        depts = [thing for level, thing in things if level is Level.POINT]
+        """Look up limits that Redis does not know and push them; returns the names that exist."""
+        items = [script_args.parse_counter_name(name) for name in names]
+        depts = [item for level, item in items if level is Level.POINT]
         if depts:
             await self.database.run(ENSURE_POINTS, show, depts)
-        return await self._push(show, [thing for _, thing in things], [], how="teach")
+        return await self._push(show, [item for _, item in items], [], how="teach")
 
     async def _push(
         self, show: ShowId, ids: Sequence[UUID], removed: Sequence[LimitsEntry], *, how: str, raised: int = 0
@@ -144,31 +144,33 @@ class LimitsPublisher:
         return read.names, await self.write(show, read.fence, entries, how=how, raised=raised, founded=read.founded)
 
     async def reseed(self, show: ShowId) -> LimitsReply:
-        """Write all limits, and take away those that are gone.
+        """Write all limits and remove those that no longer exist.
 
-        What Redis has is listed before PostgreSQL is read, so a thing made in between is not taken for gone. Shares
-        that are gone go with the call that lifts the fence, so no push from before can bring them back in between.
+        The names in Redis are listed before PostgreSQL is read, so an item created in between is not removed. Removed
+        shares go with the call that raises the fence, so no earlier push can bring them back in between.
         """
         mark = secrets.token_hex(8)
         reply = await self.write(show, 0, [], how="mark", mark=mark)
         if not isinstance(reply, LimitsWrittenReply):
             return reply
-        had = [name async for name, _ in live_reader.scan_hash(self.client, self.keys.show_keys(str(show)).limits)]
+        in_redis = [name async for name, _ in live_reader.scan_hash(self.client, self.keys.show_keys(str(show)).limits)]
         failpoints.hit("limits.after_list")
         read = await self.read(show)
         if read is None or not read.managed:
             return UnseededReply()
-        there = read.names
-        gone: list[LimitsEntry] = [
-            (name, REMOVED_VERSION, []) for name in had if name not in there and live_reader.is_counter_name(name)
+        existing = read.names
+        removed: list[LimitsEntry] = [
+            (name, REMOVED_VERSION, [])
+            for name in in_redis
+            if name not in existing and live_reader.is_counter_name(name)
         ]
-        ended = [entry for entry in gone if entry[0].startswith(("job:", "layer:"))]
-        for piece in live_reader.chunked([*read.entries, *ended], 128):
-            reply = await self.write(show, read.fence, piece, how="reseed", mark=mark, founded=read.founded)
+        removed_jobs = [entry for entry in removed if entry[0].startswith(("job:", "layer:"))]
+        for chunk in live_reader.chunked([*read.entries, *removed_jobs], 128):
+            reply = await self.write(show, read.fence, chunk, how="reseed", mark=mark, founded=read.founded)
             failpoints.hit("limits.mid_reseed")
             if not isinstance(reply, LimitsWrittenReply):
                 return reply
-        shares = [entry for entry in gone if entry not in ended]
+        shares = [entry for entry in removed if entry not in removed_jobs]
         return await self.write(show, read.fence, shares, how="reseed", mark=mark, last=True, founded=read.founded)
 
     async def write(
@@ -211,10 +213,12 @@ def _changed_entries(change: QuotaChange) -> tuple[list[UUID], list[LimitsEntry]
 
 
 def _redis_fields(show: ShowId, level: int, names: Sequence[str], amounts: Sequence[int]) -> list[str]:
-    told = [word for name, amount in zip(names, amounts, strict=True) for word in (name, _format_amount(name, amount))]
-    return [*told, "show_id", str(show)] if LEVELS[level - 1] is Level.FOLDER else told
+    fields = [
+        text for name, amount in zip(names, amounts, strict=True) for text in (name, _format_amount(name, amount))
+    ]
+    return [*fields, "show_id", str(show)] if LEVELS[level - 1] is Level.FOLDER else fields
 
 
 def _format_amount(field: str, amount: int) -> str:
-    in_pieces = "gpu" in field or field == "int_priority"
-    return str(amount) if in_pieces else format_cores_limit(Centicores(amount))
+    is_count = "gpu" in field or field == "int_priority"
+    return str(amount) if is_count else format_cores_limit(Centicores(amount))

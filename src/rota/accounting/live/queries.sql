@@ -1,5 +1,5 @@
 -- name: limits_of_show
--- Limits of show $1 with its fence, from one snapshot: of everything, or of the ids $2; level 0 is the show itself.
+-- Limits and fence of show $1 from one snapshot: all of them, or those of the ids $2; level 0 is the show itself.
 SELECT 0 AS level, pk_show AS id, int_version AS version, int_fence AS fence, int_founded AS founded,
        b_scheduler_managed AS managed, '{}'::text[] AS fields, '{}'::bigint[] AS amounts
 FROM rota.show WHERE pk_show = $1::uuid
@@ -23,7 +23,7 @@ SELECT 5, pk_dept, int_version, 0, 0, true, '{int_min_cores,int_max_cores,int_mi
 FROM rota.point WHERE pk_show = $1::uuid AND ($2::uuid[] IS NULL OR pk_dept = ANY ($2::uuid[]))
 
 -- name: point_ensure
--- Make the points of show $1 that are missing for the departments among $2.
+-- Create missing points of show $1 for the departments $2.
 INSERT INTO rota.point (pk_show, pk_dept)
 SELECT s.pk_show, d.pk_dept FROM rota.show s CROSS JOIN rota.dept d
 WHERE s.pk_show = $1::uuid AND d.pk_dept = ANY ($2::uuid[])
@@ -31,5 +31,5 @@ WHERE s.pk_show = $1::uuid AND d.pk_dept = ANY ($2::uuid[])
 ORDER BY d.pk_dept ON CONFLICT DO NOTHING
 
 -- name: show_found
--- Raise the fence of show $1 for a Redis that has to be seeded; tells the new fence.
+-- Raise the fence of show $1 for a Redis that must be seeded; returns the new fence.
 SELECT rota.show_found($1::uuid)

@@ -1,4 +1,4 @@
-"""What Redis knows of a show: read in bounded pieces, changing nothing."""
+"""Reads the state of a show in Redis, in bounded chunks. Read-only, except `unlink`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rota.model.quota import Usage
 from rota.model.units import Centicores, parse_cores
 
 CHUNK_SIZE: Final = 512
-"""Keys or fields asked for in one call."""
+"""Keys or fields per call."""
 
 EXACT_MAX: Final = 2**53
-"""The scripts' numbers are exact up to here."""
+"""Numbers in the scripts are exact up to here."""
 
 T = TypeVar("T")
 
 
 class ShowState(msgspec.Struct, frozen=True):
-    """The fields of `acct:show:{show}`; `fence` is None unless it was written on the present run of the server."""
+    """The fields of `acct:show:{show}`; `fence` is None unless it was written on the current run of the server."""
 
     fence: int | None = None
     seeding: int | None = None
@@ -35,15 +35,15 @@ class ShowState(msgspec.Struct, frozen=True):
 
 
 class CounterValues(msgspec.Struct, frozen=True):
-    """The counters of one hash; None when they cannot be read."""
+    """The counters of one hash; `usage` is None when they cannot be read."""
 
     usage: Usage | None
     fields: dict[str, str] = {}
 
 
-def chunked(of: Sequence[T], size: int = CHUNK_SIZE) -> Iterator[Sequence[T]]:
-    for first in range(0, len(of), size):
-        yield of[first : first + size]
+def chunked(items: Sequence[T], size: int = CHUNK_SIZE) -> Iterator[Sequence[T]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
 
 
 async def run_id(client: Redis) -> str:
@@ -52,7 +52,7 @@ async def run_id(client: Redis) -> str:
 
 
 async def show_states(client: Redis, shows: Sequence[ShowRedisKeys]) -> list[ShowState]:
-    """One state per show, in order; a key of the wrong type is no state."""
+    """One state per show, in order; a key of the wrong type yields an empty state."""
     if not shows:
         return []
     run = (await run_id(client)).encode()
@@ -70,18 +70,20 @@ def _show_state(found: object, run: bytes) -> ShowState:
     if isinstance(found, Exception):
         raise found
     assert isinstance(found, list)
-    fence, at, seeding, recount = found
-    here = at == run
-    return ShowState(_parse_int(fence) if here else None, _parse_int(seeding) if here else None, recount is not None)
+    fence, written_on, seeding, recount = found
+    current = written_on == run
+    return ShowState(
+        _parse_int(fence) if current else None, _parse_int(seeding) if current else None, recount is not None
+    )
 
 
 def _parse_int(text: bytes | None) -> int | None:
-    """As the scripts read it: what is no such number is as good as missing."""
+    """Parse like the scripts do: anything else than such a number counts as missing."""
     return int(text) if text is not None and text.isdigit() and int(text) <= EXACT_MAX else None
 
 
 async def scan_hash(client: Redis, key: str) -> AsyncIterator[tuple[str, str]]:
-    """Fields and values of a hash of any size; nothing if it is none."""
+    """Fields and values of a hash of any size; nothing if the key has another type."""
     cursor = 0
     while True:
         with translate_errors(client):
@@ -101,7 +103,7 @@ def _decode_text(found: bytes | str) -> str:
 
 
 async def names_in_use(client: Redis, keys: ShowRedisKeys) -> set[str]:
-    """Short names of everything that has limits, or holds tokens, in Redis."""
+    """Short names of everything that has limits or tokens in Redis."""
     names = {name async for name, _ in scan_hash(client, keys.limits)}
     async for _, text in scan_hash(client, keys.charges):
         if charged := script_args.parse_charge(text):
@@ -110,7 +112,7 @@ async def names_in_use(client: Redis, keys: ShowRedisKeys) -> set[str]:
 
 
 async def usage_by_name(client: Redis, keys: ShowRedisKeys) -> dict[str, Usage]:
-    """What tokens hold, by short name: what every counter should say."""
+    """Sums over tokens, by short name: the expected value of every counter."""
     sums: dict[str, Usage] = {}
     async for _, text in scan_hash(client, keys.charges):
         if charged := script_args.parse_charge(text):
@@ -141,18 +143,18 @@ async def buckets(client: Redis, keys: ShowRedisKeys, below: int | None = None, 
 
 
 async def charge_numbers(client: Redis, keys: ShowRedisKeys, tokens: Iterable[int]) -> dict[int, str]:
-    """Those of the tokens that Redis holds, and the numbers of what they hold; none of a bucket that cannot be read."""
+    """Charge numbers of those tokens that Redis holds; an unreadable bucket yields none."""
     by_bucket: dict[int, list[int]] = {}
     for token in tokens:
         by_bucket.setdefault(token >> script_args.SPAN_BITS, []).append(token)
     found: dict[int, str] = {}
-    for piece in chunked(list(by_bucket)):
+    for chunk in chunked(list(by_bucket)):
         with translate_errors(client):
             pipe = client.pipeline(transaction=False)
-            for bucket in piece:
+            for bucket in chunk:
                 pipe.hmget(keys.tokens(bucket), [token % script_args.SPAN for token in by_bucket[bucket]])
             answers = await pipe.execute(raise_on_error=False)
-        for bucket, held in zip(piece, answers, strict=True):
+        for bucket, held in zip(chunk, answers, strict=True):
             if isinstance(held, list):
                 each = zip(by_bucket[bucket], held, strict=True)
                 found |= {token: _decode_text(number) for token, number in each if number is not None}
@@ -162,22 +164,22 @@ async def charge_numbers(client: Redis, keys: ShowRedisKeys, tokens: Iterable[in
 
 
 async def read_charges(client: Redis, keys: ShowRedisKeys, numbers: Iterable[str]) -> dict[str, Charge]:
-    """What these numbers stand for; those that nobody holds any more are left out."""
+    """The charges of these numbers; numbers without tokens are missing."""
     found: dict[str, Charge] = {}
-    for piece in chunked(sorted(numbers)):
+    for chunk in chunked(sorted(numbers)):
         with translate_errors(client):
             try:
-                texts = await client.hmget(keys.charges, list(piece))
+                texts = await client.hmget(keys.charges, list(chunk))
             except ResponseError:
                 return {}
-        for number, text in zip(piece, texts, strict=True):
+        for number, text in zip(chunk, texts, strict=True):
             if text is not None and (charged := script_args.parse_charge(_decode_text(text))):
                 found[number] = charged.charge
     return found
 
 
 async def scan_keys(client: Redis, keys: RedisKeys, pattern: str) -> list[str]:
-    """Every key of one declared pattern; walks all keys of the server in bounded steps."""
+    """Every key of one declared pattern; scans all keys of the server in bounded steps."""
     with translate_errors(client):
         found = [
             _decode_text(key) async for key in client.scan_iter(match=keys.scan_pattern(pattern), count=CHUNK_SIZE)
@@ -185,10 +187,10 @@ async def scan_keys(client: Redis, keys: RedisKeys, pattern: str) -> list[str]:
     return [key for key in found if keys.parse(pattern, key)]
 
 
-async def unlink(client: Redis, places: Sequence[str]) -> None:
-    for piece in chunked(places):
+async def unlink(client: Redis, keys: Sequence[str]) -> None:
+    for chunk in chunked(keys):
         with translate_errors(client):
-            await client.unlink(*piece)
+            await client.unlink(*chunk)
 
 
 def is_uuid(text: str) -> bool:
@@ -200,15 +202,15 @@ def is_uuid(text: str) -> bool:
 
 
 async def read_counters(client: Redis, keys: ShowRedisKeys, names: Iterable[str]) -> dict[str, CounterValues]:
-    """The hashes of these short names as they stand."""
+    """The hashes of these short names."""
     found: dict[str, CounterValues] = {}
-    for piece in chunked(sorted(names)):
+    for chunk in chunked(sorted(names)):
         with translate_errors(client):
             pipe = client.pipeline(transaction=False)
-            for name in piece:
+            for name in chunk:
                 pipe.hgetall(keys.counter_key(name))
             answers = await pipe.execute(raise_on_error=False)
-        found |= {name: _counters_from_reply(answer) for name, answer in zip(piece, answers, strict=True)}
+        found |= {name: _counters_from_reply(answer) for name, answer in zip(chunk, answers, strict=True)}
     return found
 
 
@@ -223,7 +225,7 @@ def _counters_from_reply(answer: object) -> CounterValues:
 
 
 def parse_usage(cores: str, gpus: str) -> Usage | None:
-    """Counters as written by the scripts; None for what they would not write."""
+    """Parse counters written by the scripts; None for anything else."""
     try:
         return Usage(Centicores(parse_cores(cores)), int(gpus))
     except (InvalidInput, ValueError):

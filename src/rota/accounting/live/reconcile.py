@@ -1,18 +1,18 @@
-"""The recount: tokens in Redis against rows of `proc`, and counters against tokens, while bookings go on.
+"""Reconciliation: compares tokens in Redis with rows of `proc`, and counters with tokens, beside running bookings.
 
-Bucket after bucket joins a shadow, from the highest down, and while the mark stands, bookings and releases in buckets
-from it on change the shadow too; so at the end the shadow is what tokens hold, at every instant, and every counter
-takes its value from it. No quiet moment is needed, and no call handles more than a few buckets. New tokens are higher
-than all before, so they are in the shadow from the beginning, and no load outruns the scan.
+Buckets are added to a shadow one after the other, from the highest down. While the marker stands, bookings and releases
+in buckets from it on also change the shadow; so at the end the shadow is the exact sum of tokens at every instant, and
+every counter takes its value from it. It needs no quiet moment, and no call handles more than a few buckets. New tokens
+are higher than all before, so they are in the shadow from the beginning, and no load outruns the scan.
 
-Beside it the rows of the same tokens are read, after the tokens:
-- a row without a token is counted now. Should it be deleted at this very moment, its grave tells the next recount;
-- a token without a row that lies in a grave was released, and Redis was not told: it is released now;
-- any other token without a row is a booking under way, or one whose booker died. It is given `grace_s`, then buried
-  under the show's exclusive lock, which waits for inserts under way; what is under a stone then never gets a row.
+The rows of the same tokens are read after the tokens:
+- a row without a token is counted now. If it is deleted at this moment, its tombstone informs the next reconciliation;
+- a tombstoned token without a row was released, but the release did not reach Redis: it is released now;
+- any other token without a row is a booking in flight, or one whose booker died. After `grace_s` it is tombstoned under
+  the show's exclusive lock, which waits for inserts in flight; a tombstoned token never gets a row.
 
-If we die the mark and the shadow stay behind; the next recount begins with new ones. A second recount finds that the
-mark is not where it left it, and stops. A seeding ends every recount: the fence is another one.
+A crash leaves marker and shadow behind; the next reconciliation begins with new ones. A concurrent one finds that the
+marker is not where it left it, and stops. A seeding ends every reconciliation, because it changes the fence.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ LIVE_TOKENS = metrics.gauge("rota_accounting_tokens_live", "Tokens in Redis at t
 CHUNKS = metrics.counter("rota_accounting_recount_chunks", "Script calls that counted buckets.")
 
 SCAN_END: Final = 0
-"""Where the mark stands when every bucket is in the shadow."""
+"""The position of the marker when every bucket is in the shadow."""
 BUCKETS_PER_CALL: Final = 8
 CHARGES_PER_CALL: Final = 256
-"""Fewer buckets are taken where more charges than this are in them: a call takes a few microseconds for each."""
+"""With more charges than this the next call takes fewer buckets: a call needs a few microseconds for each charge."""
 COUNT_ATTEMPTS_MAX: Final = 1000
-"""Tries to take a portion of buckets that change under our hands."""
+"""Attempts to count a set of buckets that changes concurrently."""
 NAMES_PER_CALL: Final = 256
 GROUPS_PER_CALL: Final = 128
 ROWS_PER_READ: Final = 1024
 PAUSE_MAX_S: Final = 0.05
-"""Where calls take long because others are served first, long rests would help nobody, and the scan must end."""
+"""Upper bound of a pause: when calls are slow because of other clients, long pauses only delay the end of the scan."""
 
 
 class BucketsCountedReply(msgspec.Struct, frozen=True, tag="counted"):
@@ -98,7 +98,7 @@ SETTLE = script(
 
 
 class ReconcileReport(msgspec.Struct, frozen=True):
-    """What a recount found and mended."""
+    """Differences that a reconciliation found and repaired."""
 
     tokens: int
     adopted: int = 0
@@ -114,7 +114,7 @@ class ReconcileReport(msgspec.Struct, frozen=True):
 
 
 class ReconcileSuperseded(Exception):
-    """Another recount, a seeding or a flush came between."""
+    """Another reconciliation, a seeding or a flush interfered."""
 
 
 async def reconcile_show(
@@ -123,18 +123,20 @@ async def reconcile_show(
     *,
     grace_s: float = 10.0,
     rest: float = 0.0,
-    turn: AbstractAsyncContextManager[object] | None = None,
-    bury: bool = True,
+    scan_slot: AbstractAsyncContextManager[object] | None = None,
+    release_orphans: bool = True,
 ) -> ReconcileReport | None:
-    """Recount one show; None when something came between.
+    """Reconcile one show; None when it was superseded.
 
-    Between calls it rests `rest` times as long as one took, up to `REST_MAX_S`; `turn` is held while it scans, and not
-    in its grace.
-    Without `bury` it ends with the scan: the counters are right, tokens without rows stay for the next one.
+    Between calls it pauses `rest` times as long as one took, up to `PAUSE_MAX_S`; `scan_slot` is held during the scan,
+    not during the grace. Without `release_orphans` it ends with the scan: the counters are right, tokens without rows
+    stay for the next one.
     """
     began = time.monotonic()
     try:
-        found = await _ShowReconciler(ledger, show, rest).run(grace_s if bury else None, turn or nullcontext())
+        found = await _ShowReconciler(ledger, show, rest).run(
+            grace_s if release_orphans else None, scan_slot or nullcontext()
+        )
     except ReconcileSuperseded as why:
         log.info("recount_overtaken", show=str(show), by=str(why))
         return None
@@ -156,13 +158,13 @@ class _ShowReconciler:
         self.name = secrets.token_hex(8)
         self.fence = 0
         self.buckets = 1
-        """How many are taken at a time, by what was in the last ones."""
+        """Buckets per call, adapted to the charges in the last ones."""
         self.tokens = self.adopted = self.chunks = 0
         self.suspects: set[int] = set()
-        """Tokens that had no row."""
+        """Tokens without a row."""
 
-    async def run(self, grace_s: float | None, turn: AbstractAsyncContextManager[object]) -> ReconcileReport:
-        async with turn:
+    async def run(self, grace_s: float | None, scan_slot: AbstractAsyncContextManager[object]) -> ReconcileReport:
+        async with scan_slot:
             drifted = await self._scan()
         released, buried = (0, 0) if grace_s is None else await self._release_orphans(grace_s)
         return ReconcileReport(self.tokens, self.adopted, released, buried, drifted, self.chunks)
@@ -182,25 +184,25 @@ class _ShowReconciler:
         return drifted
 
     async def _reconcile_buckets(self, mark: int) -> int:
-        """Count the next buckets below the mark and compare them with rows; the new mark."""
+        """Count the next buckets below the marker and compare them with rows; returns the new marker."""
         began = time.monotonic()
         counted = await self._count_buckets(mark)
         failpoints.hit("recount.after_count")
-        seen = {
+        charge_by_token = {
             (bucket << script_args.SPAN_BITS) + int(field): number
             for bucket, held in counted.tokens
             for field, number in zip(held[::2], held[1::2], strict=True)
         }
         rows = set(await self._row_tokens(counted.mark << script_args.SPAN_BITS, mark << script_args.SPAN_BITS))
-        self.buckets = _next_bucket_count(self.buckets, len(set(seen.values())))
-        self.tokens += len(seen)
-        self.suspects |= seen.keys() - rows
-        await self._adopt_rows(sorted(rows - seen.keys()))
+        self.buckets = _next_bucket_count(self.buckets, len(set(charge_by_token.values())))
+        self.tokens += len(charge_by_token)
+        self.suspects |= charge_by_token.keys() - rows
+        await self._adopt_rows(sorted(rows - charge_by_token.keys()))
         await asyncio.sleep(min(PAUSE_MAX_S, self.rest * (time.monotonic() - began)))
         return counted.mark
 
     async def _row_tokens(self, first: int, end: int) -> list[int]:
-        """Tokens that have a row, from one to before another."""
+        """Tokens with a row, from `first` to before `end`."""
         return await allocations.tokens(self.ledger.database, self.show, first, end - 1)
 
     async def _count_buckets(self, mark: int) -> BucketsCountedReply:
@@ -231,24 +233,24 @@ class _ShowReconciler:
                     raise self._report_damage(reply)
         raise ReconcileSuperseded("buckets that never rest")
 
-    async def _adopt_rows(self, strays: Sequence[int]) -> None:
-        """Count rows that Redis has no token for, now that it is asked again: most were booked since.
+    async def _adopt_rows(self, missing: Sequence[int]) -> None:
+        """Count rows without a token in Redis, after checking Redis again: most were booked since.
 
-        Rows are read once more afterwards. Who releases deletes the row first, so a frame that ends at this moment is
-        not counted again.
+        Rows are read once more afterwards. A release deletes the row first, so a frame that ends at this moment is not
+        counted again.
         """
-        held = await live_reader.charge_numbers(self.ledger.client, self.keys, strays)
-        for first, last in token_ranges([token for token in strays if token not in held]):
+        held = await live_reader.charge_numbers(self.ledger.client, self.keys, missing)
+        for first, last in token_ranges([token for token in missing if token not in held]):
             for start in range(first, last + 1, ROWS_PER_READ):
                 groups = await self._groups_of_rows(start, min(start + ROWS_PER_READ - 1, last))
-                for piece in live_reader.chunked(groups, GROUPS_PER_CALL):
-                    adopted = await self.ledger.adopt(self.show, piece, under=self.fence)
+                for chunk in live_reader.chunked(groups, GROUPS_PER_CALL):
+                    adopted = await self.ledger.adopt(self.show, chunk, under=self.fence)
                     if adopted is None:
                         raise ReconcileSuperseded("seeding")
                     self.adopted += adopted
 
     async def _groups_of_rows(self, first: int, last: int) -> list[BookingGroup]:
-        """Rows from one token to another, by what they hold."""
+        """Rows of a token range, grouped by charge."""
         rows = await allocations.page(self.ledger.database, self.show, first, last, ROWS_PER_READ)
         by_charge: dict[Charge, list[int]] = {}
         for row in rows:
@@ -256,9 +258,9 @@ class _ShowReconciler:
         return [BookingGroup(charge, NIL_UUID, tokens) for charge, tokens in by_charge.items()]
 
     async def _swap_counters(self) -> dict[Level, int]:
-        """Give every counter the value of the shadow; how many had another one, by level.
+        """Set every counter to the value of the shadow; returns how many changed, by level.
 
-        Jobs and layers have counters if they have limits; their frames are told from the charges otherwise.
+        Jobs and layers have counters only if they have limits; otherwise their usage is summed from the charges.
         """
         names = {
             name
@@ -273,12 +275,12 @@ class _ShowReconciler:
         drifted: Counter[Level] = Counter()
         for level in Level:
             of_level = sorted(name for name in names if script_args.parse_counter_name(name)[0] is level)
-            for piece in live_reader.chunked(of_level, NAMES_PER_CALL):
-                drifted[level] += await self._run_step("swap", piece)
+            for chunk in live_reader.chunked(of_level, NAMES_PER_CALL):
+                drifted[level] += await self._run_step("swap", chunk)
         return {level: number for level, number in drifted.items() if number}
 
     async def _run_step(self, step: str, names: Sequence[str] = ()) -> int:
-        """One step: the mark to begin at, or how many of the names had drifted."""
+        """Run one step; returns the initial marker for `begin`, the number of drifted names for `swap`."""
         reply = await SETTLE(
             self.ledger.client,
             seq=self.keys.seq,
@@ -304,22 +306,22 @@ class _ShowReconciler:
                 raise self._report_damage(reply)
 
     async def _release_orphans(self, grace_s: float) -> tuple[int, int]:
-        """Release tokens that will never have a row; how many of them were in a grave, and how many are now."""
+        """Release tokens that will never have a row; returns how many were tombstoned before, and how many now."""
         if not self.suspects:
             return 0, 0
-        known = await allocations.tombstoned(self.ledger.database, self.show, sorted(self.suspects))
-        released = await self.ledger.release_tombstoned(self.show, self.fence, known)
-        rest = sorted(self.suspects - known)
-        if not rest:
+        tombstoned = await allocations.tombstoned(self.ledger.database, self.show, sorted(self.suspects))
+        released = await self.ledger.release_tombstoned(self.show, self.fence, tombstoned)
+        remaining = sorted(self.suspects - tombstoned)
+        if not remaining:
             return released, 0
         await asyncio.sleep(grace_s)
         failpoints.hit("recount.before_bury")
-        buried = 0
-        for piece in live_reader.chunked(rest, BATCH_MAX):
-            stones = await allocations.tombstone(self.ledger.database, self.show, piece)
+        tombstoned_now = 0
+        for chunk in live_reader.chunked(remaining, BATCH_MAX):
+            orphans = await allocations.tombstone(self.ledger.database, self.show, chunk)
             failpoints.hit("recount.after_bury")
-            buried += await self.ledger.release_tombstoned(self.show, self.fence, stones)
-        return released, buried
+            tombstoned_now += await self.ledger.release_tombstoned(self.show, self.fence, orphans)
+        return released, tombstoned_now
 
     def _report_damage(self, reply: ReconcileDamagedReply) -> ReconcileSuperseded:
         log.warning("books_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded anew")
@@ -327,7 +329,7 @@ class _ShowReconciler:
 
 
 def _next_bucket_count(buckets: int, charges: int) -> int:
-    """How many buckets to take after `buckets` that held so many charges."""
+    """Buckets of the next call after `buckets` that held so many charges."""
     if charges > CHARGES_PER_CALL:
         return max(1, buckets // 2)
     return min(BUCKETS_PER_CALL, buckets * 2) if charges * 2 <= CHARGES_PER_CALL else buckets

@@ -2,21 +2,21 @@
 -- use keeping
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, recount, recounter
--- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
--- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key index     hash    acct:limits:{show}    short names of items with limits in Redis
+-- key charges   hash    acct:charges:{show}   charge number -> token count, fence of the booking, charge
+-- key buckets   zset    acct:buckets:{show}   numbers of buckets that hold tokens
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:tokens:{show}:{bucket}
--- arg fence     int     under which this recount began
--- arg recounter str     names this recount
--- arg mark      int     where this recount left the mark
--- arg numbers   packed  of the buckets in `places`: the next ones below the mark, descending; none: there is none
--- reply counted mark:int tokens:packed         the new mark; per bucket its number and {token within it, charge number}
--- reply moved                                  there is another bucket between these: ask for them again
--- reply lost                                   another recount, a seeding or a flush came between
+-- arg fence     int     fence under which this reconciliation began
+-- arg recounter str     id of this reconciliation
+-- arg mark      int     where this reconciliation left the marker
+-- arg numbers   packed  numbers of the buckets in `places`: the next ones below the marker, descending; empty: none
+-- reply counted mark:int tokens:packed         the new marker; per bucket its number and {token in it, charge number}
+-- reply moved                                  another bucket appeared between these: list them again
+-- reply lost                                   another reconciliation, a seeding or a flush interfered
 -- reply damaged where:str
---   The shadow is what tokens hold in buckets from the mark on. Tokens rise, so what is new lies there from the
---   beginning: whatever is booked meanwhile, the mark comes down in at most as many calls as there were buckets.
+--   The shadow is the sum of tokens in buckets from the marker on. Tokens ascend, so new ones are in that part from the
+--   beginning: under any load the marker reaches the end in at most as many calls as there were buckets.
 
 local held = read_show()
 if held.fence ~= fence or held.recount ~= mark or held.recounter ~= recounter then return {'lost'} end

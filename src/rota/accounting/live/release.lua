@@ -2,19 +2,19 @@
 -- use keeping
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, seeding, recount, limits
--- key index     hash    acct:limits:{show}    short names of what has limits in Redis
--- key charges   hash    acct:charges:{show}   number -> how many tokens hold it, since which fence, the charge
--- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key index     hash    acct:limits:{show}    short names of items with limits in Redis
+-- key charges   hash    acct:charges:{show}   charge number -> token count, fence of the booking, charge
+-- key buckets   zset    acct:buckets:{show}   numbers of buckets that hold tokens
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}
 -- arg show_id   str
--- arg fence     int     of the show when the rows were deleted; under a higher one nothing is done
--- arg booked    int     give back, under whatever fence, only what was booked under this one; 0: a release
--- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets; a swarm
---                       has the middles of its charges and what is behind them, too
--- reply released tokens:int seq:int            tokens that were there with this charge, and no longer are
--- reply limited                                a job or layer given with place 0 has limits: its place is needed
--- reply stale                                  the show was seeded or fenced anew; the recount mends it
+-- arg fence     int     fence of the show when the rows were deleted; nothing is done under a higher one
+-- arg booked    int     roll back, under any fence, only tokens booked under this one; 0: a release
+-- arg freed     packed  groups {sub, folder, job, layer, point (places), cores, gpus, charge, 0, runs}, buckets; a
+--                       single-frame batch also has the middles of its charges and their common suffix
+-- reply released tokens:int seq:int            tokens with this charge that were removed
+-- reply limited                                a job or layer sent with place 0 has limits: its place is needed
+-- reply stale                                  the show was seeded or fenced since; the reconciliation repairs it
 -- reply damaged where:str
 
 local groups, numbers = freed[1], freed[2]
@@ -79,7 +79,7 @@ for place, group in ipairs(groups) do
 end
 if released == 0 then return {'released', 0, last_seq()} end
 
--- Everything is read before anything is written: what is damaged leaves nothing half done.
+-- Read everything before the first write, so that damage leaves nothing half done.
 local standings = {}
 for place, times in pairs(gone) do
   local group = groups[place]
@@ -91,7 +91,7 @@ for place, times in pairs(gone) do
       if not each then return damaged(places[at]) end
       standings[at] = each
       if each.counted then
-        -- A counter that was changed by hand stops at 0; the recount finds it.
+        -- A counter changed by hand stops at 0; the reconciliation corrects it.
         each.used[1] = math.max(0, each.used[1] - times * group[6])
         each.used[2] = math.max(0, each.used[2] - times * group[7])
         each.changed = true

@@ -1,9 +1,9 @@
-"""Telling Redis what was released, once the deletion of its rows is committed.
+"""Publishes releases to Redis after the deletion of their rows is committed.
 
-A release that is not told, because Redis was away or we died, leaves tokens without rows: Redis counts too much, never
-too little, until it is back and is told, or the next recount finds them in their graves. So nothing here fails the
-caller. The same holds for what was booked in Redis and refused by PostgreSQL. A release is told with the show's fence
-at the deletion, and is void under a higher one: by then the token may be somebody else's row.
+A release that does not reach Redis, because Redis was unavailable or the process died, leaves tokens without rows:
+Redis counts too much, never too little, until the release is resent or the next reconciliation finds the tombstones. So
+failures here never fail the caller. The same holds for bookings in Redis that PostgreSQL refused. A release carries the
+show's fence at the deletion and is void under a higher one: by then the token may belong to another row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ RELEASE = script(
 
 
 class _PendingRelease(msgspec.Struct, frozen=True):
-    """With `booked`: given back, and booked under that fence; else released."""
+    """With `booked`: the rollback of a booking made under that fence; otherwise a release."""
 
     show: ShowId
     fence: int
@@ -70,11 +70,11 @@ class _PendingRelease(msgspec.Struct, frozen=True):
 
 class ReleasePublisher(Protocol):
     async def publish(self, show: ShowId, deleted: ProcDeleteResult) -> None:
-        """After the commit. Never raises for Redis's sake."""
+        """Call after the commit. Never raises for errors of Redis."""
         ...
 
     async def flush_pending(self) -> bool:
-        """Whether everything was told."""
+        """Resend pending releases; whether none is left."""
         ...
 
 
@@ -82,8 +82,8 @@ class RedisReleasePublisher:
     def __init__(self, client: Redis, keys: RedisKeys) -> None:
         self.client = client
         self.keys = keys
-        self._owed: deque[_PendingRelease] = deque(maxlen=PENDING_MAX)
-        """What Redis was not told of because it was away, the oldest first."""
+        self._pending: deque[_PendingRelease] = deque(maxlen=PENDING_MAX)
+        """Releases that did not reach Redis, oldest first."""
 
     async def publish(self, show: ShowId, deleted: ProcDeleteResult) -> None:
         if not deleted.managed or not deleted.frames:
@@ -92,12 +92,12 @@ class RedisReleasePublisher:
         await self._release_or_queue(_PendingRelease(show, deleted.fence, deleted.batch))
 
     async def flush_pending(self) -> bool:
-        """Tell Redis what it was not told while it was away; False if it still is. Releases may be told twice.
+        """Resend pending releases; False if Redis is still unavailable. A release may be sent twice.
 
-        What is forgotten because we die, or because there is too much of it, is mended by the next recount.
+        Releases lost by a crash or by overflow are repaired by the next reconciliation.
         """
-        while self._owed:
-            oldest = self._owed[0]
+        while self._pending:
+            oldest = self._pending[0]
             try:
                 await self.release(oldest.show, oldest.fence, oldest.groups, booked=oldest.booked)
             except RedisUnavailable:
@@ -106,35 +106,35 @@ class RedisReleasePublisher:
                 log.warning(
                     "release_not_published", show=str(oldest.show), code=error.code, remedy="the recount mends it"
                 )
-            if self._owed and self._owed[0] is oldest:
-                self._owed.popleft()
+            if self._pending and self._pending[0] is oldest:
+                self._pending.popleft()
         return True
 
     async def rollback_bookings(self, show: ShowId, fence: int, groups: BookingBatch) -> None:
-        """Take out what was booked under `fence` and got no row. A higher fence by now is no hindrance: whoever booked
-        the same token since did so under that one, and keeps it."""
+        """Release tokens that were booked under `fence` and got no row. A higher fence does not matter: a later booking
+        of the same token carries that one and is kept."""
         await self._release_or_queue(_PendingRelease(show, fence, groups, booked=fence))
 
-    async def _release_or_queue(self, owed: _PendingRelease) -> None:
+    async def _release_or_queue(self, pending: _PendingRelease) -> None:
         try:
-            await self.release(owed.show, owed.fence, owed.groups, booked=owed.booked)
+            await self.release(pending.show, pending.fence, pending.groups, booked=pending.booked)
         except (RedisUnavailable, ScriptFailed) as error:
-            FAILED.inc(sum(len(group.tokens) for group in owed.groups))
-            self._owed.append(owed)
-            event = "booking_not_given_back" if owed.booked else "release_not_published"
-            log.warning(event, show=str(owed.show), code=error.code, remedy="told when Redis is back")
+            FAILED.inc(sum(len(group.tokens) for group in pending.groups))
+            self._pending.append(pending)
+            event = "booking_not_given_back" if pending.booked else "release_not_published"
+            log.warning(event, show=str(pending.show), code=error.code, remedy="told when Redis is back")
 
     async def release(self, show: ShowId, fence: int, groups: BookingBatch, *, booked: int = 0) -> ReleaseReply:
-        """Take tokens out of Redis, unless the show has a higher fence there. Raises what Redis fails with.
+        """Release tokens in Redis, unless the show has a higher fence there. Raises the errors of Redis.
 
-        With `booked` only those that were booked under that fence go, and the show may have a higher one. Jobs of one
-        frame have no limits most of the time, so their places are sent only when Redis asks for them.
+        With `booked` only tokens booked under that fence are released, and the show may have a higher one. Jobs of one
+        frame rarely have limits, so their keys are sent only when Redis requires them.
         """
-        few = [0 if isinstance(group, BookingGroup) and len(group.tokens) > 1 else None for group in groups]
-        reply = await self._send(show, fence, groups, few, booked)
+        must_know = [0 if isinstance(group, BookingGroup) and len(group.tokens) > 1 else None for group in groups]
+        reply = await self._send(show, fence, groups, must_know, booked)
         if isinstance(reply, KeysRequiredReply):
-            each = expand_single_frames(groups)
-            reply = await self._send(show, fence, each, [0] * len(each), booked)
+            expanded = expand_single_frames(groups)
+            reply = await self._send(show, fence, expanded, [0] * len(expanded), booked)
         failpoints.after_send("publisher.release")
         if isinstance(reply, ReleaseDamagedReply):
             log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
@@ -144,7 +144,7 @@ class RedisReleasePublisher:
         self, show: ShowId, fence: int, groups: BookingBatch, must_know: Sequence[int | None], booked: int
     ) -> ReleaseReply:
         keys = self.keys.show_keys(str(show))
-        wired = script_args.pack_arguments(keys, groups, must_know)
+        packed = script_args.pack_arguments(keys, groups, must_know)
         return await RELEASE(
             self.client,
             seq=keys.seq,
@@ -153,11 +153,11 @@ class RedisReleasePublisher:
             charges=keys.charges,
             buckets=keys.buckets,
             shadow=keys.shadow,
-            places=wired.places,
+            places=packed.places,
             show_id=str(show),
             fence=fence,
             booked=booked,
-            freed=wired.packed,
+            freed=packed.packed,
         )
 
 

@@ -4,11 +4,11 @@
 -- key show      hash    acct:show:{show}      fence, run, seeding
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}|acct:tokens:{show}:{bucket}|acct:limits:{show}|acct:charges:{show}|acct:buckets:{show}|acct:shadow:{show}
 -- arg fence     int     to which the show was raised in PostgreSQL for this seeding
--- arg step      str     begin: refuse bookings and mark the seeding; wipe: remove these places; finish: let them book;
---                       drop: Redis no longer keeps the show, forget it; doubt: a fence above this one, which
---                       PostgreSQL has by now, did not come from there and goes
+-- arg step      str     begin: refuse bookings and set the marker; wipe: remove these places; finish: accept bookings;
+--                       drop: remove a show that Redis no longer keeps; doubt: remove a fence above this one, which
+--                       PostgreSQL has by now: it did not come from there
 -- reply done seq:int
--- reply newer                                  seeded, or being seeded, under this fence or a higher one; or emptied since
+-- reply newer                                  seeded or being seeded under this or a higher fence; or flushed since
 
 local held = read_show()
 if step == 'doubt' then

@@ -1,16 +1,16 @@
-"""Filling Redis with the books of a show: when it was found empty, older or damaged, and when it takes a show over.
+"""Seeding: fills Redis with the accounting of a show, when it is empty, rolled back or damaged, or takes over a show.
 
-The order makes it safe, and each step may be the last one we make:
-1. the fence rises in PostgreSQL: whatever was booked on the Redis of before is never inserted (A1, A4);
+The order makes it safe to die after any step:
+1. the fence rises in PostgreSQL: bookings made on the previous state of Redis are never inserted (A1, A4);
 2. the show is marked in Redis as being seeded under this fence, and has no fence: nothing is booked. Every further call
-   asks for that very mark, on this very run of the server, so a flush, a restart or a second seeding in between ends
-   this one instead of leaving half of it behind;
-3. what is left of before is removed, limits are written, all rows are counted;
-4. the fence is written, and bookings are taken again.
+   requires this marker on this run of the server, so a flush, a restart or a second seeding in between ends this one
+   instead of leaving a partial state;
+3. the remains of the previous state are removed, limits are written, all rows are counted;
+4. the fence is written, and bookings are accepted again.
 
-Rows that are deleted meanwhile may be counted all the same; the recount that follows finds them in their graves. If we
-die, the mark stays without a fence: the next who looks begins anew, with a higher fence. Every call handles a bounded
-number of keys and tokens, so Redis is never held up for long.
+Rows deleted meanwhile may still be counted; the following reconciliation finds their tombstones. After a crash the
+marker stays without a fence: the next check starts a new seeding with a higher fence. Every call handles a bounded
+number of keys and tokens, so Redis is never blocked for long.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class SeedingResult(msgspec.Struct, frozen=True):
 
 
 class SeedingSuperseded(Exception):
-    """Another seeding, a flush or a restart came between."""
+    """Another seeding, a flush or a restart interfered."""
 
 
 async def seed(ledger: LiveLedger, show: ShowId) -> SeedingResult | None:
-    """Bring the show's books to Redis, under a new fence; None when another does it, or the show is not managed."""
+    """Seed the show under a new fence; None when another process does it, or the show is not managed."""
     began = time.monotonic()
     fence = await ledger.database.value(RAISE_SEEDING_FENCE, show)
     if fence is None:
@@ -98,8 +98,8 @@ async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> S
     read = await ledger.limits.read(show)
     if read is None or not read.managed:
         return None
-    for piece in live_reader.chunked(read.entries, GROUPS_PER_CALL):
-        if not isinstance(await ledger.limits.write(show, fence, piece, how="seed"), LimitsWrittenReply):
+    for chunk in live_reader.chunked(read.entries, GROUPS_PER_CALL):
+        if not isinstance(await ledger.limits.write(show, fence, chunk, how="seed"), LimitsWrittenReply):
             raise SeedingSuperseded
     failpoints.hit("seeding.after_limits")
     counted = await _count_rows(ledger, show, fence, read.names)
@@ -108,8 +108,8 @@ async def _seed(ledger: LiveLedger, show: ShowId, fence: int, began: float) -> S
 
 
 async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
-    """Mark the seeding. A fence in Redis above the one PostgreSQL has *afterwards* did not come from there: a hand left
-    it, or PostgreSQL was restored from an older copy of itself. It must not keep the show shut."""
+    """Set the seeding marker. A fence in Redis above the one that PostgreSQL has *afterwards* is not from PostgreSQL:
+    it was set by hand, or PostgreSQL was restored from a backup. It must not block the show."""
     try:
         await _run_step(ledger, show, fence, "begin")
     except SeedingSuperseded:
@@ -122,18 +122,18 @@ async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
 
 
 async def _wipe(ledger: LiveLedger, show: ShowId, fence: int) -> None:
-    """Remove what is left of the show. Its indexes go last: they tell where the rest is, should we die on the way."""
+    """Remove the previous state. The indexes go last: after a crash they still list the remaining keys."""
     keys = ledger.keys.show_keys(str(show))
     places = [keys.counter_key(name) for name in await live_reader.names_in_use(ledger.client, keys)]
     places += [keys.tokens(bucket) for bucket in await live_reader.buckets(ledger.client, keys)]
-    for piece in live_reader.chunked(places):
-        await _run_step(ledger, show, fence, "wipe", piece)
+    for chunk in live_reader.chunked(places):
+        await _run_step(ledger, show, fence, "wipe", chunk)
     failpoints.hit("seeding.mid_wipe")
     await _run_step(ledger, show, fence, "wipe", [keys.limits, keys.charges, keys.buckets, keys.shadow])
 
 
 async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int, limited: Collection[str]) -> int:
-    """`limited`: what has limits in Redis, which nobody else changes while the mark stands."""
+    """`limited`: names with limits in Redis; no other process changes them while the marker stands."""
     counted, first = 0, 0
     while first < TOKEN_END:
         page, last = await allocations.page_groups(ledger.database, show, first, PAGE_SIZE)
@@ -151,32 +151,32 @@ async def _count_rows(ledger: LiveLedger, show: ShowId, fence: int, limited: Col
 def _script_batches(
     page: Sequence[tuple[Charge, Sequence[int]]], limited: Collection[str]
 ) -> Iterator[list[BookingGroup]]:
-    """Groups of a page, in portions that one script call handles in a few milliseconds."""
-    call: list[BookingGroup] = []
+    """Groups of a page, in batches that one script call handles in a few milliseconds."""
+    batch: list[BookingGroup] = []
     tokens = 0
-    for charge, held in page:
+    for charge, charge_tokens in page:
         capped = any(
             script_args.counter_name(level, charge.key(level)) in limited for level in (Level.JOB, Level.LAYER)
         )
-        for piece in live_reader.chunked(held, TOKENS_PER_CALL):
-            if call and (tokens + len(piece) > TOKENS_PER_CALL or len(call) == GROUPS_PER_CALL):
-                yield call
-                call, tokens = [], 0
-            call.append(BookingGroup(charge, NIL_UUID, piece, capped))
-            tokens += len(piece)
-    if call:
-        yield call
+        for chunk in live_reader.chunked(charge_tokens, TOKENS_PER_CALL):
+            if batch and (tokens + len(chunk) > TOKENS_PER_CALL or len(batch) == GROUPS_PER_CALL):
+                yield batch
+                batch, tokens = [], 0
+            batch.append(BookingGroup(charge, NIL_UUID, chunk, capped))
+            tokens += len(chunk)
+    if batch:
+        yield batch
 
 
 async def _run_step(ledger: LiveLedger, show: ShowId, fence: int, step: str, places: Sequence[str] = ()) -> None:
     keys = ledger.keys.show_keys(str(show))
-    given = {"seq": keys.seq, "show": keys.show, "places": list(places)}
-    if isinstance(await SEED(ledger.client, **given, fence=fence, step=step), SeedSupersededReply):
+    arguments = {"seq": keys.seq, "show": keys.show, "places": list(places)}
+    if isinstance(await SEED(ledger.client, **arguments, fence=fence, step=step), SeedSupersededReply):
         raise SeedingSuperseded
 
 
 async def drop_show(ledger: LiveLedger, show: ShowId, fence: int) -> None:
-    """Remove the books of a show that Redis no longer keeps since `fence`, unless it was seeded again."""
+    """Remove a show that Redis no longer keeps since `fence`, unless it was seeded again."""
     try:
         await _begin(ledger, show, fence)
         await _wipe(ledger, show, fence)

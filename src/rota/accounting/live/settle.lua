@@ -3,18 +3,18 @@
 -- key seq       string  acct:seq
 -- key show      hash    acct:show:{show}      fence, run, recount, recounter, uncounted, recounted
 -- key charges   hash    acct:charges:{show}
--- key buckets   zset    acct:buckets:{show}   buckets that hold tokens, by their number
+-- key buckets   zset    acct:buckets:{show}   numbers of buckets that hold tokens
 -- key shadow    hash    acct:shadow:{show}
 -- key places*   hash    acct:sub:{show}:{alloc}|acct:folder:{folder}|acct:job:{job}|acct:layer:{layer}|acct:point:{dept}:{show}
 -- arg show_id   str
--- arg fence     int     under which the recount began
--- arg recounter str     names this recount; another that begins takes its name away
--- arg step      str     begin: an empty shadow and a mark above every bucket; swap: these places take their value from
---                       the shadow, or 0; finish: the shadow goes
+-- arg fence     int     fence under which the reconciliation began
+-- arg recounter str     id of this reconciliation; a later one replaces it
+-- arg step      str     begin: an empty shadow and a marker above every bucket; swap: these places take the value of
+--                       the shadow, or 0; finish: delete the shadow
 -- arg names*    str     short names of the places
 -- reply begun mark:int seq:int
--- reply settled drifted:int seq:int            places whose counters were not what their tokens hold
--- reply lost                                   the recount is not where this step belongs: another one came between
+-- reply settled drifted:int seq:int            places whose counters differed from the sum of their tokens
+-- reply lost                                   the reconciliation is not at this step: another one interfered
 -- reply damaged where:str
 
 local held = read_show()
@@ -22,10 +22,10 @@ if held.fence ~= fence then return {'lost'} end
 if step == 'begin' then
   local found = redis.pcall('ZREVRANGE', buckets, 0, 0)
   local highest = not found.err and (found[1] and natural(found[1]) or not found[1] and -1)
-  -- Charges are held by tokens, and tokens lie in buckets.
+  -- Charges are held by tokens, and tokens are in buckets.
   if not highest or (highest < 0 and redis.call('EXISTS', charges) == 1) then return damaged(buckets) end
   redis.call('UNLINK', shadow)
-  -- So that a shadow that was taken away is not one of nothing.
+  -- Distinguishes an empty shadow from a deleted one.
   redis.call('HSET', shadow, 'begun', '1')
   redis.call('HSET', show, 'recounter', recounter)
   redis.call('HSET', show, 'recount', whole(highest + 1), 'recounted', redis.call('HGET', show, 'uncounted') or '0')
@@ -34,7 +34,7 @@ end
 if held.recount ~= ENDED or held.recounter ~= recounter then return {'lost'} end
 if step == 'finish' then
   redis.call('UNLINK', shadow)
-  -- Limits that came while we counted may have missed tokens: they stay uncounted.
+  -- Limits that arrived during the scan may have missed tokens: they stay uncounted.
   local came = redis.call('HMGET', show, 'uncounted', 'recounted')
   if came[1] == came[2] then redis.call('HDEL', show, 'uncounted') end
   redis.call('HDEL', show, 'recount', 'recounted', 'recounter')
@@ -49,7 +49,7 @@ for at, place in ipairs(places) do
   if not each then return damaged(place) end
   local cast = redis.pcall('HMGET', shadow, names[at] .. ':cores', names[at] .. ':gpus', 'begun')
   local cores, gpus = pieces(cast[1] or '0'), pieces(cast[2] or '0')
-  -- Below 0 where the limits of a job or layer came while we counted: it stays uncounted, and the next recount has it.
+  -- Negative where the limits of a job or layer arrived during the scan: it stays uncounted until the next one.
   local apart = level == 3 or level == 4
   if cast.err or not cores or not gpus or not cast[3] or (not apart and math.min(cores, gpus) < 0) then
     redis.call('HDEL', show, 'recount')
