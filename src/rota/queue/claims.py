@@ -1,4 +1,4 @@
-"""What a dispatcher gets: turns of one lane, as columns. No I/O."""
+"""Claims: positions of one lane handed to a dispatcher, as columns. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.queue.tokens import CLAIM_MAX, tokens_in
 
 
 class ClaimedRange(msgspec.Struct, frozen=True):
-    """Consecutive frames of one layer, claimed together. `tokens` and `frames` run in step."""
+    """Consecutive frames of one layer, claimed together. `tokens` and `frames` have equal length and order."""
 
     tokens: range
     job: JobId
@@ -25,14 +25,14 @@ class ClaimedRange(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Up to 512 consecutive turns; the columns have a value per entry they came from, in order."""
+    """Up to 512 consecutive positions; each column has one value per entry, in order."""
 
     id: int
     lane: int
     first_seq: int
     n: int
     skipped: Sequence[int]
-    """Tokens among these that were cancelled before; they are not yours."""
+    """Tokens in this range that were cancelled before the claim; they are not part of it."""
     sizes: Sequence[int]
     jobs: Sequence[UUID]
     layers: Sequence[UUID]
@@ -63,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Of the frames that were handed out: a range, unless some were cancelled before."""
+        """Tokens of the claimed frames: a range, unless some were cancelled before."""
         whole = range(self.id * CLAIM_MAX, self.id * CLAIM_MAX + self.n)
         return sorted(set(whole).difference(self.skipped)) if self.skipped else whole
 
@@ -72,14 +72,14 @@ class Claim(msgspec.Struct, frozen=True):
         skipped = set(self.skipped)
         columns = zip(self.sizes, self.jobs, self.layers, self.first_frames, self.attempts, self.payloads, strict=True)
         for size, job, layer, frame, attempt, payload in columns:
-            for run in _ranges_without(range(token, token + size), skipped):
-                first = frame + run.start - token
-                yield ClaimedRange(run, JobId(job), LayerId(layer), range(first, first + len(run)), attempt, payload)
+            for part in _ranges_without(range(token, token + size), skipped):
+                first = frame + part.start - token
+                yield ClaimedRange(part, JobId(job), LayerId(layer), range(first, first + len(part)), attempt, payload)
             token += size
 
 
 def _ranges_without(tokens: range, skipped: set[int]) -> Iterator[range]:
-    """The stretches of `tokens` between skipped ones."""
+    """The parts of `tokens` between skipped ones."""
     if not skipped:
         yield tokens
         return

@@ -1,4 +1,4 @@
-"""What is counted. No I/O."""
+"""Counts of a queue. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CounterMode = Literal["ledger", "upsert", "scan"]
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Frames of a queue by where they are; `completed`, `failed` and `cancelled` include those pruned since."""
+    """Frames of a queue by state; `completed`, `failed` and `cancelled` include pruned ones."""
 
     waiting: int = 0
     running: int = 0
@@ -21,7 +21,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     cancelled: int = 0
     dead: int = 0
-    """In the dead letters."""
+    """Frames in the dead letters."""
 
     @property
     def terminal(self) -> int:
@@ -33,11 +33,11 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimableLane(msgspec.Struct, frozen=True):
-    """A lane in which frames wait that may be claimed."""
+    """A lane with waiting frames that may be claimed."""
 
     lane: int
     queue: str
     priority: int
     waiting: int
     parked: int
-    """How many of these wait for room for their job."""
+    """How many of these are parked because their job is at its cap."""

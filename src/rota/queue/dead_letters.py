@@ -1,8 +1,7 @@
-"""The dead letters of all of Rota: what was given up, why, and how it may come back.
+"""Dead letters of all of Rota: what was given up, why, and how it can be retried.
 
-A cause has one entry per kind: writing it again changes nothing, so whoever gives something up may repeat it after a
-lost reply. Only frames can go back to their queue from here; other kinds are revived by the room that knows them, which
-removes the entry in the same transaction.
+A cause has one entry per kind, so adding it again after a lost reply changes nothing. Only frames can be requeued from
+here; the owning package revives other kinds and removes the entry in the same transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ REMOVE_MAX = 10_000
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """`cause` names what went wrong, such as a token, a message id or a run and its step."""
+    """`cause` identifies the failure, such as a token, a message id, or a run and its step."""
 
     kind: DeadLetterKind
     reason: str
@@ -46,7 +45,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries that agree with everything that is set."""
+    """Entries that match every field that is set."""
 
     ids: Sequence[int] | None = None
     kind: DeadLetterKind | None = None
@@ -57,7 +56,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matches_all(self) -> bool:
-        """Whether nothing is set, so that every entry agrees."""
+        """Whether no field is set, so that every entry matches."""
         return all(value is None for value in msgspec.structs.asdict(self).values())
 
     def arguments(self) -> tuple[object, ...]:
@@ -68,39 +67,39 @@ class DeadLetterQueue:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def add(self, letters: Sequence[DeadLetter], on: Transaction | None = None) -> int:
-        """Write entries of other kinds than `frame`, which come from the queue. Returns how many are new."""
-        if any(letter.kind == "frame" for letter in letters):
+    async def add(self, dead_letters: Sequence[DeadLetter], on: Transaction | None = None) -> int:
+        """Add entries of kinds other than `frame`, which come from the queue. Returns the number of new ones."""
+        if any(dead_letter.kind == "frame" for dead_letter in dead_letters):
             raise InvalidInput(
                 "A frame gets into the dead letters by failing or by moving it there, since it is counted."
             )
         columns = [
-            [getattr(letter, field) for letter in letters]
+            [getattr(dead_letter, field) for dead_letter in dead_letters]
             for field in ("kind", "reason", "cause", "queue", "job", "payload", "error")
         ]
         failpoints.hit("dead_letters.before_add")
         return int(await (on or self.database).value(ADD, *columns))
 
     async def find(self, which: DeadLetterFilter, *, after: int = 0, most: int = 100) -> list[DeadLetter]:
-        """Entries by id, from the one after `after` on."""
+        """Ordered by id, starting after `after`."""
         check_count("dead letters", most, REMOVE_MAX)
         rows = await self.database.rows(FIND, *which.arguments(), after, most)
         return [DeadLetter(**dict(row.items())) for row in rows]
 
     async def count(self, which: DeadLetterFilter) -> int:
-        """Exactly how many agree, now."""
+        """The exact number of matches."""
         return int(await self.database.value(COUNT, *which.arguments()))
 
     async def retry(
         self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
     ) -> list[int]:
-        """Queue frames again, with all their attempts before them; returns the entries that left."""
+        """Queue frames again; they keep their attempt numbers. Returns the removed entries."""
         return await self._remove(which, most, on, again=True)
 
     async def purge(
         self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None
     ) -> list[int]:
-        """Forget entries for good; returns which. Everything is never purged by leaving the filter out."""
+        """Delete entries; returns their ids. An empty filter is rejected."""
         if which.matches_all:
             raise InvalidInput("Purging needs a filter: say which dead letters go, by kind, reason, queue, job or age.")
         return await self._remove(which, most, on, again=False)

@@ -1,4 +1,4 @@
-"""What is put into a queue: frames of a layer, one or a range of them. No I/O."""
+"""Queue entries: one frame of a layer, or a range of them. No I/O."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BATCH, INTERACTIVE, CRITICAL = 1, 5, 9
 ENTRIES_MAX: Final = 10_000
 FRAMES_MAX: Final = 10_000_000
 PAYLOAD_BYTES_MAX: Final = 65_536
-"""What is larger belongs into a store, with a pointer to it here: each payload is read by every claim of it."""
+"""Store larger payloads elsewhere and queue a pointer: every claim reads the payload."""
 QUEUE_CHARS_MAX: Final = 200
 _FRAME_END: Final = 2**31 - 1
 _ATTEMPT_END: Final = 2**15
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`frames` frames of one layer, numbered from `frame` on, that wait, are counted and may be claimed one by one.
+    """`frames` frames of one layer, numbered from `frame` on; each waits, is counted and may be claimed separately.
 
-    `key`: entries of a queue with the same key are claimed in their order, however many shards there are; not if their
-    number is changed meanwhile, nor after a delay or a retry.
-    `run_at`: not before this moment, by the clock of PostgreSQL.
+    `key`: entries of a queue with the same key are claimed in order, with any number of shards; not if that number
+    changes meanwhile, nor after a delay or a retry.
+    `run_at`: the earliest time, by the clock of PostgreSQL.
     """
 
     queue: str
@@ -44,7 +44,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LanePosition(msgspec.Struct, frozen=True):
-    """Where the entries of one queue, priority and key begin; they follow each other in the order they were given."""
+    """Where the entries of one queue, priority and key begin; they follow each other in the given order."""
 
     queue: str
     priority: int
@@ -57,7 +57,7 @@ EntryColumns = tuple[list[UUID], list[UUID], list[int], list[int], list[int], li
 
 
 class LaneBatches(msgspec.Struct, frozen=True):
-    """Entries by the lane they go to, as columns."""
+    """Entries by lane, as columns."""
 
     keys: list[tuple[str, int, str | None]]
     sizes: list[int]
@@ -65,12 +65,12 @@ class LaneBatches(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entries: Iterable[QueueEntry]) -> LaneBatches:
-        """In the order of queue and priority, so that two producers of many queues wait and never in a circle."""
-        found: dict[tuple[str, int, str | None], list[QueueEntry]] = {}
+        """Ordered by queue and priority: one lock order, so concurrent producers cannot deadlock."""
+        by_lane: dict[tuple[str, int, str | None], list[QueueEntry]] = {}
         for entry in entries:
-            found.setdefault((entry.queue, entry.priority, entry.key), []).append(entry)
-        keys = sorted(found, key=lambda key: (key[0], key[1], key[2] or ""))
-        return cls(keys, [len(found[key]) for key in keys], [entry for key in keys for entry in found[key]])
+            by_lane.setdefault((entry.queue, entry.priority, entry.key), []).append(entry)
+        keys = sorted(by_lane, key=lambda key: (key[0], key[1], key[2] or ""))
+        return cls(keys, [len(by_lane[key]) for key in keys], [entry for key in keys for entry in by_lane[key]])
 
     def arguments(self, *, notify: bool) -> tuple[object, ...]:
         queues, priorities, keys = (list(column) for column in zip(*self.keys, strict=True))
@@ -92,7 +92,7 @@ def entry_columns(entries: Sequence[QueueEntry]) -> EntryColumns:
 
 
 def check_entries(entries: Sequence[QueueEntry]) -> None:
-    """Refuse what makes no sense, before anything is sent."""
+    """Reject malformed entries before anything is sent."""
     if len(entries) > ENTRIES_MAX:
         raise InvalidInput(
             f"{len(entries)} entries are too many for one call: enqueue at most {ENTRIES_MAX} at a time."

@@ -1,7 +1,7 @@
-"""Frames that failed for good: kept for the retention, and until then retried, moved to the dead letters or discarded.
+"""Frames that failed for good: kept for the retention, until they are retried, moved to the dead letters or discarded.
 
-Each of the three removes the row it acts on, so of two that meet one does it and the other finds nothing: a frame that
-is retried cannot be buried as well. Counts change in the same statement, by the rows that were removed.
+Each of the three removes the row it acts on, so of two concurrent calls one succeeds and the other finds nothing: a
+frame cannot be both retried and moved. Counts change in the same statement, by the removed rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FailedFrame(msgspec.Struct, frozen=True):
 
 
 class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed frames that agree with everything that is set."""
+    """Failed frames that match every field that is set."""
 
     tokens: Sequence[int] | None = None
     reason: str | None = None
@@ -63,17 +63,17 @@ class FailedFrames:
         self.database = database
 
     async def find(self, which: FailedFilter, *, after: int = -1, most: int = 100) -> list[FailedFrame]:
-        """By token, from the one after `after` on."""
+        """Ordered by token, starting after `after`."""
         check_count("failed frames", most, REMOVE_MAX)
         rows = await self.database.rows(FIND, *which.arguments(), after, most)
         return [FailedFrame(**dict(row.items())) for row in rows]
 
     async def count(self, which: FailedFilter) -> int:
-        """Exactly how many agree, now."""
+        """The exact number of matches."""
         return int(await self.database.value(COUNT, *which.arguments()))
 
     async def retry(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
-        """Queue them again, with all their attempts before them. Tokens that are named must all be failed frames."""
+        """Queue them again; they keep their attempt numbers. Explicit tokens must all be failed frames."""
         if which.tokens is None:
             return await self._remove(RETRY, which, most, on)
         async with self._all_or_nothing(on) as tx:
@@ -102,13 +102,13 @@ class FailedFrames:
         return await self._remove(MOVE_TO_DEAD_LETTERS, which, most, on)
 
     async def discard(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
-        """Forget them: they are no longer counted as failed, as if they had never been queued."""
+        """Delete them: they are no longer counted as failed, as if they had never been queued."""
         if which.matches_all:
             raise InvalidInput("Discarding needs a filter: say which failed frames go, by reason, queue, job or age.")
         return await self._remove(DISCARD, which, most, on)
 
     async def expire(self, after_s: float, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
-        """Forget those that failed so long ago, by the clock of PostgreSQL; they stay counted, in the rollup."""
+        """Delete frames that failed longer ago, by the clock of PostgreSQL; the rollup keeps counting them."""
         rows = await (on or self.database).rows(EXPIRE, after_s, most)
         failpoints.after_send("failed.expire")
         return sorted(row["token"] for row in rows)

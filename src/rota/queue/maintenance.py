@@ -1,13 +1,14 @@
-"""What one leader does so that the queue stays small: promote, fold, rotate, prune, carry, return orphans, expire.
+"""Periodic maintenance by one leader that bounds the storage: promote, fold, rotate, prune, carry over, orphans,
+expiry.
 
-Each step is a transaction of its own that begins with the leader's fence, so a paused leader that wakes up writes
-nothing. Dying between two steps leaves the rest to the next leader, and repeating a step changes nothing. Nobody waits
-for upkeep (see `storage`). Whoever keeps a transaction open can hold up the reuse of slots, and is named in the log;
-enqueueing, claiming and ending go on meanwhile, and pending deltas are still made few.
+Each step is one transaction that first checks the leader's fence, so a paused leader that wakes up writes nothing. A
+crash between two steps leaves the rest to the next leader, and every step is idempotent. No step blocks the queue (see
+`storage`). An open transaction can delay the reuse of slots; the log names its session. Enqueueing, claiming and ending
+go on meanwhile, and pending deltas are still merged.
 
-A dispatcher's claims belong to it until their frames are booked. When its lease has ended, its open frames are offered
-to `bury`, which returns those that will never be booked by it: these go back. The others are booked and belong to
-their worker's lease. The name is forgotten last, so that a leader that dies before that leaves it to the next.
+A dispatcher owns its claims until their frames are booked. When its lease has ended, its open tokens are passed to
+`tombstone`, which returns those that it will never book: these are given back. The others are booked and belong to
+their worker's lease. The owner row is deleted last, so that a leader that dies before leaves it to the next.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.postgres import Transaction, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.queue import metrics as measures
+from rota.queue import metrics as queue_metrics
 from rota.queue import storage, storage_report
 from rota.queue.failed import REMOVE_MAX
 from rota.queue.queue import Queue
@@ -41,7 +42,7 @@ WARN_INTERVAL_S: Final = 30.0
 PROMOTIONS_MAX: Final = 32
 EXPIRIES_MAX: Final = 32
 CARRIES_MAX: Final = 32
-"""Transactions of a kind in one round, so that the other steps have their turn."""
+"""Transactions of one step per round, so that the other steps get their share."""
 
 STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
 
@@ -51,14 +52,14 @@ BUSY_ERRORS = (
     asyncpg.TransactionRollbackError,
     asyncpg.InsufficientResourcesError,
 )
-"""What a PostgreSQL says that has no time or room now."""
+"""Errors of a PostgreSQL that lacks time or resources at the moment."""
 
 TombstoneTokens = Callable[[Sequence[int]], Awaitable[set[int]]]
-"""Tokens of a dead dispatcher in, those out that will never be booked any more."""
+"""Takes tokens of a dead dispatcher and returns those that can never be booked any more."""
 
 
 class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the steps are taken, and how much the ring holds."""
+    """Intervals of the steps, and limits of the ring."""
 
     promote_s: float = 0.25
     fold_s: float = 1.0
@@ -70,15 +71,15 @@ class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueMaintenance:
-    """`Service("queue_upkeep", upkeep.run)`: every replica may run it, one of them leads."""
+    """Run as `Service("queue_upkeep", maintenance.run)` in every replica; one of them leads."""
 
     def __init__(
-        self, queue: Queue, leases: Leases, bury: TombstoneTokens, pace: MaintenanceIntervals | None = None
+        self, queue: Queue, leases: Leases, tombstone: TombstoneTokens, intervals: MaintenanceIntervals | None = None
     ) -> None:
         self.queue = queue
         self.leases = leases
-        self.pace = pace or MaintenanceIntervals()
-        self._bury = bury
+        self.intervals = intervals or MaintenanceIntervals()
+        self._tombstone = tombstone
         self._leadership = Leadership(leases, MAINTENANCE_LEASE, self.lead, kind="leader")
         self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
 
@@ -87,25 +88,25 @@ class QueueMaintenance:
         await self._leadership.serve(life)
 
     async def lead(self, lease: Lease) -> None:
-        """Until cancelled."""
+        """Run rounds until cancelled."""
         try:
             while True:
                 await self._round(lease)
-                await self.leases.clock.sleep(self.pace.promote_s)
+                await self.leases.clock.sleep(self.intervals.promote_s)
         finally:
-            measures.clear_metrics()
+            queue_metrics.clear_metrics()
 
     async def _round(self, lease: Lease) -> None:
         await self._try(lease, self.promote)
-        if self._is_due("fold", self.pace.fold_s):
+        if self._is_due("fold", self.intervals.fold_s):
             await self._try(lease, self.return_orphans, self.fold, self.turn_ring)
-        if self._is_due("measure", self.pace.measure_s):
+        if self._is_due("measure", self.intervals.measure_s):
             await self._try(lease, self._measure)
-        if self._is_due("expire", self.pace.expire_s):
+        if self._is_due("expire", self.intervals.expire_s):
             await self._try(lease, self.expire, self.shed)
 
     async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
-        """A step that finds somebody in its way had no effect, and is taken again next time."""
+        """Run steps; a step that meets a lock conflict has no effect and is repeated in the next round."""
         for step in steps:
             try:
                 await step(lease)
@@ -114,7 +115,7 @@ class QueueMaintenance:
                 log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
-        """All that is due, in bounded steps."""
+        """Promote everything that is due, in bounded steps."""
         promoted = 0
         for _ in range(PROMOTIONS_MAX):
             async with self._fenced_transaction(lease) as tx:
@@ -126,31 +127,31 @@ class QueueMaintenance:
         return promoted
 
     async def fold(self, lease: Lease) -> list[storage.FoldResult]:
-        held = await storage.pinning_sessions(self.queue.database)
+        pinning = await storage.pinning_sessions(self.queue.database)
         async with self._fenced_transaction(lease) as tx:
-            folded = await storage.fold(tx, pinned=bool(held))
+            folded = await storage.fold(tx, pinned=bool(pinning))
             failpoints.hit("queue.after_fold_before_commit")
         for each in folded:
             STEPS.labels("fold", each.done).inc()
-        if not held:
-            measures.FOLDED.set_to_current_time()
+        if not pinning:
+            queue_metrics.FOLDED.set_to_current_time()
         return folded
 
     async def turn_ring(self, lease: Lease) -> str:
-        """Prune what has ended, and open a new slot if one is needed. Returns what came of the latter."""
+        """Prune ended slots and open a new one if needed. Returns the outcome of the latter."""
         for slot in await storage.prunable_slots(self.queue.database):
             async with self._fenced_transaction(lease) as tx:
                 pruned = await storage.prune(tx, slot)
                 failpoints.hit("queue.after_prune_before_commit")
             STEPS.labels("prune", pruned).inc()
         async with self._fenced_transaction(lease) as tx:
-            rotated = await storage.rotate(tx, self.pace.slot_bytes, self.pace.slot_age_s)
+            rotated = await storage.rotate(tx, self.intervals.slot_bytes, self.intervals.slot_age_s)
             failpoints.hit("queue.after_rotate_before_commit")
         STEPS.labels("rotate", rotated).inc()
         return await self._free_oldest_slot(lease) if rotated == "full" else rotated
 
     async def return_orphans(self, lease: Lease) -> int:
-        """Give back what dead dispatchers had claimed and will never book; returns how many frames."""
+        """Give back claims of dead dispatchers that they will never book; returns the number of frames."""
         async with self._fenced_transaction(lease) as tx:
             dead = [row["owner"] for row in await tx.rows(EXPIRED_OWNERS)]
         returned = 0
@@ -165,11 +166,11 @@ class QueueMaintenance:
         return returned
 
     async def expire(self, lease: Lease) -> int:
-        """Forget failed frames past their retention, in bounded steps."""
+        """Delete failed frames past their retention, in bounded steps."""
         expired = 0
         for _ in range(EXPIRIES_MAX):
             async with self._fenced_transaction(lease) as tx:
-                number = len(await self.queue.failed.expire(self.pace.failed_retention_s, most=REMOVE_MAX, on=tx))
+                number = len(await self.queue.failed.expire(self.intervals.failed_retention_s, most=REMOVE_MAX, on=tx))
                 failpoints.hit("queue.after_expire_before_commit")
             expired += number
             if number < REMOVE_MAX:
@@ -177,18 +178,18 @@ class QueueMaintenance:
         return expired
 
     async def shed(self, lease: Lease) -> None:
-        """Forget what has ended of what was carried out of the ring."""
+        """Delete ended rows among those carried out of the ring."""
         async with self._fenced_transaction(lease) as tx:
             await storage.purge_carried(tx)
 
     async def _return_unbooked(self, lease: Lease, tokens: Sequence[int]) -> int:
-        buried = await self._bury(tokens)
+        tombstoned = await self._tombstone(tokens)
         failpoints.hit("queue.after_bury_before_return")
         async with self._fenced_transaction(lease) as tx:
-            return (await self.queue.give_back(buried, on=tx)).accepted
+            return (await self.queue.give_back(tombstoned, on=tx)).accepted
 
     async def _free_oldest_slot(self, lease: Lease) -> str:
-        """The oldest slot is in the way of a new one: if it lives, move that out of the ring, part by part."""
+        """Free the oldest slot for a new one: prune it, or carry its live entries out of the ring, part by part."""
         async with self._fenced_transaction(lease) as tx:
             pruned = await storage.prune(tx)
         if pruned != "live":
@@ -207,12 +208,14 @@ class QueueMaintenance:
     async def _record_outcome(self, step: str, outcome: str) -> str:
         STEPS.labels(step, outcome).inc()
         if outcome == "blocked" and self._is_due("warn", WARN_INTERVAL_S):
-            held = await storage_report.long_transactions(self.queue.database)
-            log.warning("queue_ring_full", outcome=outcome, sessions=[msgspec.structs.asdict(each) for each in held])
+            sessions = await storage_report.long_transactions(self.queue.database)
+            log.warning(
+                "queue_ring_full", outcome=outcome, sessions=[msgspec.structs.asdict(each) for each in sessions]
+            )
         return outcome
 
     async def _measure(self, _lease: Lease) -> None:
-        await measures.collect_metrics(self.queue)
+        await queue_metrics.collect_metrics(self.queue)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = self.leases.clock.monotonic()

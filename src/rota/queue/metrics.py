@@ -1,6 +1,6 @@
-"""What Prometheus is told of the queue, by the replica that keeps house; the others say nothing.
+"""Prometheus metrics of the queue, set only by the replica that leads its maintenance.
 
-The fullest queues have a series each, the rest is told together, so that a thousand queues are no thousand series.
+The deepest queues have a series each and the rest share one, so that the number of series stays bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rota.queue.storage_report import LongTransaction
 QUEUES_MAX: Final = 100
 OTHER_QUEUES: Final = "(other)"
 SAMPLED_LANES_MAX: Final = 200
-"""Lanes whose next frame is looked at; those of the lowest priority, which wait longest."""
+"""Lanes whose next frame is sampled; those of the lowest priority, which wait longest."""
 
 FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues.", labels=("state",))
 DEPTH = metrics.gauge("rota_queue_depth", "Frames that wait, by queue.", labels=("queue",))
@@ -41,19 +41,19 @@ async def collect_metrics(queue: Queue) -> None:
     counts = await queue.counts_exact()
     ages_s = await oldest_ages_s(queue, SAMPLED_LANES_MAX)
     state = await storage_report.storage_state(queue.database)
-    held = await storage_report.long_transactions(queue.database)
+    sessions = await storage_report.long_transactions(queue.database)
     for name in STATES:
         FRAMES.labels(name).set(sum(getattr(each, name) for each in counts.values()))
     _set_labels(DEPTH, cap_series({name: each.waiting for name, each in counts.items() if each.waiting}))
     _set_labels(OLDEST, {name: ages_s[name] for name in nlargest(QUEUES_MAX, ages_s, key=ages_s.__getitem__)})
-    _set_labels(BLOCKED, blocking_ages_s(held, open_slot=state.generation % storage.RING_SLOTS))
-    PINNED.set(max((session.age_s for session in held if session.pins), default=0))
+    _set_labels(BLOCKED, blocking_ages_s(sessions, open_slot=state.generation % storage.RING_SLOTS))
+    PINNED.set(max((session.age_s for session in sessions if session.pins), default=0))
     DELTAS.set(state.pending_deltas)
     TRUSTED.set(state.counters_trusted)
 
 
 def clear_metrics() -> None:
-    """Somebody else measures from here on."""
+    """Clear all gauges: another replica measures from now on."""
     for gauge in _LABELLED:
         gauge.clear()
     for gauge in _PLAIN:
@@ -61,7 +61,7 @@ def clear_metrics() -> None:
 
 
 async def oldest_ages_s(queue: Queue, lanes: int | None = None) -> dict[str, float]:
-    """For how long the next frame of each queue has waited, where one may be claimed; of the last `lanes` or all."""
+    """Waiting time of the next claimable frame of each queue; of the last `lanes` candidates, or all."""
     candidates = await queue.candidates()
     queues = {candidate.lane: candidate.queue for candidate in candidates[-(lanes or len(candidates)) :]}
     found: dict[str, float] = {}
@@ -71,23 +71,23 @@ async def oldest_ages_s(queue: Queue, lanes: int | None = None) -> dict[str, flo
 
 
 def cap_series(depths: Mapping[str, int]) -> dict[str, int]:
-    """The fullest queues, and all others as one."""
-    told = {name: depths[name] for name in nlargest(QUEUES_MAX, depths, key=depths.__getitem__)}
-    rest = sum(depths.values()) - sum(told.values())
-    return told | {OTHER_QUEUES: rest} if rest else told
+    """The deepest queues, and the sum of all others."""
+    largest = {name: depths[name] for name in nlargest(QUEUES_MAX, depths, key=depths.__getitem__)}
+    rest = sum(depths.values()) - sum(largest.values())
+    return largest | {OTHER_QUEUES: rest} if rest else largest
 
 
-def blocking_ages_s(held: Iterable[LongTransaction], open_slot: int) -> dict[str, float]:
+def blocking_ages_s(sessions: Iterable[LongTransaction], open_slot: int) -> dict[str, float]:
     """By application, the age of its oldest transaction in a slot that could otherwise be emptied."""
     found: dict[str, float] = {}
-    for session in held:
+    for session in sessions:
         if any(slot not in (open_slot, storage.CARRIED_SLOT) for slot in session.slots):
             found[session.application] = max(session.age_s, found.get(session.application, 0.0))
     return found
 
 
 def _set_labels(gauge: Gauge, values: Mapping[str, float]) -> None:
-    """These labels and no others."""
+    """Set these labels and remove all others."""
     gauge.clear()
     for label, value in values.items():
         gauge.labels(label).set(value)

@@ -1,5 +1,5 @@
 -- name: dlq_add
--- Write dead letters; a cause that is known is left as it is.
+-- Add dead letters; a known cause is left unchanged.
 WITH added AS (
   INSERT INTO rota.dlq_entries (kind, reason, cause, queue, job_id, payload, error)
   SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::bytea[], $7::text[])
@@ -9,14 +9,14 @@ WITH added AS (
 SELECT count(*) FROM added
 
 -- name: dlq_count
--- How many dead letters agree with the filter.
+-- Number of dead letters that match the filter.
 SELECT count(*) FROM rota.dlq_entries d
 WHERE ($1::bigint[] IS NULL OR d.dlq_id = ANY ($1)) AND ($2::text IS NULL OR d.kind = $2)
   AND ($3::text IS NULL OR d.reason = $3) AND ($4::text IS NULL OR d.queue = $4)
   AND ($5::uuid IS NULL OR d.job_id = $5) AND ($6::timestamptz IS NULL OR d.created_at < $6)
 
 -- name: dlq_find
--- Dead letters that agree with the filter, from the one after $7 on, at most $8.
+-- Dead letters that match the filter, starting after id $7, at most $8.
 SELECT d.dlq_id AS id, d.kind, d.reason, d.cause, d.queue, d.job_id AS job, d.layer_id AS layer, d.frame, d.attempt,
        d.payload, d.error, d.created_at
 FROM rota.dlq_entries d
@@ -28,7 +28,7 @@ ORDER BY d.dlq_id
 LIMIT $8::int
 
 -- name: dlq_remove
--- Remove dead letters that agree with the filter, at most $7; frames go back to their lanes if $8.
+-- Remove dead letters that match the filter, at most $7; requeue frames if $8.
 SELECT id FROM rota.queue_dlq_remove(ARRAY(
   SELECT d.dlq_id FROM rota.dlq_entries d
   WHERE ($1::bigint[] IS NULL OR d.dlq_id = ANY ($1)) AND ($2::text IS NULL OR d.kind = $2)
@@ -37,7 +37,7 @@ SELECT id FROM rota.queue_dlq_remove(ARRAY(
   ORDER BY d.dlq_id LIMIT $7::int), $8::boolean) AS id
 
 -- name: failed_bury
--- Move failed frames that agree with the filter to the dead letters, at most $6.
+-- Move failed frames that match the filter to the dead letters, at most $6.
 SELECT token FROM rota.move_failed_to_dlq(ARRAY(
   SELECT d.token FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
   WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
@@ -46,14 +46,14 @@ SELECT token FROM rota.move_failed_to_dlq(ARRAY(
   ORDER BY d.token LIMIT $6::int)) AS token
 
 -- name: failed_count
--- How many failed frames agree with the filter.
+-- Number of failed frames that match the filter.
 SELECT count(*) FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
 WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
   AND ($3::text IS NULL OR l.queue = $3) AND ($4::uuid IS NULL OR d.job_id = $4)
   AND ($5::timestamptz IS NULL OR d.failed_at < $5)
 
 -- name: failed_discard
--- Forget failed frames that agree with the filter, at most $6; they are no longer counted.
+-- Delete failed frames that match the filter, at most $6; they are no longer counted.
 SELECT token FROM rota.queue_discard(ARRAY(
   SELECT d.token FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
   WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
@@ -62,14 +62,14 @@ SELECT token FROM rota.queue_discard(ARRAY(
   ORDER BY d.token LIMIT $6::int), false) AS token
 
 -- name: failed_expire
--- Forget failed frames that failed more than $1 seconds ago, at most $2; they stay counted, in the rollup.
+-- Delete failed frames that failed more than $1 seconds ago, at most $2; the rollup keeps counting them.
 SELECT token FROM rota.queue_discard(ARRAY(
   SELECT d.token FROM rota.done_entries d
   WHERE d.failed_at < clock_timestamp() - make_interval(secs => $1::float8)
   ORDER BY d.failed_at LIMIT $2::int), true) AS token
 
 -- name: failed_find
--- Failed frames that agree with the filter, from the token after $6 on, at most $7.
+-- Failed frames that match the filter, starting after token $6, at most $7.
 SELECT d.token, l.queue, d.job_id AS job, d.layer_id AS layer, d.frame, d.attempt, d.payload, d.reason, d.error,
        d.failed_at
 FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
@@ -81,7 +81,7 @@ ORDER BY d.token
 LIMIT $7::int
 
 -- name: failed_retry
--- Queue failed frames that agree with the filter again, at most $6.
+-- Requeue failed frames that match the filter, at most $6.
 SELECT token FROM rota.retry_job_tx(ARRAY(
   SELECT d.token FROM rota.done_entries d JOIN rota.queue_lanes l ON l.lane_id = d.lane_id
   WHERE ($1::bigint[] IS NULL OR d.token = ANY ($1)) AND ($2::text IS NULL OR d.reason = $2)
@@ -90,32 +90,32 @@ SELECT token FROM rota.retry_job_tx(ARRAY(
   ORDER BY d.token LIMIT $6::int)) AS token
 
 -- name: owner_forget
--- Forget a dead owner that has nothing left to give back.
+-- Delete a dead owner that has no open claims left.
 DELETE FROM rota.queue_owners WHERE owner = $1::bigint AND dead
 
 -- name: owners_bury
--- Declare owners dead whose lease has ended; all dead ones.
+-- Mark owners dead whose lease has ended; returns all dead ones.
 SELECT owner FROM rota.queue_bury_owners() AS owner
 
 -- name: cancel_running
--- Cancel claimed turns.
+-- Cancel claimed positions.
 SELECT claim_id, refused FROM rota.queue_cancel_running($1::bigint[], $2::varbit[])
 
 -- name: cancel_waiting
--- Cancel what waits of the job $1, in the layer $2 or all, from frame $3 to frame $4.
+-- Cancel waiting frames of job $1, in layer $2 or all, from frame $3 to frame $4.
 SELECT rota.queue_cancel_waiting($1::uuid, $2::uuid, $3::int, $4::int)
 
 -- name: candidates
--- Lanes of these queues, or of all, in which something may be claimed.
+-- Lanes of these queues, or of all, with claimable entries.
 SELECT lane_id, queue, priority, waiting, parked FROM rota.queue_candidates($1::text[])
 
 -- name: claim
--- Hand out up to $2 waiting turns of these lanes to the owner $3; a row per claim.
+-- Claim up to $2 waiting positions of these lanes for owner $3; a row per claim.
 SELECT lane_id, claim_id, n, first_seq, skipped, sizes, jobs, layers, frames, attempts, payloads
 FROM rota.queue_claim($1::int[], $2::int, $3::bigint)
 
 -- name: complete
--- Complete claimed turns; a row per claim of which something was refused.
+-- Complete claimed positions; a row per claim with refused ones.
 SELECT claim_id, refused FROM rota.insert_done_rows_tx($1::bigint[], $2::varbit[])
 
 -- name: counts_exact
@@ -123,47 +123,47 @@ SELECT claim_id, refused FROM rota.insert_done_rows_tx($1::bigint[], $2::varbit[
 SELECT queue, waiting, running, deferred, completed, failed, cancelled, dead FROM rota.queue_counts_exact($1::text[])
 
 -- name: counts_fast
--- Counts of these queues as of the last fold, or of all.
+-- Counts of these queues, or of all, as of the last fold.
 SELECT queue, waiting, running, deferred, completed, failed, cancelled, dead FROM rota.queue_counts_fast($1::text[])
 
 -- name: enqueue
--- Append entries to their lanes; a row per group with the lane and its first turn.
+-- Append entries to their lanes; a row per group with the lane and the first position.
 SELECT lane_id, first_seq FROM rota.queue_enqueue(
   $1::text[], $2::smallint[], $3::text[], $4::int[],
   $5::uuid[], $6::uuid[], $7::int[], $8::int[], $9::smallint[], $10::bytea[], $11::boolean)
 
 -- name: enqueue_later
--- Keep entries until their time has come.
+-- Store entries until they are due.
 SELECT rota.queue_defer(
   $1::text[], $2::smallint[], $3::timestamptz[],
   $4::uuid[], $5::uuid[], $6::int[], $7::int[], $8::smallint[], $9::bytea[])
 
 -- name: fail
--- Fail claimed turns for good, each with a reason and what it said.
+-- Fail claimed positions for good, each with a reason and an error text.
 SELECT claim_id, refused FROM rota.queue_fail($1::bigint[], $2::varbit[], $3::bigint[], $4::text[], $5::text[])
 
 -- name: give_back
--- Return claimed turns to their place, parked for the job $3 if there is one.
+-- Give claimed positions back, parked for job $3 unless null.
 SELECT claim_id, refused FROM rota.queue_give_back($1::bigint[], $2::varbit[], $3::uuid)
 
 -- name: heads
--- For how long the next frame of each lane has been waiting.
+-- Waiting time of the next frame of each lane.
 SELECT lane_id, extract(epoch FROM clock_timestamp() - enqueued_at)::float8 AS age_s FROM rota.queue_heads($1::int[])
 
 -- name: look
--- Which frames and attempts claimed turns are.
+-- Frame and attempt of claimed positions.
 SELECT token, job_id, layer_id, frame, attempt FROM rota.queue_look($1::bigint[], $2::varbit[])
 
 -- name: owner_add
--- A dispatcher that holds the lease $2 under the fence $1 may claim.
+-- Allow a dispatcher that holds lease $2 under fence $1 to claim.
 INSERT INTO rota.queue_owners (owner, lease) VALUES ($1::bigint, $2::text) ON CONFLICT DO NOTHING
 
 -- name: owner_claims
--- Open turns of claims that the owner $1 made.
+-- Open positions of claims of owner $1.
 SELECT claim_id, open FROM rota.queue_open_claims($1::bigint)
 
 -- name: park_rest
--- Park what the job $2 has next in each of these lanes.
+-- Park the next entries of job $2 in each of these lanes.
 SELECT coalesce(sum(rota.queue_park_rest(lane, $2::uuid)), 0)::bigint
 FROM (SELECT DISTINCT unnest($1::int[]) AS lane ORDER BY 1) AS sorted
 
@@ -173,7 +173,7 @@ SELECT queue, enqueue_shards AS shards, paused, dlq_on_fail FROM rota.queues
 WHERE $1::text[] IS NULL OR queue = ANY ($1) ORDER BY queue
 
 -- name: queue_make
--- Make the queue $1 with lanes for the priorities $2, or change its settings; null keeps what is there.
+-- Create queue $1 with lanes for the priorities $2, or change its settings; null keeps the current value.
 WITH made AS (
   INSERT INTO rota.queues AS q (queue, enqueue_shards, dlq_on_fail)
   VALUES ($1::text, coalesce($3::smallint, 4), coalesce($4::boolean, false))
@@ -187,32 +187,32 @@ SELECT made.queue, priority, shard FROM made, unnest($2::smallint[]) AS priority
 ON CONFLICT DO NOTHING
 
 -- name: queue_pause
--- Pause the queue $1, or let it go on, and wake whoever claims from it.
+-- Pause or resume queue $1, and notify dispatchers.
 UPDATE rota.queues SET paused = $2::boolean WHERE queue = $1::text
 
 -- name: rebuild
--- Count everything anew from the rows, and set the counter mode and stripes unless null.
+-- Rebuild all counts from the rows, and set the counter mode and stripes unless null.
 SELECT rota.queue_rebuild_counts($1::text, $2::int)
 
 -- name: retry
--- End claimed turns and queue their frames again $3 seconds from now; $4: an attempt was used.
+-- End claimed positions and requeue their frames $3 seconds from now; $4: an attempt was used.
 SELECT claim_id, refused FROM rota.queue_retry(
   $1::bigint[], $2::varbit[], make_interval(secs => $3::float8), $4::boolean)
 
 -- name: unpark
--- Let up to $2 parked turns of the job $1 be claimed again.
+-- Unpark up to $2 positions of job $1.
 SELECT rota.queue_unpark($1::uuid, $2::bigint)
 
 -- name: wake
--- Tell dispatchers that there may be something to claim.
+-- Notify dispatchers that entries may be claimable.
 SELECT pg_notify('rota_queue', $1::text)
 
 -- name: carry
--- Move about $2 entries that live on in the oldest slot out of the ring, waiting $1 ms for its lock.
+-- Carry about $2 live entries of the oldest slot out of the ring, waiting at most $1 ms for its lock.
 SELECT rota.queue_carry($1::int, $2::int)
 
 -- name: fold
--- Make pending deltas part of the live counts, or fewer while somebody pins old rows.
+-- Fold pending deltas into the live counts, or only merge them while a session pins old rows.
 SELECT turn, deltas, done FROM rota.queue_fold($1::boolean)
 
 -- name: pins
@@ -220,23 +220,24 @@ SELECT turn, deltas, done FROM rota.queue_fold($1::boolean)
 SELECT pid, application, age_s, state FROM rota.queue_pins(make_interval(secs => $1::float8))
 
 -- name: promote
--- Queue up to $1 deferred entries whose time has come.
+-- Queue up to $1 deferred entries that are due.
 SELECT rota.queue_promote($1::int)
 
 -- name: prunable
--- Sealed slots that hold anything and may be done.
+-- Sealed slots with rows that may all have ended.
 SELECT slot FROM rota.queue_prunable() AS slot
 
 -- name: prune
--- Forget the slot $1 if everything in it has ended, waiting $2 ms for its lock. Null: the oldest, by its rows alone.
+-- Truncate slot $1 if everything in it has ended, waiting $2 ms for its lock. Null: the oldest, judged by its rows
+-- alone.
 SELECT rota.queue_prune(coalesce($1::int, ((rota.queue_generation() + 1) % 7)::int), $2::int, $1::int IS NULL)
 
 -- name: rotate
--- Take a new slot when the one in use holds $1 bytes, or is $2 seconds old and holds anything.
+-- Open a new slot when the open one holds $1 bytes, or is $2 seconds old and not empty.
 SELECT rota.queue_rotate($1::bigint, make_interval(secs => $2::float8))
 
 -- name: shed
--- Forget what has ended beside the ring if $1, or else in its oldest slot.
+-- Delete ended rows outside of the ring if $1, otherwise in its oldest slot.
 SELECT rota.queue_shed($1::boolean)
 
 -- name: report_sessions
@@ -259,7 +260,8 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
 ORDER BY a.xact_start
 
 -- name: report_slots
--- The ring slot by slot, and slot 7 beside it: generation, size, and what waits or runs there, by counters or by rows.
+-- Each slot of the ring, and slot 7 outside of it: generation, size, waiting and running frames, by counters or by
+-- rows.
 SELECT n.slot AS number, CASE WHEN n.slot < 7 THEN g.generation - (g.generation - n.slot) % 7 END AS generation,
        n.slot = g.generation % 7 AS is_open,
        pg_total_relation_size(format('rota.ready_entries_%s', n.slot)::regclass)
@@ -283,7 +285,7 @@ LEFT JOIN (
 ORDER BY n.slot
 
 -- name: report_state
--- How counts are kept and how far they lag, the slot in use, and who does the upkeep under the lease $1.
+-- Counter mode and lag of the counts, the open slot, and the holder of the maintenance lease $1.
 SELECT s.counter_mode, s.counters_trusted, d.pending AS pending_deltas, r.generation,
        extract(epoch FROM clock_timestamp() - r.rotated_at)::float8 AS open_s,
        (SELECT l.holder FROM rota.lease l WHERE l.name = $1::text AND l.expires_at > clock_timestamp()) AS keeper,
@@ -292,7 +294,7 @@ FROM (SELECT count(*) AS pending FROM rota.queue_terminal_count_deltas) AS d, ro
      (SELECT generation, rotated_at FROM rota.queue_ring_rotations ORDER BY generation DESC LIMIT 1) AS r
 
 -- name: report_tables
--- Tables beside the ring, with their size and their rows as PostgreSQL last estimated them.
+-- Tables outside of the ring, with their size and the row estimates of PostgreSQL.
 SELECT t.name, pg_total_relation_size(s.relid) AS bytes, s.n_live_tup AS rows, s.n_dead_tup AS dead_rows
 FROM unnest($1::text[]) WITH ORDINALITY AS t (name, place)
 JOIN pg_stat_user_tables s ON s.schemaname = 'rota' AND s.relname = t.name

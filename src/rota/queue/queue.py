@@ -1,10 +1,10 @@
-"""The queue in the words of its callers; docs/adr/0013-the-queue.md says how it is stored.
+"""The operations of the queue; docs/adr/0013-the-queue.md describes the storage.
 
 Every method is one statement that takes effect or does not. After a lost reply (`PostgresUnavailable` with the outcome
 unknown):
-- ending frames again refuses what was ended the first time, so asking again is safe and the counts stay right;
-- enqueueing again would queue twice: enqueue inside the transaction that records why, and look there;
-- a claim nobody heard of belongs to its owner until its lease ends: ask for `open_tokens` and give back the unknown.
+- ending frames again refuses those that the first call ended, so a retry is safe and the counts stay right;
+- enqueueing again would queue twice: enqueue inside the transaction that records the cause, and check there;
+- a claim whose reply was lost belongs to its owner until its lease ends: read `open_tokens` and give back the unknown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rota.infra.lease import Lease
 from rota.infra.postgres import Database, Query, Transaction, query
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, NotFound, StaleFence
-from rota.queue import entries as given
-from rota.queue import tokens as marks
+from rota.queue import entries as queue_entries
+from rota.queue import tokens as token_masks
 from rota.queue.claims import Claim
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
 from rota.queue.dead_letters import DeadLetterQueue
@@ -31,7 +31,7 @@ from rota.queue.failed import FailedFrames
 from rota.queue.tokens import EndResult
 
 CHANNEL: Final = "rota_queue"
-"""Notified with a queue's name when something can be claimed from it."""
+"""Notified with the name of a queue when entries can be claimed from it."""
 
 ENQUEUE = query(__package__, "enqueue")
 ENQUEUE_DEFERRED = query(__package__, "enqueue_later")
@@ -73,7 +73,7 @@ ERROR_TEXT_MAX: Final = 10_000
 
 
 class FrameFailure(msgspec.Struct, frozen=True):
-    """One attempt that failed for good; `reason` is a code, `error` is what it said."""
+    """One attempt that failed for good; `reason` is a code, `error` is its text."""
 
     token: int
     reason: str
@@ -88,29 +88,29 @@ class QueueInfo(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    """All queues of one database. `on` does the same inside a transaction of the caller's."""
+    """All queues of one database. `on` runs a call inside a transaction of the caller."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.failed = FailedFrames(database)
         self.dead_letters = DeadLetterQueue(database)
-        self._made: set[tuple[str, int]] = set()
-        """Lanes that exist for good, so that no producer makes one inside a transaction that may last."""
+        self._ensured_lanes: set[tuple[str, int]] = set()
+        """Lanes known to be committed, so that no producer creates one inside a transaction that may last."""
 
     async def enqueue(
         self, entries: Sequence[QueueEntry], *, on: Transaction | None = None, notify: bool = True
     ) -> list[LanePosition]:
-        """Queue these, if and only if the transaction commits; until then its lanes are closed to other producers."""
-        given.check_entries(entries)
-        later = [entry for entry in entries if entry.run_at is not None]
+        """Queue these if and only if the transaction commits; until then its lanes are closed to other producers."""
+        queue_entries.check_entries(entries)
+        deferred = [entry for entry in entries if entry.run_at is not None]
         groups = LaneBatches.of(entry for entry in entries if entry.run_at is None)
-        if later and groups.entries and on is None:
+        if deferred and groups.entries and on is None:
             async with self.database.transaction() as tx:
                 return await self.enqueue(entries, on=tx, notify=notify)
         await self._ensure_lanes({(entry.queue, entry.priority) for entry in entries})
         target = on or self.database
-        if later:
-            await target.rows(ENQUEUE_DEFERRED, *deferred_arguments(later))
+        if deferred:
+            await target.rows(ENQUEUE_DEFERRED, *deferred_arguments(deferred))
         if not groups.entries:
             return []
         failpoints.hit("queue.before_enqueue")
@@ -119,14 +119,15 @@ class Queue:
         return groups.positions((row["lane_id"], row["first_seq"]) for row in rows)
 
     async def register_owner(self, lease: Lease) -> int:
-        """Let the holder of this lease claim; returns the name to claim in. When the lease ends its claims go back."""
+        """Allow the holder of this lease to claim; returns its owner id. Its claims are returned when the lease
+        ends."""
         await self.database.run(OWNER_ADD, lease.fence, lease.name)
         return lease.fence
 
     async def claim(self, lanes: Sequence[int], want: int, owner: int) -> list[Claim]:
-        """Up to `want` frames out of these lanes, the first lane first. Nothing if others are claiming from all."""
-        given.check_count("frames to claim", want, marks.BATCH_MAX)
-        given.check_count("lanes", len(lanes), LANES_MAX)
+        """Claim up to `want` frames from these lanes, in order. Returns nothing if others hold all of them."""
+        queue_entries.check_count("frames to claim", want, token_masks.BATCH_MAX)
+        queue_entries.check_count("lanes", len(lanes), LANES_MAX)
         failpoints.hit("queue.before_claim")
         try:
             rows = await self.database.rows(CLAIM, lanes, want, owner)
@@ -144,16 +145,16 @@ class Queue:
         return claims
 
     async def open_tokens(self, owner: int) -> list[int]:
-        """What was claimed in this name and has not ended. Reads all claims: for owners that are dead or in doubt."""
+        """Open tokens of this owner. Reads all claims: use it only for dead owners or after a lost reply."""
         rows = await self.database.rows(OPEN_CLAIMS, owner)
-        return sorted(token for row in rows for token in marks.tokens_in(row["claim_id"], row["open"]))
+        return sorted(token for row in rows for token in token_masks.tokens_in(row["claim_id"], row["open"]))
 
     async def lookup_tokens(
         self, tokens: Iterable[int], *, on: Transaction | None = None
     ) -> dict[int, tuple[int, int]]:
-        """Frame and attempt of claimed tokens; of what was pruned since nothing is told."""
-        asked = marks.check_tokens(tokens)
-        rows = await (on or self.database).rows(LOOKUP_TOKENS, *marks.masks_of(asked)) if asked else []
+        """Frame and attempt of claimed tokens; pruned tokens are missing."""
+        checked = token_masks.check_tokens(tokens)
+        rows = await (on or self.database).rows(LOOKUP_TOKENS, *token_masks.masks_of(checked)) if checked else []
         return {row["token"]: (row["frame"], row["attempt"]) for row in rows}
 
     async def complete(self, tokens: Iterable[int], *, on: Transaction | None = None) -> EndResult:
@@ -165,7 +166,7 @@ class Queue:
         return ended
 
     async def give_back(self, tokens: Iterable[int], *, on: Transaction | None = None) -> EndResult:
-        """To the same place, to be claimed before the lane. No attempt is used."""
+        """Return frames to their positions, ahead of the lane. No attempt is used."""
         failpoints.hit("queue.before_give_back")
         ended = await self._end("given_back", GIVE_BACK, tokens, on, None)
         failpoints.after_send("queue.give_back")
@@ -176,32 +177,32 @@ class Queue:
     ) -> EndResult:
         """Give back frames of a job that is at its cap; they wait for `unpark`.
 
-        With `rest_of` so does what the job has next in these lanes, however much: the lanes move on to others.
+        With `rest_of` the job's next entries in these lanes are parked too, so the lanes move on to other jobs.
         """
         if on is None:
             async with self.database.transaction() as tx:
                 return await self.park(tokens, job, rest_of=rest_of, on=tx)
         if rest_of:
-            # First, since whoever cancels a job has its lanes before he asks for claims.
+            # Lanes before claims: cancelling a job locks in this order too.
             await on.value(PARK_REST, rest_of, job)
         failpoints.hit("queue.after_rest_before_park")
         return await self._end("parked", GIVE_BACK, tokens, on, job)
 
     async def unpark(self, job: UUID, most: int, *, on: Transaction | None = None) -> int:
-        """There is room for `most` frames of this job; returns how many were parked and can be claimed now."""
-        given.check_count("frames", most, FRAME_NUMBER_MAX)
+        """Unpark up to `most` frames of this job; returns how many can be claimed now."""
+        queue_entries.check_count("frames", most, FRAME_NUMBER_MAX)
         return int(await (on or self.database).value(UNPARK, job, most))
 
     async def retry(self, tokens: Iterable[int], delay_s: float, *, on: Transaction | None = None) -> EndResult:
-        """The attempt is over and the next one waits for `delay_s`; also for what a silent worker had."""
+        """End the attempt; the next one waits for `delay_s`. Also for frames of a silent worker."""
         return await self._requeue_after("retried", tokens, delay_s, on, used=True)
 
     async def defer(self, tokens: Iterable[int], delay_s: float, *, on: Transaction | None = None) -> EndResult:
-        """The same attempt again, `delay_s` from now."""
+        """Queue the same attempt again, `delay_s` from now."""
         return await self._requeue_after("deferred", tokens, delay_s, on, used=False)
 
     async def fail(self, failures: Sequence[FrameFailure], *, on: Transaction | None = None) -> EndResult:
-        """Failed for good: kept for the retention, or straight to the dead letters if the queue says so."""
+        """Fail for good: kept for the retention, or moved to the dead letters if the queue is set so."""
         by_token = {failure.token: failure for failure in failures}
         if any(not 0 < len(failure.reason) <= 100 for failure in failures):
             raise InvalidInput("A failure needs a reason code of 1 to 100 characters.")
@@ -219,7 +220,7 @@ class Queue:
         return ended
 
     async def cancel_running(self, tokens: Iterable[int], *, on: Transaction | None = None) -> EndResult:
-        """What the worker says about these from now on is refused; telling it to stop is up to the caller."""
+        """Refuse later reports about these tokens; the caller tells the worker to stop."""
         failpoints.hit("queue.before_cancel_running")
         return await self._end("cancelled", CANCEL_RUNNING, tokens, on)
 
@@ -231,9 +232,9 @@ class Queue:
         *,
         on: Transaction | None = None,
     ) -> int:
-        """Cancel what waits, is parked or deferred, in part if asked; returns how many frames that were.
+        """Cancel waiting, parked and deferred frames, optionally only some; returns how many.
 
-        What is claimed now is not among them and may be given back right after: ask again until nothing is left.
+        Frames claimed now are not among them and may be given back right after: repeat until nothing is left.
         """
         if not frames or frames.step != 1 or not 0 <= frames.start < frames.stop <= FRAME_NUMBER_MAX + 1:
             raise InvalidInput("Frames to cancel are a range of numbers from 0 on, such as range(100, 200).")
@@ -243,23 +244,23 @@ class Queue:
         return int(number)
 
     async def counts_exact(self, queues: Sequence[str] | None = None) -> dict[str, QueueCounts]:
-        """Exact in one snapshot, whatever runs meanwhile."""
+        """Exact in one snapshot, under any load."""
         return await self._counts(COUNTS_EXACT, queues)
 
     async def counts_fast(self, queues: Sequence[str] | None = None) -> dict[str, QueueCounts]:
-        """As of the last fold, a second or so ago."""
+        """As of the last fold, about a second ago."""
         return await self._counts(COUNTS_FAST, queues)
 
     async def candidates(self, queues: Sequence[str] | None = None) -> list[ClaimableLane]:
-        """Where something can be claimed, the highest priority first. Counted exactly; paused queues are left out.
+        """Lanes with claimable entries, highest priority first. Counted exactly; paused queues are omitted.
 
-        Lanes of one priority come by their number, and no priority ages: take turns, or go by `ages_s`.
+        Lanes of one priority are ordered by number, and priorities do not age: rotate, or order by `head_ages_s`.
         """
         rows = await self.database.rows(CANDIDATES, queues)
         return [ClaimableLane(*row.values()) for row in rows]
 
     async def head_ages_s(self, lanes: Sequence[int]) -> dict[int, float]:
-        """For how long the next frame of each lane has been waiting."""
+        """Waiting time of the next frame of each lane."""
         return {row["lane_id"]: row["age_s"] for row in await self.database.rows(HEAD_AGES, lanes)}
 
     async def queues(self, queues: Sequence[str] | None = None) -> list[QueueInfo]:
@@ -271,16 +272,16 @@ class Queue:
         *,
         shards: int | None = None,
         dlq_on_fail: bool | None = None,
-        priorities: Sequence[int] = (given.BATCH, given.INTERACTIVE, given.CRITICAL),
+        priorities: Sequence[int] = (queue_entries.BATCH, queue_entries.INTERACTIVE, queue_entries.CRITICAL),
     ) -> None:
-        """Make a queue before its first use, or change it. A queue that is enqueued to is made by that."""
-        given.check_queue_name(queue)
+        """Create a queue before its first use, or change it. Enqueueing creates a missing queue."""
+        queue_entries.check_queue_name(queue)
         if shards is not None:
-            given.check_count("shards", shards, 64)
+            queue_entries.check_count("shards", shards, 64)
         await self.database.run(ENSURE_QUEUE, queue, list(priorities), shards, dlq_on_fail)
 
     async def pause(self, queue: str, *, on: Transaction | None = None) -> None:
-        """Nothing more is claimed from it; what runs goes on."""
+        """Stop claims from the queue; running frames continue."""
         await self._pause(queue, on, paused=True)
 
     async def resume(self, queue: str, *, on: Transaction | None = None) -> None:
@@ -290,16 +291,16 @@ class Queue:
     async def rebuild_counts(
         self, mode: CounterMode | None = None, stripes: int | None = None, *, on: Transaction | None = None
     ) -> None:
-        """Count everything anew from the rows and trust it; also how the counter mode is changed. Waits for writers."""
+        """Rebuild all counts from the rows and trust them; also changes the counter mode. Waits for writers."""
         if mode is not None and mode not in get_args(CounterMode):
             raise InvalidInput(f"{mode!r} is no counter mode: use ledger, upsert or scan.")
         await (on or self.database).value(REBUILD, mode, stripes)
 
-    async def _ensure_lanes(self, wanted: set[tuple[str, int]]) -> None:
-        for queue, priority in sorted(wanted - self._made):
+    async def _ensure_lanes(self, lanes: set[tuple[str, int]]) -> None:
+        for queue, priority in sorted(lanes - self._ensured_lanes):
             # Not from the pool: the caller may hold its last connection.
             await self.database.rows(ENSURE_QUEUE, queue, [priority], None, None, urgent=True)
-            self._made.add((queue, priority))
+            self._ensured_lanes.add((queue, priority))
 
     async def _requeue_after(
         self, outcome: str, tokens: Iterable[int], delay_s: float, on: Transaction | None, *, used: bool
@@ -314,14 +315,14 @@ class Queue:
     async def _end(
         self, outcome: str, how: Query, tokens: Iterable[int], on: Transaction | None, *more: object
     ) -> EndResult:
-        asked = marks.check_tokens(tokens)
-        if not asked:
+        checked = token_masks.check_tokens(tokens)
+        if not checked:
             return EndResult(0)
-        rows = await (on or self.database).rows(how, *marks.masks_of(asked), *more)
-        refused = frozenset(token for row in rows for token in marks.tokens_in(row["claim_id"], row["refused"]))
-        ENDED.labels(outcome).inc(len(asked) - len(refused))
+        rows = await (on or self.database).rows(how, *token_masks.masks_of(checked), *more)
+        refused = frozenset(token for row in rows for token in token_masks.tokens_in(row["claim_id"], row["refused"]))
+        ENDED.labels(outcome).inc(len(checked) - len(refused))
         REFUSED.labels(outcome).inc(len(refused))
-        return EndResult(len(asked), refused)
+        return EndResult(len(checked), refused)
 
     async def _counts(self, how: Query, queues: Sequence[str] | None) -> dict[str, QueueCounts]:
         counted = {row["queue"]: QueueCounts.of(row) for row in await self.database.rows(how, queues)}
@@ -339,7 +340,7 @@ def deferred_arguments(entries: Sequence[QueueEntry]) -> tuple[object, ...]:
         [entry.queue for entry in entries],
         [entry.priority for entry in entries],
         [entry.run_at for entry in entries],
-        *given.entry_columns(entries),
+        *queue_entries.entry_columns(entries),
     )
 
 

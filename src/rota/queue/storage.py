@@ -1,8 +1,8 @@
-"""The steps that keep the queue's storage small, one function each. Who may take them is up to the caller.
+"""The maintenance steps of the queue's storage, one function each. The caller decides who may run them.
 
-Each is safe to repeat and safe to die in, being one statement in the caller's transaction. None waits for a producer, a
-dispatcher or a worker for longer than `LOCK_MS` to get into a slot, and none makes them wait for longer than that plus
-its own work there, which is short: a fold, a truncation, or `CARRY_MAX` entries.
+Each is one statement in the caller's transaction, so it is safe to repeat and to die in. None waits longer than
+`LOCK_TIMEOUT_MS` for a producer, a dispatcher or a worker to enter a slot, and none blocks them for longer than that
+plus its own short work there: a fold, a truncation, or `CARRY_MAX` entries.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PROMOTE = query(__package__, "promote")
 
 RING_SLOTS: Final = 7
 CARRIED_SLOT: Final = 7
-"""The slot beside the ring."""
+"""The slot outside of the ring."""
 LOCK_TIMEOUT_MS: Final = 50
 CARRY_MAX: Final = 2000
-"""Entries that are carried in one transaction, during which nobody gets into their slot: some 20 ms."""
+"""Entries carried over in one transaction, which blocks their slot for about 20 ms."""
 SLOT_BYTES: Final = 32 * 1024 * 1024
 SLOT_AGE_S: Final = 60.0
 PROMOTE_MAX: Final = 2000
@@ -45,7 +45,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 
 
 class PinningSession(msgspec.Struct, frozen=True):
-    """A session whose old transaction keeps dead rows from being removed."""
+    """A session whose old transaction prevents the removal of dead rows."""
 
     pid: int
     application: str
@@ -54,7 +54,7 @@ class PinningSession(msgspec.Struct, frozen=True):
 
 
 async def fold(on: Transaction, *, pinned: bool) -> list[FoldResult]:
-    """Make pending deltas part of the counts; while old rows are pinned only make them few, which leaves none dead."""
+    """Fold pending deltas into the counts; while old rows are pinned only merge deltas, which leaves no dead rows."""
     return [FoldResult(*row.values()) for row in await on.rows(FOLD, pinned)]
 
 
@@ -65,44 +65,44 @@ async def pinning_sessions(
 
 
 async def rotate(on: Transaction, slot_bytes: int = SLOT_BYTES, slot_age_s: float = SLOT_AGE_S) -> RotateOutcome:
-    """Open the next slot when the open one is large or old enough. `full`: the next one still holds something."""
-    answer: RotateOutcome = await on.value(ROTATE, slot_bytes, slot_age_s)
-    return answer
+    """Open the next slot when the open one is large or old enough. `full`: the next one is not empty yet."""
+    outcome: RotateOutcome = await on.value(ROTATE, slot_bytes, slot_age_s)
+    return outcome
 
 
 async def prunable_slots(on: Database | Transaction) -> list[int]:
-    """Slots for which `prune` is worth a try."""
+    """Slots for which `prune` is likely to succeed."""
     return [row["slot"] for row in await on.rows(PRUNABLE)]
 
 
 async def prune(on: Transaction, slot: int | None = None) -> PruneOutcome:
-    """Empty a sealed slot in which everything has ended. `blocked`: somebody has an open transaction in it.
+    """Truncate a sealed slot in which everything has ended. `blocked`: a session has an open transaction in it.
 
-    None is the oldest slot, and its rows are asked even if the folded counters say that something in it lives.
+    None prunes the oldest slot, and checks its rows even if the folded counters say that something in it is live.
     """
-    answer: PruneOutcome = await on.value(PRUNE, slot, LOCK_TIMEOUT_MS)
-    return answer
+    outcome: PruneOutcome = await on.value(PRUNE, slot, LOCK_TIMEOUT_MS)
+    return outcome
 
 
 async def carry_over(on: Transaction) -> CarryOutcome:
-    """Empty the oldest slot although something in it lives on; that is kept outside of the ring until it ends.
+    """Empty the oldest slot although it has live entries; these are kept outside of the ring until they end.
 
-    A part of it; `carrying`: there is more.
+    Moves a part of them; `carrying`: there is more.
     """
-    answer: CarryOutcome = await on.value(CARRY_OVER, LOCK_TIMEOUT_MS, CARRY_MAX)
-    return answer
+    outcome: CarryOutcome = await on.value(CARRY_OVER, LOCK_TIMEOUT_MS, CARRY_MAX)
+    return outcome
 
 
 async def purge_carried(on: Transaction) -> None:
-    """Forget what has ended of what was carried. Nobody waits for this, nor for the next."""
+    """Delete ended rows of the carried slot. Blocks no one, like `purge_oldest`."""
     await on.value(PURGE, True)
 
 
 async def purge_oldest(on: Transaction) -> None:
-    """Forget the ends in the slot that is in the way of a new one, so that carrying the rest is short."""
+    """Delete ended rows of the oldest slot, so that carrying over the rest is short."""
     await on.value(PURGE, False)
 
 
 async def promote(on: Transaction, most: int = PROMOTE_MAX) -> int:
-    """Queue deferred frames whose time has come; returns how many."""
+    """Queue deferred frames that are due; returns how many."""
     return int(await on.value(PROMOTE, most))

@@ -1,7 +1,7 @@
-"""What the storage tells about itself. Reading only: nothing here is needed for the queue to work.
+"""Read-only reports on the storage; the queue does not depend on them.
 
-Sessions of other roles are seen only by a role that may (`GRANT pg_monitor TO ...`); without that they are missing from
-the answer, not from the trouble they make.
+Sessions of other roles are visible only with `GRANT pg_monitor TO ...`; without it they are missing from the report but
+still have their effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIDE_TABLES: Final = {
     "queue_terminal_rollups": "counts of pruned ends",
     "queue_lane_bases": "how far lanes came",
 }
-"""Small plain tables whose rows come and go, and what they hold."""
+"""Small tables outside of the ring, and what they hold."""
 
 
 class StorageState(msgspec.Struct, frozen=True):
@@ -41,15 +41,15 @@ class StorageState(msgspec.Struct, frozen=True):
     pending_deltas: int
     generation: int
     open_s: float
-    """For how long the open slot has been in use."""
+    """How long the open slot has been in use, in seconds."""
     keeper: str | None
-    """Who holds the lease of upkeep; None while nobody does."""
+    """The holder of the maintenance lease; None while there is none."""
     as_of: datetime
     """By the clock of PostgreSQL."""
 
 
 class SlotState(msgspec.Struct, frozen=True):
-    """`number` 7 is beside the ring: it keeps what outlived its slot."""
+    """`number` 7 is outside of the ring: it keeps entries that outlived their slot."""
 
     number: int
     generation: int | None
@@ -58,18 +58,18 @@ class SlotState(msgspec.Struct, frozen=True):
     waiting: int
     running: int
     holds: bool
-    """Whether it has rows, be it that all of them have ended; a slot that was emptied has none."""
+    """Whether it has rows, even if all of them have ended; an emptied slot has none."""
 
 
 class LongTransaction(msgspec.Struct, frozen=True):
-    """Somebody who has been in a transaction for long."""
+    """A session with a long transaction."""
 
     pid: int
     application: str
     age_s: float
     state: str | None
     pins: bool
-    """Whether it keeps dead rows from being removed."""
+    """Whether it prevents the removal of dead rows."""
     slots: Sequence[int]
     """Slots that cannot be emptied before it ends."""
 
@@ -92,7 +92,7 @@ async def slots(on: Database) -> list[SlotState]:
 
 
 async def long_transactions(on: Database, older_than_s: float = LONG_TRANSACTION_S) -> list[LongTransaction]:
-    """The oldest first."""
+    """Oldest first."""
     return [LongTransaction(*row.values()) for row in await on.rows(SESSIONS, older_than_s)]
 
 

@@ -1,9 +1,9 @@
-"""Tokens of claimed frames, and the bitmaps in which they travel. No I/O.
+"""Tokens of claimed frames, and the bitmaps that encode them. No I/O.
 
-A claim hands out up to `CLAIM_MAX` consecutive turns of a lane under one id. The token of a turn is the id of the claim
-times `CLAIM_MAX` plus its place in the claim: consecutive for frames that were claimed together, below 2^53, and never
-used again, since claim ids are not. A frame that is given back and claimed again has another token, so whatever was
-done under the old one (a booking, a tombstone, a result on its way) cannot be taken for the new one.
+A claim hands out up to `CLAIM_MAX` consecutive positions of a lane under one id. A token is the claim id times
+`CLAIM_MAX` plus the offset in the claim: consecutive for frames claimed together, below 2^53, and never reused, since
+claim ids are not. A frame that is given back and claimed again gets another token, so a booking, a tombstone or a late
+result of the old one cannot apply to the new one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rota.model.errors import InvalidInput
 CLAIM_MAX: Final = 512
 TOKEN_END: Final = 2**53
 BATCH_MAX: Final = 4096
-"""Frames that one call may claim or end."""
+"""Maximum number of frames that one call may claim or end."""
 _BYTES: Final = CLAIM_MAX // 8
 
 ClaimMasks = tuple[list[int], list[asyncpg.BitString]]
 
 
 class EndResult(msgspec.Struct, frozen=True):
-    """What came of ending frames: every token that is not `refused` was ended by this call."""
+    """The result of ending frames: this call ended every token that is not `refused`."""
 
     asked: int
     refused: frozenset[int] = frozenset()
-    """Had ended before (or was given back, or never claimed): this call changed nothing about it."""
+    """Tokens that had ended before, were given back or never claimed: this call did not change them."""
 
     @property
     def accepted(self) -> int:
@@ -38,7 +38,7 @@ class EndResult(msgspec.Struct, frozen=True):
 
 
 def masks_of(tokens: Iterable[int]) -> ClaimMasks:
-    """Claim ids and a bitmap each. A range costs one step per claim, not per token."""
+    """Claim ids with one bitmap each. A range costs one step per claim, not per token."""
     bits: dict[int, int] = {}
     for first, last in _token_ranges(tokens):
         claim, offset = divmod(first, CLAIM_MAX)
@@ -54,7 +54,7 @@ def tokens_in(claim: int, mask: asyncpg.BitString) -> list[int]:
 
 
 def check_tokens(tokens: Iterable[int]) -> list[int] | range:
-    """The tokens, each once, if they can be tokens at all."""
+    """The distinct tokens, sorted; rejects values that cannot be tokens."""
     if isinstance(tokens, range) and tokens.step == 1:
         found: list[int] | range = tokens
     else:
@@ -77,6 +77,6 @@ def _token_ranges(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
 
 
 def _bitmap(mask: int) -> asyncpg.BitString:
-    """Without the zeros at its end: PostgreSQL knows how long the claim is."""
+    """Without trailing zeros: PostgreSQL knows the length of the claim."""
     unused = (mask & -mask).bit_length() - 1
     return asyncpg.BitString.frombytes(mask.to_bytes(_BYTES, "big")[: _BYTES - unused // 8], CLAIM_MAX - unused)
