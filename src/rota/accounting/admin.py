@@ -134,7 +134,7 @@ class QuotaAdmin:
     async def change_show(self, name: str, *, max_jobs: int, actor: str) -> QuotaChange:
         """Limit the number of concurrently running jobs; -1 means no limit. Running jobs continue."""
         if not -1 <= max_jobs < 2**31:
-            raise InvalidInput(f"{max_jobs} is no number of jobs: give 0 or more, or -1 for as many as there are.")
+            raise InvalidInput(f"{max_jobs} is not a valid number of jobs: give 0 or more, or -1 for no limit.")
         async with self.database.transaction() as tx:
             show = await _lock_show(tx, name)
             await tx.run(SHOW_CHANGE, show.id, max_jobs)
@@ -348,7 +348,7 @@ class QuotaAdmin:
             async with self.database.transaction() as tx:
                 yield tx
         except asyncpg.UniqueViolationError as error:
-            raise InvalidInput(f"There is a {kind} {name} already: change it, or choose another name.") from error
+            raise InvalidInput(f"The {kind} {name} already exists: change it, or choose another name.") from error
 
     def _new_id(self) -> UUID:
         return uuid7(self.clock.now_ms(), secrets.token_bytes(ENTROPY_BYTES))
@@ -366,7 +366,7 @@ async def _lock_show(tx: Transaction, name: str) -> Show:
     found = await _find_show(tx, name)
     row = await tx.row(SHOW_LOCK, found.id)
     if row is None:
-        raise InvalidInput(f"The show {name} was deleted just now.")
+        raise InvalidInput(f"The show {name} was deleted by another request: check the name.")
     return _show_from_row(row)
 
 
@@ -388,7 +388,7 @@ async def _get_item(tx: Transaction, kind: QuotaKind, show: Show, key: UUID) -> 
     else:
         rows = [row for row in await tx.rows(LIST[kind], show.id) if row["id"] == key]
     if not rows:
-        raise InvalidInput(f"The show {show.name} has no {kind} {key}.", kind=kind)
+        raise InvalidInput(f"The show {show.name} has no {kind} {key}: check the id.", kind=kind)
     return _item_from_row(rows[0])
 
 

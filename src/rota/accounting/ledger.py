@@ -245,14 +245,14 @@ def check_booking(groups: BookingBatch) -> None:
     for group in groups:
         _check_charge(group.charge)
         if isinstance(group, SingleFrameBatch) and not len(group.tokens) == len(group.jobs) == len(group.layers):
-            raise InvalidInput("A swarm has a job and a layer for each of its tokens: give columns of one length.")
+            raise InvalidInput("A single-frame batch needs one job and layer per token: give columns of equal length.")
     spans = sorted(span for group in groups for span in token_ranges(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
     check_tokens(spans)
     for (_, last), (first, _) in pairwise(spans):
         if first <= last:
-            raise InvalidInput(f"Token {first} is twice in one batch: each attempt of a frame has a token of its own.")
+            raise InvalidInput(f"Token {first} occurs twice in one batch: use one token per attempt of a frame.")
 
 
 def check_tokens(spans: Sequence[tuple[int, int]]) -> None:

@@ -43,13 +43,15 @@ from rota.model.settings.accounting import AccountingSettings
 
 log = structlog.get_logger(__name__)
 
-ROUND_SECONDS = metrics.histogram("rota_accounting_reseed_seconds", "How long one round took.", labels=("loop",))
+ROUND_SECONDS = metrics.histogram(
+    "rota_accounting_reseed_seconds", "Duration of one maintenance round.", labels=("loop",)
+)
 LAST_SUCCESS = metrics.gauge(
-    "rota_accounting_reseed_last_success", "When a round last ended well, Unix time.", labels=("loop",)
+    "rota_accounting_reseed_last_success", "Time of the last successful round, Unix time.", labels=("loop",)
 )
 FENCE = metrics.gauge("rota_accounting_fence", "Fence of a managed show.", labels=("show",))
-UNSEEDED = metrics.gauge("rota_accounting_shows_unseeded", "Managed shows that cannot be booked at the last look.")
-TOMBSTONES = metrics.gauge("rota_accounting_graves", "Graves of released tokens at the last round, all shows.")
+UNSEEDED = metrics.gauge("rota_accounting_shows_unseeded", "Managed shows that were not seeded at the last check.")
+TOMBSTONES = metrics.gauge("rota_accounting_graves", "Tombstones of released tokens at the last round, all shows.")
 
 POLL_INTERVAL_S: Final = 1.0
 READY_POLL_INTERVAL_S: Final = 0.05
@@ -208,7 +210,9 @@ class AccountingMaintenance:
 
     async def recalculate(self) -> None:
         for show, levels in (await self.accounting.transactional.recompute_all()).items():
-            log.warning("tables_mended", show=str(show), **{str(level): number for level, number in levels.items()})
+            log.warning(
+                "quota_tables_repaired", show=str(show), **{str(level): number for level, number in levels.items()}
+            )
 
 
 async def _run_every(
@@ -238,7 +242,7 @@ async def _run_round(loop: str, work: Callable[[], Awaitable[None]]) -> bool:
     except* Unavailable as away:
         failed = str(away.exceptions[0])
     if failed:
-        log.warning("books_round_failed", loop=loop, why=failed)
+        log.warning("accounting_round_failed", loop=loop, why=failed)
         return False
     ROUND_SECONDS.labels(loop).observe(time.monotonic() - began)
     LAST_SUCCESS.labels(loop).set_to_current_time()

@@ -117,7 +117,7 @@ def optional_gpus(number: int | None, *, lowest: int) -> int | None:
         return number
     unlimited = ", or -1 for no limit" if lowest < 0 else ""
     raise InvalidInput(
-        f"{str(number)[:40]} is no number of GPUs: write a whole number from 0 to {GPUS_MAX}{unlimited}."
+        f"{str(number)[:40]} is not a valid number of GPUs: give a whole number from 0 to {GPUS_MAX}{unlimited}."
     )
 
 
@@ -126,7 +126,7 @@ def find_contradiction(limits: Mapping[str, int]) -> str | None:
     for resource in ("cores", "gpus"):
         minimum, maximum = limits.get(f"int_min_{resource}", 0), limits.get(f"int_max_{resource}", -1)
         if 0 < maximum < minimum:
-            return f"its minimum of {resource} would lie above its maximum, so the minimum could never be reached"
+            return f"its minimum of {resource} is above its maximum: lower the minimum or raise the maximum"
     return None
 
 

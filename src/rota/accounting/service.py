@@ -123,7 +123,12 @@ class AccountingService:
             try:
                 released += await self.live.release_tombstoned(show, fence, tombstoned) if tombstoned else 0
             except ScriptFailed as error:
-                log.warning("tokens_not_forgotten", show=str(show), code=error.code, remedy="the recount mends it")
+                log.warning(
+                    "tombstoned_release_failed",
+                    show=str(show),
+                    code=error.code,
+                    remedy="the next reconciliation repairs it",
+                )
         return released
 
     async def is_managed(self, show: ShowId) -> bool:
@@ -145,7 +150,9 @@ class AccountingService:
         try:
             await self._push_change(change)
         except RedisUnavailable as away:
-            log.warning("change_not_told", kind=change.kind, why=away.sentence, remedy="it is told when Redis is back")
+            log.warning(
+                "limit_push_failed", kind=change.kind, why=away.sentence, remedy="pushed again when Redis is available"
+            )
             return change
         if self.live is not None and change.show is not None and change.show.managed:
             # Bookers that saw the commit but asked Redis before this push were refused: notify them to retry.
@@ -173,7 +180,7 @@ class AccountingService:
             log.warning(
                 "redis_publish_misconfigured",
                 managed_shows=shows,
-                told="Managed shows exist, but this process does not tell Redis of releases; it counts too much.",
+                problem="Managed shows exist, but this process does not publish releases to Redis: it counts too much.",
                 remedy="set accounting.redis.enabled=true",
             )
         return not shows

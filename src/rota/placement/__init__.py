@@ -1,16 +1,25 @@
-"""Where frames run: pools and topics, the workers that are known, and who gets what.
+"""Placement: pools and topics, the registry of live workers, and which worker gets which frames.
 
-What holds, and who sees to it:
+The dispatcher asks for a plan, reserves its capacity, claims and books. Invariants and what enforces them:
 
-- All replicas route alike: pools and topics are rows in PostgreSQL, read anew on every change (`Routing`).
-- No plan goes beyond what a worker offers and has free, and no room is planned twice (`Registry`).
-- Only a pool that is mapped to the topic, provides what is required and is active gets a frame (`explaining.eligible`),
-  and of it only a live worker with the labels that are asked for (`Worker.lacks`).
-- Plans and explanations ask the same functions, so they cannot disagree.
+- All replicas route alike: pools and topics are rows in PostgreSQL, reread on every change (`RouteStore`).
+- No plan exceeds what a worker offers and has free, and no capacity is planned twice (`WorkerRegistry`).
+- A frame goes only to a pool that is mapped to the topic, provides the required capabilities and is active
+  (`explain.eligible_pools`), and there only to a live worker with the required labels (`WorkerInfo.mismatch_reason`).
+- Plans and explanations use the same functions, so they cannot disagree.
 
-Nothing in memory must survive: a replica that starts reads the snapshot (`warm_start`), which may be missing, old or
-broken, and hears every live worker within a heartbeat's interval. What is booked is in PostgreSQL, and a worker that
-lists frames this replica did not book gets nothing until they were looked up there (`HeartbeatListener`).
+Memory need not survive: a starting replica reads the snapshot (`warm_start`), which may be missing, old or broken, and
+receives a heartbeat of every live worker within one interval. PostgreSQL knows what is booked: a worker that lists
+frames this replica did not book gets no more until they were looked up there (`HeartbeatConsumer`).
+
+| module | responsibility |
+|---|---|
+| `registry`, `workers`, `worker_allocations` | live workers, their capacity and allocations |
+| `ranking`, `scoring`, `plan`, `explain` | the choice of workers, and why frames are not placed |
+| `requirements` | what a frame requires of a worker |
+| `topic_routes`, `route_store`, `pools_file`, `pools_watch` | pools and topics, their storage and `pools.yaml` |
+| `heartbeat_consumer`, `snapshot` | inputs of the registry: heartbeats and the Redis snapshot |
+| `worker_ownership` | which replica dispatches to which worker |
 """
 
 from rota.placement.plan import CapacityReservation, ExcludedWorker, PlacementExplanation, PlacementPlan, WorkerShare
@@ -20,8 +29,8 @@ from rota.placement.topic_routes import Pool, PoolSpec, PoolStatus, Routes
 from rota.placement.worker_ownership import owning_replica, owns_worker
 from rota.placement.workers import WorkerInfo
 
-# Imported where they are used, since they bring their servers' clients along: `routing.Routing`, `routing.RoutesWatch`,
-# `listening.HeartbeatListener`, `snapshot.SnapshotWriter`, `snapshot.warm_start`.
+# Not imported here, because they bring the clients of their servers along: `route_store`, `heartbeat_consumer` and
+# `snapshot`.
 
 __all__ = [
     "CapacityReservation",

@@ -1,10 +1,10 @@
-"""Feeds the registry with what workers say: heartbeats, and who is lost.
+"""Feeds the registry from the bus: heartbeats and lost workers.
 
-Room is free when the end of a frame is committed, which the engine tells: room that is filled while ends wait to be
-committed would only make more of them wait.
+Capacity becomes free when the end of a frame is committed, reported by the engine: filling it earlier would only
+lengthen the queue of uncommitted ends.
 
-Whatever cannot be read is counted and passed over; workers speak again in a moment. Frames that a worker lists and this
-replica did not book are looked up in the books, in batches.
+Unreadable messages are counted and skipped; workers send again soon. Frames that a worker lists and this replica did
+not book are looked up in PostgreSQL, in batches.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ BOOKED = query(__package__, "booked")
 MAINTENANCE_INTERVAL_S: Final = 1.0
 METRICS_INTERVAL_S: Final = 5.0
 LOOKUP_TOKENS_MAX: Final = 4096
-"""Tokens that are looked up at once."""
+"""Tokens per lookup."""
 MESSAGES_PER_YIELD: Final = 100
-"""Messages that are handled before others get a turn."""
+"""Messages handled before the task yields to the event loop."""
 
 
 class HeartbeatConsumer:
-    """`Service("heartbeats", listener.run)`. Without a database, frames that nobody here booked count as strangers."""
+    """Run as `Service("heartbeats", consumer.run)`. Without a database, frames not booked here count as unbooked."""
 
     def __init__(self, bus: Bus, registry: WorkerRegistry, database: Database | None = None) -> None:
         self._bus = bus
@@ -50,71 +50,71 @@ class HeartbeatConsumer:
     async def run(self, life: Lifecycle) -> None:
         async with (
             self._bus.subscribe_core(HEARTBEAT_SUBJECT) as beats,
-            self._bus.subscribe_core(LIVENESS_SUBJECT) as told,
+            self._bus.subscribe_core(LIVENESS_SUBJECT) as liveness,
             asyncio.TaskGroup() as tasks,
         ):
-            listening = [
+            consumers = [
                 tasks.create_task(self._consume(beats, self.on_heartbeat), name="placement.heartbeats"),
-                tasks.create_task(self._consume(told, self.on_workers_lost), name="placement.told"),
+                tasks.create_task(self._consume(liveness, self.on_workers_lost), name="placement.told"),
                 tasks.create_task(self._maintain(), name="placement.keep"),
             ]
             life.ready()
             await life.until_draining()
-            for task in listening:
+            for task in consumers:
                 task.cancel()
 
-    def on_heartbeat(self, heard: CoreMessage) -> None:
-        beat = self._registry.record_heartbeat(decode(Heartbeat, heard.data))
+    def on_heartbeat(self, message: CoreMessage) -> None:
+        beat = self._registry.record_heartbeat(decode(Heartbeat, message.data))
         metrics.HEARTBEATS.labels(beat.value).inc()
 
-    def on_workers_lost(self, heard: CoreMessage) -> None:
-        for worker in decode(WorkerLiveness, heard.data).lost:
+    def on_workers_lost(self, message: CoreMessage) -> None:
+        for worker in decode(WorkerLiveness, message.data).lost:
             self._registry.remove(worker, lost=True)
 
     async def resolve_unknown_frames(self) -> None:
-        """Look up what workers list and nobody here booked, all of them together."""
-        unsettled = self._registry.unknown_frames()
-        if not unsettled:
+        """Look up all frames that workers list and this replica did not book, in one go."""
+        unknown = self._registry.unknown_frames()
+        if not unknown:
             return
-        asked = merge_ranges(run for runs in unsettled.values() for run in runs)
-        booked = await self._booked_by_worker(self._database, asked) if self._database is not None else {}
-        for worker, runs in unsettled.items():
-            self._registry.resolve_unknown_frames(worker, runs, booked.get(worker, []))
-        log.info("workers_settled", workers=len(unsettled), runs=len(asked))
+        ranges = merge_ranges(each for unknown_ranges in unknown.values() for each in unknown_ranges)
+        booked = await self._booked_by_worker(self._database, ranges) if self._database is not None else {}
+        for worker, unknown_ranges in unknown.items():
+            self._registry.resolve_unknown_frames(worker, unknown_ranges, booked.get(worker, []))
+        log.info("unknown_frames_resolved", workers=len(unknown), ranges=len(ranges))
 
     async def _consume(self, queue: asyncio.Queue[CoreMessage], handle: Callable[[CoreMessage], None]) -> None:
-        for turn in count(1):
+        for number in count(1):
             self._handle(await queue.get(), handle)
-            if turn % MESSAGES_PER_YIELD == 0:
+            if number % MESSAGES_PER_YIELD == 0:
                 await asyncio.sleep(0)
 
-    def _handle(self, heard: CoreMessage, handle: Callable[[CoreMessage], None]) -> None:
+    def _handle(self, message: CoreMessage, handle: Callable[[CoreMessage], None]) -> None:
         try:
-            handle(heard)
+            handle(message)
         except InvalidInput as wrong:
             metrics.HEARTBEATS.labels("unreadable").inc()
-            log.warning("worker_not_understood", subject=heard.subject, reason=wrong.sentence)
+            log.warning("worker_message_invalid", subject=message.subject, reason=wrong.sentence)
 
     async def _maintain(self) -> None:
-        """Forget the silent, settle what is unclear, and tell how many workers there are."""
+        """Remove silent workers, resolve unknown frames and update the worker metrics."""
         rounds = 0
         while True:
             self._registry.sweep()
             try:
                 await self.resolve_unknown_frames()
             except Unavailable as away:
-                log.warning("workers_not_settled", reason=away.sentence)
+                log.warning("unknown_frames_unresolved", reason=away.sentence)
             if rounds % round(METRICS_INTERVAL_S / MAINTENANCE_INTERVAL_S) == 0:
                 metrics.count_workers(self._registry.workers.values(), self._registry.routes)
             rounds += 1
             await asyncio.sleep(MAINTENANCE_INTERVAL_S)
 
     async def _booked_by_worker(
-        self, database: Database, asked: Sequence[TokenRange]
+        self, database: Database, ranges: Sequence[TokenRange]
     ) -> dict[UUID, list[tuple[TokenRange, Resources]]]:
-        """By worker; a token that is booked elsewhere is none of those who list it."""
+        """Bookings by worker; a worker that lists a token booked elsewhere does not own it."""
         found: dict[UUID, list[tuple[TokenRange, Resources]]] = {}
-        for batch in lookup_batches(asked):
+        for batch in lookup_batches(ranges):
             rows = await database.rows(BOOKED, [first for first, _ in batch], [first + n - 1 for first, n in batch])
             for row in rows:
                 need = Resources(row["cores"], row["gpus"], row["memory_mb"])
@@ -122,17 +122,17 @@ class HeartbeatConsumer:
         return found
 
 
-def lookup_batches(runs: Iterable[TokenRange]) -> Iterator[list[TokenRange]]:
-    """Runs in order, cut so that each batch holds at most `ASKED_MAX` tokens."""
+def lookup_batches(ranges: Iterable[TokenRange]) -> Iterator[list[TokenRange]]:
+    """Ranges in order, split into batches of at most `LOOKUP_TOKENS_MAX` tokens."""
     batch: list[TokenRange] = []
-    room = LOOKUP_TOKENS_MAX
-    for first, n in runs:
+    free = LOOKUP_TOKENS_MAX
+    for first, n in ranges:
         while n > 0:
-            taken = min(n, room)
+            taken = min(n, free)
             batch.append((first, taken))
-            first, n, room = first + taken, n - taken, room - taken
-            if not room:
+            first, n, free = first + taken, n - taken, free - taken
+            if not free:
                 yield batch
-                batch, room = [], LOOKUP_TOKENS_MAX
+                batch, free = [], LOOKUP_TOKENS_MAX
     if batch:
         yield batch

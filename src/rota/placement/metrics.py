@@ -1,4 +1,4 @@
-"""What Prometheus is told of placement, by each replica of what it knows itself."""
+"""Prometheus metrics of placement; each replica reports its own view."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from rota.placement.workers import WorkerInfo
 UNKNOWN_POOL: Final = "(unknown)"
 
 WORKERS = metrics.gauge("rota_placement_workers", "Workers known, by pool and state.", labels=("pool", "state"))
-FRAMES = metrics.counter("rota_placement_frames", "Frames that a place was looked for.", labels=("outcome",))
-HEARTBEATS = metrics.counter("rota_placement_heartbeats", "Heartbeats, by what became of them.", labels=("outcome",))
+FRAMES = metrics.counter(
+    "rota_placement_frames", "Frames for which a placement was planned, by outcome.", labels=("outcome",)
+)
+HEARTBEATS = metrics.counter("rota_placement_heartbeats", "Heartbeats, by outcome.", labels=("outcome",))
 
 _PLACED = FRAMES.labels("placed")
 
 
-def count_planned(placed: int, left: int, refusal: Reason | None) -> None:
+def count_planned(placed: int, unplaced: int, refusal: Reason | None) -> None:
     if placed:
         _PLACED.inc(placed)
     if refusal is not None:
-        FRAMES.labels(refusal.value).inc(left)
+        FRAMES.labels(refusal.value).inc(unplaced)
 
 
 def count_workers(workers: Iterable[WorkerInfo], routes: Routes) -> None:
-    """A pool is what a worker says it is, so only those that are configured have a series."""
+    """Workers name their pool themselves, so only configured pools get their own series."""
     counts = Counter(
         (worker.pool if worker.pool in routes.pools else UNKNOWN_POOL, worker_state(worker)) for worker in workers
     )

@@ -1,4 +1,4 @@
-"""What a plan is, and why it fell short."""
+"""Placement plans, and why frames were not placed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.placement.requirements import Resources
 from rota.placement.workers import WorkerInfo
 
 EXPLAINED_WORKERS_MAX: Final = 100
-"""Workers that are explained one by one; the rest are counted."""
+"""Workers explained one by one; the rest are counted."""
 
 
 class WorkerShare(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class WorkerShare(msgspec.Struct, frozen=True):
 
 
 class ExcludedWorker(msgspec.Struct, frozen=True):
-    """A worker that gets nothing of a class, and why."""
+    """A worker that gets no such frames, and why."""
 
     worker: UUID
     name: str
@@ -36,10 +36,10 @@ class ExcludedWorker(msgspec.Struct, frozen=True):
 
 
 class PlacementExplanation(msgspec.Struct, frozen=True):
-    """Why frames of a class are not placed, for people. `passed` holds the first of `considered`."""
+    """Why frames are not placed, for people. `passed` holds the first of the excluded workers."""
 
     reason: Reason | None
-    """None when there is room now."""
+    """None when there is free capacity now."""
     sentence: str
     room: int = 0
     considered: int = 0
@@ -47,7 +47,7 @@ class PlacementExplanation(msgspec.Struct, frozen=True):
 
 
 class PlacementPlan:
-    """Where `asked` frames of a class would go now. It takes no room: `Registry.reserve` does."""
+    """Where `asked` frames would go now. It takes no capacity: `WorkerRegistry.reserve` does."""
 
     __slots__ = ("_explain", "_workers", "asked", "need", "portions", "refusal", "room")
 
@@ -65,7 +65,7 @@ class PlacementPlan:
         self.need = need
         self.portions = portions
         self.room = room
-        """Frames of the class that fit now on all workers that were asked for, these included."""
+        """Frames that fit now on all workers considered, those of this plan included."""
         self.refusal = refusal
         """Why fewer than asked are planned; None when all are."""
         self._workers = workers
@@ -76,7 +76,7 @@ class PlacementPlan:
         return sum(portion.n for portion in self.portions)
 
     def explain(self) -> PlacementExplanation:
-        """Worked out when asked for, as things stand then."""
+        """Computed on demand, from the state at that time."""
         return self._explain()
 
     def shares(self) -> list[tuple[WorkerInfo, int]]:
@@ -84,7 +84,7 @@ class PlacementPlan:
 
 
 class CapacityReservation:
-    """Room that a plan took, until it is given back once."""
+    """Capacity reserved by a plan, until `WorkerRegistry.unreserve`."""
 
     __slots__ = ("need", "shares")
 

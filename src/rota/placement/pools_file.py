@@ -1,4 +1,4 @@
-"""`pools.yaml`: topics, pools, and nothing else.
+"""The parser of `pools.yaml`: topics and pools.
 
     topics:
       job.resize: default
@@ -8,8 +8,8 @@
       gpu: {requires: [docker, gpu]} # what it provides
       farm: {status: draining, drain_timeout_seconds: 600}
 
-Every word is read as text and every key must be known, so a slip is refused with its line instead of ignored. Pools
-must be in the books as well; that is looked up when the file is loaded (`Routing.load`).
+Every scalar is read as text and every key must be known, so a typo is rejected with its line instead of ignored. Pools
+must also exist in accounting; `RouteStore.load` checks that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, Po
 FILE_BYTES_MAX: Final = 1024 * 1024
 TOPIC_PATTERN = re.compile(r"[\w.:/*-]{1,200}", re.ASCII)
 POOLS_PER_TOPIC_MAX: Final = 100
-"""Pools of one topic."""
+"""Maximum number of pools of one topic."""
 
 
 class PoolsFile(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class PoolsFile(msgspec.Struct, frozen=True):
     pools: dict[str, PoolSpec] = {}
 
     def digest(self) -> bytes:
-        """Of what it says; comments and the order of keys do not matter."""
+        """Digest of the content; comments and the order of keys do not matter."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).digest()
 
 
@@ -49,35 +49,35 @@ def read_pools_file(path: Path) -> PoolsFile:
             content = stream.read(FILE_BYTES_MAX + 1)
         if len(content) <= FILE_BYTES_MAX:
             return parse_pools_file(content.decode(), str(path))
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise InvalidInput(f"The file {path} cannot be read as text: correct its name, or the file.") from wrong
-    raise InvalidInput(f"The file {path} has more than {FILE_BYTES_MAX // 1024} KiB: is it the right one?")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"The file {path} cannot be read as text: check its path and content.") from error
+    raise InvalidInput(f"The file {path} has more than {FILE_BYTES_MAX // 1024} KiB: check that it is the right file.")
 
 
 def parse_pools_file(text: str, source: str = "pools.yaml") -> PoolsFile:
-    """What stands in the text; InvalidInput with the line of the first thing that is wrong."""
+    """The parsed content; raises InvalidInput with the line of the first error."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         document = yaml.compose(text, Loader=loader)
-    except yaml.MarkedYAMLError as wrong:
-        line = wrong.problem_mark.line + 1 if wrong.problem_mark else 1
-        raise InvalidInput(f"{source}:{line}: this is no YAML: {wrong.problem}.") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InvalidInput(f"{source}:{line}: this is not valid YAML: {error.problem}.") from None
     except yaml.YAMLError:
-        raise InvalidInput(f"{source}: this is no YAML: it holds characters that are not allowed.") from None
+        raise InvalidInput(f"{source}: this is not valid YAML: it holds characters that are not allowed.") from None
     return _PoolsFileReader(source).document(document)
 
 
 def validate_topic(topic: str) -> str:
     if not TOPIC_PATTERN.fullmatch(topic):
         raise InvalidInput(
-            f"{topic[:60]!r} is no topic: use up to 200 letters, digits and . _ - : /, and * for any text."
+            f"{topic[:60]!r} is not a valid topic: use up to 200 letters, digits and . _ - : /, and * for any text."
         )
     return topic
 
 
 def validate_pools(topic: str, pools: tuple[str, ...]) -> tuple[str, ...]:
     if not pools or len(pools) > POOLS_PER_TOPIC_MAX or len(set(pools)) < len(pools):
-        raise InvalidInput(f"The topic {topic} needs 1 to {POOLS_PER_TOPIC_MAX} pools, each of them once.")
+        raise InvalidInput(f"The topic {topic} needs a list of distinct pools: give 1 to {POOLS_PER_TOPIC_MAX}.")
     return pools
 
 
@@ -94,15 +94,15 @@ class _PoolsFileReader:
             elif key == "pools":
                 pools = {name: self._pool(name, each) for name, each in self._pairs(value, "pools")}
             else:
-                raise self._error(value, f"{key!r} is not known here: write topics and pools")
+                raise self._error(value, f"{key!r} is not a known key: use topics and pools")
         return PoolsFile(topics, pools)
 
     def _topic(self, topic: str, node: yaml.Node) -> tuple[str, ...]:
         names = self._scalar_list(node) if isinstance(node, yaml.SequenceNode) else (self._scalar(node),)
         try:
             return validate_pools(validate_topic(topic), names)
-        except InvalidInput as wrong:
-            raise self._error(node, wrong.sentence.rstrip(".")) from None
+        except InvalidInput as error:
+            raise self._error(node, error.sentence.rstrip(".")) from None
 
     def _pool(self, name: str, node: yaml.Node) -> PoolSpec:
         fields: dict[str, tuple[str, Callable[[yaml.Node], object]]] = {
@@ -112,13 +112,13 @@ class _PoolsFileReader:
             "drain_started_at": ("drain_started_ms", self._moment_ms),
             "drain_timeout_seconds": ("drain_timeout_s", self._seconds),
         }
-        given: dict[str, object] = {}
+        properties: dict[str, object] = {}
         for key, value in self._pairs(node, f"the pool {name}"):
             if key not in fields:
-                raise self._error(value, f"{key!r} is no part of a pool: write {', '.join(fields)}")
-            field, read_as = fields[key]
-            given[field] = read_as(value)
-        spec = PoolSpec(name=name, **given)  # type: ignore[arg-type]  # each reader gives its field's type
+                raise self._error(value, f"{key!r} is not a property of a pool: use {', '.join(fields)}")
+            field, parse = fields[key]
+            properties[field] = parse(value)
+        spec = PoolSpec(name=name, **properties)  # type: ignore[arg-type]  # each reader gives its field's type
         drains = spec.status is PoolStatus.DRAINING
         return spec if drains else msgspec.structs.replace(spec, drain_started_ms=None, drain_timeout_s=DRAIN_TIMEOUT_S)
 
@@ -126,42 +126,42 @@ class _PoolsFileReader:
         try:
             return PoolStatus(self._scalar(node).lower())
         except ValueError:
-            raise self._error(node, f"a status is one of {', '.join(PoolStatus)}") from None
+            raise self._error(node, f"this is not a status: use one of {', '.join(PoolStatus)}") from None
 
     def _moment_ms(self, node: yaml.Node) -> int:
         try:
             moment = datetime.fromisoformat(self._scalar(node))
         except ValueError:
-            raise self._error(node, "drain_started_at is a moment such as 2030-01-31T12:00:00Z") from None
+            raise self._error(node, "drain_started_at is not a time: write it like 2030-01-31T12:00:00Z") from None
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def _seconds(self, node: yaml.Node) -> int:
-        word = self._scalar(node)
-        if not re.fullmatch(r"[0-9]{1,5}", word, re.ASCII) or not 1 <= int(word) <= DRAIN_TIMEOUT_MAX_S:
-            raise self._error(node, f"drain_timeout_seconds is a whole number from 1 to {DRAIN_TIMEOUT_MAX_S}")
-        return int(word)
+        text = self._scalar(node)
+        if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or not 1 <= int(text) <= DRAIN_TIMEOUT_MAX_S:
+            raise self._error(node, f"drain_timeout_seconds is out of range: give 1 to {DRAIN_TIMEOUT_MAX_S}")
+        return int(text)
 
     def _pairs(self, node: yaml.Node | None, what: str) -> Iterator[tuple[str, yaml.Node]]:
         if node is None or (isinstance(node, yaml.ScalarNode) and node.value in ("", "~", "null")):
             return
         if not isinstance(node, yaml.MappingNode):
             raise self._error(node, f"{what} must be a mapping of names")
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, value in node.value:
             key = self._scalar(key_node)
-            if key in seen:
-                raise self._error(key_node, f"{key!r} stands here twice")
-            seen.add(key)
+            if key in keys:
+                raise self._error(key_node, f"{key!r} occurs twice: remove one")
+            keys.add(key)
             yield key, value
 
     def _scalar_list(self, node: yaml.Node) -> tuple[str, ...]:
         if not isinstance(node, yaml.SequenceNode):
-            raise self._error(node, "a list such as [docker, gpu] must stand here")
+            raise self._error(node, "a list is required here: write it like [docker, gpu]")
         return tuple(self._scalar(each) for each in node.value)
 
     def _scalar(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
-            raise self._error(node, "a word must stand here")
+            raise self._error(node, "a text value is required here")
         return str(node.value).strip()
 
     def _error(self, node: yaml.Node, sentence: str) -> InvalidInput:

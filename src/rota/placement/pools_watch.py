@@ -1,12 +1,12 @@
-"""The file that `routing.pools_file` names is loaded at start, and again whenever it says something else.
+"""Loads the file of `routing.pools_file` at start and whenever its content changes.
 
-- A file that cannot be read or loaded changes nothing: routes stay as they are, the log says what is wrong, each
-  thing once, and it is tried again at every look. A pool that was missing in the books may be there by then.
-- Every replica looks, and may have another version of the file while one is rolled out. Each loads what it has when it
-  starts and when its own copy changes, so the last change holds, and versions do not take turns. The same content is
-  loaded once, whoever has it first (`Routing.load`).
+- A file that cannot be read or loaded changes nothing: routes stay, the log reports each error once, and every check
+  tries again. A missing pool may exist by then.
+- Every replica checks, and may have another version of the file during a rollout. Each loads its copy when it starts
+  and when that copy changes, so the last change wins and versions do not alternate. Equal content is loaded once, by
+  the first replica (`RouteStore.load`).
 
-Dying between reading and loading leaves it to the next look of any replica.
+A crash between reading and loading leaves the file to the next check of any replica.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ FILE_REFUSED = metrics.gauge("rota_pools_file_refused", "1 while the file with t
 
 
 class PoolsFileWatcher:
-    """`Service("pools_file", watch.run)`, after one `look` before anything is routed."""
+    """Run as `Service("pools_file", watcher.run)`, after one `reload` before anything is routed."""
 
     def __init__(self, routing: RouteStore, path: Path, every_s: float = RELOAD_INTERVAL_S) -> None:
         self._routing = routing
         self._path = path
         self._every_s = every_s
         self._loaded: bytes | None = None
-        self._wrong: str | None = None
+        self._last_error: str | None = None
 
     async def run(self, life: Lifecycle) -> None:
-        """When PostgreSQL is away this ends as unavailable and is started again."""
+        """Ends as unavailable when PostgreSQL is, and is restarted."""
         await self.reload()
         life.ready()
         while await life.pause(self._every_s):
             await self.reload()
 
     async def reload(self) -> bool:
-        """Load the file, unless it is as it was when we last did. Whether that changed anything."""
+        """Load the file if it changed since the last load; returns whether that changed anything."""
         try:
             changed = await self._load()
-        except InvalidInput as wrong:
-            self._report_refusal(wrong.sentence)
+        except InvalidInput as error:
+            self._report_refusal(error.sentence)
             return False
-        self._wrong = None
+        self._last_error = None
         FILE_REFUSED.set(0)
         return changed
 
@@ -67,6 +67,6 @@ class PoolsFileWatcher:
 
     def _report_refusal(self, sentence: str) -> None:
         FILE_REFUSED.set(1)
-        if sentence != self._wrong:
+        if sentence != self._last_error:
             log.error("pools_file_refused", path=str(self._path), reason=sentence)
-        self._wrong = sentence
+        self._last_error = sentence

@@ -1,5 +1,5 @@
 -- name: booked
--- On which worker the tokens from $1 to $2, pairwise, are booked, and what each needs.
+-- Worker and resources of each booked token in the ranges from $1 to $2, pairwise.
 SELECT p.pk_host AS worker, p.token, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus,
        coalesce(c.memory_mb, 0) AS memory_mb
 FROM unnest($1::bigint[], $2::bigint[]) AS run (first, last)
@@ -10,16 +10,16 @@ LEFT JOIN rota.placement_class c USING (class_id)
 ORDER BY p.token
 
 -- name: routing_file_get
--- Digest of what was last loaded from pools.yaml.
+-- Digest of the last loaded content of pools.yaml.
 SELECT digest FROM rota.routing_file
 
 -- name: routing_file_set
--- Remember that the content with digest $1 was loaded.
+-- Record that the content with digest $1 was loaded.
 INSERT INTO rota.routing_file (digest) VALUES ($1)
 ON CONFLICT (b_one) DO UPDATE SET digest = excluded.digest, ts_loaded = now()
 
 -- name: routing_lock
--- One change at a time; reading goes on.
+-- Serialize changes; readers are not blocked.
 LOCK TABLE rota.topic_pool IN SHARE ROW EXCLUSIVE MODE
 
 -- name: routing_pool_set
@@ -30,7 +30,7 @@ ON CONFLICT (pk_alloc) DO UPDATE SET (provides, status, description, ts_drain_st
   = (excluded.provides, excluded.status, excluded.description, excluded.ts_drain_started, excluded.drain_timeout_s)
 
 -- name: routing_pools
--- Every pool of the books, with what is configured of it.
+-- All pools with their configuration.
 SELECT a.pk_alloc AS id, a.str_name AS name, coalesce(s.provides, '{}') AS provides,
        coalesce(s.status, 'active') AS status, coalesce(s.description, '') AS description,
        (extract(epoch FROM s.ts_drain_started) * 1000)::bigint AS drain_started_ms,
@@ -47,6 +47,6 @@ INSERT INTO rota.topic_pool (topic, place, pk_alloc)
 SELECT $1, pool.place - 1, pool.id FROM unnest($2::uuid[]) WITH ORDINALITY AS pool (id, place)
 
 -- name: routing_topics
--- Every topic with its pools in order.
+-- All topics with their pools in order.
 SELECT t.topic, array_agg(a.str_name ORDER BY t.place) AS pools
 FROM rota.topic_pool t JOIN rota.alloc a USING (pk_alloc) GROUP BY t.topic ORDER BY t.topic

@@ -1,8 +1,7 @@
-"""Workers of one pool as one class sees them, the best first, kept up to date by what changed.
+"""Workers of one pool, ranked for one set of requirements and updated incrementally.
 
-What changes a worker makes its entry stale: a fresh one is sorted in when the view is next looked at, stale ones are
-passed over and cleared away now and then. So a plan costs what changed since the last one and what it takes, never a
-walk over all workers.
+A change of a worker makes its entry stale: the next update inserts a fresh one, stale entries are skipped and purged
+now and then. So a plan costs the changes since the last one plus the workers it uses, never a pass over all workers.
 """
 
 from __future__ import annotations
@@ -19,44 +18,44 @@ from rota.placement.topic_routes import Pool
 from rota.placement.workers import WorkerInfo
 
 UNCONFIRMED_PENALTY: Final = 1e9
-"""Added to the score of workers that were only read of, in the snapshot, and not yet heard."""
+"""Added to the score of workers known only from the snapshot, before their first heartbeat."""
 
 STALE_ENTRIES_MAX: Final = 64
 
 RankedWorker = tuple[float, int, float, int, int, WorkerInfo]
-"""Score, when it was last used, its tie break, a number of its own, its room, and the worker."""
+"""Score, last use, tie break, a unique number, fitting frames, and the worker."""
 
 
 class WorkerRanking:
-    def __init__(self, wanted: PlacementRequirements, pool: Pool, *, everyone: bool = False) -> None:
+    def __init__(self, requirements: PlacementRequirements, pool: Pool, *, ignore_ownership: bool = False) -> None:
         self.pool = pool
-        self._everyone = everyone
+        self._ignore_ownership = ignore_ownership
         self.room = 0
-        """Frames of the class that fit on all workers in it together."""
+        """Frames that fit on all ranked workers together."""
         self.seen = 0
-        """How far it has read the registry's changes."""
-        self._wanted = wanted
+        """The registry change up to which it is current."""
+        self._requirements = requirements
         self._order: list[RankedWorker] = []
         self._stale = 0
         self._entries: dict[WorkerInfo, RankedWorker] = {}
-        self._judged: dict[WorkerInfo, tuple[int, bool]] = {}
+        self._match_cache: dict[WorkerInfo, tuple[int, bool]] = {}
         self._matching = 0
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._judged)
+        return len(self._match_cache)
 
     @property
     def matching(self) -> int:
-        """Workers that could run the class if they were free."""
+        """Workers that could run such frames if they were free."""
         return self._matching
 
     def update(self, workers: Iterable[WorkerInfo]) -> None:
-        need, entries = self._wanted.need, self._entries
+        need, entries = self._requirements.need, self._entries
         fresh: list[RankedWorker] = []
         for worker in workers:
             self._invalidate(worker)
-            if not self._matches(worker) or worker.blocked or not (worker.fed or self._everyone):
+            if not self._matches(worker) or worker.blocked or not (worker.owned or self._ignore_ownership):
                 continue
             room = worker.fitting_frames(need)
             if room:
@@ -69,14 +68,14 @@ class WorkerRanking:
 
     def remove(self, worker: WorkerInfo) -> None:
         self._invalidate(worker)
-        _, matched = self._judged.pop(worker, (0, False))
+        _, matched = self._match_cache.pop(worker, (0, False))
         self._matching -= matched
 
     def entry(self, worker: WorkerInfo) -> RankedWorker | None:
         return self._entries.get(worker)
 
     def best(self, n: int, horizon: float, last_resort: bool) -> list[RankedWorker]:
-        """The workers that `n` frames spread over, best first; those of the last resort or the others."""
+        """The workers that `n` frames spread over, best first; only those of the last resort, or only the others."""
         found: list[RankedWorker] = []
         entries, check = self._entries, 1
         for entry in self._order:
@@ -113,60 +112,66 @@ class WorkerRanking:
             insort(self._order, entry)
 
     def _matches(self, worker: WorkerInfo) -> bool:
-        shape, matched = self._judged.get(worker, (-1, False))
+        shape, matched = self._match_cache.get(worker, (-1, False))
         if shape == worker.shape:
             return matched
-        now = worker.pool == self.pool.name and worker.mismatch_reason(self._wanted) is None
-        self._judged[worker] = (worker.shape, now)
-        self._matching += now - matched
-        return now
+        matches_now = worker.pool == self.pool.name and worker.mismatch_reason(self._requirements) is None
+        self._match_cache[worker] = (worker.shape, matches_now)
+        self._matching += matches_now - matched
+        return matches_now
 
 
 def _frames_below(found: list[RankedWorker], level: float) -> int:
-    """Frames that these take before they are all as loaded as `level`."""
+    """Frames that these workers take before all reach the score `level`."""
     return sum(min(entry[4], ceil(level - entry[0])) for entry in found)
 
 
 def pick_workers(
-    views: Sequence[WorkerRanking], n: int, preferred: list[WorkerInfo], only: list[WorkerInfo] | None, horizon: float
+    rankings: Sequence[WorkerRanking],
+    n: int,
+    preferred: list[WorkerInfo],
+    only: list[WorkerInfo] | None,
+    horizon: float,
 ) -> tuple[list[tuple[Pool, WorkerInfo, int]], int]:
-    """Up to `n` frames by pool and worker, and how many would fit in all: preferred workers first, then pool by pool.
+    """Up to `n` frames by pool and worker, and how many would fit in total: preferred workers first, then by pool.
 
-    Those that were only read of come behind the last pool.
+    Workers known only from the snapshot come after the last pool.
     """
-    named = [_entries_of(view, only, horizon) for view in views] if only is not None else None
-    room = sum(entry[4] for entries in named for entry in entries) if named else sum(view.room for view in views)
+    named = [_entries_of(ranking, only, horizon) for ranking in rankings] if only is not None else None
+    room = (
+        sum(entry[4] for entries in named for entry in entries) if named else sum(ranking.room for ranking in rankings)
+    )
     shares: list[tuple[Pool, WorkerInfo, int]] = []
-    left = n
-    for view in views:
-        for entry in _entries_of(view, preferred, horizon):
-            if left and entry[5].confirmed and (only is None or entry[5] in only):
-                shares.append((view.pool, entry[5], min(left, entry[4])))
-                left -= shares[-1][2]
+    remaining = n
+    for ranking in rankings:
+        for entry in _entries_of(ranking, preferred, horizon):
+            if remaining and entry[5].confirmed and (only is None or entry[5] in only):
+                shares.append((ranking.pool, entry[5], min(remaining, entry[4])))
+                remaining -= shares[-1][2]
     for last_resort in (False, True):
-        for place, view in enumerate(views):
-            if not left:
+        for index, ranking in enumerate(rankings):
+            if not remaining:
                 return shares, room
             if named is None:
-                entries = view.best(left + len(preferred), horizon, last_resort)
+                entries = ranking.best(remaining + len(preferred), horizon, last_resort)
             else:
-                entries = [entry for entry in named[place] if (entry[0] >= UNCONFIRMED_PENALTY) is last_resort]
+                entries = [entry for entry in named[index] if (entry[0] >= UNCONFIRMED_PENALTY) is last_resort]
             if preferred:
-                # What is left did not fit on those, so they are full.
+                # The rest did not fit on the preferred workers, so these are full.
                 entries = [entry for entry in entries if entry[5] not in preferred]
-            dealt = distribute(entries, left)
-            shares += [(view.pool, worker, k) for worker, k in dealt]
-            left -= sum(k for _, k in dealt)
+            distributed = distribute(entries, remaining)
+            shares += [(ranking.pool, worker, k) for worker, k in distributed]
+            remaining -= sum(k for _, k in distributed)
     return shares, room
 
 
-def _entries_of(view: WorkerRanking, workers: list[WorkerInfo], horizon: float) -> list[RankedWorker]:
-    entries = (view.entry(worker) for worker in workers if worker.seen_at >= horizon)
+def _entries_of(ranking: WorkerRanking, workers: list[WorkerInfo], horizon: float) -> list[RankedWorker]:
+    entries = (ranking.entry(worker) for worker in workers if worker.seen_at >= horizon)
     return sorted(entry for entry in entries if entry is not None)
 
 
 def distribute(entries: list[RankedWorker], n: int) -> list[tuple[WorkerInfo, int]]:
-    """`n` frames over these workers, best first."""
+    """Distribute `n` frames over these workers, best first."""
     if len(entries) < 2:
         return [(entry[5], min(n, entry[4])) for entry in entries]
     shares = spread([entry[0] for entry in entries], [entry[4] for entry in entries], n)

@@ -1,9 +1,9 @@
-"""What placement looks at in a job. Pure.
+"""What a frame requires of a worker. Pure.
 
-Frames whose placement class is the same are alike to every worker, so one plan speaks for all of them. Labels that say
-nothing about placement (a department, a ticket number) are no part of it.
+Frames with equal requirements (a placement class) are interchangeable for every worker, so one plan covers all of them.
+Labels without a meaning for placement (a department, a ticket number) are not part of it.
 
-| label of a job | what it means |
+| label of a job | meaning |
 |---|---|
 | `preferred_pool` | only this pool, which must be mapped to the topic |
 | `preferred_worker_id` | this worker first, by name or id, if it can; otherwise any |
@@ -28,7 +28,7 @@ PLACEMENT_LABEL_PREFIXES: Final = ("placement.", CONSTRAINT_PREFIX, "node.")
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What one frame takes of a worker, besides one of its places. Cores in hundredths."""
+    """What one frame uses of a worker, besides one slot. Cores in hundredths."""
 
     cores: int = 100
     gpus: int = 0
@@ -36,7 +36,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class PlacementRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `rota.placement_class`. Make it with `class_of` or `stored`: both bring it into the one form."""
+    """A row of `rota.placement_class`. Create it with `requirements_of` or `from_row`: both normalize it."""
 
     topic: str
     requires: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class PlacementRequirements(msgspec.Struct, frozen=True, kw_only=True):
         gpus: int,
         memory_mb: int,
     ) -> Self:
-        """Out of the columns of its row."""
+        """From the columns of its row."""
         return cls(
             topic=topic,
             requires=normalize_capabilities(requires),
@@ -83,7 +83,7 @@ class PlacementRequirements(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def digest(self) -> bytes:
-        """The same for the same class on every machine and in every version that has these fields."""
+        """Equal for equal requirements on every machine and in every version with these fields."""
         return hashlib.sha256(msgspec.json.encode(msgspec.structs.astuple(self))).digest()
 
 
@@ -96,20 +96,22 @@ def requirements_of(
     gpus: int = 0,
     memory_mb: int = 0,
 ) -> PlacementRequirements:
-    """The class of a job's frames. All labels of the job may be given; only the hints above are taken."""
+    """The requirements of a job's frames. Pass all labels of the job; only those listed above are used."""
     if min(cores, gpus, memory_mb) < 0:
-        raise InvalidInput("A frame cannot ask for less than nothing: give cores, gpus and memory_mb from 0 on.")
-    given = labels or {}
+        raise InvalidInput("A frame cannot require negative resources: give cores, gpus and memory_mb of at least 0.")
+    all_labels = labels or {}
     return PlacementRequirements(
         topic=topic,
         requires=normalize_capabilities(requires),
-        labels=tuple(sorted((key, value) for key, value in given.items() if key.startswith(PLACEMENT_LABEL_PREFIXES))),
-        preferred_pool=given.get(PREFERRED_POOL_LABEL, "").strip() or None,
-        preferred_worker=given.get(PREFERRED_WORKER_LABEL, "").strip() or None,
+        labels=tuple(
+            sorted((key, value) for key, value in all_labels.items() if key.startswith(PLACEMENT_LABEL_PREFIXES))
+        ),
+        preferred_pool=all_labels.get(PREFERRED_POOL_LABEL, "").strip() or None,
+        preferred_worker=all_labels.get(PREFERRED_WORKER_LABEL, "").strip() or None,
         need=Resources(cores, gpus, memory_mb),
     )
 
 
-def normalize_capabilities(words: Iterable[str]) -> tuple[str, ...]:
-    """Capabilities in the one form in which they are compared."""
-    return tuple(sorted({word.strip().lower() for word in words} - {""}))
+def normalize_capabilities(names: Iterable[str]) -> tuple[str, ...]:
+    """Capabilities in canonical form: stripped, lower case, sorted, distinct."""
+    return tuple(sorted({name.strip().lower() for name in names} - {""}))

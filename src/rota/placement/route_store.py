@@ -1,14 +1,14 @@
 """Pools and topics in PostgreSQL, so that all replicas route alike.
 
-- Every change is one transaction with its audit entries, made under one lock: none is lost, and each is made on what it
-  was decided on.
-- A topic maps only to pools that are in the books (`rota.alloc`), since frames are booked there; such a pool cannot be
-  deleted while it is mapped.
-- `pools.yaml` is loaded when its content is another than the last time. What was changed by hand since stands until
-  then: replicas that start again with the same file change nothing.
+- Every change is one transaction with its audit entries, under one lock: no update is lost, and each is based on the
+  current state.
+- A topic maps only to pools of accounting (`rota.alloc`), since frames are booked there; such a pool cannot be deleted
+  while it is mapped.
+- `pools.yaml` is loaded when its content differs from the last load. Manual changes stand until then: replicas that
+  restart with the same file change nothing.
 
-Replicas hear of a change by NOTIFY and look every `reload_interval` anyway. While PostgreSQL is away they route as they
-did. If we die after a commit, the others have been told by it.
+Replicas learn of a change by NOTIFY and poll every `RELOAD_INTERVAL_S` as well. While PostgreSQL is unavailable they
+keep their routes. A crash after a commit loses nothing: the commit itself notifies the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FILE_SET = query(__package__, "routing_file_set")
 
 
 class RoutesDraft(msgspec.Struct):
-    """What is configured, while it is being changed."""
+    """The configuration while it is being edited."""
 
     topics: dict[str, tuple[str, ...]]
     specs: dict[str, PoolSpec]
@@ -57,49 +57,51 @@ RoutesEdit = Callable[[RoutesDraft], None]
 
 
 class RouteStore:
-    """Reads and changes pools and topics, in the name of `actor`, who is written to the audit trail."""
+    """Reads and changes pools and topics on behalf of `actor`, who is recorded in the audit log."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database = database
         self.clock = clock or SystemClock()
 
     async def read(self) -> Routes:
-        """As of one moment."""
+        """All routes, from one snapshot."""
         async with self.database.transaction("repeatable read", readonly=True) as tx:
             return await _read_routes(tx)
 
     async def set_topic(self, topic: str, pools: Sequence[str], *, actor: str) -> bool:
-        """Map a topic or glob to these pools, in this order. Whether that changed anything."""
+        """Map a topic or glob to these pools, in this order. Returns whether that changed anything."""
         names = validate_pools(validate_topic(topic), tuple(pools))
 
-        def edit(wanted: RoutesDraft) -> None:
-            wanted.topics[topic] = names
+        def edit(draft: RoutesDraft) -> None:
+            draft.topics[topic] = names
 
         return await self._change(actor, edit)
 
     async def remove_topic(self, topic: str, *, actor: str) -> bool:
-        """Jobs of the topic follow the next best glob, or fail."""
+        """Unmap a topic. Its jobs follow the next best glob, or fail."""
 
-        def edit(wanted: RoutesDraft) -> None:
-            wanted.topics.pop(topic, None)
+        def edit(draft: RoutesDraft) -> None:
+            draft.topics.pop(topic, None)
 
         return await self._change(actor, edit)
 
     async def set_pool(
         self, name: str, *, actor: str, provides: Iterable[str] | None = None, description: str | None = None
     ) -> bool:
-        """Change what is given, and keep the rest."""
-        given: dict[str, object] = {}
+        """Change the given properties and keep the rest."""
+        changes: dict[str, object] = {}
         if provides is not None:
-            given["provides"] = normalize_capabilities(provides)
+            changes["provides"] = normalize_capabilities(provides)
         if description is not None:
-            given["description"] = description
-        return await self._change_pool(name, actor, given)
+            changes["description"] = description
+        return await self._change_pool(name, actor, changes)
 
     async def drain(self, name: str, *, actor: str, timeout_s: int = DRAIN_TIMEOUT_S) -> bool:
-        """Nothing new for this pool; what runs there ends. One that drains already goes on as it began."""
+        """Stop new frames on this pool; running ones finish. A pool that already drains keeps its deadline."""
         if not 1 <= timeout_s <= DRAIN_TIMEOUT_MAX_S:
-            raise InvalidInput(f"A pool may take from 1 to {DRAIN_TIMEOUT_MAX_S} seconds to drain, not {timeout_s}.")
+            raise InvalidInput(
+                f"{timeout_s} is not a valid drain timeout: give from 1 to {DRAIN_TIMEOUT_MAX_S} seconds."
+            )
         drained = {
             "status": PoolStatus.DRAINING,
             "drain_started_ms": self.clock.now_ms(),
@@ -114,14 +116,14 @@ class RouteStore:
         return await self._change_pool(name, actor, _not_draining(PoolStatus.INACTIVE))
 
     async def load(self, file: PoolsFile, *, actor: str) -> bool:
-        """Make topics and the pools that it lists what the file says, unless the same was loaded last."""
+        """Set topics and the listed pools to the content of the file, unless it was the last one loaded."""
         now_ms = self.clock.now_ms()
 
-        def edit(wanted: RoutesDraft) -> None:
-            wanted.topics = dict(file.topics)
+        def edit(draft: RoutesDraft) -> None:
+            draft.topics = dict(file.topics)
             for name, spec in file.pools.items():
                 begins = spec.status is PoolStatus.DRAINING and spec.drain_started_ms is None
-                wanted.specs[name] = msgspec.structs.replace(spec, drain_started_ms=now_ms) if begins else spec
+                draft.specs[name] = msgspec.structs.replace(spec, drain_started_ms=now_ms) if begins else spec
 
         async with self.database.transaction() as tx:
             await tx.run(LOCK)
@@ -132,12 +134,12 @@ class RouteStore:
             return changed
 
     async def _change_pool(
-        self, name: str, actor: str, given: Mapping[str, object], unless: PoolStatus | None = None
+        self, name: str, actor: str, changes: Mapping[str, object], unless: PoolStatus | None = None
     ) -> bool:
-        def edit(wanted: RoutesDraft) -> None:
-            before = wanted.specs.get(name, PoolSpec(name=name))
+        def edit(draft: RoutesDraft) -> None:
+            before = draft.specs.get(name, PoolSpec(name=name))
             if unless is None or before.status is not unless:
-                wanted.specs[name] = msgspec.structs.replace(before, **given)
+                draft.specs[name] = msgspec.structs.replace(before, **changes)
 
         return await self._change(actor, edit)
 
@@ -148,7 +150,7 @@ class RouteStore:
 
 
 class RoutesWatcher:
-    """`Service("routes", watch.run)`: the registry routes by what is stored, within a moment of every change."""
+    """Run as `Service("routes", watcher.run)`: the registry follows every stored change within a moment."""
 
     def __init__(self, routing: RouteStore, registry: WorkerRegistry, every_s: float = RELOAD_INTERVAL_S) -> None:
         self._routing = routing
@@ -156,17 +158,17 @@ class RoutesWatcher:
         self._every_s = every_s
 
     async def run(self, life: Lifecycle) -> None:
-        """When PostgreSQL is away this ends as unavailable and is started again; routes stay as they were."""
-        async with self._routing.database.listen(CHANNEL) as told:
+        """Ends as unavailable when PostgreSQL is, and is restarted; routes stay as they were."""
+        async with self._routing.database.listen(CHANNEL) as notifications:
             self._registry.set_routes(await self._routing.read())
             life.ready()
-            while await _wait_for_change(told, life, self._every_s):
+            while await _wait_for_change(notifications, life, self._every_s):
                 self._registry.set_routes(await self._routing.read())
 
 
-async def _wait_for_change(told: Notifications, life: Lifecycle, every_s: float) -> bool:
-    """When there is something to read; False when draining."""
-    waiting = asyncio.create_task(told.next(every_s), name="routes.next")
+async def _wait_for_change(notifications: Notifications, life: Lifecycle, every_s: float) -> bool:
+    """Wait until routes may have changed; False when draining."""
+    waiting = asyncio.create_task(notifications.next(every_s), name="routes.next")
     draining = asyncio.create_task(life.until_draining(), name="routes.draining")
     try:
         await asyncio.wait({waiting, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,18 +196,15 @@ async def _read_routes(tx: Transaction) -> Routes:
 
 
 async def _apply_edit(tx: Transaction, actor: str, edit: RoutesEdit) -> bool:
-    """Write what `edit` makes different, with an audit entry for each; nothing when nothing is."""
+    """Write the differences made by `edit`, with one audit entry each; nothing if there are none."""
     before = await _read_routes(tx)
     specs = {name: pool.spec for name, pool in before.pools.items()}
-    wanted = RoutesDraft(dict(before.topics), dict(specs))
-    edit(wanted)
-    _check_pools_exist(wanted, before.pools)
+    draft = RoutesDraft(dict(before.topics), dict(specs))
+    edit(draft)
+    _check_pools_exist(draft, before.pools)
     entries = [
-        *[await _write_topic(tx, topic, before, wanted) for topic in _changed_names(before.topics, wanted.topics)],
-        *[
-            await _write_pool(tx, before.pools[name], wanted.specs[name])
-            for name in _changed_names(specs, wanted.specs)
-        ],
+        *[await _write_topic(tx, topic, before, draft) for topic in _changed_names(before.topics, draft.topics)],
+        *[await _write_pool(tx, before.pools[name], draft.specs[name]) for name in _changed_names(specs, draft.specs)],
     ]
     failpoints.hit("placement.after_routing_before_audit")
     if entries:
@@ -214,9 +213,9 @@ async def _apply_edit(tx: Transaction, actor: str, edit: RoutesEdit) -> bool:
 
 
 async def _write_topic(
-    tx: Transaction, topic: str, before: Routes, wanted: RoutesDraft
+    tx: Transaction, topic: str, before: Routes, draft: RoutesDraft
 ) -> tuple[str, str, Mapping[str, object]]:
-    old, new = before.topics.get(topic), wanted.topics.get(topic)
+    old, new = before.topics.get(topic), draft.topics.get(topic)
     await tx.run(TOPIC_CLEAR, topic)
     if new is not None:
         ids: list[UUID] = [before.pools[name].id for name in new]
@@ -238,21 +237,21 @@ async def _write_pool(tx: Transaction, pool: Pool, spec: PoolSpec) -> tuple[str,
     return "pool.configure", f"pool:{pool.name}", detail
 
 
-def _check_pools_exist(wanted: RoutesDraft, pools: Mapping[str, Pool]) -> None:
-    for topic, names in wanted.topics.items():
+def _check_pools_exist(draft: RoutesDraft, pools: Mapping[str, Pool]) -> None:
+    for topic, names in draft.topics.items():
         for name in names:
             if name not in pools:
                 raise _unknown_pool(name, f" that the topic {topic} is mapped to", pools)
-    for name in wanted.specs:
+    for name in draft.specs:
         if name not in pools:
             raise _unknown_pool(name, "", pools)
 
 
 def _unknown_pool(name: str, whose: str, pools: Iterable[str]) -> InvalidInput:
-    near = get_close_matches(name, list(pools), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? Otherwise make" if near else "make"
+    nearest = get_close_matches(name, list(pools), n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}? Otherwise create" if nearest else "create"
     return InvalidInput(
-        f"The pool {name[:64]!r}{whose} is not in the books: {hint} it with `rota pool create {name[:64]}` first."
+        f"The pool {name[:64]!r}{whose} does not exist: {hint} it with `rota pool create {name[:64]}` first."
     )
 
 

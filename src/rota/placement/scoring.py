@@ -1,23 +1,23 @@
-"""Which worker is the least loaded, which is overloaded, and how a batch spreads. Pure.
+"""Scores, overload, and the distribution of a batch over workers. Pure.
 
-The lowest score is best: frames it has + cpu_load / 100 + gpu_utilization / 100. What was booked or reserved since the
-last heartbeat counts as had, so that a burst spreads.
+The lowest score is best: frames + cpu_load / 100 + gpu_utilization / 100. Frames booked or reserved since the last
+heartbeat are included, so that a burst spreads.
 
-Overload is told by *foreign* load alone, that is by what Rota did not book there:
+Only *foreign* load, which Rota did not book there, makes a worker overloaded:
 
 | rule | foreign load | overloaded at |
 |---|---|---|
-| places | frames it lists that the books do not know, as a share of its places | `overload_utilization` |
-| CPU | measured load less the share of its cores that was booked, in percent | `overload_cpu_load` |
-| GPU | measured use less the share of its GPUs that was booked, in percent | `overload_gpu_utilization` |
+| slots | listed frames without a booking, as a share of its slots | `overload_utilization` |
+| CPU | measured load minus the booked share of its cores, in percent | `overload_cpu_load` |
+| GPU | measured use minus the booked share of its GPUs, in percent | `overload_gpu_utilization` |
 
-A worker that offers a number of cores may be filled to the last of them, whatever else its machine does: what it offers
-is what the books divide, and a machine that runs the servers beside a worker would otherwise stop itself by being busy.
-With `routing.overload_accounted` the rules for CPU and GPU hold for such workers, too.
+A worker that offers a number of cores may be filled completely, whatever else its machine does: the offer is what
+accounting divides, and a machine that also runs the servers would otherwise stop itself by being busy. With
+`routing.overload_accounted` the CPU and GPU rules apply to such workers too.
 
-A load is measured over a heartbeat's interval, and frames that ended within it had their part in it: the share is the
-most that was booked at any time since the heartbeat before. A frame that uses more cores than it booked shows as
-foreign load, and rightly so. Places, cores, GPUs and memory that are accounted for may be filled to the last.
+Load is measured over a heartbeat interval and includes frames that ended within it: the booked share is the peak since
+the previous heartbeat. A frame that uses more cores than it booked correctly shows as foreign load. Accounted slots,
+cores, GPUs and memory may be filled completely.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rota.model.settings.lifecycle import RoutingSettings
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """What a heartbeat measured, in percent, and the shares that Rota had booked meanwhile, in percent."""
+    """Load measured by a heartbeat and the shares booked by Rota meanwhile, all in percent."""
 
     cpu: float = 0.0
     gpu: float = 0.0
     booked_cpu: float = 0.0
     booked_gpu: float = 0.0
     strange_places: float = 0.0
-    """Share of places taken by frames nobody booked, from 0 to 1."""
+    """Share of slots taken by unbooked frames, from 0 to 1."""
 
     @property
     def foreign_cpu(self) -> float:
@@ -52,14 +52,14 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def score(self) -> float:
-        """Its part in the score."""
+        """The contribution of the load to the score."""
         return (self.cpu + self.gpu) / 100
 
 
 def overload_reason(load: WorkerLoad, limits: RoutingSettings, *, accounted: bool) -> str | None:
-    """What overloads a worker, in words; None when nothing does. `accounted`: it offers a number of cores."""
+    """What overloads a worker, as a sentence; None when nothing does. `accounted`: it offers a number of cores."""
     if load.strange_places >= limits.overload_utilization:
-        return f"{load.strange_places:.0%} of its places are taken by frames the books do not know"
+        return f"{load.strange_places:.0%} of its slots are taken by frames without a booking"
     if accounted and not limits.overload_accounted:
         return None
     if load.foreign_cpu >= limits.overload_cpu_load:
@@ -69,57 +69,57 @@ def overload_reason(load: WorkerLoad, limits: RoutingSettings, *, accounted: boo
     return None
 
 
-def spread(scores: Sequence[float], rooms: Sequence[int], n: int) -> list[int]:
-    """How many of `n` frames each worker gets when each frame goes to the lowest score, and raises it by one.
+def spread(scores: Sequence[float], capacities: Sequence[int], n: int) -> list[int]:
+    """How many of `n` frames each worker gets when each frame goes to the lowest score and raises it by one.
 
-    `scores` ascend. Frames that bring all to a common level are dealt at once, and the few that are left one by one.
+    `scores` ascend. Frames up to a common level are distributed in one step, the few remaining ones one by one.
     """
-    given = [0] * len(scores)
-    left = min(n, sum(rooms))
+    assigned = [0] * len(scores)
+    remaining = min(n, sum(capacities))
     alive = list(range(len(scores)))
-    while left > len(alive):
-        level = _level([scores[i] + given[i] for i in alive], left)
+    while remaining > len(alive):
+        level = _level([scores[i] + assigned[i] for i in alive], remaining)
         for i in alive:
-            more = min(rooms[i] - given[i], max(0, ceil(level - scores[i] - given[i])))
-            given[i] += more
-            left -= more
-        unfilled = [i for i in alive if given[i] < rooms[i]]
+            more = min(capacities[i] - assigned[i], max(0, ceil(level - scores[i] - assigned[i])))
+            assigned[i] += more
+            remaining -= more
+        unfilled = [i for i in alive if assigned[i] < capacities[i]]
         if len(unfilled) == len(alive):
             break
-        alive = sorted(unfilled, key=lambda i: scores[i] + given[i])
-    _distribute_rest(scores, rooms, given, alive, left)
-    return given
+        alive = sorted(unfilled, key=lambda i: scores[i] + assigned[i])
+    _distribute_rest(scores, capacities, assigned, alive, remaining)
+    return assigned
 
 
 def _level(heights: Sequence[float], n: int) -> float:
-    """A level that at most `n` frames reach together, whatever their rooms; `heights` ascend."""
+    """A level that at most `n` frames reach together, regardless of capacity; `heights` ascend."""
     best = heights[0]
     for count, total in enumerate(accumulate(heights), start=1):
         level = (n + total) / count - 1
         if level < heights[count - 1]:
-            # What is higher was not counted, so nothing is dealt to it here.
+            # Higher ones are not included, so they get nothing in this step.
             return min(best, heights[count - 1])
         best = level
     return best
 
 
 def _distribute_rest(
-    scores: Sequence[float], rooms: Sequence[int], given: list[int], alive: list[int], left: int
+    scores: Sequence[float], capacities: Sequence[int], assigned: list[int], alive: list[int], remaining: int
 ) -> None:
-    heap = sorted((scores[i] + given[i], i) for i in alive)
+    heap = sorted((scores[i] + assigned[i], i) for i in alive)
     if (
-        0 < left <= len(heap)
-        and heap[left - 1][0] < heap[0][0] + 1
-        and all(given[i] < rooms[i] for _, i in heap[:left])
+        0 < remaining <= len(heap)
+        and heap[remaining - 1][0] < heap[0][0] + 1
+        and all(assigned[i] < capacities[i] for _, i in heap[:remaining])
     ):
-        for _, i in heap[:left]:
-            given[i] += 1
+        for _, i in heap[:remaining]:
+            assigned[i] += 1
         return
-    while left > 0 and heap:
+    while remaining > 0 and heap:
         height, i = heap[0]
-        if given[i] == rooms[i]:
+        if assigned[i] == capacities[i]:
             heapreplace(heap, (float("inf"), i))
             continue
-        given[i] += 1
-        left -= 1
+        assigned[i] += 1
+        remaining -= 1
         heapreplace(heap, (height + 1, i))

@@ -1,14 +1,14 @@
-"""The workers in one Redis key, so that a replica that starts need not wait for heartbeats.
+"""A snapshot of the registry in one Redis key, so that a starting replica need not wait for heartbeats.
 
-One replica at a time writes: under a lock that ends by itself, and in one step that checks the lock, writes and frees
-it, so one that was paused in between writes nothing and frees nothing. A lock that is held is somebody else's turn.
-Ages are told by the clock of Redis, so machines need not agree on the hour.
+One replica at a time writes, under a lock with a TTL. One script checks the lock, writes and releases it, so a replica
+that was paused in between writes and releases nothing. If the lock is held, another replica is writing. Ages use the
+clock of Redis, so the clocks of machines need not agree.
 
-Reading never holds up a start, and never fails it: a document that is missing, broken, late or not to be had means a
-cold start with a warning. A worker enters with its real age, and not at all when it would have been forgotten; it is
-used only where no other has room, until it is heard. What was heard stands.
+Reading never delays or fails a start: a missing, broken, late or unavailable document means a cold start with a
+warning. A worker is added with its real age, or skipped when it is past the TTL; until its first heartbeat it is used
+only where no other worker has capacity. Heartbeats take precedence over the snapshot.
 
-If we die after the lock was taken, it runs out, and the next replica writes: the document is then older by that time.
+If the writer dies holding the lock, it expires and the next replica writes: the document is older by that time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
 
 class WorkerSnapshot(msgspec.Struct, frozen=True):
-    """`*_free` is what was not booked; `age_ms` is how long ago it was heard when this was written."""
+    """`*_free` is what was not booked; `age_ms` is the time since its last heartbeat when this was written."""
 
     worker_id: str = ""
     name: str = ""
@@ -83,7 +83,7 @@ WRITE = script(__package__, "snapshot_write", replies=SnapshotWritten | Snapshot
 
 
 class SnapshotWriter:
-    """`Service("snapshot", writer.run)`: every replica may run it, one writes at a time."""
+    """Run as `Service("snapshot", writer.run)` in every replica; one writes at a time."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class SnapshotWriter:
                 return
 
     async def write(self) -> bool:
-        """Whether it was our turn, and done."""
+        """Whether this replica got the lock and wrote."""
         token = secrets.token_hex(16)
         lock_ms = int(self._settings.snapshot_lock_ttl * 1000)
         with translate_errors(self._client):
             if not await self._client.set(self._keys.snapshot_writer(), token, nx=True, px=lock_ms):
-                log.debug("snapshot_turn_of_another")
+                log.debug("snapshot_lock_held")
                 return False
         failpoints.hit("placement.after_snapshot_lock")
         document = msgspec.json.encode(capture(self._registry, self._writer_id, await _now_ms(self._client)))
@@ -127,20 +127,20 @@ class SnapshotWriter:
         return isinstance(done, SnapshotWritten)
 
     async def _write_or_warn(self) -> None:
-        """Redis may be away: the snapshot is a convenience, and its absence is told once."""
+        """Redis may be unavailable: the snapshot is optional, so a failure is logged once."""
         try:
             await self.write()
             self._failing = False
         except RotaError as error:
             if not self._failing:
-                log.warning("snapshot_not_written", reason=error.sentence)
+                log.warning("snapshot_write_failed", reason=error.sentence)
             self._failing = True
 
 
 async def warm_start(
     registry: WorkerRegistry, client: redis.asyncio.Redis, *, keys: RedisKeys | None = None, timeout_s: float = 5.0
 ) -> int:
-    """Enter the workers of the snapshot; how many. Whatever goes wrong is a cold start."""
+    """Add the workers of the snapshot; returns how many. Any failure means a cold start."""
     try:
         async with asyncio.timeout(timeout_s):
             with translate_errors(client):
@@ -153,9 +153,9 @@ async def warm_start(
     except (RotaError, redis.RedisError, TimeoutError, msgspec.MsgspecError, UnicodeError) as error:
         log.warning("cold_start", reason=type(error).__name__, remedy="heartbeats fill the registry within seconds")
         return 0
-    entered = hydrate(registry, snapshot, now_ms)
-    log.info("warm_start", workers=entered, of=len(snapshot.workers), writer=snapshot.writer_id)
-    return entered
+    added = hydrate(registry, snapshot, now_ms)
+    log.info("warm_start", workers=added, of=len(snapshot.workers), writer=snapshot.writer_id)
+    return added
 
 
 def capture(registry: WorkerRegistry, writer_id: str, now_ms: int) -> RegistrySnapshot:
@@ -169,18 +169,18 @@ def capture(registry: WorkerRegistry, writer_id: str, now_ms: int) -> RegistrySn
 
 
 def hydrate(registry: WorkerRegistry, snapshot: RegistrySnapshot, now_ms: int) -> int:
-    """A moment in the future is a clock that was set: its workers are taken to be as old as they say."""
+    """A capture time in the future means that the clock was set: the ages are then used as stored."""
     captured = snapshot.captured_at
     captured_ms = (captured if captured.tzinfo else captured.replace(tzinfo=UTC)).timestamp() * 1000
     since_s = max(0.0, now_ms - captured_ms) / 1000
-    entered = 0
-    for seen in snapshot.workers:
+    added = 0
+    for stored in snapshot.workers:
         try:
-            worker = _restore_worker(seen)
+            worker = _restore_worker(stored)
         except ValueError:
             continue
-        entered += registry.hydrate(worker, since_s + max(0, seen.age_ms) / 1000)
-    return entered
+        added += registry.hydrate(worker, since_s + max(0, stored.age_ms) / 1000)
+    return added
 
 
 def _worker_snapshot(worker: WorkerInfo, age_s: float) -> WorkerSnapshot:
@@ -206,20 +206,20 @@ def _worker_snapshot(worker: WorkerInfo, age_s: float) -> WorkerSnapshot:
     )
 
 
-def _restore_worker(seen: WorkerSnapshot) -> WorkerInfo:
-    """It offers what was free, since nobody knows yet what its frames need. ValueError when it has no id."""
-    worker = WorkerInfo(UUID(seen.worker_id), seen.name, seen.pool, 0.0)
-    worker.slots = max(0, seen.max_parallel_jobs)
-    worker.cores = seen.cores_free
-    worker.gpus = seen.gpus_free
-    worker.memory_mb = seen.memory_mb_free
-    worker.labels = seen.labels
-    worker.capabilities = frozenset(normalize_capabilities(seen.capabilities))
-    worker.draining = seen.draining
-    worker.load = WorkerLoad(clamp_percent(seen.cpu_load), clamp_percent(seen.gpu_utilization), 100.0, 100.0)
-    worker.memory_load = clamp_percent(seen.memory_load)
-    # Tokens are never negative, so these are nobody's; the first heartbeat replaces them.
-    worker.strangers = [(-seen.active_jobs, seen.active_jobs)] if seen.active_jobs > 0 else []
+def _restore_worker(stored: WorkerSnapshot) -> WorkerInfo:
+    """It offers what was free, since the needs of its frames are unknown yet. ValueError when it has no id."""
+    worker = WorkerInfo(UUID(stored.worker_id), stored.name, stored.pool, 0.0)
+    worker.slots = max(0, stored.max_parallel_jobs)
+    worker.cores = stored.cores_free
+    worker.gpus = stored.gpus_free
+    worker.memory_mb = stored.memory_mb_free
+    worker.labels = stored.labels
+    worker.capabilities = frozenset(normalize_capabilities(stored.capabilities))
+    worker.draining = stored.draining
+    worker.load = WorkerLoad(clamp_percent(stored.cpu_load), clamp_percent(stored.gpu_utilization), 100.0, 100.0)
+    worker.memory_load = clamp_percent(stored.memory_load)
+    # Tokens are never negative, so these match no booking; the first heartbeat replaces them.
+    worker.unbooked = [(-stored.active_jobs, stored.active_jobs)] if stored.active_jobs > 0 else []
     return worker
 
 

@@ -1,10 +1,10 @@
 -- script: snapshot_write
--- key writer    string  rota:scheduler:snapshot:writer   token of who may write
+-- key writer    string  rota:scheduler:snapshot:writer   token of the lock holder
 -- key snapshot  string  sys:workers:snapshot             the document
 -- arg token     str
 -- arg document  bytes
--- reply written                                          and the lock is free for the next one
--- reply lost                                             the lock ran out, or somebody else has it: nothing changed
+-- reply written                                          and the lock is released
+-- reply lost                                             the lock expired or has another holder: nothing changed
 
 if redis.call('GET', writer) ~= token then return {'lost'} end
 redis.call('SET', snapshot, document)

@@ -1,11 +1,11 @@
 """Which pools may run a topic, and in which order. Pure.
 
-- The exact topic wins over globs (`*` stands for any text), the glob with the most letters of its own over the others.
+- An exact topic wins over globs (`*` matches any text), the glob with the most literal characters over other globs.
 - Pools of a topic are used in order: a later one only when the earlier ones are full or without workers.
-- A pool provides capabilities; a job that requires others is not run there.
-- A pool that is draining or inactive takes nothing new. One that drains counts as inactive when its time is over.
-- Where no topic is configured at all, every topic maps to the pool `local`, if there is one: `rota up` makes it. The
-  first topic that is configured ends that.
+- A pool provides capabilities; a job that requires others does not run there.
+- A draining or inactive pool takes no new frames. A draining one counts as inactive after its timeout.
+- If no topic is configured at all, every topic maps to the pool `local`, if it exists: `rota up` creates it. The first
+  configured topic ends that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PoolStatus(StrEnum):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is configured of a pool. `provides` is sorted, lower case."""
+    """The configuration of a pool. `provides` is sorted, lower case."""
 
     name: str
     provides: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: int = DRAIN_TIMEOUT_S
 
     def status_at(self, now_ms: int) -> PoolStatus:
-        """Its status once the time that it had to drain is over."""
+        """The status at a time: a drain past its timeout counts as inactive."""
         if self.status is not PoolStatus.DRAINING or self.drain_started_ms is None:
             return self.status
         over = now_ms >= self.drain_started_ms + self.drain_timeout_s * 1000
@@ -50,7 +50,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A pool of the books with what is configured of it."""
+    """A pool of accounting with its configuration."""
 
     id: PoolId
     spec: PoolSpec
@@ -64,7 +64,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Routes(msgspec.Struct, frozen=True):
-    """Everything that is configured, as of one read. Topics name pools that are there."""
+    """The whole configuration, from one read. Topics name only existing pools."""
 
     topics: Mapping[str, tuple[str, ...]] = {}
     pools: Mapping[str, Pool] = {}
@@ -75,7 +75,7 @@ class Routes(msgspec.Struct, frozen=True):
         return not self.topics and DEFAULT_POOL in self.pools
 
     def pattern_for(self, topic: str) -> str | None:
-        """The topic or glob that decides about `topic`."""
+        """The topic or glob that applies to `topic`."""
         if topic in self.topics:
             return topic
         if self.uses_default_pool:
@@ -84,7 +84,7 @@ class Routes(msgspec.Struct, frozen=True):
         return max(globs, key=specificity, default=None)
 
     def pools_for(self, topic: str) -> tuple[Pool, ...]:
-        """Pools in the order in which they are used; none when the topic is not mapped."""
+        """Pools in the order of use; empty when the topic is not mapped."""
         pattern = self.pattern_for(topic)
         if pattern is None:
             return ()
@@ -97,6 +97,6 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 def specificity(pattern: str) -> tuple[int, int, str]:
-    """Orders globs: letters of its own, then fewer stars, then the alphabet, so that replicas agree."""
+    """Sort key of globs: literal characters, then fewer stars, then the alphabet, so that replicas agree."""
     stars = pattern.count("*")
     return len(pattern) - stars, -stars, pattern

@@ -1,6 +1,6 @@
-"""What is booked on one worker, as runs of tokens. Pure; costs grow with runs, not with frames.
+"""Allocations on one worker, as ranges of tokens. Pure; the cost grows with ranges, not with frames.
 
-The totals always equal the sum over the spans: adding what is there changes nothing, removing what is not neither.
+The totals always equal the sum over the ranges: adding an existing token or removing a missing one changes nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from rota.model.protocol import TokenRange
 from rota.placement.requirements import Resources
 
 ABSENT_HEARTBEATS_MAX: Final = 2
-"""Heartbeats in a row that do not list a frame before it is taken to have ended."""
+"""Consecutive heartbeats that do not list a frame before it counts as ended."""
 
 
 class AllocatedRange:
-    """Consecutive tokens with one need. `since` is the last heartbeat that was heard before they were assigned."""
+    """Consecutive tokens with one need. `since` is the last heartbeat received before they were assigned."""
 
     __slots__ = ("absent", "end", "first", "need", "since")
 
@@ -58,34 +58,34 @@ class WorkerAllocations:
         self._insert(AllocatedRange(first, first + n, need, since))
 
     def remove(self, first: int, n: int) -> int:
-        """How many of these tokens were there."""
+        """Returns how many of these tokens were allocated."""
         end = first + n
         begin = bisect_right(self._firsts, first) - 1
         if begin < 0 or self._spans[begin].end <= first:
             begin += 1
-        stop, kept, removed = begin, [], 0
+        stop, remaining, removed = begin, [], 0
         while stop < len(self._spans) and (span := self._spans[stop]).first < end:
             low, high = max(first, span.first), min(end, span.end)
             removed += high - low
             self._count(span.need, low - high)
-            kept += [span.subrange(*each) for each in ((span.first, low), (high, span.end)) if each[0] < each[1]]
+            remaining += [span.subrange(*each) for each in ((span.first, low), (high, span.end)) if each[0] < each[1]]
             stop += 1
         if stop > begin:
-            self._spans[begin:stop] = kept
-            self._firsts[begin:stop] = [span.first for span in kept]
+            self._spans[begin:stop] = remaining
+            self._firsts[begin:stop] = [span.first for span in remaining]
         return removed
 
-    def reconcile(self, held: Sequence[TokenRange], number: int) -> list[TokenRange]:
-        """Compare with what heartbeat `number` lists, in order; returns listed tokens that nobody booked here.
+    def reconcile(self, listed: Sequence[TokenRange], number: int) -> list[TokenRange]:
+        """Compare with the sorted ranges of heartbeat `number`; returns listed tokens that were not booked here.
 
-        A beat that was under way when a frame was assigned cannot list it. The first one heard afterwards may be that
-        one, so only those behind it count.
+        A heartbeat in flight when a frame was assigned cannot list it. The first one received afterwards may be that
+        one, so only later ones count.
         """
         if not self._spans:
-            return list(held)
-        for first, n in subtract_ranges(self.token_ranges(), held):
+            return list(listed)
+        for first, n in subtract_ranges(self.token_ranges(), listed):
             self._count_absence(first, n, number)
-        return subtract_ranges(held, self.token_ranges())
+        return subtract_ranges(listed, self.token_ranges())
 
     def _count_absence(self, first: int, n: int, number: int) -> None:
         span = self._spans[bisect_right(self._firsts, first) - 1]
@@ -96,7 +96,7 @@ class WorkerAllocations:
             self._insert(AllocatedRange(first, first + n, span.need, span.since, span.absent + 1))
 
     def _insert(self, span: AllocatedRange) -> None:
-        """Into a gap."""
+        """Insert a range that overlaps no other."""
         at = bisect_right(self._firsts, span.first)
         self._count(span.need, span.end - span.first)
         if at and span.continues(self._spans[at - 1]):
@@ -112,35 +112,35 @@ class WorkerAllocations:
         self.memory_mb += n * need.memory_mb
 
 
-def subtract_ranges(runs: Iterable[TokenRange], others: Iterable[TokenRange]) -> list[TokenRange]:
-    """What of `runs` is not in `others`; both in order and without overlaps."""
-    left: list[TokenRange] = []
+def subtract_ranges(ranges: Iterable[TokenRange], others: Iterable[TokenRange]) -> list[TokenRange]:
+    """Tokens of `ranges` that are not in `others`; both sorted and without overlaps."""
+    result: list[TokenRange] = []
     rest = iter(others)
     low, high = _next_bounds(rest)
-    for first, n in runs:
+    for first, n in ranges:
         end = first + n
         while high is not None and high <= first:
             low, high = _next_bounds(rest)
         while high is not None and low < end:
             if first < low:
-                left.append((first, low - first))
+                result.append((first, low - first))
             first = max(first, high)
             if high > end:
                 break
             low, high = _next_bounds(rest)
         if first < end:
-            left.append((first, end - first))
-    return left
+            result.append((first, end - first))
+    return result
 
 
-def intersect_ranges(runs: Sequence[TokenRange], others: Sequence[TokenRange]) -> list[TokenRange]:
-    return subtract_ranges(runs, subtract_ranges(runs, others))
+def intersect_ranges(ranges: Sequence[TokenRange], others: Sequence[TokenRange]) -> list[TokenRange]:
+    return subtract_ranges(ranges, subtract_ranges(ranges, others))
 
 
-def merge_ranges(runs: Iterable[TokenRange]) -> list[TokenRange]:
+def merge_ranges(ranges: Iterable[TokenRange]) -> list[TokenRange]:
     """Sorted, and merged where they touch or overlap."""
     merged: list[TokenRange] = []
-    for first, n in sorted(runs):
+    for first, n in sorted(ranges):
         if merged and first <= merged[-1][0] + merged[-1][1]:
             start, before = merged[-1]
             merged[-1] = (start, max(before, first + n - start))
@@ -150,5 +150,5 @@ def merge_ranges(runs: Iterable[TokenRange]) -> list[TokenRange]:
 
 
 def _next_bounds(rest: Iterator[TokenRange]) -> tuple[int, int | None]:
-    run = next(rest, None)
-    return (0, None) if run is None else (run[0], run[0] + run[1])
+    each = next(rest, None)
+    return (0, None) if each is None else (each[0], each[0] + each[1])

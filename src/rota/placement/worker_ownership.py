@@ -1,8 +1,8 @@
-"""Which replica feeds which worker: rendezvous hashing. Pure.
+"""Which replica dispatches to which worker: rendezvous hashing. Pure.
 
-Every replica that knows the same replicas comes to the same answer without asking anybody, and when one comes or goes
-only its own workers change hands. Replicas that disagree for a moment feed a worker twice or not at all; the worker
-refuses what does not fit, and the next look mends the rest.
+Replicas with the same membership view agree without communication, and a membership change moves only the workers of
+the replica that joined or left. Replicas that briefly disagree dispatch to a worker twice or not at all; the worker
+rejects what does not fit, and the next round corrects the rest.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from uuid import UUID
 
 
 def owns_worker(replica: str, worker: UUID, replicas: Iterable[str]) -> bool:
-    """Whether `replica` is the one of `replicas` that hands frames to `worker`."""
+    """Whether `replica` is the one of `replicas` that dispatches to `worker`."""
     return owning_replica(worker, replicas) == replica
 
 
 def owning_replica(worker: UUID, replicas: Iterable[str]) -> str | None:
-    """The replica with the greatest weight for this worker; None without any."""
+    """The replica with the greatest weight for this worker; None if there are none."""
     return max(replicas, key=lambda replica: (_weight(replica, worker), replica), default=None)
 
 

@@ -1,4 +1,4 @@
-"""One worker as this replica knows it: what it told, what is booked and reserved there, what is free. No I/O."""
+"""One worker as this replica knows it: its heartbeat, its bookings and reservations, its free capacity. No I/O."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rota.placement.scoring import WorkerLoad, overload_reason
 from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
 
 UNLIMITED_FRAMES: Final = 1_000_000
-"""Of a worker that does not limit its places, for frames that need nothing."""
+"""The capacity of a worker without a slot limit, for frames that need no resources."""
 TOKEN_END: Final = 2**53
 LISTED_FRAMES_MAX: Final = 1_000_000
-"""Frames that one worker may list."""
+"""Maximum number of frames in one heartbeat."""
 
 
 class WorkerInfo:
-    """`shape` changes when something does that decides whether a class matches at all."""
+    """`shape` changes with every property that decides whether requirements match at all."""
 
     __slots__ = (
         "booked",
@@ -31,7 +31,6 @@ class WorkerInfo:
         "confirmed",
         "cores",
         "draining",
-        "fed",
         "gpus",
         "held",
         "id",
@@ -42,6 +41,7 @@ class WorkerInfo:
         "name",
         "number",
         "overloaded",
+        "owned",
         "peak_cores",
         "peak_gpus",
         "pool",
@@ -53,8 +53,8 @@ class WorkerInfo:
         "seen_at",
         "shape",
         "slots",
-        "strangers",
         "tie",
+        "unbooked",
         "unknown",
         "unsettled",
         "used",
@@ -68,7 +68,7 @@ class WorkerInfo:
         self.number = -1
         self.seen_at = 0.0
         self.confirmed = False
-        self.fed = True
+        self.owned = True
         self.draining = False
         self.slots = self.cores = self.gpus = self.memory_mb = 0
         self.labels: dict[str, str] = {}
@@ -82,24 +82,24 @@ class WorkerInfo:
         self.reserved_frames = self.reserved_cores = self.reserved_gpus = self.reserved_memory_mb = 0
         self.peak_cores = self.peak_gpus = 0
         self.held: list[TokenRange] = []
-        """What its last heartbeat listed, in order."""
+        """Token ranges of its last heartbeat, in order."""
         self.reported = 0
-        """Place in its stream of the last report before that heartbeat."""
+        """Position in its report stream of the last report before that heartbeat."""
         self.unknown: list[TokenRange] = []
-        """Listed by the last heartbeat, and neither booked here nor known to be strangers."""
-        self.strangers: list[TokenRange] = []
-        """Listed, and the books do not know them: they take a place each."""
+        """Listed by the last heartbeat, and neither booked here nor known to be unbooked."""
+        self.unbooked: list[TokenRange] = []
+        """Listed, but PostgreSQL has no booking for them: they occupy a slot each."""
         self.unsettled = False
-        """Whether what it has is so unclear that it gets nothing until the books were asked."""
+        """Whether its frames are so unclear that it gets no more until PostgreSQL was asked."""
 
     @property
     def frames(self) -> int:
         """Frames that it has or is about to get."""
-        return self.booked.tokens + self.reserved_frames + count_tokens(self.unknown) + count_tokens(self.strangers)
+        return self.booked.tokens + self.reserved_frames + count_tokens(self.unknown) + count_tokens(self.unbooked)
 
     @property
     def blocked(self) -> bool:
-        """Whether it gets nothing, whatever is free."""
+        """Whether it gets no frames, whatever is free."""
         return self.unsettled or self.overloaded is not None
 
     @property
@@ -107,7 +107,7 @@ class WorkerInfo:
         return self.frames + self.load.score
 
     def fitting_frames(self, need: Resources) -> int:
-        """How many more such frames it can have, by what it offers and what is booked."""
+        """How many more such frames fit, by its offer and its bookings."""
         booked = self.booked
         free = self.slots - self.frames if self.slots > 0 else UNLIMITED_FRAMES
         if need.cores:
@@ -119,7 +119,7 @@ class WorkerInfo:
         return max(0, free)
 
     def free_resources(self) -> Resources:
-        """What is not booked; where frames are not known, they are taken to use their share of places."""
+        """Resources that are not booked; unknown frames are assumed to use their share of slots."""
         idle = max(0.0, 1 - self.frames / self.slots) if self.unknown and self.slots > 0 else 1.0
         return Resources(
             int(idle * max(0, self.cores - self.booked.cores)),
@@ -130,26 +130,26 @@ class WorkerInfo:
     def capacity(self, need: Resources) -> int:
         """How many such frames it could have if it were empty."""
         free = self.slots if self.slots > 0 else UNLIMITED_FRAMES
-        for asked, offered in (
+        for needed, offered in (
             (need.cores, self.cores),
             (need.gpus, self.gpus),
             (need.memory_mb, self.memory_mb),
         ):
-            free = min(free, offered // asked) if asked else free
+            free = min(free, offered // needed) if needed else free
         return max(0, free)
 
-    def mismatch_reason(self, wanted: PlacementRequirements) -> str | None:
-        """Why it can never run frames of the class as it is now, in words; None when it can."""
+    def mismatch_reason(self, requirements: PlacementRequirements) -> str | None:
+        """Why it can never run such frames in its current shape, as a sentence; None when it can."""
         if self.draining:
-            return "it is ending and takes nothing new"
-        for key, value in wanted.labels:
+            return "it is draining and accepts no new frames"
+        for key, value in requirements.labels:
             if self.labels.get(key) != value and not self._meets_constraint(key, value):
                 if key.startswith(f"{CONSTRAINT_PREFIX}{TASK_CAPABILITY_PREFIX}"):
                     return f"it does not know the task {key.removeprefix(CONSTRAINT_PREFIX + TASK_CAPABILITY_PREFIX)}"
-                has = f"it has {self.labels[key]}" if key in self.labels else "it does not have it"
-                return f"its label {key} must be {value}, and {has}"
-        if not self.capacity(wanted.need):
-            return "a frame needs more than all it has"
+                actual = f"it is {self.labels[key]}" if key in self.labels else "it is not set"
+                return f"its label {key} must be {value}, but {actual}"
+        if not self.capacity(requirements.need):
+            return "a frame needs more than its total capacity"
         return None
 
     def _meets_constraint(self, key: str, value: str) -> bool:
@@ -162,26 +162,26 @@ class WorkerInfo:
         self.reserved_gpus += n * need.gpus
         self.reserved_memory_mb += n * need.memory_mb
 
-    def add(self, runs: Iterable[TokenRange], need: Resources) -> None:
-        taken = list(runs)
-        for first, n in taken:
+    def add(self, ranges: Iterable[TokenRange], need: Resources) -> None:
+        added = list(ranges)
+        for first, n in added:
             self.booked.add(first, n, need, self.number)
         if self.unknown:
-            self.unknown = subtract_ranges(self.unknown, merge_ranges(taken))
+            self.unknown = subtract_ranges(self.unknown, merge_ranges(added))
         self.peak_cores = max(self.peak_cores, self.booked.cores)
         self.peak_gpus = max(self.peak_gpus, self.booked.gpus)
 
-    def remove(self, runs: Iterable[TokenRange]) -> int:
-        gone = list(runs)
-        removed = sum(self.booked.remove(first, n) for first, n in gone)
-        if self.unknown or self.strangers:
-            ended = merge_ranges(gone)
+    def remove(self, ranges: Iterable[TokenRange]) -> int:
+        ended = list(ranges)
+        removed = sum(self.booked.remove(first, n) for first, n in ended)
+        if self.unknown or self.unbooked:
+            ended = merge_ranges(ended)
             self.unknown = subtract_ranges(self.unknown, ended)
-            self.strangers = subtract_ranges(self.strangers, ended)
+            self.unbooked = subtract_ranges(self.unbooked, ended)
         return removed
 
     def apply_heartbeat(self, beat: Heartbeat, limits: RoutingSettings) -> bool:
-        """Take over what it says of itself; whether its shape changed."""
+        """Apply a heartbeat; returns whether the shape changed."""
         changed = self._update_description(beat)
         first = not self.confirmed
         self.confirmed = True
@@ -196,13 +196,13 @@ class WorkerInfo:
     def resolve_unknown_frames(
         self, asked: Sequence[TokenRange], booked: Iterable[tuple[TokenRange, Resources]]
     ) -> None:
-        """The books were asked about these: what they did not know are strangers. What has ended since stays ended."""
-        for run, need in booked:
-            self.add(intersect_ranges([run], self.unknown), need)
-        self.strangers = merge_ranges([*self.strangers, *intersect_ranges(asked, self.unknown)])
+        """Apply a lookup of `asked`: tokens without a booking are unbooked. Frames that ended since stay ended."""
+        for each, need in booked:
+            self.add(intersect_ranges([each], self.unknown), need)
+        self.unbooked = merge_ranges([*self.unbooked, *intersect_ranges(asked, self.unknown)])
         self.unknown = subtract_ranges(self.unknown, asked)
         self.unsettled = False
-        # Measured while it was not known how much of the load was ours; the next heartbeat tells.
+        # Measured while Rota's share of the load was unknown; the next heartbeat decides.
         self.overloaded = None
 
     def _update_description(self, beat: Heartbeat) -> bool:
@@ -217,10 +217,11 @@ class WorkerInfo:
         return True
 
     def _reconcile_frames(self, held: list[TokenRange], number: int, *, first: bool) -> None:
-        """A frame that was freed just now may still be listed, so unknown ones are doubted when listed twice."""
+        """Compare with the listed frames. A frame freed just now may still be listed, so it takes two to be
+        unsettled."""
         unknown = self.booked.reconcile(held, number)
-        self.strangers = intersect_ranges(self.strangers, held) if self.strangers and not first else []
-        unknown = subtract_ranges(unknown, self.strangers)
+        self.unbooked = intersect_ranges(self.unbooked, held) if self.unbooked and not first else []
+        unknown = subtract_ranges(unknown, self.unbooked)
         self.unsettled = bool(unknown) and (first or bool(intersect_ranges(unknown, self.unknown)))
         self.unknown = unknown
 
@@ -231,15 +232,15 @@ class WorkerInfo:
             gpu=clamp_percent(beat.gpu_utilization),
             booked_cpu=100.0 if unclear else _percent_of(self.peak_cores, self.cores),
             booked_gpu=100.0 if unclear else _percent_of(self.peak_gpus, self.gpus),
-            strange_places=count_tokens(self.strangers) / self.slots if self.slots > 0 else 0.0,
+            strange_places=count_tokens(self.unbooked) / self.slots if self.slots > 0 else 0.0,
         )
         self.memory_load = clamp_percent(beat.memory_load)
         self.peak_cores = self.booked.cores
         self.peak_gpus = self.booked.gpus
 
 
-def count_tokens(runs: list[TokenRange]) -> int:
-    return sum(n for _, n in runs) if runs else 0
+def count_tokens(ranges: list[TokenRange]) -> int:
+    return sum(n for _, n in ranges) if ranges else 0
 
 
 def clamp_percent(value: float) -> float:
@@ -247,11 +248,11 @@ def clamp_percent(value: float) -> float:
 
 
 def validate_heartbeat(beat: Heartbeat) -> Heartbeat:
-    """Refuses what cannot be: everything else in here trusts these numbers."""
+    """Reject impossible values: everything else here trusts these numbers."""
     if min(beat.number, beat.slots, beat.cores, beat.gpus, beat.memory_mb) < 0:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} holds a negative number: update the worker.")
-    odd = any(n < 1 or not 0 <= first <= TOKEN_END - n for first, n in beat.held)
-    if odd or sum(n for _, n in beat.held) > LISTED_FRAMES_MAX:
+    invalid = any(n < 1 or not 0 <= first <= TOKEN_END - n for first, n in beat.held)
+    if invalid or sum(n for _, n in beat.held) > LISTED_FRAMES_MAX:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} lists impossible tokens: update the worker.")
     return beat
 

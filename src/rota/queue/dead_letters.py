@@ -71,7 +71,7 @@ class DeadLetterQueue:
         """Add entries of kinds other than `frame`, which come from the queue. Returns the number of new ones."""
         if any(dead_letter.kind == "frame" for dead_letter in dead_letters):
             raise InvalidInput(
-                "A frame gets into the dead letters by failing or by moving it there, since it is counted."
+                "Frames cannot be added to the dead letters directly: fail them, or move failed frames there."
             )
         columns = [
             [getattr(dead_letter, field) for dead_letter in dead_letters]
@@ -101,7 +101,7 @@ class DeadLetterQueue:
     ) -> list[int]:
         """Delete entries; returns their ids. An empty filter is rejected."""
         if which.matches_all:
-            raise InvalidInput("Purging needs a filter: say which dead letters go, by kind, reason, queue, job or age.")
+            raise InvalidInput("Purging needs a filter: select dead letters by kind, reason, queue, job or age.")
         return await self._remove(which, most, on, again=False)
 
     async def _remove(self, which: DeadLetterFilter, most: int, on: Transaction | None, *, again: bool) -> list[int]:

@@ -107,19 +107,19 @@ def check_entries(entries: Sequence[QueueEntry]) -> None:
 def check_queue_name(queue: str) -> None:
     if not 0 < len(queue) <= QUEUE_CHARS_MAX or not queue.isprintable():
         shown = repr(queue if len(queue) <= 40 else f"{queue[:37]}...")
-        raise InvalidInput(f"{shown} cannot name a queue: use 1 to {QUEUE_CHARS_MAX} printable characters.")
+        raise InvalidInput(f"{shown} is not a valid queue name: use 1 to {QUEUE_CHARS_MAX} printable characters.")
 
 
 def check_count(what: str, number: int, most: int) -> None:
     if type(number) is not int or not 1 <= number <= most:
-        raise InvalidInput(f"{str(number)[:40]} is no number of {what}: give a whole number from 1 to {most}.")
+        raise InvalidInput(f"{str(number)[:40]} is not a valid number of {what}: give a whole number from 1 to {most}.")
 
 
 def _fault(entry: QueueEntry) -> str | None:
     if not BATCH <= entry.priority <= CRITICAL:
-        return f"its priority is {entry.priority}, and must lie between {BATCH} and {CRITICAL}"
+        return f"its priority is {entry.priority}, and must be between {BATCH} and {CRITICAL}"
     if not 1 <= entry.frames <= FRAMES_MAX:
-        return f"{entry.frames} is no number of frames: give 1 to {FRAMES_MAX}"
+        return f"{entry.frames} is not a valid number of frames: give 1 to {FRAMES_MAX}"
     if entry.frame < 0 or entry.frame + entry.frames > _FRAME_END:
         return f"frames are numbered from 0 to {_FRAME_END - 1}"
     if not 1 <= entry.attempt < _ATTEMPT_END:
@@ -129,5 +129,5 @@ def _fault(entry: QueueEntry) -> str | None:
             f"its payload has {len(entry.payload)} bytes, at most {PAYLOAD_BYTES_MAX} fit: store it and queue a pointer"
         )
     if entry.run_at is not None and entry.run_at.tzinfo is None:
-        return "its run_at has no time zone"
+        return "its run_at has no time zone: add one, such as UTC"
     return None

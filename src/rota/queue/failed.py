@@ -81,8 +81,8 @@ class FailedFrames:
             missing = sorted(set(which.tokens).difference(retried))
             if missing:
                 raise InvalidInput(
-                    f"The frame with token {missing[0]} is not a failed one, so nothing was retried: look at what has"
-                    " failed, and name only that.",
+                    f"The frame with token {missing[0]} is not a failed frame, so nothing was retried: list the"
+                    " failed frames, and name only those.",
                     tokens=missing[:100],
                 )
         return retried
@@ -104,7 +104,7 @@ class FailedFrames:
     async def discard(self, which: FailedFilter, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:
         """Delete them: they are no longer counted as failed, as if they had never been queued."""
         if which.matches_all:
-            raise InvalidInput("Discarding needs a filter: say which failed frames go, by reason, queue, job or age.")
+            raise InvalidInput("Discarding needs a filter: select failed frames by reason, queue, job or age.")
         return await self._remove(DISCARD, which, most, on)
 
     async def expire(self, after_s: float, *, most: int = REMOVE_MAX, on: Transaction | None = None) -> list[int]:

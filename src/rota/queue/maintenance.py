@@ -44,7 +44,7 @@ EXPIRIES_MAX: Final = 32
 CARRIES_MAX: Final = 32
 """Transactions of one step per round, so that the other steps get their share."""
 
-STEPS = metrics.counter("rota_queue_upkeep", "Steps of upkeep by what came of them.", labels=("step", "outcome"))
+STEPS = metrics.counter("rota_queue_upkeep", "Maintenance steps by outcome.", labels=("step", "outcome"))
 
 BUSY_ERRORS = (
     asyncpg.LockNotAvailableError,
@@ -112,7 +112,7 @@ class QueueMaintenance:
                 await step(lease)
             except BUSY_ERRORS as error:
                 STEPS.labels(step.__name__.strip("_"), "busy").inc()
-                log.warning("queue_upkeep_busy", step=step.__name__, reason=str(error))
+                log.warning("queue_maintenance_busy", step=step.__name__, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
         """Promote everything that is due, in bounded steps."""
@@ -162,7 +162,7 @@ class QueueMaintenance:
             failpoints.hit("queue.after_orphans_before_forget")
             async with self._fenced_transaction(lease) as tx:
                 await tx.run(DELETE_OWNER, owner)
-            log.warning("queue_owner_forgotten", owner=owner, open=len(tokens), returned=returned)
+            log.warning("queue_owner_deleted", owner=owner, open=len(tokens), returned=returned)
         return returned
 
     async def expire(self, lease: Lease) -> int:

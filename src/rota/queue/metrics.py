@@ -22,15 +22,17 @@ SAMPLED_LANES_MAX: Final = 200
 """Lanes whose next frame is sampled; those of the lowest priority, which wait longest."""
 
 FRAMES = metrics.gauge("rota_queue_frames", "Frames in all queues.", labels=("state",))
-DEPTH = metrics.gauge("rota_queue_depth", "Frames that wait, by queue.", labels=("queue",))
-OLDEST = metrics.gauge("rota_queue_oldest_age_seconds", "For how long the next frame has waited.", labels=("queue",))
+DEPTH = metrics.gauge("rota_queue_depth", "Waiting frames, by queue.", labels=("queue",))
+OLDEST = metrics.gauge("rota_queue_oldest_age_seconds", "Waiting time of the next frame.", labels=("queue",))
 BLOCKED = metrics.gauge(
-    "rota_queue_prune_blocked_seconds", "Age of a transaction in a sealed slot, by who has it.", labels=("application",)
+    "rota_queue_prune_blocked_seconds",
+    "Age of a transaction in a sealed slot, by application.",
+    labels=("application",),
 )
 PINNED = metrics.gauge("rota_queue_pinned_seconds", "Age of the oldest transaction that keeps dead rows alive.")
-DELTAS = metrics.gauge("rota_queue_pending_deltas", "Count deltas that were not folded yet.")
+DELTAS = metrics.gauge("rota_queue_pending_deltas", "Count deltas that are not folded yet.")
 TRUSTED = metrics.gauge("rota_queue_counters_trusted", "1 while exact counts come from counters.")
-FOLDED = metrics.gauge("rota_queue_fold_last_success", "When pending deltas last became counts, Unix time.")
+FOLDED = metrics.gauge("rota_queue_fold_last_success", "Time of the last fold of pending deltas, Unix time.")
 
 STATES: Final = ("waiting", "running", "deferred", "dead")
 _LABELLED: Final = (FRAMES, DEPTH, OLDEST, BLOCKED)

@@ -60,7 +60,7 @@ REBUILD = query(__package__, "rebuild")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ENDED = metrics.counter("rota_queue_ended", "Claimed frames by how their attempt ended.", labels=("outcome",))
 REFUSED = metrics.counter(
-    "rota_queue_fence_rejected", "Ends that came too late: the attempt had ended before.", labels=("outcome",)
+    "rota_queue_fence_rejected", "Ends that were refused because the attempt had ended before.", labels=("outcome",)
 )
 CLAIMED = metrics.histogram("rota_queue_claim_frames", "Frames per call that claimed any.", buckets=BATCH_SIZES)
 CLOSED = metrics.histogram("rota_queue_completion_frames", "Frames per call that completes.", buckets=BATCH_SIZES)
@@ -135,7 +135,7 @@ class Queue:
             if error.sqlstate != STALE_OWNER:
                 raise
             raise StaleFence(
-                f"The dispatcher {owner} may not claim, since its lease has ended: stop, and enlist under a new lease.",
+                f"The dispatcher {owner} may not claim, because its lease has ended: register under a new lease.",
                 fences=[owner],
             ) from error
         failpoints.after_send("queue.claim")
@@ -205,7 +205,7 @@ class Queue:
         """Fail for good: kept for the retention, or moved to the dead letters if the queue is set so."""
         by_token = {failure.token: failure for failure in failures}
         if any(not 0 < len(failure.reason) <= 100 for failure in failures):
-            raise InvalidInput("A failure needs a reason code of 1 to 100 characters.")
+            raise InvalidInput("The reason code of a failure is empty or too long: give 1 to 100 characters.")
         failpoints.hit("queue.before_fail")
         ended = await self._end(
             "failed",
@@ -237,7 +237,7 @@ class Queue:
         Frames claimed now are not among them and may be given back right after: repeat until nothing is left.
         """
         if not frames or frames.step != 1 or not 0 <= frames.start < frames.stop <= FRAME_NUMBER_MAX + 1:
-            raise InvalidInput("Frames to cancel are a range of numbers from 0 on, such as range(100, 200).")
+            raise InvalidInput("The frames to cancel are not a valid range: give one such as range(100, 200).")
         failpoints.hit("queue.before_cancel_waiting")
         number = await (on or self.database).value(CANCEL_WAITING, job, layer, frames.start, frames.stop - 1)
         failpoints.after_send("queue.cancel_waiting")
@@ -293,7 +293,7 @@ class Queue:
     ) -> None:
         """Rebuild all counts from the rows and trust them; also changes the counter mode. Waits for writers."""
         if mode is not None and mode not in get_args(CounterMode):
-            raise InvalidInput(f"{mode!r} is no counter mode: use ledger, upsert or scan.")
+            raise InvalidInput(f"{mode!r} is not a valid counter mode: use ledger, upsert or scan.")
         await (on or self.database).value(REBUILD, mode, stripes)
 
     async def _ensure_lanes(self, lanes: set[tuple[str, int]]) -> None:
@@ -306,7 +306,7 @@ class Queue:
         self, outcome: str, tokens: Iterable[int], delay_s: float, on: Transaction | None, *, used: bool
     ) -> EndResult:
         if not 0 <= delay_s <= DELAY_MAX_S:
-            raise InvalidInput(f"{delay_s} is no delay in seconds: give 0 to {DELAY_MAX_S:.0f}.")
+            raise InvalidInput(f"{delay_s} is not a valid delay in seconds: give 0 to {DELAY_MAX_S:.0f}.")
         failpoints.hit("queue.before_retry")
         ended = await self._end(outcome, RETRY, tokens, on, delay_s, used)
         failpoints.after_send("queue.retry")
@@ -345,4 +345,4 @@ def deferred_arguments(entries: Sequence[QueueEntry]) -> tuple[object, ...]:
 
 
 def unknown_queue_error(queue: str) -> InvalidInput:
-    return NotFound(f"There is no queue {queue[:64]!r}: `rota queue list` shows those there are.", queue=queue[:64])
+    return NotFound(f"There is no queue {queue[:64]!r}: `rota queue list` lists the existing ones.", queue=queue[:64])

@@ -24,13 +24,13 @@ TABLES = query(__package__, "report_tables")
 MAINTENANCE_LEASE: Final = "queue:upkeep"
 SIDE_TABLES: Final = {
     "deferred_jobs": "deferred frames",
-    "queue_returned": "given back or parked",
+    "queue_returned": "returned or parked",
     "ready_tombstones": "cancelled while waiting",
     "done_entries": "failed frames",
     "dlq_entries": "dead letters",
     "queue_terminal_live_counts": "folded counts",
-    "queue_terminal_rollups": "counts of pruned ends",
-    "queue_lane_bases": "how far lanes came",
+    "queue_terminal_rollups": "counts of pruned frames",
+    "queue_lane_bases": "lane positions",
 }
 """Small tables outside of the ring, and what they hold."""
 

@@ -213,12 +213,12 @@ BAD = [
     ("job cancel noop", "There is no job with the id 'noop'"),
     ("job wait 01234567-89ab", "There is no job"),
     ("explain 01234567-89ab", "There is no job"),
-    ("pool map render nope", "is not in the books"),
+    ("pool map render nope", "does not exist"),
     ("pool map a^b local", "is no topic"),
     ("pool unmap render", "There is no topic 'render'"),
-    ("pool drain nope", "is not in the books"),
+    ("pool drain nope", "does not exist"),
     ("pool drain local --timeout 3d", "1 to 3600 seconds"),
-    ("pool activate nope", "is not in the books"),
+    ("pool activate nope", "does not exist"),
 ]
 
 
@@ -393,7 +393,7 @@ async def test_explain_no_worker_then_an_unknown_task(farm, typed):
     assert (await reasons(typed, job))[0] == ["no_workers"]
     text = await typed.out(f"explain {job[:18]}")
     assert "1 frame waiting, 0 on workers (1 core per frame)" in text
-    assert "No worker of local is there: start one with `rota worker`." in text
+    assert "No worker of local is connected: start one with `rota worker`." in text
     await farm.worker()
     assert (await reasons(typed, job))[0] == ["unknown_task"]
     assert "None of the 1 worker of its pools knows the task nobody-knows." in await typed.out(f"explain {job}")
@@ -480,11 +480,11 @@ async def test_explain_full_workers_too_large_frames_and_paused_queues(farm, typ
     await farm.running("x", 2)
     codes, told = await reasons(typed, job)
     assert codes == ["pool_overloaded"]
-    assert told["reasons"][0]["passed"][0]["why"] == "its 2 places are taken"
+    assert told["reasons"][0]["passed"][0]["why"] == "its 2 slots are in use"
     large = await submitted(typed, "noop --cores 64")
     codes, told = await reasons(typed, large)
     assert codes == ["no_workers"]
-    assert "a frame needs more than all it has" in told["reasons"][0]["sentence"]
+    assert "a frame needs more than its total capacity" in told["reasons"][0]["sentence"]
     queue = json.loads(await typed.out(f"job show {large} --json"))["layers"][0]["queue"]
     await typed.out(f"queue pause {queue}")
     assert (await reasons(typed, large))[0] == ["paused", "no_workers"]

@@ -276,7 +276,7 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
     monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
     said = await rota("sub", "set", "duck", "main", "--burst", "5")
     assert (said.status, "burst 5 (was 20)" in said.out) == (0, True)
-    assert "it is told when Redis is back" in said.err
+    assert "pushed again when Redis is available" in said.err
     [share] = await QuotaAdmin(database).subscriptions("duck")
     assert share.limits["int_burst"] == 500
     assert "as of the last recount" in await farm("show info duck")
@@ -322,7 +322,7 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("sub set duck main --size 1e3", "'1e3' is no amount of cores"),
         ("sub set duck main --size 2,5", "'2,5' is no amount of cores"),
         ("sub set duck main --gpu-burst 1.5", "'1.5' is no number of GPUs"),
-        ("sub set duck main --gpu-burst -2", "-2 is no number of GPUs"),
+        ("sub set duck main --gpu-burst -2", "-2 is not a valid number of GPUs"),
         ("sub set duck main --gpu-burst 99999999999", "is no number of GPUs"),
         ("folder set duck shots --max-cores -2", "'-2' is no limit in cores"),
         ("folder set duck shots --min-cores -1", "'-1' is no amount of cores"),

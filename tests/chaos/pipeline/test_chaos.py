@@ -115,7 +115,7 @@ def reached_by(farm, history):
         "a poison message": len(history.letters),
         "books of Redis beside the procs": sum(bool(kept.standing) for kept in history.kept),
         "a consumer made anew": farm.logged("consumer_restored"),
-        "a dead dispatcher's claims": farm.logged("queue_owner_forgotten"),
+        "a dead dispatcher's claims": farm.logged("queue_owner_deleted"),
         "a deposed leader": farm.logged("leader_deposed") + farm.logged("leader_lost_postgres"),
         "a submit without an answer": sum(not submit.jobs for submit in history.submits),
         "a double run": doubles(history),

@@ -195,7 +195,7 @@ async def test_a_lowered_cap_that_redis_was_not_told_of_holds_from_the_next_book
     await farm.book(range(2))
     with away, capture_logs() as logged:
         await farm.burst(3)
-    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["change_not_told"]
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["limit_push_failed"]
     assert await farm.count(field="burst") == "6"
     outcome = await farm.book(range(2, 6))
     assert (outcome.booked, outcome.refusal) == ([2], Refusal(Level.SUBSCRIPTION, Resource.CORES, 300, 300, 100))

@@ -445,7 +445,7 @@ async def test_an_error_of_the_publisher_is_counted_told_and_swallowed(farm, mon
         patched.setattr(type(RELEASE), "__call__", broken)
         assert await farm.release([0, 1]) == [0, 1]
     assert FAILED._value.get() == failed + 2
-    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["release_not_published"]
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["release_publish_failed"]
     assert (await farm.recount()).released == 2
     assert await farm.agrees()
 

@@ -213,7 +213,7 @@ async def test_a_redis_that_goes_and_comes_back_empty_ends_rounds_and_not_the_se
             await service.wait_for(ServiceState.READY)
             await server.kill()
             farm.books.unseeded.set()
-            await until(lambda: "books_round_failed" in [line["event"] for line in logged], what="a failed round")
+            await until(lambda: "accounting_round_failed" in [line["event"] for line in logged], what="a failed round")
             await server.restart()
             await until(farm.agrees, within_s=5, what="the books in Redis")
             assert (await farm.book(range(4, 9))).booked == [4, 5]
@@ -272,7 +272,7 @@ async def test_tables_of_unmanaged_shows_are_recalculated_and_those_of_managed_o
     await farm.database.run(SPOIL)
     with capture_logs() as logged:
         await farm.upkeep().recalculate()
-    assert [line["event"] for line in logged] == ["tables_mended"]
+    assert [line["event"] for line in logged] == ["quota_tables_repaired"]
     tables = farm.books.transactional.counters
     assert (await tables(goose.show))[Level.SUBSCRIPTION, goose.pool].cores == 100
     assert (await tables(farm.show))[Level.SUBSCRIPTION, farm.pool].cores == 77777

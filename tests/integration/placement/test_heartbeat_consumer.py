@@ -96,7 +96,7 @@ async def test_frames_that_another_replica_booked_are_looked_up_in_the_books(bus
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2), (900, 1)]))
         await until(lambda: fleet.registry.fitting_frames(FRAME), what="the books to be asked")
         assert (fleet.worker().booked.cores, fleet.worker().booked.memory_mb) == (400, 600)
-        assert fleet.worker().strangers == [(900, 1)]
+        assert fleet.worker().unbooked == [(900, 1)]
         assert fleet.registry.fitting_frames(requirements_of("a", cores=0)) == 7
 
 

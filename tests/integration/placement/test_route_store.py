@@ -59,10 +59,10 @@ async def test_a_pool_that_is_not_in_the_books_is_refused_with_what_to_do(routin
     with pytest.raises(InvalidInput) as refused:
         await routing.set_topic("a", ["frm"], actor="ann")
     assert refused.value.sentence == (
-        "The pool 'frm' that the topic a is mapped to is not in the books: did you mean farm? "
-        "Otherwise make it with `rota pool create frm` first."
+        "The pool 'frm' that the topic a is mapped to does not exist: did you mean farm? "
+        "Otherwise create it with `rota pool create frm` first."
     )
-    with pytest.raises(InvalidInput, match="The pool 'zzz' is not in the books: make it with"):
+    with pytest.raises(InvalidInput, match="The pool 'zzz' does not exist: create it with"):
         await routing.set_pool("zzz", provides=["x"], actor="ann")
     with pytest.raises(InvalidInput, match="The pool 'nowhere' that the topic a is mapped to"):
         await routing.load(parse_pools_file("topics: {b: farm, a: [farm, nowhere]}"), actor="file")
@@ -148,7 +148,7 @@ async def test_every_replica_follows_a_change_by_notification(routing):
         await until(lambda: all(each.routes.pools_for("a") for each in (one, other)), what="both to follow")
         await routing.drain("farm", actor="ann")
         await until(lambda: one.routes.pools["farm"].spec.status is PoolStatus.DRAINING, what="the drain to be heard")
-        assert one.plan(requirements_of("a"), 1).explain().sentence == "No pool takes new frames: farm is draining."
+        assert one.plan(requirements_of("a"), 1).explain().sentence == "No pool accepts new frames: farm is draining."
 
 
 async def test_the_pool_local_runs_everything_from_the_moment_it_is_made(routing):
@@ -193,8 +193,8 @@ async def test_a_file_that_is_wrong_is_told_once_and_changes_nothing_until_it_is
     assert FILE_REFUSED._value.get() == 0
     wrong = told(logged, "pools_file_refused")
     assert [sentence.partition(": ")[2] for sentence in wrong[1:]] == [
-        "The topic a needs 1 to 100 pools, each of them once.",
-        "make it with `rota pool create attic` first.",
+        "The topic a needs a list of distinct pools: give 1 to 100.",
+        "create it with `rota pool create attic` first.",
     ]
     assert "cannot be read" in wrong[0]
 

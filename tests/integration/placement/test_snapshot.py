@@ -222,4 +222,4 @@ async def test_the_service_writes_until_it_drains_and_outlives_a_redis_that_is_a
             lonely = writer(fleet, away)
             await lonely._write_or_warn()
             await lonely._write_or_warn()
-        assert [each["event"] for each in logs] == ["snapshot_not_written"]
+        assert [each["event"] for each in logs] == ["snapshot_write_failed"]

@@ -525,7 +525,7 @@ async def test_a_retry_of_several_of_which_one_has_not_failed_retries_none(queue
     await queue.enqueue([entry(frames=2)])
     tokens = await dispatcher.tokens()
     await queue.fail([FrameFailure(tokens[0], "broke")])
-    with pytest.raises(InvalidInput, match="not a failed one"):
+    with pytest.raises(InvalidInput, match="not a failed frame"):
         await queue.failed.retry(FailedFilter(tokens=tokens))
     assert await counts(database) == {"running": 1, "failed": 1}
 

@@ -366,7 +366,7 @@ def test_a_new_worker_with_frames_gets_nothing_until_the_books_were_asked():
     fleet.beat(held=[(5, 3)])
     plan = fleet.registry.plan(FRAME, 1)
     assert plan.refusal is Reason.POOL_OVERLOADED
-    assert plan.explain().passed[0].why == "it has frames of which the books are being asked"
+    assert plan.explain().passed[0].why == "its frames are being looked up in PostgreSQL"
     assert fleet.registry.unknown_frames() == {id_of("w"): [(5, 3)]}
     fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [((5, 2), Resources(300))])
     assert fleet.worker().fitting_frames(Resources(100)) == 4
@@ -416,7 +416,7 @@ def test_a_heartbeat_that_cannot_be_is_refused(said):
 def test_room_is_told_when_frames_may_fit_that_did_not_before():
     fleet = Fleet()
     told = []
-    fleet.registry.on_room = lambda: told.append(1)
+    fleet.registry.on_capacity = lambda: told.append(1)
     fleet.beat()
     assert told
     told.clear()
@@ -440,15 +440,15 @@ def test_an_explanation_names_each_worker_and_what_it_lacks():
     assert told.reason is Reason.POOL_OVERLOADED
     assert told.considered == 5
     assert {each.name: each.why for each in told.passed} == {
-        "full": "its 1 places are taken",
-        "small": "a frame needs more than all it has",
+        "full": "its 1 slots are in use",
+        "small": "a frame needs more than its total capacity",
         "loaded": "other work uses 97 % of its CPU",
-        "ending": "it is ending and takes nothing new",
+        "ending": "it is draining and accepts no new frames",
         "tight": "50 hundredths of a core are free, a frame needs 100",
     }
     labelled = fleet.registry.explain(requirements_of("a", labels={"node.disk": "ssd"}))
     assert labelled.reason is Reason.NO_WORKERS
-    assert "its label node.disk must be ssd, and it does not have it" in {each.why for each in labelled.passed}
+    assert "its label node.disk must be ssd, but it is not set" in {each.why for each in labelled.passed}
 
 
 def test_an_explanation_agrees_with_the_plan_when_there_is_room():

@@ -108,7 +108,7 @@ def test_a_class_has_one_digest_however_it_was_written():
 
 
 def test_a_frame_cannot_ask_for_less_than_nothing():
-    with pytest.raises(InvalidInput, match="less than nothing"):
+    with pytest.raises(InvalidInput, match="negative resources"):
         requirements_of("a", cores=-1)
 
 
@@ -157,23 +157,23 @@ def test_comments_and_order_do_not_make_another_file():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("topics: {a: p}\nqueues: {}", "f:2: 'queues' is not known here"),
-        ("pools:\n  p:\n    provides: [x]", "f:3: 'provides' is no part of a pool"),
-        ("pools: {p: {status: asleep}}", "a status is one of active, draining, inactive"),
-        ("pools: {p: {requires: gpu}}", "a list such as"),
-        ("pools: {p: {drain_timeout_seconds: 4000}}", "from 1 to 3600"),
-        ("pools: {p: {drain_started_at: soon}}", "a moment such as"),
-        ("topics: {a: []}", "needs 1 to 100 pools"),
-        ("topics: {a: [p, p]}", "each of them once"),
-        ("topics: {a: {b: c}}", "a word must stand here"),
-        ("topics: {a: p}\ntopics: {b: q}", "f:2: 'topics' stands here twice"),
-        ("topics: {a: p, a: q}", "'a' stands here twice"),
-        ("topics: {a b: p}", "is no topic"),
+        ("topics: {a: p}\nqueues: {}", "f:2: 'queues' is not a known key"),
+        ("pools:\n  p:\n    provides: [x]", "f:3: 'provides' is not a property of a pool"),
+        ("pools: {p: {status: asleep}}", "this is not a status: use one of active, draining, inactive"),
+        ("pools: {p: {requires: gpu}}", "a list is required here"),
+        ("pools: {p: {drain_timeout_seconds: 4000}}", "give 1 to 3600"),
+        ("pools: {p: {drain_started_at: soon}}", "is not a time"),
+        ("topics: {a: []}", "give 1 to 100"),
+        ("topics: {a: [p, p]}", "distinct pools"),
+        ("topics: {a: {b: c}}", "a text value is required here"),
+        ("topics: {a: p}\ntopics: {b: q}", "f:2: 'topics' occurs twice"),
+        ("topics: {a: p, a: q}", "'a' occurs twice"),
+        ("topics: {a b: p}", "is not a valid topic"),
         ("topics: [a]", "topics must be a mapping"),
         ("- a", "the file must be a mapping"),
-        ("topics: {a: p", "this is no YAML"),
-        ("\x00", "this is no YAML"),
-        ("a: &x [*x]", "'a' is not known"),
+        ("topics: {a: p", "this is not valid YAML"),
+        ("\x00", "this is not valid YAML"),
+        ("a: &x [*x]", "'a' is not a known key"),
     ],
 )
 def test_a_slip_in_the_file_is_refused_with_its_line(text, told):

@@ -313,7 +313,7 @@ class LiveLedger:
             asked=packed.packed,
         )
         if isinstance(reply, BookDamagedReply):
-            log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
+            log.warning("ledger_damaged", show=str(show), key=reply.where, remedy="the show is seeded again")
         if isinstance(reply, UnseededReply | BookDamagedReply) and not under and self._unseeded:
             self._unseeded(show)
         return reply

@@ -43,9 +43,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DRIFT = metrics.counter("rota_accounting_drift", "Counters that were not what their tokens hold.", labels=("level",))
-HEALED = metrics.counter("rota_accounting_tokens_healed", "Tokens that did not agree with rows.", labels=("how",))
-LIVE_TOKENS = metrics.gauge("rota_accounting_tokens_live", "Tokens in Redis at the last recount, all managed shows.")
+DRIFT = metrics.counter(
+    "rota_accounting_drift", "Counters that differed from the sum of their tokens.", labels=("level",)
+)
+HEALED = metrics.counter(
+    "rota_accounting_tokens_healed", "Tokens that disagreed with rows and were repaired.", labels=("how",)
+)
+LIVE_TOKENS = metrics.gauge(
+    "rota_accounting_tokens_live", "Tokens in Redis at the last reconciliation, all managed shows."
+)
 CHUNKS = metrics.counter("rota_accounting_recount_chunks", "Script calls that counted buckets.")
 
 SCAN_END: Final = 0
@@ -138,14 +144,14 @@ async def reconcile_show(
             grace_s if release_orphans else None, scan_slot or nullcontext()
         )
     except ReconcileSuperseded as why:
-        log.info("recount_overtaken", show=str(show), by=str(why))
+        log.info("reconciliation_superseded", show=str(show), by=str(why))
         return None
     for level, drifted in found.drifted.items():
         DRIFT.labels(level).inc(drifted)
     for how in ("adopted", "released", "buried"):
         HEALED.labels(how).inc(getattr(found, how))
     if not found.clean:
-        log.warning("recount_mended", show=str(show), **msgspec.to_builtins(found))
+        log.warning("reconciliation_repaired", show=str(show), **msgspec.to_builtins(found))
     return msgspec.structs.replace(found, took_s=round(time.monotonic() - began, 3))
 
 
@@ -324,7 +330,7 @@ class _ShowReconciler:
         return released, tombstoned_now
 
     def _report_damage(self, reply: ReconcileDamagedReply) -> ReconcileSuperseded:
-        log.warning("books_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded anew")
+        log.warning("ledger_damaged", show=str(self.show), key=reply.where, remedy="the show is seeded again")
         return ReconcileSuperseded("damage")
 
 

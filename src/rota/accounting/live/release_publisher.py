@@ -27,10 +27,12 @@ from rota.model.ids import ShowId
 
 log = structlog.get_logger(__name__)
 
-FAILED = metrics.counter("rota_accounting_publish_failures", "Releases that Redis was not told of; a recount mends it.")
+FAILED = metrics.counter(
+    "rota_accounting_publish_failures", "Releases that failed to reach Redis; reconciliation repairs it."
+)
 MISCONFIGURED = metrics.gauge(
     "rota_redis_publish_misconfigured",
-    "1 while managed shows exist and this process does not tell Redis of releases (accounting.redis.enabled=false).",
+    "1 while managed shows exist and this process does not publish releases to Redis (accounting.redis.enabled=false).",
 )
 
 PENDING_MAX: Final = 1000
@@ -104,7 +106,10 @@ class RedisReleasePublisher:
                 return False
             except ScriptFailed as error:
                 log.warning(
-                    "release_not_published", show=str(oldest.show), code=error.code, remedy="the recount mends it"
+                    "release_publish_failed",
+                    show=str(oldest.show),
+                    code=error.code,
+                    remedy="the next reconciliation repairs it",
                 )
             if self._pending and self._pending[0] is oldest:
                 self._pending.popleft()
@@ -121,8 +126,8 @@ class RedisReleasePublisher:
         except (RedisUnavailable, ScriptFailed) as error:
             FAILED.inc(sum(len(group.tokens) for group in pending.groups))
             self._pending.append(pending)
-            event = "booking_not_given_back" if pending.booked else "release_not_published"
-            log.warning(event, show=str(pending.show), code=error.code, remedy="told when Redis is back")
+            event = "booking_rollback_failed" if pending.booked else "release_publish_failed"
+            log.warning(event, show=str(pending.show), code=error.code, remedy="resent when Redis is available")
 
     async def release(self, show: ShowId, fence: int, groups: BookingBatch, *, booked: int = 0) -> ReleaseReply:
         """Release tokens in Redis, unless the show has a higher fence there. Raises the errors of Redis.
@@ -137,7 +142,7 @@ class RedisReleasePublisher:
             reply = await self._send(show, fence, expanded, [0] * len(expanded), booked)
         failpoints.after_send("publisher.release")
         if isinstance(reply, ReleaseDamagedReply):
-            log.warning("books_damaged", show=str(show), key=reply.where, remedy="the show is seeded anew")
+            log.warning("ledger_damaged", show=str(show), key=reply.where, remedy="the show is seeded again")
         return reply
 
     async def _send(

@@ -42,8 +42,8 @@ log = structlog.get_logger(__name__)
 RAISE_SEEDING_FENCE = query(__package__, "show_found")
 GET_SHOW = query("rota.accounting", "show_get")
 
-SEEDINGS = metrics.counter("rota_accounting_seedings", "Shows whose books were written to Redis anew.")
-SEEDING_SECONDS = metrics.histogram("rota_accounting_seeding_seconds", "How long that took.")
+SEEDINGS = metrics.counter("rota_accounting_seedings", "Shows that were seeded in Redis.")
+SEEDING_SECONDS = metrics.histogram("rota_accounting_seeding_seconds", "Duration of a seeding.")
 
 PAGE_SIZE: Final = 4096
 TOKENS_PER_CALL: Final = 1024
@@ -82,7 +82,7 @@ async def seed(ledger: LiveLedger, show: ShowId) -> SeedingResult | None:
     try:
         done = await _seed(ledger, show, int(fence), began)
     except SeedingSuperseded:
-        log.info("seeding_overtaken", show=str(show), fence=fence)
+        log.info("seeding_superseded", show=str(show), fence=fence)
         return None
     if done:
         SEEDINGS.inc()
@@ -117,7 +117,7 @@ async def _begin(ledger: LiveLedger, show: ShowId, fence: int) -> None:
         if row is None:
             raise
         await _run_step(ledger, show, row["fence"], "doubt")
-        log.warning("fence_doubted", show=str(show), fence=row["fence"])
+        log.warning("foreign_fence_removed", show=str(show), fence=row["fence"])
         await _run_step(ledger, show, fence, "begin")
 
 
@@ -182,4 +182,4 @@ async def drop_show(ledger: LiveLedger, show: ShowId, fence: int) -> None:
         await _wipe(ledger, show, fence)
         await _run_step(ledger, show, fence, "drop")
     except SeedingSuperseded:
-        log.info("show_taken_back", show=str(show), fence=fence)
+        log.info("show_drop_superseded", show=str(show), fence=fence)

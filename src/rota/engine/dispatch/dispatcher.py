@@ -109,7 +109,7 @@ class Dispatcher:
             self.clock,
         )
         self._wake = asyncio.Event()
-        registry.on_room = self._on_capacity
+        registry.on_capacity = self._on_capacity
         self._rounds: set[asyncio.Task[None]] = set()
         self._owner = 0
         self._doubt = False

@@ -246,7 +246,7 @@ class EngineReconciler:
             worker.id: HeartbeatSnapshot(worker.held, worker.reported) for worker in self.registry.workers.values()
         }
         handled = await self.bus.ack_floor(report_consumer.CONSUMER_SPEC)
-        strangers = [run for worker in self.registry.workers.values() for run in worker.strangers]
+        strangers = [run for worker in self.registry.workers.values() for run in worker.unbooked]
         if strangers:
             await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(strangers, "not booked")))
         after = -1

@@ -98,7 +98,7 @@ async def test_full_workers_are_told_one_by_one_and_which_show_is_there(rig):
     [reason] = told.reasons
     assert (reason.tier, reason.code, reason.considered) == ("capacity", "pool_overloaded", 2)
     assert {each.name: each.why for each in reason.passed} == {
-        "small": "its 1 places are taken",
+        "small": "its 1 slots are in use",
         "old": "it does not know the task noop",
     }
     assert [(holder.kind, holder.name, holder.frames) for holder in reason.holders] == [("show", "film", 1)]
