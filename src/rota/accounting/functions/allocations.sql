@@ -1,4 +1,4 @@
--- A run that touches no grave costs one look at the key.
+-- A range without tombstones costs one index lookup.
 CREATE OR REPLACE FUNCTION rota.proc_buried(of_show uuid, runs rota.ledger_run[]) RETURNS TABLE (owner integer, token bigint)
 LANGUAGE sql STABLE AS $$
   SELECT run.owner, each.token
@@ -18,7 +18,7 @@ COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave
 CREATE OR REPLACE FUNCTION rota.proc_barred(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[])
 RETURNS SETOF rota.ledger_barred
 LANGUAGE sql STABLE AS $$
-  -- OFFSET 0 keeps the planner from reading the whole table for many short runs: one range of the key per run.
+  -- OFFSET 0 keeps the planner from reading the whole table for many short ranges: one index range scan per range.
   SELECT run.owner, p.token,
          CASE WHEN (p.pk_show, p.pk_alloc, p.pk_folder, p.pk_job, p.pk_layer, p.pk_dept, p.pk_host,
                     p.int_cores_reserved, p.int_gpus_reserved)
@@ -36,8 +36,8 @@ $$;
 COMMENT ON FUNCTION rota.proc_barred IS
   'Tokens that cannot be inserted: there with the same charge (already) or another one (duplicate), or buried.';
 
--- An answer for every token when the whole batch is refused. Rows that are there stay there and are told as such: if
--- they were called refused, the caller would give back in Redis what is still booked here.
+-- One row per token when the whole batch is refused. Existing rows are reported as such: if they were reported as
+-- refused, the caller would release in Redis what is still booked here.
 CREATE OR REPLACE FUNCTION rota.proc_refused(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], reason text)
 RETURNS SETOF rota.ledger_barred
 LANGUAGE sql STABLE AS $$
@@ -72,11 +72,11 @@ BEGIN
       JOIN unnest(groups) WITH ORDINALITY AS asked ON asked.ordinality = run.owner
       CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
       WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out);
-      -- Looked at last: the insert waits for whoever is just deleting such a row, and then finds the place free.
+      -- Checked last: the insert waits for a concurrent deletion of such a row and then succeeds.
       EXIT WHEN NOT EXISTS (SELECT FROM rota.proc_buried(of_show, runs) AS b WHERE b.token <> ALL (left_out));
       RAISE unique_violation;
     EXCEPTION WHEN unique_violation THEN
-      -- A batch that was sent before: look what became of it. Whoever inserted or deleted it has committed by now.
+      -- A repeated batch: report its outcome. The transaction that inserted or deleted it has committed by now.
       tries := tries + 1;
       IF tries > 8 THEN
         RAISE;
@@ -91,7 +91,7 @@ END $$;
 COMMENT ON FUNCTION rota.proc_insert IS
   'Insert what was booked in Redis under `fence`. A row for each token that was not inserted now, and why.';
 
--- Runs of consecutive tokens; one that is given twice is there once.
+-- Ranges of consecutive tokens; duplicates are merged.
 CREATE OR REPLACE FUNCTION rota.proc_runs(tokens bigint[]) RETURNS TABLE (first bigint, last bigint)
 LANGUAGE sql IMMUTABLE AS $$
   SELECT min(given.token), max(given.token)
@@ -99,7 +99,7 @@ LANGUAGE sql IMMUTABLE AS $$
   GROUP BY given.run
 $$;
 
--- The conflict is a row made by hand for a buried token: it must not keep anything from being released.
+-- The conflict is a row made by hand for a tombstoned token: it must not block a release.
 CREATE OR REPLACE FUNCTION rota.proc_dig(of_show uuid, fence bigint, firsts bigint[], lasts bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -127,9 +127,8 @@ END $$;
 COMMENT ON FUNCTION rota.proc_bury IS
   'See to it that these tokens never have a proc row; those that have one are left out of the answer.';
 
--- Rows are deleted run by run along the key, in the order of `firsts` (ascending), so that two releases of the same
--- tokens wait for each other and never in a circle: hence no other way through the table. Locking in order first would
--- cost twice as much.
+-- Rows are deleted range by range along the key, in the order of `firsts` (ascending), so that two releases of the same
+-- tokens cannot deadlock: no other access path is allowed. Locking in order first would cost twice as much.
 CREATE OR REPLACE FUNCTION rota.proc_delete(of_show uuid, firsts bigint[], lasts bigint[])
 RETURNS TABLE (
   managed boolean, fence bigint, pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid,
@@ -177,7 +176,7 @@ BEGIN
   END LOOP;
 
   IF cardinality(gone) > 0 THEN
-    -- Where all were there, which is the rule, the runs asked for are the graves.
+    -- Usually all rows existed; then the requested ranges are the tombstones.
     SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
     IF cardinality(gone) < asked THEN
       SELECT array_agg(r.first), array_agg(r.last) INTO firsts, lasts FROM rota.proc_runs(gone) AS r;

@@ -1,6 +1,6 @@
--- Every row a batch counts in, locked in one order for all batches: level by level, by id within a level. Rows of jobs,
--- layers and points that are not there yet are made first; a maker waits only for makers, and nobody who holds a lock
--- of this level waits for them, so this closes no circle.
+-- Locks every row that a batch counts in, in one order for all batches: by level, then by id. Missing rows of jobs,
+-- layers and points are created first; a creator waits only for creators, and no holder of a lock of this level waits
+-- for them, so this cannot deadlock.
 CREATE OR REPLACE FUNCTION rota.ledger_keys(of_show uuid, groups rota.ledger_group[]) RETURNS SETOF rota.ledger_key
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -51,8 +51,9 @@ BEGIN
     ORDER BY p.pk_dept FOR NO KEY UPDATE;
 END $$;
 
--- Adds what the groups say to all five levels; negative to give back. The caller holds the rows (rota.ledger_keys).
--- A count that was wrong before stops at 0, since a release must not fail for it; the recompute finds it.
+-- Adds the amounts of the groups to all five levels; negative amounts release. The caller holds the rows
+-- (rota.ledger_keys). A counter that was wrong before stops at 0, since a release must not fail for it; the recompute
+-- corrects it.
 CREATE OR REPLACE FUNCTION rota.ledger_add(of_show uuid, groups rota.ledger_group[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -87,8 +88,8 @@ BEGIN
   WHERE k.pk_show = of_show AND k.pk_dept = d.pk_dept;
 END $$;
 
--- `caps` and `used` hold cores and GPUs of key n at 2n-1 and 2n; a cap of null is no limit. rota.model.quota decides
--- the same way in Python; a property test holds the two together.
+-- `caps` and `used` hold cores and GPUs of key n at 2n-1 and 2n; a null cap means no limit. rota.model.quota decides
+-- the same way in Python; a property test compares the two.
 CREATE OR REPLACE FUNCTION rota.ledger_fit(
   wanted bigint, ask bigint[], keys integer[], caps bigint[], used bigint[],
   OUT fit bigint, OUT level integer, OUT resource integer, OUT current bigint, OUT cap bigint
@@ -123,7 +124,7 @@ CREATE OR REPLACE FUNCTION rota.ledger_book(of_show uuid, groups rota.ledger_gro
 RETURNS TABLE (
   owner integer, token bigint, why text, fit bigint, level integer, resource integer, current bigint, cap bigint
 )
--- Small batches would be planned anew each time, for nearly as long as booking them takes.
+-- Plans of small batches are cached: planning would take nearly as long as booking.
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -150,7 +151,7 @@ BEGIN
   INTO caps, used
   FROM unnest(keys) WITH ORDINALITY AS k
   CROSS JOIN LATERAL (VALUES (1, k.max_cores, k.cores), (2, k.max_gpus, k.gpus)) AS each (r, cap, used);
-  -- Read after the rows are held: a repeat of this batch by somebody else has ended, one way or the other.
+  -- Read after the rows are locked: a concurrent repeat of this batch has ended by then.
   SELECT coalesce(array_agg(b), '{}'), coalesce(array_agg(b.token), '{}') INTO barred, left_out
   FROM rota.proc_barred(of_show, groups, runs) AS b;
   IF cardinality(barred) > 0 THEN
@@ -175,7 +176,7 @@ BEGIN
   LOOP
     why := NULL;
     IF array_position(asked.keys, NULL) IS NOT NULL THEN
-      -- Nowhere to count it: the folder or the department is unknown, or belongs to another show.
+      -- Nowhere to count it: the folder or department is unknown, or belongs to another show.
       fit := 0;
       why := (ARRAY['no_subscription', 'unknown_folder', 'unknown_job', 'unknown_layer', 'unknown_dept'])
              [array_position(asked.keys, NULL)];
@@ -238,7 +239,7 @@ LANGUAGE sql STABLE AS $$
         FROM rota.proc p WHERE p.pk_show = of_show GROUP BY 1, 2, 3, 4, 5) AS s
 $$;
 
--- Sets each counter of the show that has a row to what `sums` say, drained ones to 0, in the order of ledger_keys.
+-- Sets each counter of the show that has a row to its value in `sums`, or to 0, in the order of ledger_keys.
 CREATE OR REPLACE FUNCTION rota.ledger_rewrite(of_show uuid, sums rota.ledger_group[])
 RETURNS TABLE (level integer, changed bigint)
 LANGUAGE plpgsql AS $$
@@ -268,9 +269,9 @@ BEGIN
   END LOOP;
 END $$;
 
--- For a show that Redis does not keep. The exclusive lock waits until every booking and release under way has ended, so
--- their counts and their rows are both there or both not. Rows that say nothing are removed, lest every job there ever
--- was keeps one; booking makes them again.
+-- For an unmanaged show. The exclusive lock waits for every booking and release in flight, so that their counts and
+-- rows are either both visible or both not. Rows without usage and caps are removed, so that old jobs do not
+-- accumulate; booking creates them again.
 CREATE OR REPLACE FUNCTION rota.ledger_recompute(of_show uuid) RETURNS TABLE (level integer, changed bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -289,8 +290,8 @@ BEGIN
   END IF;
 END $$;
 
--- For a show that Redis keeps: its tables only show what it uses, as of one read of the procs. Nothing is made for the
--- many jobs without a row. The lock is for the flag: were the show given back meanwhile, this would spoil its books.
+-- For a managed show: its tables only display usage, from one read of the procs. Jobs without a row get none. The lock
+-- protects the flag: if the show became unmanaged meanwhile, this would corrupt its counters.
 CREATE OR REPLACE FUNCTION rota.ledger_mirror(of_show uuid) RETURNS TABLE (level integer, changed bigint)
 LANGUAGE plpgsql AS $$
 DECLARE

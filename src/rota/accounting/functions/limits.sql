@@ -1,4 +1,4 @@
--- A change of limits has a higher version than whatever was published before it.
+-- A change of limits gets a higher version than everything published before.
 CREATE OR REPLACE FUNCTION rota.limits_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -64,7 +64,7 @@ CREATE OR REPLACE TRIGGER lowered AFTER UPDATE OF int_max_cores, int_max_gpus ON
   WHEN (rota.cap_lowered(OLD.int_max_cores, NEW.int_max_cores) OR rota.cap_lowered(OLD.int_max_gpus, NEW.int_max_gpus))
   EXECUTE FUNCTION rota.limits_lowered();
 
--- What was booked in Redis against a share that is gone must not be inserted either.
+-- Bookings made in Redis against a removed share must not be inserted either.
 CREATE OR REPLACE TRIGGER removed AFTER DELETE ON rota.subscription FOR EACH ROW EXECUTE FUNCTION rota.limits_lowered();
 
 CREATE OR REPLACE TRIGGER removed AFTER DELETE ON rota.folder_resource FOR EACH ROW EXECUTE FUNCTION rota.limits_lowered();

@@ -1,10 +1,10 @@
--- The lock of a show: shared for whoever inserts or deletes procs, exclusive for whoever raises the fence, flips the
--- show or buries tokens. Two numbers, so that it cannot meet the advisory locks of others. A transaction that needs
--- several shows takes them in the order of their ids.
+-- The show lock: shared to insert or delete procs, exclusive to raise the fence, flip the show or tombstone tokens. Two
+-- numbers, so that it cannot collide with other advisory locks. A transaction that needs several shows locks them in
+-- the order of their ids.
 CREATE OR REPLACE FUNCTION rota.show_lock_number(of_show uuid) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$ SELECT uuid_hash(of_show) $$;
 
--- What is read after the lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
+-- Reads after the lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
 CREATE OR REPLACE FUNCTION rota.show_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -48,7 +48,7 @@ BEGIN
   RETURN risen;
 END $$;
 
--- The same for a Redis that has to be seeded: what it knew under a lower fence is not enough any more.
+-- The same for a Redis that must be seeded: its state under a lower fence is no longer sufficient.
 CREATE OR REPLACE FUNCTION rota.show_found(of_show uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -58,7 +58,7 @@ BEGIN
   RETURN risen;
 END $$;
 
--- Triggers, so that what is changed by hand is as safe as what `rota` changes.
+-- Triggers, so that manual changes are as safe as those made by `rota`.
 CREATE OR REPLACE FUNCTION rota.show_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -73,7 +73,8 @@ END $$;
 CREATE OR REPLACE TRIGGER locked BEFORE UPDATE OF b_scheduler_managed, int_fence ON rota.show
   FOR EACH ROW EXECUTE FUNCTION rota.show_changed();
 
--- Flag and fence in one step. Coming back to PostgreSQL, the five tables are exact before anybody can book on them.
+-- Sets flag and fence in one step. When a show returns to PostgreSQL, its five tables are exact before it can be
+-- booked.
 CREATE OR REPLACE FUNCTION rota.show_set_managed(of_show uuid, managed boolean)
 RETURNS TABLE (was boolean, fence bigint, version bigint)
 LANGUAGE plpgsql AS $$

@@ -18,9 +18,8 @@
 -- reply damaged where:str
 --   Place 0 for job and layer: the caller believes that they have no limits. must_know: 1 the job has limits, 2 the
 --   layer, 3 both: nothing is booked before Redis knows these.
---   A single-frame batch is a group with two more fields: the middles of its charges (job and layer), one per token,
--- and
---   their common suffix; its charge field is the prefix. It is booked as a whole or not at all: if a token of the batch
+--   A single-frame batch is a group with 2 more fields: the middles of its charges (job and layer), one per token, and
+--   the common suffix; its charge field is the prefix. It is booked as a whole or not at all: if a token of the batch
 --   exists already, or a job or layer has limits, the reply is apart, and the frames must be sent as single groups.
 --   Groups are returned in order as {fit, level, resource, current, cap, already, otherwise, before}: the number of
 --   absent tokens that are booked now; the level and resource (1 cores, 2 GPUs) that refuse the next, resource 0 if

@@ -1,6 +1,6 @@
--- Whoever begins, ends, seizes or changes runs locks the agents first, in the order of their names.
+-- Lock order: beginning, ending, seizing and changing runs lock the agents first, in the order of their names.
 
--- Take runs for those that may begin. A row for each name: its verdict, and what to do with the others.
+-- Acquires runs for agents that may begin. Returns a row per name: its verdict, and the action for the others.
 CREATE OR REPLACE FUNCTION rota.agents_begin(of_lease text, of_fence bigint, by_replica text, names text[], numbers bigint[], at_ms bigint,
                                   timeouts_ms bigint[])
 RETURNS TABLE (name text, verdict text, due_ms bigint, slot_ms bigint, streak integer, backfill boolean, token bigint)
@@ -31,7 +31,8 @@ END $$;
 COMMENT ON FUNCTION rota.agents_begin IS
   'Asked again with the same numbers, after a lost reply, it finds the runs that were begun.';
 
--- What all ends have in common: the run leaves, its history and the next due time come. Rows come back for what was ours.
+-- Shared by all ways to end a run: deletes it, adds its history and the next due time. Returns rows for owned runs
+-- only.
 CREATE OR REPLACE FUNCTION rota.agents_ended(ended jsonb) RETURNS TABLE (name text, run bigint, due_ms bigint)
 LANGUAGE sql AS $$
   WITH told AS (
@@ -47,7 +48,7 @@ LANGUAGE sql AS $$
     SET ts_due = CASE WHEN a.queued THEN least(a.ts_due, g.ts_ended) WHEN g.backfill THEN a.ts_due ELSE t.ts_due END,
         ts_slot = CASE WHEN t.is_repeated AND NOT g.backfill THEN a.ts_slot
                        WHEN a.queued THEN g.ts_ended WHEN g.backfill THEN a.ts_slot ELSE t.ts_slot END,
-        -- Not for a backfill that was stopped meanwhile, or is another by now.
+        -- Unless the backfill was stopped or replaced meanwhile.
         ts_backfill_due = CASE WHEN NOT g.backfill OR a.ts_backfill_slot IS DISTINCT FROM g.ts_slot THEN a.ts_backfill_due
                                WHEN t.is_repeated OR t.ts_slot <= a.ts_backfill_until THEN t.ts_due END,
         ts_backfill_slot = CASE WHEN NOT g.backfill OR a.ts_backfill_slot IS DISTINCT FROM g.ts_slot OR t.is_repeated
@@ -72,7 +73,7 @@ LANGUAGE sql AS $$
   FROM gone g JOIN planned p ON p.name = g.name
 $$;
 
--- The owner ends runs of its own. A run that is not its own any more is left alone, and not among the rows.
+-- The owner ends its runs. A run with another owner by now is left alone and missing from the result.
 CREATE OR REPLACE FUNCTION rota.agents_end(of_lease text, of_fence bigint, ended jsonb) RETURNS TABLE (name text, run bigint, due_ms bigint)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -82,7 +83,7 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.agents_ended(ended);
 END $$;
 
--- Runs whose member is gone since `grace_s`: they are lost, and their agents due at once.
+-- Runs whose member has been gone for `grace_s`: they are lost, and their agents are due immediately.
 CREATE OR REPLACE FUNCTION rota.agents_seize(of_lease text, of_fence bigint, grace_s float8, most integer)
 RETURNS TABLE (name text, run bigint, due_ms bigint)
 LANGUAGE plpgsql AS $$

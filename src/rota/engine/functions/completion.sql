@@ -1,4 +1,4 @@
--- The newest `most` jobs before `before`, live and done, of these shows (null: of all), by an index in either case.
+-- The newest `most` jobs before `before`, live and done, of these shows (null: all), by an index in either case.
 CREATE OR REPLACE FUNCTION rota.jobs_before(shows uuid[], before uuid, most integer) RETURNS TABLE (
   pk_job uuid, pk_show uuid, str_name text, topic text, priority smallint, state text, reason text, labels jsonb,
   ts_submitted timestamptz, ts_finished timestamptz, layers rota.layer[]
@@ -33,8 +33,8 @@ END $$;
 CREATE OR REPLACE FUNCTION rota.now_ms() RETURNS bigint
 LANGUAGE sql AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 
--- Count ended frames at their layers. Returns the jobs of layers that have no frame left.
--- Layers are updated in the order of their ids, so that two batches wait and never in a circle: hence one way only.
+-- Counts ended frames at their layers. Returns the jobs of layers without remaining frames. Layers are updated in the
+-- order of their ids, so that two batches cannot deadlock: hence the forced access path.
 CREATE OR REPLACE FUNCTION rota.layers_count(layers uuid[], numbers integer[], ending text, took bigint) RETURNS uuid[]
 LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
@@ -60,10 +60,10 @@ BEGIN
   RETURN coalesce(ended, '{}');
 END $$;
 
--- Jobs have ended: what waits for them goes on. A job whose last edge goes comes to the gate like a new one; one whose
--- edge stays is marked as ending, and the leader ends it. Both in the transaction of the end, so nobody is forgotten.
--- Jobs that wait are locked in the order of their ids, after those that they wait for, which are older.
--- A job whose output is held counts as ended once that was scanned (ADR 20): whoever settles its last scan comes here again.
+-- Continues jobs that wait for ended jobs. A job whose last edge is removed goes to admission like a new one; one whose
+-- edge stays is marked as ending, and the leader ends it. Both happen in the transaction of the end, so none is missed.
+-- Waiting jobs are locked in the order of their ids, after those they wait for, which are older.
+-- A job whose output is held counts as ended once it was scanned (ADR 20): settling its last scan calls this again.
 CREATE OR REPLACE FUNCTION rota.jobs_release(ended uuid[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -97,7 +97,7 @@ BEGIN
     RETURNING j.pk_job
   ) SELECT array_agg(m.pk_job) INTO freed FROM moved AS m;
   IF freed IS NOT NULL THEN
-    -- A msgpack list of ids, as rota.engine.gate.wake writes it.
+    -- A msgpack list of ids, as `rota.engine.admission.decision.admission_message` writes it.
     INSERT INTO rota.outbox (subject, msg_id, payload)
     SELECT 'sys.job.gate', 'gate:' || gen_random_uuid(), '\xdd'::bytea || int4send(cardinality(freed))
            || string_agg('\xd924'::bytea || convert_to(id::text, 'UTF8'), ''::bytea)
@@ -107,7 +107,7 @@ BEGIN
   RETURN cardinality(waiting);
 END $$;
 
--- Have jobs wait for others, which exist; for those that have ended they wait no more.
+-- Makes jobs wait for others, which must exist; edges to ended jobs are omitted.
 CREATE OR REPLACE FUNCTION rota.jobs_wait(jobs uuid[], befores uuid[], ifs_failed text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -120,9 +120,9 @@ BEGIN
                                   WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
 END $$;
 
--- The one way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
--- these ends; the others are left alone. A job of several layers is looked at under its lock: of two that end its last
--- layers at the same time the second sees both.
+-- The only way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
+-- these end states; the others are left alone. A job of several layers is checked under its lock: of two transactions
+-- that end its last layers concurrently, the second sees both.
 CREATE OR REPLACE FUNCTION rota.jobs_finish(jobs uuid[], because text DEFAULT NULL)
 RETURNS SETOF rota.job_ended
 LANGUAGE plpgsql AS $$
@@ -147,14 +147,14 @@ BEGIN
   INSERT INTO rota.job_done AS d
   SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, t.state,
          coalesce(because, e.reason), e.labels, e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
-         -- What was handed to a worker was DISPATCHED, whether or not anybody had the time to write it down.
+         -- Frames handed to a worker were DISPATCHED, even if that state was not written in time.
          e.history || CASE WHEN e.state = 'SCHEDULED' AND t.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED')
                            THEN jsonb_build_array(jsonb_build_array('DISPATCHED', rota.now_ms(), NULL)) ELSE '[]' END
                    || jsonb_build_array(jsonb_build_array(t.state, rota.now_ms(), coalesce(because, e.reason))),
          t.layers, e.word
   FROM ended e JOIN told t ON t.pk_job = e.pk_job
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
-  -- Asked of whole tables first, since mostly nobody waits for anybody.
+  -- Check whole tables first, since usually no job waits for another.
   IF EXISTS (SELECT FROM rota.approval WHERE state = 'pending') THEN
     PERFORM rota.approvals_close('job', ARRAY(SELECT b::text FROM unnest(jobs) AS b
                                               WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
@@ -165,8 +165,8 @@ BEGIN
   END IF;
 END $$;
 
--- Jobs all of whose frames succeed in one batch, most of them jobs of one frame: they move at once, and nothing is counted
--- at a layer that goes in the same moment. Returns the jobs; the layers of the others are left to `layers_count`.
+-- Jobs all of whose frames succeed in one batch, mostly jobs of one frame: they move immediately, without counting at a
+-- layer that is deleted too. Returns these jobs; `layers_count` handles the layers of the others.
 CREATE OR REPLACE FUNCTION rota.jobs_succeed(layers uuid[], numbers integer[])
 RETURNS SETOF rota.job_ended
 LANGUAGE plpgsql
@@ -199,7 +199,7 @@ BEGIN
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
 END $$;
 
--- The success path: frames that returned nothing, all of one worker. Everything about them ends in this one statement.
+-- The success path: frames without a result, all of one worker. This one statement ends them completely.
 CREATE OR REPLACE FUNCTION rota.frames_succeed(
   host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
 ) RETURNS SETOF rota.frame_told
@@ -222,7 +222,7 @@ BEGIN
   FROM unnest(firsts, lasts) AS run (first, last)
   JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host;
   IF held < asked THEN
-    -- Late, doubled, or not its own: the caller asks again for what is left.
+    -- Late, duplicate or foreign: the caller handles the remaining tokens separately.
     told.what := 'not_held';
     told.tokens := ARRAY(SELECT p.token FROM unnest(firsts, lasts) AS run (first, last)
                          JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host);

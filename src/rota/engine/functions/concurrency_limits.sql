@@ -1,4 +1,4 @@
--- A job that was let in and of which nothing was booked for a while, because of some other limit, keeps nobody out.
+-- An admitted job that another limit has kept from booking for a while does not occupy a place.
 CREATE OR REPLACE FUNCTION rota.job_slots_used(of_show uuid) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
   SELECT count(*) FROM rota.job_slot s JOIN rota.job j ON j.pk_job = s.pk_job
@@ -7,8 +7,8 @@ LANGUAGE sql VOLATILE AS $$
     OR EXISTS (SELECT FROM rota.proc p WHERE p.pk_job = s.pk_job))
 $$;
 
--- Those of the jobs, in their order, that may run: they run already, were let in before, or there is room for them. The
--- others say why they wait. Two who ask for one show wait for each other; a show without a limit lets all in.
+-- Those of the jobs, in order, that may run: they run already, were admitted before, or fit the limit. The others
+-- return why they wait. Calls for one show are serialized; a show without a limit admits all.
 CREATE OR REPLACE FUNCTION rota.jobs_let_in(of_show uuid, jobs uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -60,7 +60,7 @@ BEGIN
   RETURN let_in;
 END $$;
 
--- What runs when a limit comes counts against it.
+-- Jobs that run when a limit is set count against it.
 CREATE OR REPLACE FUNCTION rota.show_jobs_limited() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,4 +1,4 @@
--- Dispatchers look again at what a limit had refused.
+-- Notifies dispatchers to retry bookings that a limit had refused.
 CREATE OR REPLACE FUNCTION rota.limits_told() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN

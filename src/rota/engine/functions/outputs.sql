@@ -1,8 +1,8 @@
--- Whether everybody who may see the job may read it: what every reader of the end of a frame asks.
+-- Whether everyone who may see the job may read its output; used by every reader of the end of a frame.
 CREATE OR REPLACE FUNCTION rota.output_readable(output text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT output IS NULL OR output = 'redacted' $$;
 
--- Layers of a job that has ended, with `n` frames of one moved from succeeded to quarantined.
+-- Layers of an ended job, with `n` frames of one moved from succeeded to quarantined.
 CREATE OR REPLACE FUNCTION rota.layers_moved(layers rota.layer[], which uuid, n integer) RETURNS rota.layer[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -15,9 +15,9 @@ BEGIN
   RETURN layers;
 END $$;
 
--- Count `numbers` frames of each layer as quarantined, or, where that is less than 0, as succeeded again. Returns the jobs
--- that had ended and are in another state now: SUCCEEDED and OUTPUT_QUARANTINED become each other, worse ends stay.
--- A job that ends meanwhile holds the lock of its layer: after it the layer is found with the job.
+-- Counts `numbers` frames of each layer as quarantined, or, if negative, as succeeded again. Returns ended jobs whose
+-- state changed: SUCCEEDED and OUTPUT_QUARANTINED are exchanged, worse states stay. A job that ends concurrently holds
+-- the lock of its layer: afterwards the layer is found with the job.
 CREATE OR REPLACE FUNCTION rota.outputs_count(layers uuid[], of_jobs uuid[], numbers integer[], because text)
 RETURNS SETOF rota.job_ended
 LANGUAGE plpgsql AS $$
@@ -43,7 +43,7 @@ BEGIN
         WHERE d.pk_job = moved.job AND d.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED') AND d.state <> n.state
         RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id
       ), news AS (
-        -- A run that has not heard of its end hears of this one.
+        -- A run that has not received the end of the job yet receives the new state.
         UPDATE rota.workflow_news w SET state = c.state, reason = because
         FROM changed c WHERE c.workflow_id IS NOT NULL AND w.pk_job = c.pk_job AND w.kind = 'job' RETURNING 1
       )

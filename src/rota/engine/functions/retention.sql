@@ -1,4 +1,4 @@
--- Partitions of a table but its default; `day` is in UTC.
+-- Partitions of a table without its default; `day` is in UTC.
 CREATE OR REPLACE FUNCTION rota.days_of(of_table text) RETURNS TABLE (name text, day date, since timestamptz, until timestamptz)
 LANGUAGE sql STABLE AS $$
   SELECT c.relname::text, (b.since AT TIME ZONE 'UTC')::date, b.since, b.until
@@ -28,12 +28,12 @@ BEGIN
     rota.day_column(of_table), of_table || '_default', most);
 END $$;
 
--- A partition for a day, or for what is left of it. What the default took of it moves there in the same moment, at most
--- `most` rows at a time, and those of the same instant: then the partition ends with them ('part'), and the next call
--- makes one for the rest. 'there' when the day is complete; 'again' when nothing could be done yet.
--- Who has looked up the partitions before would miss rows that move, so nobody may read meanwhile; with none to move,
--- which is the rule, others are kept waiting by the default alone. Of a day that has begun nobody may write meanwhile:
--- whoever chose the default before would be refused by it after.
+-- Creates the partition of a day, or of the rest of it. Rows of the day in the default partition move there in the same
+-- transaction, at most `most` at a time plus those of the same instant: then the partition ends with them ('part'), and
+-- the next call creates one for the rest. 'there': the day is complete; 'again': nothing could be done yet. A reader
+-- that planned with the old partitions would miss moved rows, so readers are blocked while rows move; usually there are
+-- none, and only users of the default partition wait. For a day that has begun writers are blocked too: a writer that
+-- chose the default partition before would be rejected by it afterwards.
 CREATE OR REPLACE FUNCTION rota.day_make(of_table text, of_day date, most integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -62,7 +62,7 @@ BEGIN
   EXECUTE format('LOCK TABLE rota.%I IN ACCESS EXCLUSIVE MODE', fallback);
   EXECUTE is_astray INTO astray USING starts, ends;
   IF astray AND NOT alone THEN
-    RETURN 'again';  -- it came while we waited
+    RETURN 'again';  -- rows arrived during the wait
   END IF;
   EXECUTE format('SELECT d.%1$I FROM rota.%2$I d WHERE d.%1$I >= $1 AND d.%1$I < $2 ORDER BY 1 OFFSET $3 LIMIT 1',
                  moment, fallback) INTO cut USING starts, ends, most;
@@ -94,8 +94,8 @@ BEGIN
   RETURN dropped;
 END $$;
 
--- Ends of frames whose job is live, or is kept for longer than the day they lie in: to the day of their job, or to this one.
--- Nothing can come to belong to a day that is over, so when this finds nothing, the day may be dropped.
+-- Moves ends of frames whose job is live, or is kept for longer than their day, to the day of their job, or to today.
+-- Nothing can be added to a past day, so when this finds nothing, the day may be dropped.
 CREATE OR REPLACE FUNCTION rota.frame_ends_carry(of_day date, most integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -20,7 +20,7 @@ BEGIN
     ON q.pk_show = s.pk_show AND q.pk_folder = f.pk_folder AND q.pk_dept = d.pk_dept AND q.class_id = c.class_id);
 END $$;
 
--- The queue of a show, folder, department and placement class; both are made when they are new.
+-- The queue of a show, folder, department and placement class; both are created if they are new.
 CREATE OR REPLACE FUNCTION rota.job_queue(
   of_show text, of_folder text, of_dept text, of_digest bytea, of_topic text, of_requires text[], of_labels jsonb,
   of_pool text, of_worker text, of_cores bigint, of_gpus integer, of_memory_mb bigint
@@ -40,7 +40,7 @@ BEGIN
   VALUES (of_digest, of_topic, of_requires, of_labels, of_pool, of_worker, of_cores, of_gpus, of_memory_mb)
   ON CONFLICT DO NOTHING;
   SELECT c.class_id INTO class FROM rota.placement_class c WHERE c.digest = of_digest;
-  -- A name that another department, or an earlier show of this name, has taken gets a tail that nobody else can have.
+  -- A name that another department or an earlier show of this name has taken gets a unique suffix.
   name := format('%s#%s', left(format('%s/%s/%s', of_show, of_folder, of_topic), 150), class);
   INSERT INTO rota.queue_class VALUES (name, place.pk_show, place.pk_folder, place.pk_dept, class)
   ON CONFLICT DO NOTHING;
@@ -52,7 +52,7 @@ BEGIN
           WHERE (q.pk_show, q.pk_folder, q.pk_dept, q.class_id) = (place.pk_show, place.pk_folder, place.pk_dept, class));
 END $$;
 
--- Ways of a job up to its first queueing, as rota.job.history tells them.
+-- Transitions of a job up to its first queueing, as rota.job.history reports them.
 CREATE OR REPLACE FUNCTION rota.job_history(state text, reason text, at timestamptz) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN state = 'PENDING' THEN jsonb_build_array(jsonb_build_array('PENDING', ms, reason))
@@ -60,8 +60,8 @@ LANGUAGE sql STABLE AS $$
   FROM (SELECT floor(extract(epoch FROM at) * 1000)::bigint AS ms) AS moment
 $$;
 
--- Queue entries in the order of their lanes, so that two submitters of many queues wait and never in a circle; the order
--- is that of the queue's own client. What has a time that is still to come is deferred.
+-- Queue entries in the order of their lanes, the same as in the queue's own client, so that submitters to many queues
+-- cannot deadlock. Entries with a future time are deferred.
 CREATE OR REPLACE FUNCTION rota.job_enqueue(
   places rota.job_place[], of_places integer[], jobs uuid[], layers uuid[], frames integer[], counts integer[],
   payloads bytea[], run_ats timestamptz[]
@@ -114,8 +114,8 @@ LANGUAGE sql VOLATILE AS $$
   WHERE k.pk_job <> given.pk_job
 $$;
 
--- Take keys, and tell which were taken before: by the same submission ('already') or another one ('conflict', and then
--- none is taken). A key that somebody is just using is waited for.
+-- Takes idempotency keys, and reports those taken before: by the same submission ('already') or another one
+-- ('conflict', and then none is taken). Waits for a key that a concurrent transaction is taking.
 CREATE OR REPLACE FUNCTION rota.job_keys(shows uuid[], keys text[], jobs uuid[], digests bytea[])
 RETURNS SETOF rota.job_unwritten
 LANGUAGE plpgsql AS $$
@@ -135,8 +135,8 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.job_keys_known(shows, keys, jobs, digests);
 END $$;
 
--- The rows of jobs and layers. What many of them have in common is given once (`h_` for jobs, `k_` for layers) and
--- named by its place. Joined by hash: the number of distinct ones is not known to the planner.
+-- The rows of jobs and layers. Values shared by many are passed once (`h_` for jobs, `k_` for layers) and referenced by
+-- index. Hash join: the planner does not know the number of distinct ones.
 CREATE OR REPLACE FUNCTION rota.job_insert(
   places rota.job_place[], moment timestamptz, left_out integer[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
@@ -165,7 +165,7 @@ BEGIN
       AS h (place, name, topic, priority, state, reason, layers, labels, request, deadline_ms, wait_ms, run_at, word,
             head)
     JOIN unnest(places) WITH ORDINALITY AS p ON p.ordinality = h.place
-    OFFSET 0  -- once for each head, not for each of its jobs
+    OFFSET 0  -- once per head, not per job of it
   ) AS h ON h.head = given.head
   WHERE left_out IS NULL OR given.at <> ALL (left_out);
 
@@ -183,8 +183,8 @@ BEGIN
   WHERE left_out IS NULL OR given.job <> ALL (left_out);
 END $$;
 
--- A row for what was not written: a job that was there before, or whatever keeps the whole call from being carried out
--- (then nothing was written). No row means that all of it was.
+-- Returns a row per item that was not written: a job that existed before, or the reason why the whole call was rejected
+-- (then nothing was written). No row means that everything was written.
 CREATE OR REPLACE FUNCTION rota.job_submit(
   p_shows text[], p_folders text[], p_depts text[], p_digests bytea[], p_priorities smallint[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
@@ -242,14 +242,14 @@ BEGIN
     END IF;
   END IF;
 
-  -- After the last thing that may wait for somebody else: a word that was given too long ago queues nothing.
+  -- After the last statement that may wait for another transaction: an expired policy decision queues nothing.
   IF clock_timestamp() > words_until THEN
     DELETE FROM rota.idempotency_key k WHERE keys IS NOT NULL AND k.key = ANY (keys) AND k.pk_job = ANY (jobs);
     RETURN QUERY SELECT 0, 'old_word', NULL::uuid, NULL::text;
     RETURN;
   END IF;
 
-  -- Whoever submits may not know that servers ask a policy; PostgreSQL does.
+  -- The submitter may not know that servers require a policy; PostgreSQL does.
   IF (SELECT g.asks FROM rota.policy_guard g) AND EXISTS (
     SELECT FROM unnest(h_states, words) AS h (state, word) WHERE h.state = 'SCHEDULED' AND h.word IS NULL
   ) THEN
@@ -264,7 +264,7 @@ BEGIN
     k_frames, k_ranges, k_capped, jobs, heads, workflows, layers, layer_jobs, kinds, inputs, input_ats);
 
   IF c_jobs IS NOT NULL THEN
-    -- Nothing of a new job can be booked, so a cap that comes with it needs no new fence of its show.
+    -- Nothing of a new job can be booked yet, so a cap that comes with it needs no new fence of its show.
     INSERT INTO rota.job_resource (pk_job, pk_show, int_priority, int_max_cores, int_max_gpus)
     SELECT c.job, p.pk_show, c.priority, c.cores, c.gpus
     FROM unnest(c_jobs, c_layers, c_places, c_priorities, c_cores, c_gpus) AS c (job, layer, place, priority, cores, gpus)
@@ -293,7 +293,7 @@ END $$;
 
 COMMENT ON FUNCTION rota.job_submit IS 'Write jobs with their layers, caps, keys and queue entries, in the caller''s transaction.';
 
--- A layer as it is shown.
+-- A layer as it is displayed.
 CREATE OR REPLACE FUNCTION rota.layer_shown(l rota.layer) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
   SELECT jsonb_strip_nulls(jsonb_build_object(
@@ -305,9 +305,9 @@ LANGUAGE sql STABLE AS $$
     'denied', l.denied, 'took_ms', l.took_ms))
 $$;
 
--- Queue jobs that were waiting for it, each by its word (null: nobody was asked). Of two who admit the same job one does,
--- and the other is told nothing of it. Words that were given too long ago queue nothing, nor does nobody's word while
--- servers ask a policy: whoever admits may be one that was set otherwise.
+-- Queues jobs that were waiting for admission, each by its policy decision (null: no policy was asked). Of two
+-- concurrent admissions of a job one succeeds, and the other gets no row. Expired decisions queue nothing, nor does a
+-- null decision while servers require a policy: the caller may be configured differently.
 CREATE OR REPLACE FUNCTION rota.job_admit(ids uuid[], said bytea[], words_until timestamptz) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- What is read after a lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
+-- Reads after a lock must be newer than the lock, and only READ COMMITTED takes a snapshot per statement.
 CREATE OR REPLACE FUNCTION rota.queue_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -7,10 +7,10 @@ BEGIN
   END IF;
 END $$;
 
--- For each slot a function of its own that reads turns and one that ends them: their plans are kept and name the slot's
--- tables, so that no other slot is locked. Statistics of tables that are truncated all the time are always wrong, hence
--- nothing but index lookups. Turns are read from `first` on or not at all: if that one is elsewhere (its slot was pruned
--- between two looks), those behind it must not be handed out in its place.
+-- One read function and one end function per slot: their cached plans name the tables of the slot, so no other slot is
+-- locked. Statistics of constantly truncated tables are always wrong, so they use index lookups only. Positions are
+-- read from `first` on or not at all: if `first` is elsewhere (its slot was pruned between two reads), later positions
+-- must not be handed out in its place.
 DO $migration$
 DECLARE
   lookups_only constant text := 'SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off'
@@ -66,13 +66,13 @@ BEGIN
   END LOOP;
 END $migration$;
 
--- The mask with exactly `n` bits: callers need not know how long a claim is.
+-- The mask with exactly `n` bits: callers need not know the length of a claim.
 CREATE OR REPLACE FUNCTION rota.queue_mask(mask varbit, n integer) RETURNS varbit
 LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN length(mask) = n THEN mask ELSE substring(mask || repeat('0', 512)::varbit FROM 1 FOR n) END
 $$;
 
--- Take turns out of one lane that is ours: returned ones first, then from the cursor on. Null `claim_id`: none there.
+-- Claims positions of one locked lane: returned ones first, then from the cursor on. Null `claim_id`: none available.
 CREATE OR REPLACE FUNCTION rota.queue_take(
   of_lane integer, most integer, by bigint,
   OUT claim_id bigint, OUT n integer, OUT first_seq bigint, OUT skipped varbit, OUT pieces rota.queue_pieces
@@ -94,7 +94,7 @@ BEGIN
     n := least(most, back.n);
     EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
     IF pieces.n IS DISTINCT FROM n THEN
-      RETURN;  -- carried out of this slot a moment ago
+      RETURN;  -- just carried out of this slot
     END IF;
     DELETE FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.first_seq = back.first_seq;
     IF n < back.n THEN
@@ -113,7 +113,7 @@ BEGIN
     END IF;
     n := pieces.n;
     skipped := rota.queue_tombstoned(of_lane, first_seq, n);
-    -- A claim ends with a turn that it hands out, so that no cancelled range is on both sides of the cursor.
+    -- A claim ends with a position that it hands out, so no cancelled range spans the cursor.
     IF get_bit(skipped, n - 1) = 1 THEN
       n := length(rtrim(skipped::text, '1'));
       EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
@@ -133,7 +133,7 @@ BEGIN
   END IF;
 END $$;
 
--- The first turn from `seq` on that is not tombstoned.
+-- The first position from `seq` on that is not tombstoned.
 CREATE OR REPLACE FUNCTION rota.queue_past_tombstones(of_lane integer, seq bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -147,7 +147,7 @@ BEGIN
   RETURN seq;
 END $$;
 
--- Where the row of tombstones ends that has one at `first`. Ranges do not overlap, and there may be very many of them.
+-- The end of the contiguous tombstones that begin at `first`. Ranges do not overlap, and there may be very many.
 CREATE OR REPLACE FUNCTION rota.queue_tombstones_end(of_lane integer, first bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -159,7 +159,7 @@ BEGIN
     ORDER BY t.lane_id, t.first_seq LIMIT 1);
 END $$;
 
--- Which turns from `first` on are tombstoned, that one not being among them; null if none is.
+-- Tombstoned positions after `first`, which is not one of them; null if there are none.
 CREATE OR REPLACE FUNCTION rota.queue_tombstoned(of_lane integer, first bigint, turns integer) RETURNS varbit
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -170,7 +170,7 @@ BEGIN
     WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
 END $$;
 
--- Lanes are tried in the order given; one that somebody else is claiming from is passed by.
+-- Lanes are tried in the given order; a lane locked by another claimer is skipped.
 CREATE OR REPLACE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
 RETURNS TABLE (
   lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
@@ -194,7 +194,7 @@ BEGIN
     WHERE NOT q.paused ORDER BY given.place
   LOOP
     CONTINUE WHEN NOT pg_try_advisory_xact_lock(1903519026, lane_id);
-    -- A claim is cut where its slot ends or its returned range does, so a lane may give several.
+    -- A claim is cut at the end of its slot or returned range, so a lane may yield several.
     WHILE want > 0 AND claims < 64 LOOP
       taken := rota.queue_take(lane_id, want, by);
       EXIT WHEN taken.claim_id IS NULL;
@@ -211,8 +211,8 @@ END $$;
 COMMENT ON FUNCTION rota.queue_claim IS
   'Hand out up to `want` waiting turns. A row per claim; the columns of its pieces are in order of its turns.';
 
--- End turns. Only those still open are ended, each once; what a mask asks beyond that is not in `closed`.
--- A claim that is no longer where its number says lives on in slot 7, or has ended and was pruned.
+-- Ends positions. Only open ones are ended, each once; other requested bits are missing from `closed`. A claim that is
+-- not in the slot of its number was carried to slot 7, or has ended and was pruned.
 CREATE OR REPLACE FUNCTION rota.queue_close(how integer, ids bigint[], masks varbit[]) RETURNS rota.queue_closed[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -254,7 +254,7 @@ BEGIN
   RETURN ended;
 END $$;
 
--- What was asked and did not happen: the turn had ended before, or its claim is not known any more.
+-- Requested bits that were refused: the position had ended before, or its claim is unknown.
 CREATE OR REPLACE FUNCTION rota.queue_refused(ids bigint[], masks varbit[], ended rota.queue_closed[])
 RETURNS TABLE (claim_id bigint, refused varbit)
 LANGUAGE sql IMMUTABLE AS $$
@@ -275,7 +275,7 @@ DECLARE
   n bigint := bit_count(one.closed);
   counted boolean := false;
 BEGIN
-  -- Most batches are one claim. Counting that in one statement costs half of grouping and `queue_count`.
+  -- Most batches are one claim. Counting it in one statement costs half of grouping and `queue_count`.
   IF cardinality(ended) = 1 THEN
     INSERT INTO rota.queue_terminal_count_deltas
     SELECT t.last_value % 4, one.ready_slot, one.lane_id, 0, -n, n, 0, 0, 0, 0
@@ -294,7 +294,7 @@ END $$;
 COMMENT ON FUNCTION rota.insert_done_rows_tx IS
   'Complete turns. A row per claim of which something was refused; no row means that all was accepted.';
 
--- A claim that is not where its number says lives on in slot 7; of one that has ended and was pruned nothing is told.
+-- A claim that is not in the slot of its number was carried to slot 7; a pruned one yields nothing.
 CREATE OR REPLACE FUNCTION rota.queue_look(ids bigint[], masks varbit[])
 RETURNS TABLE (token bigint, job_id uuid, layer_id uuid, frame integer, attempt smallint)
 LANGUAGE plpgsql AS $$

@@ -1,5 +1,5 @@
--- Counted from the rows themselves, by slot and lane. Slow; for the mode `scan`, for distrust and for rebuilding.
--- Stable, so that it sees what the statement sees that calls it.
+-- Counts from the rows, by slot and lane. Slow; for the mode `scan`, for untrusted counters and for rebuilding. Stable,
+-- so that it uses the snapshot of the calling statement.
 CREATE OR REPLACE FUNCTION rota.queue_scan() RETURNS SETOF rota.queue_slot_counts
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -41,7 +41,7 @@ BEGIN
     FROM found f GROUP BY 1, 2;
 END $$;
 
--- Whether counters may be believed; otherwise the rows are counted. Locks in the order of those who count.
+-- Whether counters are trusted; otherwise rows are counted. Locks in the same order as writers of counts.
 CREATE OR REPLACE FUNCTION rota.queue_counters_hold() RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -49,8 +49,8 @@ BEGIN
   RETURN (SELECT s.counter_mode <> 'scan' AND s.counters_trusted FROM rota.queue_storage s);
 END $$;
 
--- Pruned ends are counted in; `queues` of null are all of them, and each has a row. Volatile, so that the snapshot is
--- taken after the locks: with an older one a fold that we waited for would be missing on both sides.
+-- Includes pruned frames; null `queues` means all of them, one row each. Volatile, so that the snapshot is taken after
+-- the locks: an older one would miss a fold that this call waited for on both sides.
 CREATE OR REPLACE FUNCTION rota.queue_counts_exact(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -83,7 +83,7 @@ END $$;
 COMMENT ON FUNCTION rota.queue_counts_exact IS
   'Exact counts from the folded counters, the pending deltas and the rollups, in one statement.';
 
--- No slot is emptied meanwhile: with an older snapshot than its truncation its ends would be missing on both sides.
+-- Blocks truncation of slots: with a snapshot older than a truncation the ended frames would be missing on both sides.
 CREATE OR REPLACE FUNCTION rota.queue_counts_scan(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -104,7 +104,7 @@ BEGIN
     WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
 END $$;
 
--- Without what was not folded yet: late by a fold interval, and cheaper by the pending deltas.
+-- Without pending deltas: late by one fold interval, and cheaper.
 CREATE OR REPLACE FUNCTION rota.queue_counts_fast(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -127,7 +127,7 @@ BEGIN
     WHERE queues IS NULL OR c.queue = ANY (queues) GROUP BY 1;
 END $$;
 
--- Lanes in which something waits that may be claimed; `parked` is part of `waiting`.
+-- Lanes with claimable positions; `waiting` includes `parked`.
 CREATE OR REPLACE FUNCTION rota.queue_candidates(queues text[] DEFAULT NULL)
 RETURNS TABLE (lane_id integer, queue text, priority smallint, waiting bigint, parked bigint)
 LANGUAGE plpgsql AS $$
@@ -157,7 +157,7 @@ BEGIN
     ORDER BY l.priority DESC, l.lane_id;
 END $$;
 
--- Since when the turn that would be claimed next has been waiting, for each lane that has one.
+-- Since when the next claimable position of each lane has been waiting.
 CREATE OR REPLACE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -188,8 +188,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- One delta, in the mode that is set. Amounts are signed. Of the tables that counting needs, everybody locks the deltas
--- first, then `queue_storage`, then the live counts.
+-- Writes one delta, in the current mode. Amounts are signed. Lock order of all writers of counts: deltas, then
+-- `queue_storage`, then the live counts.
 CREATE OR REPLACE FUNCTION rota.queue_count(
   of_slot integer, of_lane integer, waiting bigint DEFAULT 0, running bigint DEFAULT 0, completed bigint DEFAULT 0,
   cancelled bigint DEFAULT 0, failed bigint DEFAULT 0, deferred bigint DEFAULT 0, dead bigint DEFAULT 0
@@ -211,8 +211,8 @@ BEGIN
   END IF;
 END $$;
 
--- Everybody who counts waits for the lock, with its rows uncommitted and thus unseen here, or has committed both. The
--- tables are locked in the order of those who count.
+-- Writers of counts either wait for the lock, with their rows uncommitted and thus invisible here, or have committed
+-- both. The tables are locked in the order of those writers.
 CREATE OR REPLACE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -227,7 +227,7 @@ BEGIN
     counter_mode = coalesce(mode, counter_mode), counter_stripes = coalesce(stripes, counter_stripes);
 END $$;
 
--- What `queue_scan` counts for a slot, of turns before (last_lane, upto) alone.
+-- The counts of `queue_scan` for one slot, restricted to positions before (last_lane, upto).
 CREATE OR REPLACE FUNCTION rota.queue_count_before(slot integer, last_lane integer, upto bigint) RETURNS rota.queue_slot_counts[]
 LANGUAGE plpgsql AS $$
 DECLARE

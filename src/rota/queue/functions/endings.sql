@@ -1,4 +1,4 @@
--- What was ended, turn by turn, with the body of its entry.
+-- Ended positions, one by one, with the body of their entry.
 CREATE OR REPLACE FUNCTION rota.queue_turns(ended rota.queue_closed[])
 RETURNS TABLE (
   token bigint, ready_slot integer, lane_id integer, lane_seq bigint, entry_seq bigint,
@@ -23,7 +23,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Back to the same place, without using an attempt. With `park_for` they wait until that job is unparked.
+-- Gives positions back without using an attempt. With `park_for` they wait until that job is unparked.
 CREATE OR REPLACE FUNCTION rota.queue_give_back(ids bigint[], masks varbit[], park_for uuid)
 RETURNS TABLE (claim_id bigint, refused varbit)
 LANGUAGE plpgsql AS $$
@@ -43,8 +43,8 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- The job's turns right behind the cursor become one parked row per stretch, however many entries that are, and the
--- lane moves on. Only index lookups, as in `queue_read_k`.
+-- The job's positions right behind the cursor become one parked row per contiguous range, across any number of entries,
+-- and the lane moves on. Only index lookups, as in `queue_read_k`.
 CREATE OR REPLACE FUNCTION rota.queue_park_rest(of_lane integer, of_job uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -91,7 +91,7 @@ END $$;
 
 COMMENT ON FUNCTION rota.queue_park_rest IS 'Turns stay counted as waiting. Returns how many turns the lane moved past.';
 
--- Up to `most` parked turns of a job may be claimed again, before their lanes. The rest stays parked.
+-- Makes up to `most` parked positions of a job claimable again, ahead of their lanes. The rest stays parked.
 CREATE OR REPLACE FUNCTION rota.queue_unpark(of_job uuid, most bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -102,8 +102,8 @@ DECLARE
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock(1903519026, lane) FROM unnest(lanes) AS lane;
-  -- Rows are locked, since whoever carries turns out of the ring moves and cuts them without the lock of their lane.
-  -- What he cut off is not seen here, and stays parked.
+  -- Rows are locked, because carrying over moves and splits them without the lock of their lane. Parts split off
+  -- concurrently are not visible here and stay parked.
   FOR parked IN
     SELECT * FROM rota.queue_returned r WHERE r.parked_job = of_job AND r.lane_id = ANY (lanes)
     ORDER BY r.lane_id, r.first_seq FOR UPDATE
@@ -136,8 +136,8 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- The frames wait for `delay` and then at the end of their lane; `used` says whether an attempt was used.
--- Frames that were one range and end together stay one range.
+-- The frames wait for `delay`, then at the end of their lane; `used`: an attempt was used. Frames of one range that end
+-- together stay one range.
 CREATE OR REPLACE FUNCTION rota.queue_retry(ids bigint[], masks varbit[], delay interval, used boolean)
 RETURNS TABLE (claim_id bigint, refused varbit)
 LANGUAGE plpgsql AS $$
@@ -160,8 +160,8 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- `tokens`, `reasons` and `errors` go together; each turn of the masks has one. A queue that asks for it has its
--- failures in the dead letters at once.
+-- `tokens`, `reasons` and `errors` are parallel; each position of the masks has one. A queue may be set to move its
+-- failures to the dead letters immediately.
 CREATE OR REPLACE FUNCTION rota.queue_fail(ids bigint[], masks varbit[], tokens bigint[], reasons text[], errors text[])
 RETURNS TABLE (claim_id bigint, refused varbit)
 LANGUAGE plpgsql AS $$
@@ -193,8 +193,8 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- Turns of a job that wait in lanes or were given back, between two frames. Tombstones keep their place and count, and
--- none is on both sides of the cursor. Deferred frames come first: one that is being promoted is in a lane afterwards.
+-- Positions of a job that wait in lanes or were returned, between two frames. Tombstones keep their place and count,
+-- and none spans the cursor. Deferred frames come first: one that is being promoted is in a lane afterwards.
 CREATE OR REPLACE FUNCTION rota.queue_cancel_waiting(of_job uuid, of_layer uuid, first_frame integer, last_frame integer)
 RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -217,7 +217,7 @@ BEGIN
       ' least(lane_seq + n, lane_seq + $4::bigint - frame + 1)) AS turns FROM rota.ready_entries_%1$s'
       ' WHERE job_id = $1 AND layer_id = coalesce($2, layer_id) AND frame <= $4 AND frame + n > $3', slot);
   END LOOP;
-  -- All lanes of the job, so that whoever goes on with another layer of it needs no more.
+  -- Locks all lanes of the job, so that cancelling another layer of it needs no further locks.
   FOR lane IN EXECUTE 'SELECT lane_id FROM (' || found_in || ') AS f'
                       ' UNION SELECT lane_id FROM rota.deferred_jobs WHERE job_id = $1 ORDER BY 1'
     USING of_job, NULL::uuid, 0, 2147483646
@@ -237,7 +237,7 @@ BEGIN
       ahead := entry.turns * int8multirange(int8range(cursor, NULL)) - coalesce(
         (SELECT range_agg(int8range(t.first_seq, t.first_seq + t.n)) FROM rota.ready_tombstones t
          WHERE t.lane_id = lane AND t.ready_slot = entry.slot AND t.first_seq < upper(entry.turns)
-           AND t.first_seq >= coalesce((  -- of those that begin before, the last one alone can reach into these turns
+           AND t.first_seq >= coalesce((  -- of ranges that begin before, only the last can reach into these positions
              SELECT u.first_seq FROM rota.ready_tombstones u WHERE u.lane_id = lane
                AND u.first_seq <= lower(entry.turns) ORDER BY u.lane_id DESC, u.first_seq DESC LIMIT 1), 0)), '{}');
       FOR returned IN
@@ -265,7 +265,7 @@ BEGIN
   RETURN cancelled;
 END $$;
 
--- A deferred row leaves nothing behind that could be counted later, so its frames go to the rollup at once.
+-- A deferred row leaves nothing behind to be counted later, so its frames go to the rollup immediately.
 CREATE OR REPLACE FUNCTION rota.queue_cancel_deferred(of_job uuid, of_layer uuid, first_frame integer, last_frame integer)
 RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -309,7 +309,7 @@ LANGUAGE sql AS $$
     pruned_failed_count = r.pruned_failed_count + excluded.pruned_failed_count
 $$;
 
--- The row that is removed is the row that is counted down: whoever removes it first decides what becomes of it.
+-- The removed row is the one that is counted down: of concurrent removals the first decides.
 CREATE OR REPLACE FUNCTION rota.retry_job_tx(tokens bigint[]) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -353,7 +353,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Forget failed frames. With `pruned` they stay counted as failed, in the rollup.
+-- Deletes failed frames. With `pruned` the rollup keeps counting them as failed.
 CREATE OR REPLACE FUNCTION rota.queue_discard(tokens bigint[], pruned boolean) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -373,7 +373,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Dead letters leave for good, or, if they are frames and `again`, back to their lane with all attempts before them.
+-- Deletes dead letters, or, if they are frames and `again`, requeues them with their attempt numbers.
 CREATE OR REPLACE FUNCTION rota.queue_dlq_remove(of_ids bigint[], again boolean) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE

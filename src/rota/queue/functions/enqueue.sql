@@ -1,15 +1,15 @@
--- Functions that every batch calls are in PL/pgSQL, which keeps their plans.
+-- Functions called for every batch are in PL/pgSQL, which caches their plans.
 CREATE OR REPLACE FUNCTION rota.queue_generation() RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
   RETURN (SELECT r.generation FROM rota.queue_ring_rotations r ORDER BY r.generation DESC LIMIT 1);
 END $$;
 
--- Ages count back from the slot in use; what was carried out of the ring is older than all of it.
+-- Ages count back from the open slot; entries carried out of the ring are older than all of it.
 CREATE OR REPLACE FUNCTION rota.queue_slot(generation bigint, age integer) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN age = 7 THEN 7 ELSE ((generation - age) % 7)::integer END $$;
 
--- The lane's row, made when it is new.
+-- The row of the lane, created if it is new.
 CREATE OR REPLACE FUNCTION rota.queue_lane(of_queue text, of_priority smallint, of_shard integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,8 +28,8 @@ BEGIN
   RETURN lane;
 END $$;
 
--- A lane of the queue whose end is ours until the transaction ends: the first shard that nobody holds, so that order is
--- strict while producers do not meet. With `key` always the same shard. Null if all are held and we may not wait.
+-- Locks the end of a lane of the queue until the transaction ends: the first free shard, so that order is strict while
+-- producers do not overlap. With `key` always the same shard. Null if all are locked and waiting is not allowed.
 CREATE OR REPLACE FUNCTION rota.queue_lane_to_fill(of_queue text, of_priority smallint, key text, may_wait boolean) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -48,7 +48,7 @@ BEGIN
       IF pg_try_advisory_xact_lock(1903519025, lane) THEN
         RETURN lane;
       END IF;
-      -- Those who must wait do not all wait for the same one.
+      -- Spread waiters over the shards.
       held := CASE WHEN shard = pg_backend_pid() % shards THEN lane ELSE coalesce(held, lane) END;
     END LOOP;
   ELSE
@@ -62,10 +62,10 @@ BEGIN
   RETURN held;
 END $$;
 
--- The number after the lane's last turn. Exact while the lane's end is ours.
--- Slots are asked from the newest on, and those without a turn of the lane are let go again (a subtransaction gives its
--- locks back): a producer that stays in its transaction must not keep every slot from being pruned. The bases are asked
--- last, since a prune that we have just missed has written them.
+-- The number after the lane's last position. Exact while the end of the lane is locked. Slots are searched from the
+-- newest on, and those without a position of the lane are unlocked again (a subtransaction releases its locks): a
+-- producer in a long transaction must not keep every slot from being pruned. The bases are read last, since a prune
+-- that was just missed has written them.
 CREATE OR REPLACE FUNCTION rota.queue_next_seq(of_lane integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -84,11 +84,11 @@ BEGIN
       NULL;
     END;
   END LOOP;
-  -- A slot between older ones may have been pruned, so the base may be ahead of what is left.
+  -- A slot between older ones may have been pruned, so the base may be ahead of the remaining rows.
   RETURN greatest(found_seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
 END $$;
 
--- The slot to write to, held open until the transaction ends: it may be sealed meanwhile, but not pruned.
+-- The slot to write to, locked until the transaction ends: it may be sealed meanwhile, but not pruned.
 CREATE OR REPLACE FUNCTION rota.queue_open_slot() RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -102,7 +102,7 @@ BEGIN
   RETURN generation % 7;
 END $$;
 
--- Entries come sorted by group; `sizes` says how many entries each group has. A row per group: where it begins.
+-- Entries are sorted by group; `sizes` is the number of entries per group. Returns the first position of each group.
 CREATE OR REPLACE FUNCTION rota.queue_enqueue(
   queues text[], priorities smallint[], keys text[], sizes integer[],
   jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[], payloads bytea[], notify boolean
@@ -121,7 +121,7 @@ BEGIN
     last := first + sizes[at] - 1;
     lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
     first_seq := rota.queue_next_seq(lane_id);
-    -- Asked for each lane, since we may have waited for it: newer turns of a lane are never in an older slot.
+    -- Read again for each lane, after a possible wait: newer positions of a lane are never in an older slot.
     slot := rota.queue_open_slot();
     EXECUTE format($q$
       INSERT INTO rota.ready_entries_%1$s
@@ -167,8 +167,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- How far the lane was claimed, and the age of the oldest slot that what comes next may be in; 7 is slot 7.
--- Exact while the lane is ours.
+-- The claim cursor of the lane, and the age of the oldest slot that may hold the next position; 7 is slot 7. Exact
+-- while the lane is locked.
 CREATE OR REPLACE FUNCTION rota.queue_cursor(of_lane integer, generation bigint, OUT cursor bigint, OUT age integer)
 LANGUAGE plpgsql AS $$
 BEGIN

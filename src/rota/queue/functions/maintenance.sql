@@ -1,5 +1,5 @@
--- Deltas of turns that are no longer written to become part of the live counts, or, while a snapshot is so old that
--- updates would only pile up dead rows, one delta per slot and lane. Returns what was done per turn that held any.
+-- Folds deltas of closed delta partitions (turns) into the live counts. While an old snapshot would make updates pile
+-- up dead rows, it only merges them into one delta per slot and lane. Returns the outcome per turn with deltas.
 CREATE OR REPLACE FUNCTION rota.queue_fold(pinned boolean)
 RETURNS TABLE (turn integer, deltas bigint, done text)
 LANGUAGE plpgsql AS $$
@@ -18,7 +18,7 @@ BEGIN
     IF truncated THEN
       moved := format('SELECT * FROM rota.queue_terminal_count_deltas_%s', turn);
     ELSE
-      -- Somebody has been in its transaction since before the turn changed. Rows that are there can go all the same.
+      -- A transaction from before the turn changed is still open. Rows that are visible can go nevertheless.
       moved := format('DELETE FROM rota.queue_terminal_count_deltas_%s RETURNING *', turn);
     END IF;
     EXECUTE 'WITH moved AS (' || moved || ') ' || rota.queue_fold_into(pinned) || ' SELECT count(*) FROM moved'
@@ -31,8 +31,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- Nobody is in the deltas of a turn from here on; false if somebody stays there. Asked again and again instead of
--- waiting, since whoever waits for such a lock keeps everybody else waiting too.
+-- Locks the deltas of a turn; false if a session keeps using them. Polls instead of waiting, because a waiter for such
+-- a lock blocks everyone behind it.
 CREATE OR REPLACE FUNCTION rota.queue_turn_lock(turn integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -66,7 +66,7 @@ LANGUAGE sql IMMUTABLE AS $$
   END || ')'
 $$;
 
--- Who keeps old row versions alive, for longer than `than`: one row per session, the oldest first.
+-- Sessions that have kept old row versions alive for longer than `than`, oldest first.
 CREATE OR REPLACE FUNCTION rota.queue_pins(than interval) RETURNS TABLE (pid integer, application text, age_s float8, state text)
 LANGUAGE sql AS $$
   SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.state
@@ -76,7 +76,7 @@ LANGUAGE sql AS $$
   ORDER BY a.xact_start
 $$;
 
--- A new slot, when the one in use holds enough or is old and holds anything, and the next one is empty.
+-- Opens a new slot when the open one is full, or old and not empty, and the next one is empty.
 CREATE OR REPLACE FUNCTION rota.queue_rotate(bytes_max bigint, age_max interval) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -101,8 +101,8 @@ BEGIN
   RETURN 'rotated';
 END $$;
 
--- Whether the counters, as far as they are folded, say that a slot still has something to do. Asked first, since it
--- costs nothing; only the rows decide that a slot is done.
+-- Whether the folded counters say that a slot has live positions. Checked first because it is cheap; only the rows
+-- decide that a slot is done.
 CREATE OR REPLACE FUNCTION rota.queue_slot_busy(slot integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -113,9 +113,9 @@ BEGIN
           FROM rota.queue_terminal_live_counts c WHERE c.ready_slot = slot);
 END $$;
 
--- Whether anything in a slot has not ended, or must not be forgotten yet: cancelled turns ahead of the lane's cursor
--- keep their place as long as something before them, in an older slot, was not claimed. What runs is asked first, being
--- the cheaper question.
+-- Whether a slot has positions that have not ended, or must be kept: cancelled positions ahead of the lane's cursor
+-- keep their place until everything before them, in older slots, was claimed. Running ones are checked first, which is
+-- cheaper.
 CREATE OR REPLACE FUNCTION rota.queue_slot_live(slot integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -140,7 +140,7 @@ BEGIN
   RETURN live;
 END $$;
 
--- Sealed slots that hold anything and may be done, the oldest first.
+-- Sealed slots with rows that may all have ended, oldest first.
 CREATE OR REPLACE FUNCTION rota.queue_prunable() RETURNS SETOF integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -158,9 +158,9 @@ BEGIN
   END LOOP;
 END $$;
 
--- Forget a sealed slot in which everything has ended. Asked before the lock, so as not to stop anybody in vain, and
--- after it, since rows may have been committed while we waited. The rollup is counted from the rows that go. `by_rows`:
--- whatever the folded counters say, which are old while somebody pins them.
+-- Truncates a sealed slot in which everything has ended. Checked before the lock, so as not to block anyone needlessly,
+-- and after it, since rows may have been committed during the wait. The rollup is counted from the removed rows.
+-- `by_rows`: ignore the folded counters, which are stale while a session pins old rows.
 CREATE OR REPLACE FUNCTION rota.queue_prune(slot integer, lock_ms integer, by_rows boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -192,8 +192,8 @@ BEGIN
   RETURN 'pruned';
 END $$;
 
--- Nobody has an open transaction in the slot from here on. False if somebody stays in one for longer than we wait. The
--- tables are locked in the order in which claims and ends use them: the other way round we would wait for each other.
+-- Locks the slot against all transactions. False if a session stays in one beyond the lock timeout. The tables are
+-- locked in the order in which claims and ends use them; the reverse could deadlock.
 CREATE OR REPLACE FUNCTION rota.queue_slot_lock(slot integer, lock_ms integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -225,8 +225,8 @@ BEGIN
   $q$, slot);
 END $$;
 
--- Rows and counters of a slot that was rolled up, gone together. What the counters said beyond the rows goes too, so
--- that a drift never outlives its slot.
+-- Removes rows and counters of a slot that was rolled up. Counts beyond the rows go too, so that a drift never outlives
+-- its slot.
 CREATE OR REPLACE FUNCTION rota.queue_slot_empty(slot integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -241,7 +241,7 @@ BEGIN
                  slot);
 END $$;
 
--- How far these lanes were claimed; those of which nothing is known are left out.
+-- The claim cursors of these lanes; unknown lanes are missing.
 CREATE OR REPLACE FUNCTION rota.queue_cursors(lanes integer[]) RETURNS TABLE (lane_id integer, cursor bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -251,8 +251,8 @@ BEGIN
     FROM unnest(lanes) AS l LEFT JOIN rota.queue_lane_bases b ON b.lane_id = l;
 END $$;
 
--- Forget what has ended in a slot that goes on living, of turns before (last_lane, upto): its claims, their closures
--- and the tombstones that were passed. It is rolled up and no longer counted in the slot. Nobody need be kept out.
+-- Deletes ended positions before (last_lane, upto) of a slot that stays in use: claims, their closures and passed
+-- tombstones. They are rolled up and no longer counted in the slot. Needs no exclusive access.
 CREATE OR REPLACE FUNCTION rota.queue_shed_ends(slot integer, last_lane integer, upto bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -292,7 +292,7 @@ BEGIN
     JOIN rota.queue_lanes l ON l.lane_id = c.lane_id GROUP BY 1, 2, 3 ORDER BY 2, 3, 1
   $q$, slot) USING last_lane, upto
   LOOP
-    -- The claim that showed how far the lane had come may be among those that went.
+    -- The claim that defined the cursor of the lane may be among the deleted ones.
     INSERT INTO rota.queue_lane_bases AS b VALUES (ended.lane_id, ended.next, ended.next)
     ON CONFLICT (lane_id) DO UPDATE SET next_seq = greatest(b.next_seq, excluded.next_seq),
                                         cursor = greatest(b.cursor, excluded.cursor);
@@ -301,9 +301,9 @@ BEGIN
   END LOOP;
 END $$;
 
--- Forget entries that nothing points to any more, of turns before (last_lane, upto). Nobody need be kept out, so
--- cursors are read first: a claim that is younger than the look at the claims must not make its entry look passed.
--- Returned ranges do not overlap, and a claim is 512 turns at most: so few are looked at for each entry.
+-- Deletes entries without references, of positions before (last_lane, upto). Needs no exclusive access, so cursors are
+-- read first: a claim made after the read of the claims must not make its entry look passed. Returned ranges do not
+-- overlap, and a claim has at most 512 positions, so few rows are read per entry.
 CREATE OR REPLACE FUNCTION rota.queue_shed_entries(slot integer, last_lane integer, upto bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -327,8 +327,8 @@ BEGIN
   $q$, slot) USING lanes, cursors, last_lane, upto;
 END $$;
 
--- What was carried goes as it ends. Of the oldest slot only the ends go, which makes carrying the rest of it short; its
--- entries go when nobody is in it.
+-- Deletes ended rows of slot 7. In the oldest slot only ended claims go, which makes carrying over the rest short;
+-- its entries go under the exclusive lock.
 CREATE OR REPLACE FUNCTION rota.queue_shed(kept boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -340,9 +340,9 @@ BEGIN
   END IF;
 END $$;
 
--- The next slot is needed and something in it lives on: move that to slot 7, where rows are deleted one by one as they
--- end. Once, however long it lives. About `most` entries at a time, since nobody gets into the slot meanwhile; those of
--- the lowest lanes and turns first, so that what is left in the slot is younger than what was moved.
+-- The next slot is needed and has live entries: move them to slot 7, where rows are deleted one by one as they end.
+-- Each entry moves at most once. About `most` entries per call, since the slot is locked meanwhile; lowest lanes and
+-- positions first, so that the rest of the slot is younger than what was moved.
 CREATE OR REPLACE FUNCTION rota.queue_carry(lock_ms integer, most integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -364,7 +364,7 @@ BEGIN
   RETURN 'carried';
 END $$;
 
--- The first turn from `seq` on at which an entry begins and no claim is cut in two.
+-- The first position from `seq` on where an entry begins and no claim is split.
 CREATE OR REPLACE FUNCTION rota.queue_carry_edge(slot integer, of_lane integer, seq bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -381,7 +381,7 @@ BEGIN
   RETURN seq;
 END $$;
 
--- Move what lives on of turns before (last_lane, upto), with its counts.
+-- Moves live entries of positions before (last_lane, upto), with their counts.
 CREATE OR REPLACE FUNCTION rota.queue_carry_before(slot integer, last_lane integer, upto bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -434,8 +434,8 @@ BEGIN
   FROM unnest(carried) AS c;
 END $$;
 
--- Deferred frames whose time has come, to the end of a lane of their queue. One whose lanes are all held stays, and is
--- looked past, so that it is in nobody's way.
+-- Queues deferred frames that are due at the end of a lane. One whose lanes are all locked is skipped, so that it does
+-- not block others.
 CREATE OR REPLACE FUNCTION rota.queue_promote(most integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -467,7 +467,7 @@ BEGIN
   RETURN promoted;
 END $$;
 
--- What somebody is cancelling is left to him.
+-- Rows locked by a concurrent cancellation are skipped.
 CREATE OR REPLACE FUNCTION rota.queue_promote_to(lane integer, ids bigint[]) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -498,7 +498,7 @@ BEGIN
   RETURN promoted;
 END $$;
 
--- Owners whose lease ended are declared dead; the exclusive lock waits for a claim that is being made in their name.
+-- Declares owners dead whose lease ended; the exclusive lock waits for a claim that is being made by them.
 CREATE OR REPLACE FUNCTION rota.queue_bury_owners() RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -516,7 +516,7 @@ BEGIN
   RETURN QUERY SELECT o.owner FROM rota.queue_owners o WHERE o.dead ORDER BY 1;
 END $$;
 
--- Open turns of claims that this owner made.
+-- Open positions of claims of this owner.
 CREATE OR REPLACE FUNCTION rota.queue_open_claims(of_owner bigint) RETURNS TABLE (claim_id bigint, open varbit)
 LANGUAGE sql AS $$
   SELECT c.claim_id, (rota.queue_mask(B'', c.n) | ~coalesce(bit_or(x.bits), rota.queue_mask(B'', c.n)))::varbit

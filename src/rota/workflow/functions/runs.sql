@@ -1,5 +1,5 @@
--- Every way in which a job ends leads to job_done, so none is missed; jobs without a workflow_id cost next to nothing.
--- Anybody may name any run: a job of another show has no part in it.
+-- Every end of a job inserts into job_done, so none is missed; jobs without a workflow_id cost next to nothing. A job
+-- may name any run, so jobs of another show are ignored.
 CREATE OR REPLACE FUNCTION rota.is_uuid(given text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT given ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
@@ -27,18 +27,18 @@ END $$;
 CREATE OR REPLACE TRIGGER workflow_hear AFTER INSERT ON rota.job_done
   REFERENCING NEW TABLE AS ended FOR EACH STATEMENT EXECUTE FUNCTION rota.workflow_hear();
 
--- Runs that have news or a timer that is due, with all of it, and locked. What belongs to a run that somebody else is at
--- stays where it is. A timer is due by this server's clock; no other is asked. Rows that are locked here are found again by
--- where they are, and no table is joined: statistics of tables that are emptied all the time are always wrong.
+-- Runs with inbox rows or a due timer, with all of them, locked. Rows of a run that another transaction has locked
+-- stay. A timer is due by the clock of this server alone. Rows locked here are found again by their ctid, and no table
+-- is joined: statistics of constantly emptied tables are always wrong.
 CREATE OR REPLACE FUNCTION rota.workflow_take(most integer, since bigint) RETURNS SETOF rota.workflow_taken
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off AS $$
 DECLARE
-  moment timestamptz := clock_timestamp();  -- asked once: an index can be searched for it, and not for what may change
+  moment timestamptz := clock_timestamp();  -- read once: an index cannot be searched for a volatile value
   news record;
   due record;
   taken bigint;
 BEGIN
-  -- What is being scanned is not handed on: the next step would have read what is kept back a moment later (ADR 20).
+  -- Outputs under scan are held back: the next step would read what is quarantined a moment later (ADR 20).
   SELECT array_agg(n.ctid) AS rows, array_agg(n.workflow_id::uuid) AS runs INTO news
   FROM (SELECT n.ctid, n.workflow_id FROM rota.workflow_news n
         WHERE n.news_id >= since AND n.kind NOT IN ('undo', 'free')
@@ -70,7 +70,7 @@ BEGIN
            h.reason, h.pk_layer, h.frames, e.value, e.value_at, e.code, e.error, h.request, NULL::smallint AS place,
            NULL::integer AS attempt
     FROM heard h LEFT JOIN LATERAL (
-      -- The end of a job's only frame is written in the transaction of its own end, so its moment is the same one.
+      -- The end of a job's only frame is written in the transaction of the job's end, so both have the same time.
       SELECT CASE WHEN rota.output_readable(e.output) THEN e.value END AS value,
              CASE WHEN rota.output_readable(e.output) THEN e.value_at END AS value_at, e.code, e.error
       FROM rota.frame_end e
@@ -91,7 +91,7 @@ BEGIN
   GET DIAGNOSTICS taken = ROW_COUNT;
 
   IF taken < coalesce(cardinality(news.rows), 0) + coalesce(cardinality(due.rows), 0) THEN
-    -- Runs that have ended meanwhile hear of nothing any more; ends of jobs are left to sagas.
+    -- Runs that have ended receive nothing any more; ends of jobs are left to sagas.
     UPDATE rota.workflow_news n SET kind = 'free'
     WHERE n.ctid = ANY (news.rows) AND n.kind = 'job' AND (
       SELECT r.pk_run FROM rota.workflow_run r
@@ -107,8 +107,7 @@ END $$;
 
 COMMENT ON FUNCTION rota.workflow_take IS 'Timers are deleted, news too: whoever dies before the commit has taken nothing.';
 
--- What there is to do. By index alone: a table that is emptied all the time looks small to the planner, and may be full of
--- rows that are gone.
+-- Pending work. By index alone: a constantly emptied table looks small to the planner, and may be full of dead rows.
 CREATE OR REPLACE FUNCTION rota.workflow_look(since bigint, OUT runs boolean, OUT sagas boolean, OUT in_ms bigint)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -120,8 +119,8 @@ BEGIN
     OR EXISTS (SELECT FROM rota.saga s WHERE s.state = 'rolling_back');
 END $$;
 
--- What an advance has decided, for many runs. Who has read another fence than the row has writes nothing at all. Runs are
--- looked up by what was given, and then joined to it by hash: how many there are is not known to the planner.
+-- Writes the decisions of an advance, for many runs. A caller with an outdated fence writes nothing. Runs are looked up
+-- by key and then hash-joined: the planner does not know their number.
 CREATE OR REPLACE FUNCTION rota.workflow_write(
   runs uuid[], fences bigint[], new_states text[], new_steps bytea[], new_outputs bytea[], new_errors text[], ended boolean[],
   told jsonb[],
@@ -149,7 +148,7 @@ BEGIN
   SELECT g.pk_run, g.fence, clock_timestamp(), g.told FROM unnest(runs, fences, told) AS g (pk_run, fence, told)
   WHERE g.told IS NOT NULL;
 
-  -- One that is due may be locked by whoever looks for such, who may wait for us: it is left, and fires in vain.
+  -- A due timer may be locked by a scan that may wait for this transaction: it is skipped, and fires without effect.
   IF cardinality(u_runs) > 0 THEN
     DELETE FROM rota.workflow_timer WHERE ctid = ANY (ARRAY(
       SELECT t.ctid FROM rota.workflow_timer t JOIN unnest(u_runs, u_places, u_attempts) AS g (pk_run, place, attempt)
@@ -166,14 +165,14 @@ BEGIN
     SELECT * FROM unnest(v_runs, v_places, v_values) ON CONFLICT (pk_run, place) DO UPDATE SET value = EXCLUDED.value;
   END IF;
 
-  -- What a run has recorded to be undone is not wanted any more once it has succeeded.
+  -- The recorded compensations of a run are obsolete once it has succeeded.
   IF cardinality(done) > 0 AND EXISTS (SELECT FROM rota.saga s WHERE s.state = 'open') THEN
     DELETE FROM rota.saga s USING rota.workflow_run r
     WHERE r.pk_run = ANY (done) AND s.workflow_id = ANY (done::text[]) AND s.workflow_id = r.pk_run::text
       AND s.pk_show = r.pk_show AND s.state = 'open';
   END IF;
 
-  -- Runs that somebody waits for: their parents hear of it, and in which way they ended.
+  -- Runs with a parent: it receives their end and end state.
   IF true = ANY (ended) THEN
     INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, request)
     SELECT 'run', r.pk_parent::text, r.pk_show, r.pk_run, r.state, r.error, convert_to(g.trigger, 'UTF8')

@@ -1,5 +1,5 @@
--- Ends of jobs that belong to no run that goes on, deleted: compensations, and jobs that have joined a saga by themselves.
--- The saga of a run inside another is that of the outermost.
+-- Deletes ends of jobs that belong to no active run: compensations, and jobs that joined a saga by themselves. The saga
+-- of a nested run is that of the outermost.
 CREATE OR REPLACE FUNCTION rota.saga_take(most integer) RETURNS TABLE (
   kind text, workflow_id text, pk_show uuid, pk_job uuid, state text, request bytea, code text, error text, of_run boolean
 ) LANGUAGE plpgsql AS $$
@@ -27,7 +27,7 @@ BEGIN
   ORDER BY h.news_id;
 END $$;
 
--- Record what undoes jobs; one that was recorded before is left as it is. Returns the sagas that are rolling back already.
+-- Records compensations of jobs; existing ones are left unchanged. Returns the sagas that are already rolling back.
 CREATE OR REPLACE FUNCTION rota.saga_record(
   shows uuid[], workflow_ids text[], jobs uuid[], steps text[], templates bytea[], errors text[]
 ) RETURNS integer
@@ -48,7 +48,7 @@ BEGIN
   ORDER BY g.at
   ON CONFLICT (pk_job) DO NOTHING;
   GET DIAGNOSTICS recorded = ROW_COUNT;
-  -- What succeeds while, or after, all else is undone is undone as well.
+  -- A job that succeeds during or after the rollback is compensated as well.
   UPDATE rota.saga s SET state = 'rolling_back', ts_ended = NULL
   FROM unnest(shows, workflow_ids) AS g (pk_show, workflow_id)
   WHERE s.pk_show = g.pk_show AND s.workflow_id = g.workflow_id AND s.state IN ('rolled_back', 'incomplete')
@@ -56,7 +56,7 @@ BEGIN
   RETURN recorded;
 END $$;
 
--- Have sagas begin to roll back, those that have something to undo; returns them.
+-- Starts the rollback of sagas with recorded compensations; returns them.
 CREATE OR REPLACE FUNCTION rota.saga_roll_back(shows uuid[], workflow_ids text[], why text) RETURNS SETOF text
 LANGUAGE sql AS $$
   UPDATE rota.saga s SET state = 'rolling_back', reason = why, ts_began = clock_timestamp(), ts_ended = NULL
@@ -68,7 +68,7 @@ LANGUAGE sql AS $$
   RETURNING s.workflow_id
 $$;
 
--- Sagas that roll back and run nothing just now, locked, each with its last entry that is left; none left: null.
+-- Sagas that roll back and run nothing at the moment, locked, each with its last remaining entry; null: none left.
 CREATE OR REPLACE FUNCTION rota.saga_due(most integer) RETURNS TABLE (
   pk_saga bigint, pk_show uuid, workflow_id text, number bigint, pk_job uuid, step text, template bytea, attempt integer,
   took_s float8
@@ -86,7 +86,7 @@ CREATE OR REPLACE FUNCTION rota.saga_due(most integer) RETURNS TABLE (
   ) AS e ON NOT EXISTS (SELECT FROM rota.saga_entry r WHERE r.pk_saga = d.pk_saga AND r.state = 'running')
 $$;
 
--- Sagas that have nothing left to undo: they have ended, and the runs that wait for them hear of it.
+-- Sagas without remaining entries: they have ended, and the runs that wait for them receive it.
 CREATE OR REPLACE FUNCTION rota.saga_end(sagas bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -101,7 +101,8 @@ BEGIN
       AND r.state = 'COMPENSATING');
 END $$;
 
--- A person has a saga roll back, or go on with what failed, was skipped or could not be read; no row: there is none.
+-- An operator starts a rollback, or resumes after a failed, skipped or unreadable entry; no row: the saga does not
+-- exist.
 CREATE OR REPLACE FUNCTION rota.saga_resume(of_show uuid, of_workflow text, why text) RETURNS SETOF integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,7 +129,7 @@ END $$;
 
 CREATE OR REPLACE TRIGGER saga_changes BEFORE UPDATE ON rota.saga FOR EACH ROW EXECUTE FUNCTION rota.saga_changes();
 
--- By number, as everybody who locks several sagas.
+-- By id: the lock order of all who lock several sagas.
 CREATE OR REPLACE FUNCTION rota.saga_entries_change() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,4 +1,4 @@
--- Each field is preceded by its length in bytes, so that no two different rows read the same when joined.
+-- Each field is preceded by its length in bytes, so that no two different rows have the same concatenation.
 CREATE OR REPLACE FUNCTION rota.audit_field(field bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE AS $$ SELECT int8send(octet_length(field)) || field $$;
 

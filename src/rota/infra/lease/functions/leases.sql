@@ -1,7 +1,7 @@
--- Three strengths of row lock keep the parties apart:
---   a guarded transaction  FOR KEY SHARE        lets the holder renew meanwhile, keeps others from taking over
---   renewal and release    UPDATE (no key)      pass guarded transactions
---   taking over            FOR UPDATE           never together with any of these; skips instead of waiting
+-- Three row lock strengths separate the parties:
+--   guarded transaction    FOR KEY SHARE        allows renewal by the holder, blocks takeover
+--   renewal and release    UPDATE (no key)      compatible with guarded transactions
+--   takeover               FOR UPDATE           conflicts with all of these; skips instead of waiting
 
 CREATE OR REPLACE FUNCTION rota.lease_acquire(names text[], by text, ttl interval, waiting boolean)
 RETURNS TABLE (name text, fence bigint, left_s float8)
@@ -18,7 +18,7 @@ BEGIN
     ORDER BY l.name
     FOR UPDATE SKIP LOCKED
   ), granted AS (
-    -- Asking again with the same `by` after a lost reply finds the grant that was made.
+    -- A retry with the same `by` after a lost reply finds the existing grant.
     UPDATE rota.lease l
     SET fence = CASE WHEN l.holder = by AND l.expires_at > clock_timestamp() THEN l.fence
                      ELSE nextval('rota.lease_fence') END,
@@ -30,7 +30,7 @@ BEGIN
   SELECT coalesce(array_agg(granted.name), '{}') INTO taken FROM granted;
 
   IF waiting THEN
-    -- Only a hint, so rows that somebody works on are left alone: no batch ever waits for another one.
+    -- Only a hint, so locked rows are skipped: no batch ever waits for another one.
     UPDATE rota.lease l SET wanted = true
     FROM (SELECT w.name FROM rota.lease w
           WHERE w.name = ANY (names) AND w.name <> ALL (taken) AND NOT w.wanted
@@ -54,7 +54,7 @@ DECLARE
   current record;
 BEGIN
   SELECT l.fence, l.expires_at INTO current FROM rota.lease l WHERE l.name = lease_name FOR KEY SHARE;
-  -- Compared after the lock was got, since waiting for it takes time, too.
+  -- Compared after the lock, since waiting for it takes time too.
   IF current.fence IS DISTINCT FROM lease_fence OR current.expires_at <= clock_timestamp() THEN
     RAISE EXCEPTION USING
       ERRCODE = 'RT001',
