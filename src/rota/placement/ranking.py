@@ -32,7 +32,7 @@ class WorkerRanking:
         self._ignore_ownership = ignore_ownership
         self.room = 0
         """Frames that fit on all ranked workers together."""
-        self.seen = 0
+        self.last_change = 0
         """The registry change up to which it is current."""
         self._requirements = requirements
         self._order: list[RankedWorker] = []

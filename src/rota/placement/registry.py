@@ -296,11 +296,11 @@ class WorkerRegistry:
         for ranking in rankings:
             changed = []
             for worker, change in reversed(self._changes.items()):
-                if change <= ranking.seen:
+                if change <= ranking.last_change:
                     break
                 changed.append(worker)
             ranking.update(changed)
-            ranking.seen = self._change
+            ranking.last_change = self._change
         return rankings
 
     def _new_rankings(self, requirements: PlacementRequirements) -> list[WorkerRanking]:

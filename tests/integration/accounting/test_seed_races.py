@@ -215,7 +215,7 @@ async def test_a_reseed_between_script_and_insert_breaches_the_cap_of_the_guarde
 
 
 async def test_a_recount_between_script_and_insert_leaves_the_booking_alone_in_its_grace(tokens):
-    assert await a_reseed_between_script_and_insert(tokens(bury=False)) == (True, False, False, 60)
+    assert await a_reseed_between_script_and_insert(tokens(release_orphans=False)) == (True, False, False, 60)
 
 
 async def test_a_recount_that_buries_between_script_and_insert_has_the_insert_refused(tokens):

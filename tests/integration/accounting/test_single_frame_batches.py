@@ -190,7 +190,7 @@ async def test_a_release_of_a_swarm_that_redis_missed_is_told_when_it_is_back(fa
     assert metrics.REGISTRY.get_sample_value("rota_accounting_publish_failures_total") == failed + 2
     assert not await farm.agrees()
     assert await publishes.flush_pending()
-    assert not publishes._owed
+    assert not publishes._pending
     assert await exact(farm)
 
 

@@ -435,7 +435,7 @@ async def test_a_dead_dispatchers_frames_go_back_unless_they_are_booked(queue, d
     async def bury(tokens):
         return set(tokens) - booked
 
-    leader.upkeep._bury = bury
+    leader.upkeep._tombstone = bury
     assert await leader.return_orphans() == 3
     assert (await agreed(database))["film"] == dict.fromkeys(("deferred", "failed", "cancelled", "dead"), 0) | {
         "waiting": 5,
@@ -455,7 +455,7 @@ async def test_failed_frames_past_their_retention_are_forgotten_and_stay_counted
 ):
     """However many, in steps; and by PostgreSQL's clock, which is the one that said when they failed."""
     monkeypatch.setattr(maintenance, "REMOVE_MAX", 2)
-    leader.upkeep.pace = MaintenanceIntervals(failed_retention_s=3600.0)
+    leader.upkeep.intervals = MaintenanceIntervals(failed_retention_s=3600.0)
     await queue.enqueue([entry(frames=7)])
     [fresh, *tokens] = await dispatcher.tokens()
     await queue.fail([FrameFailure(token, "broke") for token in tokens])

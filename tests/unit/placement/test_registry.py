@@ -466,7 +466,7 @@ def test_many_classes_and_few_workers_keep_the_views_bounded(monkeypatch):
     fleet.beat()
     for number in range(20):
         fleet.registry.plan(requirements_of(f"t{number}"), 1)
-    assert len(fleet.registry._views) == 5
+    assert len(fleet.registry._rankings) == 5
 
 
 def test_a_thousand_changes_of_one_worker_leave_no_pile_of_stale_entries():
@@ -475,7 +475,7 @@ def test_a_thousand_changes_of_one_worker_leave_no_pile_of_stale_entries():
     fleet.registry.plan(FRAME, 1)
     for _ in range(1000):
         fleet.registry.unreserve(fleet.registry.reserve(fleet.registry.plan(FRAME, 1)))
-    (view,) = fleet.registry._views[FRAME]
+    (view,) = fleet.registry._rankings[FRAME]
     assert len(view._order) < 200
 
 
