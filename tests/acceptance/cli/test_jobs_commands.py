@@ -214,7 +214,7 @@ BAD = [
     ("job wait 01234567-89ab", "There is no job"),
     ("explain 01234567-89ab", "There is no job"),
     ("pool map render nope", "does not exist"),
-    ("pool map a^b local", "is no topic"),
+    ("pool map a^b local", "is not a valid topic"),
     ("pool unmap render", "There is no topic 'render'"),
     ("pool drain nope", "does not exist"),
     ("pool drain local --timeout 3d", "1 to 3600 seconds"),
