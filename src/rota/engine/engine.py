@@ -114,7 +114,7 @@ class Engine:
         self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
         self.ender = JobCanceller(database, bus, self.finisher)
         self.ender.on_ended = self._jobs_ended
-        self.results = ReportConsumer(self.finisher, self.dispatcher.marks, self.release_capacity)
+        self.results = ReportConsumer(self.finisher, self.dispatcher.state_writer, self.release_capacity)
         self.recovery = EngineReconciler(
             database,
             bus,
@@ -143,14 +143,16 @@ class Engine:
         self.replayer = PendingReplayer(database, leases, self.gatekeeper, settings.replayer, approvals=self.approver)
         self.upkeep = RetentionMaintenance(database, leases, settings.retention, store=self.store, books=books)
         self.doors = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
-        self.beginnings = ProgressConsumer(database, bus, self.dispatcher.marks)
+        self.beginnings = ProgressConsumer(database, bus, self.dispatcher.state_writer)
         self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)
         self.routing = RouteStore(database)
         named = settings.routing.pools_file
         every_s = settings.routing.reload_interval
         self._pools = PoolsFileWatcher(self.routing, Path(named), every_s) if named else None
         self._routes = RoutesWatcher(self.routing, self.registry, every_s)
-        self.explainer = Explainer(database, books=books, registry=self.registry, board=self.dispatcher.board, bus=bus)
+        self.explainer = Explainer(
+            database, books=books, registry=self.registry, board=self.dispatcher.pending_queues, bus=bus
+        )
         self.teller, self.feed = EventPublisher(database, bus), EventStream(bus)
         self.histories = HistoryWatcher(JobHistorySource(database), self.feed)
         self._servers = ServerPresence(bus, self.members)
@@ -174,7 +176,7 @@ class Engine:
             self.submitter,
             self.gatekeeper,
             self.approver,
-            self.dispatcher.marks,
+            self.dispatcher.state_writer,
             self.finisher,
             self.doors,
             self.recovery,
@@ -273,7 +275,7 @@ class Engine:
                 self.dispatcher.frames_released(ShowId(news.show), {news.worker: news.frames})
 
     def _jobs_ended(self, jobs: list[JobEnd]) -> None:
-        self.dispatcher.marks.forget(job.job for job in jobs)
+        self.dispatcher.state_writer.forget(job.job for job in jobs)
 
 
 def store_target(settings: Settings) -> BlobStoreTarget:

@@ -1,0 +1,19 @@
+"""Dispatch: claim waiting frames, place them on workers, book them against quota, and send the assignments.
+
+Every replica dispatches, each for the workers it owns (`rota.engine.cluster.membership`). `rota.engine.engine` runs
+the `Dispatcher` as a service; completion and recovery call `Dispatcher.frames_released` after they free capacity.
+
+| module | responsibility |
+|---|---|
+| `dispatcher` | the loop: starts rounds, claims, returns claims that were not booked |
+| `pending_queues` | which queues have waiting frames, their order, back-off after refusals |
+| `assigner` | a claimed batch: load, book, return refused frames, publish assignments |
+| `parked_jobs` | jobs at their own cap, unparked when capacity is released |
+| `concurrency_limits` | running jobs per show (`int_max_jobs`, policy budgets) |
+| `state_writer` | batched DISPATCHED and RUNNING state changes |
+| `metrics` | waiting frames and jobs by reason |
+
+Invariants: a frame has one owner (the queue's claims, fenced by the dispatcher's lease); quota is never exceeded (the
+ledger decides); workers are never overcommitted (each worker refuses what does not fit). In-memory state here is a
+cache: when it is stale, it costs a refused or empty attempt.
+"""

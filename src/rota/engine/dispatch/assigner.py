@@ -1,6 +1,6 @@
-"""Handing a claimed batch to workers: read what it runs, book it, give back what was refused, publish the rest.
+"""Assigns a claimed batch to workers: load the layers, book, return refused frames, publish the assignments.
 
-`rota.engine.dispatch.dispatcher` says what happens when we die between two of these steps.
+`rota.engine.dispatch.dispatcher` lists the crash cases between these steps.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LAYERS = query(__package__, "layers_to_run")
 
 CACHE_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 400_000
-"""Inputs that travel in one message; NATS takes a megabyte, and an input has at most half of that."""
+"""Total input bytes in one message. NATS accepts 1 MiB per message, and one input is at most half of that."""
 BOOKING_BACKOFF: Final = Backoff(0.05, 2.0)
 
 DISPATCHED = metrics.counter("rota_jobs_dispatched", "Frames handed to workers.", labels=("topic",))
@@ -81,11 +81,11 @@ _DECLINE_REASONS: Final = {
     DeclineReason.UNKNOWN_FOLDER: Reason.QUOTA_FOLDER,
     DeclineReason.UNKNOWN_DEPT: Reason.QUOTA_POINT,
 }
-"""Nothing is set up where it would be counted; everything else passes by itself."""
+"""Declines that last until an operator changes the configuration; all others are transient."""
 
 
 class LayerExecution(msgspec.Struct, frozen=True):
-    """What the frames of a layer run."""
+    """What the frames of a layer execute."""
 
     work: bytes
     input: bytes | None
@@ -95,11 +95,11 @@ class LayerExecution(msgspec.Struct, frozen=True):
     first_frame: int
     step: int
     jobs_max: int = 0
-    """Of its show at a time, by the policy that let it in; 0: as many as there are."""
+    """Concurrent jobs of the show, from the policy decision that admitted the job; 0: unlimited."""
 
 
 class WorkerSlice(msgspec.Struct):
-    """Frames of a piece that go to one worker."""
+    """Frames of a claimed range that go to one worker."""
 
     piece: ClaimedRange
     worker: UUID
@@ -109,14 +109,14 @@ class WorkerSlice(msgspec.Struct):
 
 
 class BookingRequest(msgspec.Struct):
-    """Parts that are booked as one, in the order of their tokens."""
+    """Slices that are booked in one call, in token order."""
 
     parts: list[WorkerSlice]
     asked: BookingGroup | SingleFrameBatch
 
 
 BookedSlice = tuple[WorkerSlice, Sequence[int]]
-"""A part, and those of its tokens that were booked."""
+"""A slice and those of its tokens that were booked."""
 
 
 class Assigner:
@@ -124,157 +124,157 @@ class Assigner:
         self,
         database: Database,
         queue: Queue,
-        books: AccountingService,
+        accounting: AccountingService,
         bus: Bus,
         registry: WorkerRegistry,
         finisher: Finisher,
         store: BlobStore,
-        board: PendingQueues,
-        marks: JobStateWriter,
-        parking: ParkedJobs,
-        tenants: ConcurrencyLimiter,
+        pending_queues: PendingQueues,
+        state_writer: JobStateWriter,
+        parked_jobs: ParkedJobs,
+        concurrency_limiter: ConcurrencyLimiter,
         clock: Clock,
     ) -> None:
         self.database = database
         self.queue = queue
-        self.books = books
+        self.accounting = accounting
         self.bus = bus
         self.registry = registry
         self.finisher = finisher
         self.store = store
-        self.board = board
-        self.marks = marks
-        self.parking = parking
-        self.tenants = tenants
+        self.pending_queues = pending_queues
+        self.state_writer = state_writer
+        self.parked_jobs = parked_jobs
+        self.concurrency_limiter = concurrency_limiter
         self.clock = clock
         self.traces = JobTracer(database)
-        self.words = DecisionStore(database)
+        self.decision_store = DecisionStore(database)
         self._layers: dict[LayerId, LayerExecution] = {}
         self._works: dict[bytes, Work] = {}
 
-    async def assign(self, spot: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim]) -> None:
+    async def assign(self, pending: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim]) -> None:
         failpoints.hit("dispatch.after_claim")
         since_ns = now_ns()
         pieces = [piece for claim in claims for piece in claim.ranges()]
-        runnables = await self._layer_executions({piece.layer for piece in pieces})
-        live = [piece for piece in pieces if (known := runnables.get(piece.layer)) and known.ends_as is None]
+        executions = await self._layer_executions({piece.layer for piece in pieces})
+        live = [piece for piece in pieces if (cached := executions.get(piece.layer)) and cached.ends_as is None]
         if len(live) < len(pieces):
-            await self._discard_ended([piece for piece in pieces if piece not in live], runnables)
-        if any(runnables[piece.layer].jobs_max for piece in live):
-            self.tenants.add_limited(spot.key.show)
-        if spot.key.show in self.tenants.limited:
-            live = await self._admit_jobs(spot, live)
-        parts = _slice_by_worker(live, plan, runnables)
+            await self._discard_ended([piece for piece in pieces if piece not in live], executions)
+        if any(executions[piece.layer].jobs_max for piece in live):
+            self.concurrency_limiter.add_limited(pending.key.show)
+        if pending.key.show in self.concurrency_limiter.limited:
+            live = await self._admit_jobs(pending, live)
+        parts = _slice_by_worker(live, plan, executions)
         pools = {portion.worker: portion.pool_id for portion in plan.portions}
-        bundles = _booking_requests(spot, parts, pools)
-        outcomes = await self._book(spot, [bundle.asked for bundle in bundles])
-        await self._return_refused(spot, bundles, outcomes)
-        await self._publish(spot, bundles, outcomes, pools, since_ns)
+        requests = _booking_requests(pending, parts, pools)
+        outcomes = await self._book(pending, [request.asked for request in requests])
+        await self._return_refused(pending, requests, outcomes)
+        await self._publish(pending, requests, outcomes, pools, since_ns)
 
-    async def _admit_jobs(self, spot: PendingQueue, pieces: Sequence[ClaimedRange]) -> list[ClaimedRange]:
-        """Put aside what belongs to more jobs than the show may run at once."""
-        let_in = await self.tenants.admit(spot.key.show, [piece.job for piece in pieces])
-        outside: dict[JobId, list[int]] = defaultdict(list)
+    async def _admit_jobs(self, pending: PendingQueue, pieces: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+        """Park the frames of jobs above the show's limit on concurrent jobs."""
+        admitted = await self.concurrency_limiter.admit(pending.key.show, [piece.job for piece in pieces])
+        over_limit: dict[JobId, list[int]] = defaultdict(list)
         for piece in pieces:
-            if piece.job not in let_in:
-                outside[piece.job] += piece.tokens
-        if outside:
-            REFUSALS.labels(Reason.TENANT_LIMIT.value).inc(sum(map(len, outside.values())))
+            if piece.job not in admitted:
+                over_limit[piece.job] += piece.tokens
+        if over_limit:
+            REFUSALS.labels(Reason.TENANT_LIMIT.value).inc(sum(map(len, over_limit.values())))
             async with self.database.transaction() as tx:
-                for job, tokens in outside.items():
-                    await self.queue.park(tokens, job, rest_of=spot.lanes, on=tx)
-        return [piece for piece in pieces if piece.job in let_in]
+                for job, tokens in over_limit.items():
+                    await self.queue.park(tokens, job, rest_of=pending.lanes, on=tx)
+        return [piece for piece in pieces if piece.job in admitted]
 
     async def _layer_executions(self, layers: set[LayerId]) -> dict[LayerId, LayerExecution]:
-        found = {layer: known for layer in layers if (known := self._layers.get(layer)) is not None}
+        found = {layer: cached for layer in layers if (cached := self._layers.get(layer)) is not None}
         missing = [layer for layer in layers if layer not in found]
         if missing:
             rows = await self.database.rows(LAYERS, missing)
-            words = await self.words.read({row["word"] for row in rows})
+            decisions = await self.decision_store.read({row["word"] for row in rows})
             for row in rows:
-                ready = self._with_constraints(_layer_execution(row), words.get(row["word"]))
+                ready = self._with_constraints(_layer_execution(row), decisions.get(row["word"]))
                 runnable = found[LayerId(row["pk_layer"])] = await self._with_input(ready)
                 if row["frames"] > 1:
                     self._cache_layer(row["pk_layer"], runnable)
         return found
 
-    def _with_constraints(self, runnable: LayerExecution, word: PolicyDecision | None) -> LayerExecution:
-        """Under the constraints of the word by which its job was let in."""
-        if word is None or word.constraints is None:
+    def _with_constraints(self, runnable: LayerExecution, decision: PolicyDecision | None) -> LayerExecution:
+        """Apply the constraints of the policy decision that admitted the job."""
+        if decision is None or decision.constraints is None:
             return runnable
-        work = _ENCODE(apply_constraints(self._decode_work(runnable.work), word.constraints))
-        return msgspec.structs.replace(runnable, work=work, jobs_max=word.constraints.budgets.max_concurrent_jobs)
+        work = _ENCODE(apply_constraints(self._decode_work(runnable.work), decision.constraints))
+        return msgspec.structs.replace(runnable, work=work, jobs_max=decision.constraints.budgets.max_concurrent_jobs)
 
     async def _with_input(self, runnable: LayerExecution) -> LayerExecution:
-        """A worker cannot read PostgreSQL, so what lies there travels."""
+        """Workers cannot read PostgreSQL, so inputs stored there are sent along."""
         if runnable.pointer is None or not runnable.pointer.startswith(BlobLocation.POSTGRES.value):
             return runnable
         try:
             data = await self.store.get(runnable.pointer)
-        except (BlobMissing, BlobCorrupted, SetupFailed) as gone:
-            log.warning("input_missing", pointer=runnable.pointer, reason=gone.sentence)
-            return runnable  # its worker says so, and the frame fails
+        except (BlobMissing, BlobCorrupted, SetupFailed) as error:
+            log.warning("input_missing", pointer=runnable.pointer, reason=error.sentence)
+            return runnable  # the worker reports the missing input and the frame fails
         return msgspec.structs.replace(runnable, input=data, pointer=None)
 
     def _cache_layer(self, layer: LayerId, runnable: LayerExecution) -> None:
-        """Of a layer of many frames: that its job is being ended since is seen by whoever ends it."""
+        """Cache a layer of many frames. `ends_as` may go stale: the canceller finds frames booked since then."""
         if len(self._layers) >= CACHE_MAX:
             self._layers.clear()
         self._layers[layer] = runnable
 
-    async def _book(self, spot: PendingQueue, groups: BookingBatch) -> list[BookingOutcome]:
-        """Ask the books until they answer: a booking whose reply is lost is told by asking again."""
+    async def _book(self, pending: PendingQueue, groups: BookingBatch) -> list[BookingOutcome]:
+        """Retry until accounting answers: booking is idempotent by token, so a retry also recovers a lost reply."""
         if not groups:
             return []
         streak = 0
         while True:
             try:
-                return await self.books.book(spot.key.show, groups)
+                return await self.accounting.book(pending.key.show, groups)
             except RedisUnavailable:
-                log.warning("books_away", show=str(spot.key.show))
+                log.warning("books_away", show=str(pending.key.show))
                 return [
                     BookingOutcome(declined=dict.fromkeys(group.tokens, DeclineReason.REDIS_OFF)) for group in groups
                 ]
-            except PostgresUnavailable as away:
+            except PostgresUnavailable as error:
                 streak += 1
-                log.warning("booking_in_doubt", reason=away.sentence)
+                log.warning("booking_in_doubt", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))
 
     async def _publish(
         self,
-        spot: PendingQueue,
-        bundles: Sequence[BookingRequest],
+        pending: PendingQueue,
+        requests: Sequence[BookingRequest],
         outcomes: Sequence[BookingOutcome],
         pools: Mapping[UUID, PoolId],
         since_ns: int,
     ) -> None:
         by_worker: dict[UUID, list[BookedSlice]] = defaultdict(list)
         frames = 0
-        for bundle, outcome in zip(bundles, outcomes, strict=True):
-            held = outcome.booked if not outcome.already else sorted(outcome.all_booked)
-            if held:
-                by_worker[bundle.asked.host] += _booked_slices(bundle, held)
-                frames += len(held)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            booked = outcome.booked if not outcome.already else sorted(outcome.all_booked)
+            if booked:
+                by_worker[request.asked.host] += _booked_slices(request, booked)
+                frames += len(booked)
         if not by_worker:
             return
         failpoints.hit("dispatch.before_publish")
         spans = await self._start_spans(by_worker, since_ns) if tracing.is_enabled() else []
         messages = []
-        for worker, given in by_worker.items():
-            tokens = [token for _, held in given for token in held]
-            self.registry.record_allocations(worker, to_ranges(tokens), spot.key.cls.need)
-            messages += [(worker, part, self._message(worker, part)) for part in _split_by_size(given)]
-            self.board.add_usage(spot.key.show, pools[worker], len(tokens) * spot.key.cls.need.cores)
-        self.marks.record_dispatched(
-            {part.piece.job for part, _ in (each for given in by_worker.values() for each in given)}
+        for worker, slices in by_worker.items():
+            tokens = [token for _, booked in slices for token in booked]
+            self.registry.record_allocations(worker, to_ranges(tokens), pending.key.cls.need)
+            messages += [(worker, part, self._message(worker, part)) for part in _split_by_size(slices)]
+            self.pending_queues.add_usage(pending.key.show, pools[worker], len(tokens) * pending.key.cls.need.cores)
+        self.state_writer.record_dispatched(
+            {part.piece.job for part, _ in (each for slices in by_worker.values() for each in slices)}
         )
         await self._send(messages)
         end_spans(spans)
-        DISPATCHED.labels(spot.key.cls.topic).inc(frames)
+        DISPATCHED.labels(pending.key.cls.topic).inc(frames)
 
     async def _start_spans(self, by_worker: Mapping[UUID, Sequence[BookedSlice]], since_ns: int) -> list[Span | None]:
-        """Spans of what is handed over, those that are traced; their parts say so to the workers."""
-        parts = [(part, worker, len(held)) for worker, given in by_worker.items() for part, held in given]
+        """Start spans for the traced assignments and put their trace context into the slices."""
+        parts = [(part, worker, len(booked)) for worker, slices in by_worker.items() for part, booked in slices]
         spans = await self.traces.begin_dispatches(
             [
                 TracedDispatch(part.piece.job, part.piece.layer, worker, part.piece.attempt, n)
@@ -292,27 +292,27 @@ class Assigner:
         except NatsUnavailable:
             receipts = []
         failpoints.after_send("dispatch.publish")
-        for at, (worker, given, _) in enumerate(messages):
+        for at, (worker, slices, _) in enumerate(messages):
             if at >= len(receipts) or not receipts[at].settled:
-                await self._return_unsent(worker, [token for _, held in given for token in held])
+                await self._return_unsent(worker, [token for _, booked in slices for token in booked])
 
     async def _return_unsent(self, worker: UUID, tokens: Sequence[int]) -> None:
-        """Booked, and not handed over: one failed dispatch."""
+        """Booked but not sent: counts as one failed dispatch."""
         REFUSALS.labels("publish_failed").inc(len(tokens))
         ends = [AttemptResult(token, AttemptStatus.REFUSED, code="publish_failed") for token in tokens]
-        told = await self.finisher.finish_attempts(worker, ends)
-        self.registry.release_allocations(worker, told.freed)
-        for show, deleted in told.released.items():
-            self.board.capacity_released(show, deleted.frames)
+        result = await self.finisher.finish_attempts(worker, ends)
+        self.registry.release_allocations(worker, result.freed)
+        for show, deleted in result.released.items():
+            self.pending_queues.capacity_released(show, deleted.frames)
 
-    def _message(self, worker: UUID, given: Sequence[BookedSlice]) -> BusMessage:
+    def _message(self, worker: UUID, slices: Sequence[BookedSlice]) -> BusMessage:
         works: dict[bytes, int] = {}
         portions: list[AssignedRange] = []
-        for part, held in given:
+        for part, booked in slices:
             piece, runnable = part.piece, part.runnable
             place = works.setdefault(runnable.work, len(works))
             offset = piece.frames.start - piece.tokens.start - runnable.first_frame
-            for token, n in _token_ranges(held):
+            for token, n in _token_ranges(booked):
                 portions.append(
                     AssignedRange(
                         token,
@@ -340,54 +340,54 @@ class Assigner:
         return work
 
     async def _return_refused(
-        self, spot: PendingQueue, bundles: Sequence[BookingRequest], outcomes: Sequence[BookingOutcome]
+        self, pending: PendingQueue, requests: Sequence[BookingRequest], outcomes: Sequence[BookingOutcome]
     ) -> None:
-        """Give back what was not booked, and remember why, so that it is not asked again at once."""
+        """Return frames that were not booked and back off, so that they are not tried again immediately."""
         back: list[int] = []
         parked: dict[JobId, list[int]] = defaultdict(list)
-        for bundle, outcome in zip(bundles, outcomes, strict=True):
+        for request, outcome in zip(requests, outcomes, strict=True):
             if outcome.refused and outcome.refusal is not None:
                 if outcome.refusal.table in (Level.JOB, Level.LAYER):
-                    parked[bundle.asked.charge.job] += outcome.refused
+                    parked[request.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
-                    self._record_refusal(spot, bundle, Reason.of_level(outcome.refusal.table))
+                    self._record_refusal(pending, request, Reason.of_level(outcome.refusal.table))
             for token, why in outcome.declined.items():
                 if why is DeclineReason.CAPPED:
-                    parked[_job_of(bundle, token)].append(token)
+                    parked[_job_of(request, token)].append(token)
                     continue
                 back.append(token)
-                self._record_refusal(spot, bundle, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE))
+                self._record_refusal(pending, request, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE))
         for job, tokens in parked.items():
             REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
-            await self.queue.park(tokens, job, rest_of=spot.lanes)
-            self.parking.add(job)
+            await self.queue.park(tokens, job, rest_of=pending.lanes)
+            self.parked_jobs.add(job)
         if back:
-            REFUSALS.labels(spot.reason.value if spot.reason else "quota").inc(len(back))
+            REFUSALS.labels(pending.reason.value if pending.reason else "quota").inc(len(back))
             await self.queue.give_back(back)
         elif outcomes:
-            self.board.mark_accepted(spot)
+            self.pending_queues.mark_accepted(pending)
 
-    def _record_refusal(self, spot: PendingQueue, bundle: BookingRequest, reason: Reason) -> None:
+    def _record_refusal(self, pending: PendingQueue, request: BookingRequest, reason: Reason) -> None:
         if reason is Reason.QUOTA_SUBSCRIPTION:
-            self.board.exclude_pool(spot, bundle.asked.charge.alloc)
+            self.pending_queues.exclude_pool(pending, request.asked.charge.alloc)
         else:
-            self.board.mark_refused(spot, reason)
+            self.pending_queues.mark_refused(pending, reason)
 
-    async def _discard_ended(self, pieces: Sequence[ClaimedRange], runnables: dict[LayerId, LayerExecution]) -> None:
-        """Frames whose job is being ended wait for who ends it, and counts them; those of no live job have failed."""
+    async def _discard_ended(self, pieces: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
+        """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""
         for piece in pieces:
-            if piece.layer in runnables:
+            if piece.layer in executions:
                 await self.queue.park(piece.tokens, piece.job)
             else:
-                gone = "Its job has ended: submit it again, linked to the old one."
-                await self.queue.fail([FrameFailure(token, "job_ended", gone) for token in piece.tokens])
+                error = "Its job has ended: submit it again, linked to the old one."
+                await self.queue.fail([FrameFailure(token, "job_ended", error) for token in piece.tokens])
 
 
 def _slice_by_worker(
-    pieces: Sequence[ClaimedRange], plan: PlacementPlan, runnables: dict[LayerId, LayerExecution]
+    pieces: Sequence[ClaimedRange], plan: PlacementPlan, executions: dict[LayerId, LayerExecution]
 ) -> list[WorkerSlice]:
-    """Frames in their order onto the portions of the plan in theirs."""
+    """Map frames, in order, onto the portions of the plan, in order."""
     portions = iter(plan.portions)
     parts: list[WorkerSlice] = []
     worker, left = UUID(int=0), 0
@@ -398,17 +398,17 @@ def _slice_by_worker(
                 portion = next(portions)
                 worker, left = portion.worker, portion.n
             n = min(left, piece.tokens.stop - first)
-            parts.append(WorkerSlice(piece, worker, range(first, first + n), runnables[piece.layer]))
+            parts.append(WorkerSlice(piece, worker, range(first, first + n), executions[piece.layer]))
             first += n
             left -= n
     return parts
 
 
-def _split_by_size(given: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
-    """As few messages as hold all of it."""
+def _split_by_size(slices: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
+    """Group the slices into as few messages as fit."""
     parts: list[list[BookedSlice]] = [[]]
     size = 0
-    for each in given:
+    for each in slices:
         part = each[0]
         more = len(part.piece.payload or part.runnable.input or b"")
         if parts[-1] and size + more > MESSAGE_BYTES_MAX:
@@ -420,41 +420,43 @@ def _split_by_size(given: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
 
 
 def _booking_requests(
-    spot: PendingQueue, parts: Sequence[WorkerSlice], pools: Mapping[UUID, PoolId]
+    pending: PendingQueue, parts: Sequence[WorkerSlice], pools: Mapping[UUID, PoolId]
 ) -> list[BookingRequest]:
-    """Single frames of jobs without caps go as one swarm to each worker, everything else part by part."""
-    bundles: list[BookingRequest] = []
+    """Batch single frames of uncapped jobs per worker; book every other slice by itself."""
+    requests: list[BookingRequest] = []
     singles: dict[UUID, list[WorkerSlice]] = defaultdict(list)
     for part in parts:
         if len(part.tokens) == 1 and not part.runnable.capped:
             singles[part.worker].append(part)
         else:
-            charge = _charge(spot, pools[part.worker], part.piece.job, part.piece.layer)
-            bundles.append(BookingRequest([part], BookingGroup(charge, part.worker, part.tokens, part.runnable.capped)))
+            charge = _charge(pending, pools[part.worker], part.piece.job, part.piece.layer)
+            requests.append(
+                BookingRequest([part], BookingGroup(charge, part.worker, part.tokens, part.runnable.capped))
+            )
     for worker, alike in singles.items():
         tokens = [part.tokens.start for part in alike]
         jobs, layers = [part.piece.job for part in alike], [part.piece.layer for part in alike]
-        charge = _charge(spot, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
-        bundles.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
-    return bundles
+        charge = _charge(pending, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
+        requests.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
+    return requests
 
 
-def _charge(spot: PendingQueue, pool: PoolId, job: JobId, layer: LayerId) -> Charge:
-    need = spot.key.cls.need
-    return Charge(pool, spot.key.folder, job, layer, spot.key.dept, Centicores(need.cores), need.gpus)
+def _charge(pending: PendingQueue, pool: PoolId, job: JobId, layer: LayerId) -> Charge:
+    need = pending.key.cls.need
+    return Charge(pool, pending.key.folder, job, layer, pending.key.dept, Centicores(need.cores), need.gpus)
 
 
-def _booked_slices(bundle: BookingRequest, held: Sequence[int]) -> list[BookedSlice]:
-    if isinstance(bundle.asked, BookingGroup):
-        return [(bundle.parts[0], held)]
-    if len(held) == len(bundle.parts):
-        return [(part, part.tokens) for part in bundle.parts]
-    booked = set(held)
-    return [(part, part.tokens) for part in bundle.parts if part.tokens.start in booked]
+def _booked_slices(request: BookingRequest, booked: Sequence[int]) -> list[BookedSlice]:
+    if isinstance(request.asked, BookingGroup):
+        return [(request.parts[0], booked)]
+    if len(booked) == len(request.parts):
+        return [(part, part.tokens) for part in request.parts]
+    tokens = set(booked)
+    return [(part, part.tokens) for part in request.parts if part.tokens.start in tokens]
 
 
-def _job_of(bundle: BookingRequest, token: int) -> JobId:
-    return next(part.piece.job for part in bundle.parts if token in part.tokens)
+def _job_of(request: BookingRequest, token: int) -> JobId:
+    return next(part.piece.job for part in request.parts if token in part.tokens)
 
 
 def _layer_execution(row: Record) -> LayerExecution:

@@ -1,21 +1,22 @@
-"""From the queue to a worker: claim, place, book, hand over. Every replica dispatches, each for the workers it feeds.
+"""Dispatch loop: claim, place, book, assign. Every replica dispatches, each for the workers it owns.
 
-A round works on a batch of one spot (frames that are alike): reserve room on workers, claim as many frames, book them
-in one call, and hand each worker its part in one message. Several rounds are under way at a time, one claim per spot.
+A round handles a batch of one pending queue (frames with equal requirements): it reserves capacity on workers, claims
+that many frames, books them in one call and sends each worker one message. Several rounds run concurrently, with one
+claim per queue.
 
-What happens when we die, are paused or lose a reply between two steps:
-- reserved, not claimed: the reservation is ours alone and dies with us;
-- claimed, not booked: the claim belongs to our lease. We give it back when we know that it was not booked; if we are
-  gone, the queue's upkeep does when the lease has ended, after it has buried the tokens (nobody can book them later);
-- a claim whose reply is lost: we look at what is claimed in our name and give back what we do not know;
-- booked, reply lost: booking again with the same tokens tells what is booked;
-- booked, not handed over, or the message lost: the proc row is there and the worker does not list it; recovery finds it
-  (`rota.engine.recovery.reconciler`) and returns the frame. A message that was stored after all is a late attempt: its report is
-  refused, and its worker is told to stop it;
-- a paused dispatcher that wakes after its lease went: its claims are refused by the queue, its tokens by the books.
+Crashes, pauses and lost replies:
+- reserved, not claimed: the reservation is in memory only and dies with the process;
+- claimed, not booked: the claim belongs to our lease. We return it when we know that it was not booked. If we die,
+  queue maintenance returns it after lease expiry, once it has tombstoned the tokens (nothing can book them later);
+- claim reply lost: we list the claims of our owner id and return those that no round knows;
+- booked, reply lost: booking the same tokens again returns what is booked;
+- booked, not sent, or the message lost: the proc row exists but the worker does not list the frame; recovery finds it
+  (`rota.engine.recovery.reconciler`) and requeues the frame. If the message was stored after all, it starts a stale
+  attempt: its report is refused and the worker is instructed to stop it;
+- dispatcher resumes after its lease expired: the queue refuses its claims, accounting refuses its tokens.
 
-Nothing here decides on what it remembers: quota is decided by the books, capacity by the worker itself (which refuses
-what does not fit), who has a frame by the queue.
+No decision relies on memory: accounting decides quota, the worker decides capacity (it refuses what does not fit), the
+queue decides ownership.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 10.0
 MAX_CONCURRENT_ROUNDS: Final = 4
 UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
-"""How long a show is passed over whose books cannot be asked now."""
+"""Pause between attempts to return unbooked claims while PostgreSQL is unavailable."""
 
 LATENCY = metrics.histogram(
     "rota_dispatch_latency_seconds", "From the claim to the hand-over of a batch.", labels=("topic",)
@@ -75,7 +76,7 @@ class Dispatcher:
         self,
         database: Database,
         queue: Queue,
-        books: AccountingService,
+        accounting: AccountingService,
         bus: Bus,
         registry: WorkerRegistry,
         finisher: Finisher,
@@ -90,47 +91,47 @@ class Dispatcher:
         self.finisher = finisher
         self.leases = leases
         self.clock = clock or SystemClock()
-        self.board = PendingQueues(database, queue, self.clock)
-        self.marks = JobStateWriter(database, self.clock)
-        self.parking = ParkedJobs(database, queue)
-        self.tenants = ConcurrencyLimiter(database)
-        self.handing = Assigner(
+        self.pending_queues = PendingQueues(database, queue, self.clock)
+        self.state_writer = JobStateWriter(database, self.clock)
+        self.parked_jobs = ParkedJobs(database, queue)
+        self.concurrency_limiter = ConcurrencyLimiter(database)
+        self.assigner = Assigner(
             database,
             queue,
-            books,
+            accounting,
             bus,
             registry,
             finisher,
             store,
-            self.board,
-            self.marks,
-            self.parking,
-            self.tenants,
+            self.pending_queues,
+            self.state_writer,
+            self.parked_jobs,
+            self.concurrency_limiter,
             self.clock,
         )
         self._wake = asyncio.Event()
         registry.on_capacity = self._on_capacity
         self._rounds: set[asyncio.Task[None]] = set()
         self._owner = 0
-        self._doubt = False
-        """A round went wrong: something may be claimed in our name that nobody works on."""
+        self._claims_uncertain = False
+        """A round failed: claims of our owner id may have no round working on them."""
         self._stale: StaleFence | None = None
-        self._room_came = False
+        self._capacity_freed = False
 
     def reset_backoffs(self) -> None:
-        """Limits, workers or routes have changed."""
-        self.board.capacity_released()
+        """Call when limits, workers or routes have changed."""
+        self.pending_queues.capacity_released()
         self._wake.set()
 
     def _on_capacity(self) -> None:
-        self._room_came = True
+        self._capacity_freed = True
         self._wake.set()
 
     def frames_released(self, show: ShowId, jobs: Mapping[UUID, int]) -> None:
-        """So many frames of these jobs have given back what they held."""
-        self.parking.frames_released(jobs)
-        self.tenants.frames_released(show)
-        self.board.capacity_released(show, sum(jobs.values()))
+        """These jobs released the bookings of so many frames each."""
+        self.parked_jobs.frames_released(jobs)
+        self.concurrency_limiter.frames_released(show)
+        self.pending_queues.capacity_released(show, sum(jobs.values()))
         self._wake.set()
 
     async def run(self, life: Lifecycle) -> None:
@@ -139,12 +140,12 @@ class Dispatcher:
                 hold = self.leases.hold(
                     f"dispatcher:{self.leases.owner}", kind="dispatcher", ttl_s=LEASE_S, wait_s=LEASE_S
                 )
-                with cancellable():  # a lease that is lost in the moment of a cancellation does not undo it
+                with cancellable():  # losing the lease during a cancellation must not swallow the cancellation
                     async with hold as lease:
                         self._owner = await self.queue.register_owner(lease)
                         await self._serve(life)
             except* (LeaseLost, StaleFence) as errors:
-                # From a round it comes wrapped by the group of all rounds.
+                # Errors from a round arrive wrapped in the task group's exception group.
                 codes = sorted({type(error).__name__ for error in errors.exceptions})
                 log.warning("dispatcher_lost_its_lease", errors=codes, remedy="it goes on under a new one")
 
@@ -154,13 +155,13 @@ class Dispatcher:
             self.database.listen(LIMITS_CHANNEL) as limits,
             asyncio.TaskGroup() as tasks,
         ):
-            helping = [
+            background = [
                 tasks.create_task(work)
                 for work in (
                     self._consume_queue_notifications(queued),
                     self._consume_limit_notifications(limits),
                     self._poll(),
-                    self.marks.run(),
+                    self.state_writer.run(),
                 )
             ]
             life.ready()
@@ -169,23 +170,23 @@ class Dispatcher:
                     await self._start_rounds(tasks)
                     await self._wait_for_work(life)
             finally:
-                for task in helping:
+                for task in background:
                     task.cancel()
 
     async def _start_rounds(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin as many rounds as there is work and room for."""
+        """Start rounds while there are schedulable queues and free capacity."""
         self._wake.clear()
-        if not self.handing.bus.connected:
-            return  # what is booked now could not be handed over
-        if self._room_came:
-            self._room_came = False
-            self.board.workers_changed()
-        if self._doubt and not await self._return_unbooked_claims():
+        if not self.assigner.bus.connected:
+            return  # assignments could not be sent
+        if self._capacity_freed:
+            self._capacity_freed = False
+            self.pending_queues.workers_changed()
+        if self._claims_uncertain and not await self._return_unbooked_claims():
             return
-        if self.tenants.take_slot_freed():
+        if self.concurrency_limiter.take_slot_freed():
             with suppress(PostgresUnavailable):
-                await self.parking.refresh()
-        await self.parking.unpark()
+                await self.parked_jobs.refresh()
+        await self.parked_jobs.unpark()
         await self._refresh_shares()
         if self._stale is not None:
             stale, self._stale = self._stale, None
@@ -193,14 +194,14 @@ class Dispatcher:
         begun = True
         while begun and len(self._rounds) < MAX_CONCURRENT_ROUNDS:
             begun = False
-            for spot in self.board.schedulable():
-                if self._start_round(tasks, spot):
+            for pending in self.pending_queues.schedulable():
+                if self._start_round(tasks, pending):
                     begun = True
                     break
 
     async def _refresh_shares(self) -> None:
         with suppress(PostgresUnavailable):
-            await self.board.refresh_shares()
+            await self.pending_queues.refresh_shares()
 
     async def _wait_for_work(self, life: Lifecycle) -> None:
         drained = asyncio.create_task(life.until_draining())
@@ -211,17 +212,17 @@ class Dispatcher:
             drained.cancel()
             woken.cancel()
 
-    def _start_round(self, tasks: asyncio.TaskGroup, spot: PendingQueue) -> bool:
-        most = self.board.frames_max(spot)
-        plan = self.registry.plan(spot.key.cls, most, without=self.board.excluded_pools(spot))
+    def _start_round(self, tasks: asyncio.TaskGroup, pending: PendingQueue) -> bool:
+        most = self.pending_queues.frames_max(pending)
+        plan = self.registry.plan(pending.key.cls, most, without=self.pending_queues.excluded_pools(pending))
         if plan.portions:
-            work = self._run_round(spot, plan, self.registry.reserve(plan))
+            work = self._run_round(pending, plan, self.registry.reserve(plan))
         elif plan.refusal is Reason.NO_POOL_MAPPING:
-            work = self._fail_unplaceable(spot, most)
+            work = self._fail_unplaceable(pending, most)
         else:
-            self.board.no_capacity(spot, plan.refusal or Reason.NO_WORKERS)
+            self.pending_queues.no_capacity(pending, plan.refusal or Reason.NO_WORKERS)
             return False
-        spot.busy = True
+        pending.busy = True
         task = tasks.create_task(work)
         self._rounds.add(task)
         task.add_done_callback(self._round_done)
@@ -231,76 +232,76 @@ class Dispatcher:
         self._rounds.discard(task)
         self._wake.set()
 
-    async def _run_round(self, spot: PendingQueue, plan: PlacementPlan, held: CapacityReservation) -> None:
+    async def _run_round(self, pending: PendingQueue, plan: PlacementPlan, reservation: CapacityReservation) -> None:
         started = self.clock.monotonic()
         try:
-            claims = await self._claim(spot, plan.planned)
+            claims = await self._claim(pending, plan.planned)
             if claims:
-                await self.handing.assign(spot, plan, claims)
-                LATENCY.labels(spot.key.cls.topic).observe(self.clock.monotonic() - started)
+                await self.assigner.assign(pending, plan, claims)
+                LATENCY.labels(pending.key.cls.topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
-            self._round_failed(spot, error)
+            self._round_failed(pending, error)
         finally:
-            spot.busy = False
-            self.registry.unreserve(held)
+            pending.busy = False
+            self.registry.unreserve(reservation)
 
-    async def _fail_unplaceable(self, spot: PendingQueue, most: int) -> None:
-        """No pool may run these, so waiting would not help them."""
+    async def _fail_unplaceable(self, pending: PendingQueue, most: int) -> None:
+        """No pool is mapped to the topic, so waiting would not help: fail the frames."""
         try:
-            claims = await self._claim(spot, most)
+            claims = await self._claim(pending, most)
             if claims:
-                told = await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
+                result = await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
                 REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(sum(claim.frames for claim in claims))
-                self.marks.forget(job.job for job in told.finished)
+                self.state_writer.forget(job.job for job in result.finished)
         except Exception as error:  # noqa: BLE001 - as above
-            self._round_failed(spot, error)
+            self._round_failed(pending, error)
         finally:
-            spot.busy = False
+            pending.busy = False
 
-    def _round_failed(self, spot: PendingQueue, error: Exception) -> None:
-        """What the round claimed and did not book is given back once no round is under way."""
-        self._doubt = True
-        self.board.back_off(spot, Reason.BOOKS_UNAVAILABLE)
+    def _round_failed(self, pending: PendingQueue, error: Exception) -> None:
+        """Frames that the round claimed but did not book are returned once no round is running."""
+        self._claims_uncertain = True
+        self.pending_queues.back_off(pending, Reason.BOOKS_UNAVAILABLE)
         if isinstance(error, PostgresUnavailable):
-            log.warning("round_failed", queue=spot.key.queue, reason=error.sentence)
+            log.warning("round_failed", queue=pending.key.queue, reason=error.sentence)
         elif isinstance(error, StaleFence):
             self._stale = error
         else:
-            log.error("round_failed", queue=spot.key.queue, exc_info=error)
+            log.error("round_failed", queue=pending.key.queue, exc_info=error)
 
-    async def _claim(self, spot: PendingQueue, most: int) -> list[Claim]:
+    async def _claim(self, pending: PendingQueue, most: int) -> list[Claim]:
         failpoints.hit("dispatch.before_claim")
-        claims = await self.queue.claim(spot.lanes, most, self._owner)
+        claims = await self.queue.claim(pending.lanes, most, self._owner)
         got = sum(claim.frames for claim in claims)
-        spot.waiting = max(spot.waiting - got, 1) if got == most else 0
-        spot.reason = None
-        if not got and spot.told:
-            # Told of, and not there: it may be in a lane that is new.
-            spot.told = False
-            await self._refresh([spot.key.queue])
-        # The next round may claim while this one books.
-        spot.busy = False
-        self.board.consume_budget(spot, got)
+        pending.waiting = max(pending.waiting - got, 1) if got == most else 0
+        pending.reason = None
+        if not got and pending.told:
+            # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.
+            pending.told = False
+            await self._refresh([pending.key.queue])
+        # Let the next round claim while this one books.
+        pending.busy = False
+        self.pending_queues.consume_budget(pending, got)
         if got == most:
             self._wake.set()
         return claims
 
     async def _return_unbooked_claims(self) -> bool:
-        """After a round went wrong: what is claimed in our name and not booked goes back. False: not yet.
+        """After a failed round, return claims that are not booked. False: try again later.
 
-        No round may be under way, since its claim would look like one that nobody knows.
+        Requires that no round is running: its claim would look orphaned.
         """
         if self._rounds:
             return False
         try:
             tokens = await self.queue.open_tokens(self._owner)
-            held = await self._booked_tokens(tokens)
-            for part in _chunks([token for token in tokens if token not in held]):
+            booked = await self._booked_tokens(tokens)
+            for part in _chunks([token for token in tokens if token not in booked]):
                 await self.queue.give_back(part)
         except PostgresUnavailable:
             await self.clock.sleep(UNBOOKED_RETRY_INTERVAL_S)
             return False
-        self._doubt = False
+        self._claims_uncertain = False
         return True
 
     async def _booked_tokens(self, tokens: Sequence[int]) -> set[int]:
@@ -309,7 +310,7 @@ class Dispatcher:
 
     async def _consume_queue_notifications(self, queued: Notifications) -> None:
         async for name in queued:
-            if name is None or not self.board.mark_notified(name):
+            if name is None or not self.pending_queues.mark_notified(name):
                 await self._refresh(None if name is None else [name])
             self._wake.set()
 
@@ -326,14 +327,14 @@ class Dispatcher:
 
     async def _refresh(self, queues: Sequence[str] | None) -> None:
         try:
-            await self.board.refresh(queues)
+            await self.pending_queues.refresh(queues)
             if queues is None:
-                waiting.set_waiting_frames(self.board.frames_by_reason())
-                await self.tenants.refresh()
-                # In any case: of lanes in which all is parked the board knows nothing.
-                await self.parking.refresh()
-        except PostgresUnavailable as away:
-            log.warning("look_failed", reason=away.sentence)
+                waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
+                await self.concurrency_limiter.refresh()
+                # Always: the pending queues do not include lanes in which every frame is parked.
+                await self.parked_jobs.refresh()
+        except PostgresUnavailable as error:
+            log.warning("look_failed", reason=error.sentence)
 
 
 def _chunks(tokens: Sequence[int], most: int = 4096) -> Iterable[Sequence[int]]:

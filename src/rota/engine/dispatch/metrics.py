@@ -1,4 +1,4 @@
-"""How much waits, and why: what Prometheus is told, in the words of `rota.model.reasons` and in no others."""
+"""Gauges of waiting frames and jobs, labelled with the codes of `rota.model.reasons` only."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def set_waiting_jobs(counts: Mapping[str, int]) -> None:
 
 
 def _set_gauge(gauge: Gauge, counts: Mapping[str, int], otherwise: Reason) -> None:
-    """A policy may give reasons in words of its own: they are counted as `otherwise`, so that labels stay few."""
-    known = {reason.value: counts.get(reason.value, 0) for reason in _WAITING_REASONS}
-    known[otherwise.value] += sum(n for word, n in counts.items() if word not in known)
-    for word, n in known.items():
-        gauge.labels(word).set(n)
+    """Reasons outside `Reason` (policies may define their own) count as `otherwise`, which bounds the label set."""
+    values = {reason.value: counts.get(reason.value, 0) for reason in _WAITING_REASONS}
+    values[otherwise.value] += sum(n for reason, n in counts.items() if reason not in values)
+    for reason, n in values.items():
+        gauge.labels(reason).set(n)

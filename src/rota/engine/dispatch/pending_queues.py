@@ -1,11 +1,11 @@
-"""What waits, and in which order it is looked at. One per dispatcher, in memory; PostgreSQL is asked again and again.
+"""Queues with waiting frames, in scheduling order. One instance per dispatcher, in memory, polled from PostgreSQL.
 
-A spot is a queue at one priority: lanes whose frames are alike in all that placement and quota look at, so the first
-frame that is refused speaks for all behind it. Order: the show furthest below its size in the pool, then priority with
-ageing, then age. A spot that was refused is passed over until something changed that concerns it, or for a moment.
+A `PendingQueue` is a queue at one priority: lanes whose frames have the same placement and quota requirements, so one
+refused frame stands for all behind it. Order: the show furthest below its size in the pool, then priority with ageing,
+then age. A refused queue is skipped until a relevant change or until `BACKOFF_S` has passed.
 
-What is remembered here may be old: a spot that turns out to be empty costs one claim that finds nothing, one that was
-not heard of waits for the next look at everything (`LOOK_S`).
+Entries may be stale: an empty one costs a claim that returns nothing; one whose notification was missed waits for the
+next full poll (`POLL_INTERVAL_S`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ POLL_INTERVAL_S: Final = 1.0
 BACKOFF_S: Final = 1.0
 BATCH_FRAMES_MAX: Final = 512
 FAIR_BATCH_FRAMES_MAX: Final = 64
-"""Frames of a round at most while several shows wait: the order is looked at again after so many."""
+"""Frames per round while several shows wait; the order is re-evaluated after each round."""
 FAIR_BATCH_FRAMES_MIN: Final = 1
 PROBE_FRAMES: Final = 16
 AGEING_S: Final = 300.0
-"""A frame that has waited this long counts as one priority higher."""
+"""Waiting this long counts as one priority level."""
 
 _CAPACITY_REASONS: Final = frozenset({Reason.NO_WORKERS, Reason.POOL_OVERLOADED})
 
 
 class QueueKey(msgspec.Struct, frozen=True):
-    """What a queue stands for."""
+    """The requirements shared by all frames of a queue."""
 
     queue: str
     show: ShowId
@@ -55,43 +55,43 @@ class PendingQueue(msgspec.Struct):
     waiting: int = 0
     parked: int = 0
     since_s: float = 0.0
-    """When its first frame came, by our monotonic clock."""
+    """Arrival of its first frame, by the monotonic clock."""
     told: bool = False
-    """A notification named its queue since it was claimed from last."""
+    """A notification named its queue since the last claim."""
     busy: bool = False
-    """A round of ours is claiming from it."""
+    """One of our rounds is claiming from it."""
     held_until_s: float = 0.0
     reason: Reason | None = None
-    """Why it was passed over last."""
+    """Why it was skipped last."""
     unsettled: bool = False
-    """The books could not be asked when it was tried last."""
+    """Accounting was unavailable at the last attempt."""
     full: dict[PoolId, float] = {}
-    """Pools in which its show has used up its share, or has none, and until when rounds go by them."""
+    """Pools in which the show's share is exhausted or missing, and until when rounds skip them."""
     budget: int | None = None
-    """After a limit refused: so many frames were released since, and may be tried. None: no limit is known."""
+    """After a quota refusal: frames released since, which may be tried. None: no limit is known."""
 
 
 class PendingPosition(msgspec.Struct, frozen=True):
-    """Other spots that are looked at before one, and how many frames of them wait."""
+    """Queues that are scheduled before a given one, and their waiting frames."""
 
     spots: int = 0
     frames: int = 0
     by_share: int = 0
-    """Spots of these that come first because their show uses less of its size."""
+    """Those of them that come first because their show uses less of its size."""
 
 
 class PendingQueues:
     def __init__(self, database: Database, queue: Queue, clock: Clock) -> None:
         self.database = database
         self.queue = queue
-        self.spots: dict[tuple[str, int], PendingQueue] = {}
+        self.entries: dict[tuple[str, int], PendingQueue] = {}
         self._clock = clock
         self._keys: dict[str, QueueKey] = {}
         self._shares_at = float("-inf")
         self._shares: dict[tuple[ShowId, PoolId], tuple[int, int]] = {}
 
     async def refresh(self, queues: Sequence[str] | None = None) -> None:
-        """Find out what waits in these queues, or everywhere."""
+        """Reload the waiting counts of these queues, or of all."""
         now = self._clock.monotonic()
         found = await self.queue.candidates(queues)
         unknown = sorted({candidate.queue for candidate in found} - self._keys.keys())
@@ -99,35 +99,35 @@ class PendingQueues:
             for row in await self.database.rows(CLASSES, unknown):
                 self._keys[row["queue"]] = queue_key_from_row(row)
         ages = await self.queue.head_ages_s([candidate.lane for candidate in found]) if found else {}
-        for at, spot in self.spots.items():
+        for at, pending in self.entries.items():
             if queues is None or at[0] in queues:
-                spot.waiting = spot.parked = 0
+                pending.waiting = pending.parked = 0
         for candidate in found:
             key = self._keys.get(candidate.queue)
             if key is None:
                 continue
-            spot = self.spots.setdefault(
+            pending = self.entries.setdefault(
                 (candidate.queue, candidate.priority), PendingQueue(key, candidate.priority, [], since_s=now)
             )
-            if candidate.lane not in spot.lanes:
-                spot.lanes.append(candidate.lane)
-            spot.waiting += candidate.waiting
-            spot.parked += candidate.parked
-            spot.since_s = min(spot.since_s, now - ages.get(candidate.lane, 0.0)) if spot.waiting else now
+            if candidate.lane not in pending.lanes:
+                pending.lanes.append(candidate.lane)
+            pending.waiting += candidate.waiting
+            pending.parked += candidate.parked
+            pending.since_s = min(pending.since_s, now - ages.get(candidate.lane, 0.0)) if pending.waiting else now
         self._evict_idle(queues)
 
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
-        known = [spot for (name, _), spot in self.spots.items() if name == queue]
-        for spot in known:
-            spot.waiting = max(spot.waiting, 1)
-            spot.told = True
-            if spot.reason is None:
-                spot.held_until_s = 0.0
-        return bool(known)
+        matching = [pending for (name, _), pending in self.entries.items() if name == queue]
+        for pending in matching:
+            pending.waiting = max(pending.waiting, 1)
+            pending.told = True
+            if pending.reason is None:
+                pending.held_until_s = 0.0
+        return bool(matching)
 
     async def refresh_shares(self) -> None:
-        """If several shows wait, and what is known of their shares is old."""
+        """Reload shares if several shows wait and the cached values are old."""
         now = self._clock.monotonic()
         if self.shows_waiting() < 2 or now - self._shares_at < POLL_INTERVAL_S:
             return
@@ -136,126 +136,131 @@ class PendingQueues:
         self._shares = {(row["pk_show"], row["pk_alloc"]): (row["size"], row["used"]) for row in rows}
 
     def add_usage(self, show: ShowId, pool: PoolId, cores: int) -> None:
-        """Booked by us since the last look."""
+        """Add our own bookings since the last reload."""
         size, used = self._shares.get((show, pool), (0, 0))
         self._shares[show, pool] = (size, used + cores)
 
     def schedulable(self) -> list[PendingQueue]:
-        """What may be worth a round now, the first first."""
+        """Queues eligible for a round, in scheduling order."""
         now = self._clock.monotonic()
         waiting = [
-            spot
-            for spot in self.spots.values()
-            if spot.waiting > spot.parked and not spot.busy and spot.held_until_s <= now
+            pending
+            for pending in self.entries.values()
+            if pending.waiting > pending.parked and not pending.busy and pending.held_until_s <= now
         ]
         if len(waiting) < 2:
             return waiting
         fullness = self._share_usage()
-        return sorted(waiting, key=lambda spot: _sort_key(spot, fullness.get(spot.key.show, (1, 0.0)), now))
+        return sorted(waiting, key=lambda pending: _sort_key(pending, fullness.get(pending.key.show, (1, 0.0)), now))
 
     def position(self, queue: str, priority: int) -> PendingPosition:
-        """What comes before the spot of this queue and priority, when there is room.
+        """What is scheduled before this queue and priority.
 
-        What a limit refused a moment ago keeps nobody waiting; what waits for room on workers does.
+        Queues in back-off after a quota refusal delay no other queue; queues that wait for worker capacity do.
         """
-        mine = self.spots.get((queue, priority))
-        if mine is None:
+        target = self.entries.get((queue, priority))
+        if target is None:
             return PendingPosition()
         now, fullness = self._clock.monotonic(), self._share_usage()
-        turns = {
-            at: _sort_key(spot, fullness.get(spot.key.show, (1, 0.0)), now)
-            for at, spot in self.spots.items()
-            if spot is mine
-            or (spot.waiting > spot.parked and (spot.held_until_s <= now or spot.reason is Reason.POOL_OVERLOADED))
+        sort_keys = {
+            at: _sort_key(pending, fullness.get(pending.key.show, (1, 0.0)), now)
+            for at, pending in self.entries.items()
+            if pending is target
+            or (
+                pending.waiting > pending.parked
+                and (pending.held_until_s <= now or pending.reason is Reason.POOL_OVERLOADED)
+            )
         }
-        my_turn = turns.pop((queue, priority))
-        first = [at for at, turn in turns.items() if turn < my_turn]
-        frames = sum(self.spots[at].waiting - self.spots[at].parked for at in first)
-        return PendingPosition(len(first), frames, sum(turns[at][:2] < my_turn[:2] for at in first))
+        target_key = sort_keys.pop((queue, priority))
+        first = [at for at, sort_key in sort_keys.items() if sort_key < target_key]
+        frames = sum(self.entries[at].waiting - self.entries[at].parked for at in first)
+        return PendingPosition(len(first), frames, sum(sort_keys[at][:2] < target_key[:2] for at in first))
 
-    def back_off(self, spot: PendingQueue, reason: Reason, seconds: float = BACKOFF_S) -> None:
-        spot.reason = reason
-        spot.held_until_s = self._clock.monotonic() + seconds
+    def back_off(self, pending: PendingQueue, reason: Reason, seconds: float = BACKOFF_S) -> None:
+        pending.reason = reason
+        pending.held_until_s = self._clock.monotonic() + seconds
 
-    def mark_refused(self, spot: PendingQueue, reason: Reason) -> None:
-        """The books said no: until frames of the show end there is no room for more, and a small try now and then."""
-        self.back_off(spot, reason)
-        spot.budget = 0
-        spot.unsettled = reason is Reason.BOOKS_UNAVAILABLE
+    def mark_refused(self, pending: PendingQueue, reason: Reason) -> None:
+        """Quota refused: no further frames until frames of the show end, except for occasional small probes."""
+        self.back_off(pending, reason)
+        pending.budget = 0
+        pending.unsettled = reason is Reason.BOOKS_UNAVAILABLE
 
-    def exclude_pool(self, spot: PendingQueue, pool: PoolId) -> None:
-        """The show's share of a pool refused: the others that may run it are tried before it waits."""
-        spot.reason = Reason.QUOTA_SUBSCRIPTION
-        spot.full[pool] = self._clock.monotonic() + BACKOFF_S
+    def exclude_pool(self, pending: PendingQueue, pool: PoolId) -> None:
+        """The show's share of this pool refused: try the other eligible pools before backing off."""
+        pending.reason = Reason.QUOTA_SUBSCRIPTION
+        pending.full[pool] = self._clock.monotonic() + BACKOFF_S
 
-    def excluded_pools(self, spot: PendingQueue) -> set[PoolId]:
-        """Pools that are not worth a try now."""
+    def excluded_pools(self, pending: PendingQueue) -> set[PoolId]:
+        """Pools to skip for now."""
         now = self._clock.monotonic()
-        spot.full = {pool: until_s for pool, until_s in spot.full.items() if until_s > now}
-        return set(spot.full)
+        pending.full = {pool: until_s for pool, until_s in pending.full.items() if until_s > now}
+        return set(pending.full)
 
-    def no_capacity(self, spot: PendingQueue, reason: Reason) -> None:
-        """No pool takes a frame of it now: where shares refused and no other pool could, until there is room in one."""
-        if spot.full and reason is Reason.NO_WORKERS:
-            spot.full = {}
-            self.mark_refused(spot, Reason.QUOTA_SUBSCRIPTION)
+    def no_capacity(self, pending: PendingQueue, reason: Reason) -> None:
+        """No pool accepts a frame now. If shares refused and no other pool was left, treat it as a quota refusal."""
+        if pending.full and reason is Reason.NO_WORKERS:
+            pending.full = {}
+            self.mark_refused(pending, Reason.QUOTA_SUBSCRIPTION)
         else:
-            self.back_off(spot, reason)
+            self.back_off(pending, reason)
 
-    def mark_accepted(self, spot: PendingQueue) -> None:
-        """All of a batch was booked: books that could not be asked can be."""
-        if spot.unsettled:
-            spot.unsettled = False
-            spot.budget = None
+    def mark_accepted(self, pending: PendingQueue) -> None:
+        """The whole batch was booked, so accounting is available again."""
+        if pending.unsettled:
+            pending.unsettled = False
+            pending.budget = None
 
-    def frames_max(self, spot: PendingQueue) -> int:
-        """How many frames of it are worth a try now."""
-        fair = BATCH_FRAMES_MAX if self.shows_waiting() < 2 else self._fair_frames_max(spot)
-        if spot.budget is None:
+    def frames_max(self, pending: PendingQueue) -> int:
+        """Maximum number of frames for the next round."""
+        fair = BATCH_FRAMES_MAX if self.shows_waiting() < 2 else self._fair_frames_max(pending)
+        if pending.budget is None:
             return fair
-        # Nothing was released for a while: one small try tells whether the limit has changed.
-        return min(fair, spot.budget or PROBE_FRAMES)
+        # Nothing was released for a while: a small probe detects whether the limit has changed.
+        return min(fair, pending.budget or PROBE_FRAMES)
 
-    def _fair_frames_max(self, spot: PendingQueue) -> int:
-        """While several shows wait: what its show is promised and does not use, or else a little at a time."""
-        left = sum(max(0, size - used) for (show, _), (size, used) in self._shares.items() if show == spot.key.show)
-        return max(FAIR_BATCH_FRAMES_MIN, min(FAIR_BATCH_FRAMES_MAX, left // max(1, spot.key.cls.need.cores)))
+    def _fair_frames_max(self, pending: PendingQueue) -> int:
+        """While several shows wait: the unused part of the show's size, or else a small batch."""
+        unused = sum(
+            max(0, size - used) for (show, _), (size, used) in self._shares.items() if show == pending.key.show
+        )
+        return max(FAIR_BATCH_FRAMES_MIN, min(FAIR_BATCH_FRAMES_MAX, unused // max(1, pending.key.cls.need.cores)))
 
-    def consume_budget(self, spot: PendingQueue, frames: int) -> None:
-        if spot.budget is not None:
-            spot.budget = max(0, spot.budget - frames)
+    def consume_budget(self, pending: PendingQueue, frames: int) -> None:
+        if pending.budget is not None:
+            pending.budget = max(0, pending.budget - frames)
 
     def capacity_released(self, show: ShowId | None = None, frames: int = 0) -> None:
-        """Room was made, by so many frames of a show or in some other way for everybody: look at what was held."""
-        for spot in self.spots.values():
+        """Capacity was released, by so many frames of a show, or in general (`show` is None): end back-offs."""
+        for pending in self.entries.values():
             if show is None:
-                spot.budget = None
-                spot.full = {}
-            elif spot.key.show != show:
+                pending.budget = None
+                pending.full = {}
+            elif pending.key.show != show:
                 continue
-            elif spot.budget is not None:
-                spot.budget += frames
-            spot.held_until_s = 0.0
+            elif pending.budget is not None:
+                pending.budget += frames
+            pending.held_until_s = 0.0
 
     def workers_changed(self) -> None:
-        """There may be room on workers that was not there: look at what waits for one."""
-        for spot in self.spots.values():
-            if spot.held_until_s and spot.reason in _CAPACITY_REASONS:
-                spot.held_until_s = 0.0
+        """Workers may have free capacity: end back-offs that wait for workers."""
+        for pending in self.entries.values():
+            if pending.held_until_s and pending.reason in _CAPACITY_REASONS:
+                pending.held_until_s = 0.0
 
     def shows_waiting(self) -> int:
-        return len({spot.key.show for spot in self.spots.values() if spot.waiting > spot.parked})
+        return len({pending.key.show for pending in self.entries.values() if pending.waiting > pending.parked})
 
     def frames_by_reason(self) -> Mapping[str, int]:
-        """Frames that may be claimed, by why they were passed over last."""
-        counted: dict[str, int] = {}
-        for spot in self.spots.values():
-            reason = (spot.reason or Reason.QUEUED).value
-            counted[reason] = counted.get(reason, 0) + max(0, spot.waiting - spot.parked)
-        return counted
+        """Claimable frames by the reason for which they were skipped last."""
+        counts: dict[str, int] = {}
+        for pending in self.entries.values():
+            reason = (pending.reason or Reason.QUEUED).value
+            counts[reason] = counts.get(reason, 0) + max(0, pending.waiting - pending.parked)
+        return counts
 
     def _share_usage(self) -> dict[ShowId, tuple[int, float]]:
-        """Of each show: whether it has a size at all, then how much of it is used."""
+        """By show: 0 if it has a size, else 1; then the fraction of the size (or cores) in use."""
         sums: dict[ShowId, tuple[int, int]] = {}
         for (show, _), (size, used) in self._shares.items():
             before = sums.get(show, (0, 0))
@@ -263,19 +268,19 @@ class PendingQueues:
         return {show: (0, used / size) if size else (1, float(used)) for show, (size, used) in sums.items()}
 
     def _evict_idle(self, queues: Sequence[str] | None) -> None:
-        """Lanes of queues in which nothing waits are found again by the next look."""
-        if queues is None and len(self.spots) > 10_000:
-            for at in [at for at, spot in self.spots.items() if not spot.waiting and not spot.busy]:
-                del self.spots[at]
+        """Bound the cache; the next poll finds evicted lanes again."""
+        if queues is None and len(self.entries) > 10_000:
+            for at in [at for at, pending in self.entries.items() if not pending.waiting and not pending.busy]:
+                del self.entries[at]
 
 
-def _sort_key(spot: PendingQueue, fullness: tuple[int, float], now: float) -> tuple[int, float, float, float]:
-    age_s = now - spot.since_s
-    return (*fullness, -(spot.priority + age_s / AGEING_S), -age_s)
+def _sort_key(pending: PendingQueue, fullness: tuple[int, float], now: float) -> tuple[int, float, float, float]:
+    age_s = now - pending.since_s
+    return (*fullness, -(pending.priority + age_s / AGEING_S), -age_s)
 
 
 def queue_key_from_row(row: Record) -> QueueKey:
-    """Out of a row of `CLASSES`."""
+    """From a row of `CLASSES`."""
     return QueueKey(
         row["queue"],
         ShowId(row["pk_show"]),
@@ -286,7 +291,7 @@ def queue_key_from_row(row: Record) -> QueueKey:
 
 
 def requirements_from_row(row: Record) -> PlacementRequirements:
-    """Of the columns of `rota.placement_class`."""
+    """From the columns of `rota.placement_class`."""
     return PlacementRequirements.from_row(
         topic=row["topic"],
         requires=row["requires"],

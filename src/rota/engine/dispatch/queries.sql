@@ -1,23 +1,23 @@
 -- name: layers_to_run
--- What frames of these layers run, as long as their jobs live.
+-- What the frames of layers $1 execute, for jobs that are live.
 SELECT l.pk_layer, l.frames, l.first_frame, l.frame_step, l.work, l.input, l.input_at, j.ends_as, j.word,
        EXISTS (SELECT FROM rota.job_resource r WHERE r.pk_job = l.pk_job)
        OR EXISTS (SELECT FROM rota.layer_resource r WHERE r.pk_layer = l.pk_layer) AS capped
 FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY ($1::uuid[])
 
 -- name: tenant_let_in
--- Those of the jobs $2 of show $1, in their order, that may run.
+-- Those of the jobs $2 of show $1, in the given order, that may run.
 SELECT rota.jobs_let_in($1::uuid, $2::uuid[])
 
 -- name: tenant_limited
--- Shows that may run only so many jobs at once, by a limit of their own or of a policy that some of their jobs came in by.
+-- Shows with a limit on concurrent jobs, of their own or from the policy decision of one of their jobs.
 SELECT pk_show FROM rota.show WHERE int_max_jobs >= 0
 UNION SELECT pk_show FROM rota.job WHERE reason = 'tenant_limit'
 UNION SELECT s.pk_show FROM rota.job_slot s
 JOIN rota.job j ON j.pk_job = s.pk_job JOIN rota.policy_word w ON w.word = j.word AND w.jobs_max IS NOT NULL
 
 -- name: jobs_parked
--- Jobs that wait for room of their own, or of their show, and for about how many frames there is some by now.
+-- Jobs that wait for their own cap or their show's limit, and about how many of their frames fit by now.
 SELECT w.pk_job, w.room FROM (
   SELECT j.pk_job, j.pk_show, least(nullif(s.int_max_jobs, -1), word.jobs_max) AS jobs_max, slot.pk_job IS NOT NULL AS let_in,
          row_number() OVER (PARTITION BY j.pk_show, slot.pk_job IS NULL ORDER BY j.priority DESC, j.pk_job) AS turn,
@@ -44,22 +44,22 @@ WHERE w.jobs_max IS NULL OR w.let_in
 LIMIT 500
 
 -- name: queue_classes
--- What these queues stand for (null: all of them).
+-- Requirements of these queues (null: of all).
 SELECT q.queue, q.pk_show, q.pk_folder, q.pk_dept, c.class_id, c.topic, c.requires, c.labels, c.preferred_pool,
        c.preferred_worker, c.cores, c.gpus, c.memory_mb
 FROM rota.queue_class q JOIN rota.placement_class c ON c.class_id = q.class_id
 WHERE $1::text[] IS NULL OR q.queue = ANY ($1)
 
 -- name: shares
--- What each show may count on in each pool, and what it uses there.
+-- Each show's size in each pool, and the cores in use there.
 SELECT s.pk_show, s.pk_alloc, s.int_size AS size, coalesce(p.cores, 0)::bigint AS used
 FROM rota.subscription s
 LEFT JOIN (SELECT pk_show, pk_alloc, sum(int_cores_reserved) AS cores FROM rota.proc GROUP BY 1, 2) AS p
   ON p.pk_show = s.pk_show AND p.pk_alloc = s.pk_alloc
 
 -- name: jobs_mark
--- Jobs $1 of which a frame was handed to a worker (or, $2 = RUNNING, was begun), at $3 each; those that are further stay.
--- Nobody is waited for: a job that somebody else is at comes back without a topic, and may be marked later.
+-- Set jobs $1 to state $2 (DISPATCHED, or RUNNING) as of $3 (ms) each; jobs that are further along stay.
+-- Never waits for row locks: a locked job is returned without a topic and may be written later.
 WITH free AS MATERIALIZED (
   SELECT j.pk_job FROM rota.job j WHERE j.pk_job = ANY ($1::uuid[]) FOR NO KEY UPDATE SKIP LOCKED
 ), marked AS (

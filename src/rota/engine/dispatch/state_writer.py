@@ -1,8 +1,8 @@
-"""Writing down how far jobs have come: DISPATCHED and RUNNING, a moment after it happened and many at a time.
+"""Writes DISPATCHED and RUNNING job states in batches, shortly after the fact.
 
-A job that ended meanwhile needs no mark: its end says that it was dispatched. If we die before a mark is written, the
-job shows an earlier state until its next mark or its end; nothing is decided by it. So marks wait for no lock: whoever
-ends jobs takes them in an order of its own, and a mark that waited for it could wait in a circle.
+Jobs that have ended meanwhile are skipped. If the process dies before a write, the job shows an earlier state until
+its next change; no decision depends on it. Never waits for row locks: finishers lock jobs in a different order, so
+waiting could deadlock.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ WRITE_STATES = query(__package__, "jobs_mark")
 
 log = structlog.get_logger(__name__)
 DEBOUNCE_S: Final = 0.2
-"""What ends within this time is not marked."""
+"""Jobs that end within this time are not written."""
 MAX_BATCH: Final = 1000
 QUEUE_WAIT = metrics.histogram("rota_queue_wait_seconds", "From submission to the first hand-over.", labels=("topic",))
 
 
 class PendingState(NamedTuple):
-    """When it happened, by the wall and by what no change of the wall moves."""
+    """When the change happened: wall clock (`at_ms`) and monotonic clock (`since_s`)."""
 
     at_ms: int
     since_s: float
 
 
 class JobStateChange(NamedTuple):
-    """A job that was marked."""
+    """A job whose state was written."""
 
     job: UUID
     show: ShowId
@@ -52,9 +52,9 @@ class JobStateWriter:
         self._clock = clock
         self._dispatched: dict[UUID, PendingState] = {}
         self._running: dict[UUID, PendingState] = {}
-        self._some = asyncio.Event()
+        self._has_pending = asyncio.Event()
         self.on_marked: Callable[[str, Sequence[JobStateChange]], None] = _ignore
-        """Called with the state and the jobs that were marked with it."""
+        """Called with the state and the jobs that were written."""
 
     def record_dispatched(self, jobs: Iterable[UUID]) -> None:
         self._record(self._dispatched, jobs)
@@ -67,62 +67,64 @@ class JobStateWriter:
             self._dispatched.pop(job, None)
             self._running.pop(job, None)
 
-    def _record(self, marks: dict[UUID, PendingState], jobs: Iterable[UUID]) -> None:
-        mark = PendingState(self._clock.now_ms(), self._clock.monotonic())
+    def _record(self, changes: dict[UUID, PendingState], jobs: Iterable[UUID]) -> None:
+        change = PendingState(self._clock.now_ms(), self._clock.monotonic())
         for job in jobs:
-            marks.setdefault(job, mark)
-        self._some.set()
+            changes.setdefault(job, change)
+        self._has_pending.set()
 
     async def run(self) -> None:
         while True:
-            await self._some.wait()
+            await self._has_pending.wait()
             await self._clock.sleep(DEBOUNCE_S)
             try:
                 await self.flush()
-            except (PostgresUnavailable, asyncpg.PostgresError) as away:
-                # Nothing is decided by marks: whatever it was, the dispatcher goes on, and they are tried again.
-                log.warning("marks_wait", reason=str(away))
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                # No decision depends on these states: keep dispatching and retry on the next flush.
+                log.warning("marks_wait", reason=str(error))
 
     @property
     def pending(self) -> int:
-        """Marks that are not written yet."""
+        """Number of unwritten state changes."""
         return len(self._dispatched) + len(self._running)
 
     async def flush(self) -> None:
-        """Write what has stood for long enough. Kept until it is written."""
+        """Write changes older than `DEBOUNCE_S`; each is kept until it is written."""
         before_s = self._clock.monotonic() - DEBOUNCE_S
-        for state, marks in (("DISPATCHED", self._dispatched), ("RUNNING", self._running)):
-            while some := _due(marks, before_s):
-                rows = await self.database.rows(WRITE_STATES, list(some), state, [mark.at_ms for mark in some.values()])
-                taken = {row["pk_job"] for row in rows if row["topic"] is None}
-                self._remove_written(marks, some, taken)
-                marked = [row for row in rows if row["topic"] is not None]
-                self.on_marked(state, [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in marked])
+        for state, changes in (("DISPATCHED", self._dispatched), ("RUNNING", self._running)):
+            while batch := _due(changes, before_s):
+                rows = await self.database.rows(
+                    WRITE_STATES, list(batch), state, [change.at_ms for change in batch.values()]
+                )
+                locked = {row["pk_job"] for row in rows if row["topic"] is None}
+                self._remove_written(changes, batch, locked)
+                written = [row for row in rows if row["topic"] is not None]
+                self.on_marked(state, [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in written])
                 if state == "DISPATCHED":
-                    _observe_queue_wait(some, marked)
+                    _observe_queue_wait(batch, written)
         if not self.pending:
-            self._some.clear()
+            self._has_pending.clear()
 
-    def _remove_written(self, marks: dict[UUID, PendingState], some: Iterable[UUID], taken: set[UUID]) -> None:
-        """Jobs that somebody else was at are tried again a while later, unless they ended meanwhile."""
+    def _remove_written(self, changes: dict[UUID, PendingState], batch: Iterable[UUID], locked: set[UUID]) -> None:
+        """Keep jobs whose row was locked, and retry them later unless they have ended."""
         now_s = self._clock.monotonic()
-        for job in some:
-            mark = marks.pop(job, None)
-            if mark and job in taken:
-                marks[job] = mark._replace(since_s=now_s)
+        for job in batch:
+            change = changes.pop(job, None)
+            if change and job in locked:
+                changes[job] = change._replace(since_s=now_s)
 
 
-def _due(marks: Mapping[UUID, PendingState], before_s: float) -> dict[UUID, PendingState]:
-    """The oldest, as many as are written together."""
-    old = takewhile(lambda item: item[1].since_s <= before_s, marks.items())
-    return dict(islice(old, MAX_BATCH))
+def _due(changes: Mapping[UUID, PendingState], before_s: float) -> dict[UUID, PendingState]:
+    """The oldest changes, at most one batch."""
+    due = takewhile(lambda item: item[1].since_s <= before_s, changes.items())
+    return dict(islice(due, MAX_BATCH))
 
 
-def _observe_queue_wait(marks: Mapping[UUID, PendingState], rows: Iterable[Record]) -> None:
+def _observe_queue_wait(changes: Mapping[UUID, PendingState], rows: Iterable[Record]) -> None:
     for row in rows:
-        wait_ms = marks[row["pk_job"]].at_ms - row["submitted_ms"]
+        wait_ms = changes[row["pk_job"]].at_ms - row["submitted_ms"]
         QUEUE_WAIT.labels(row["topic"]).observe(max(0, wait_ms) / 1000)
 
 
-def _ignore(_state: str, _marked: Sequence[JobStateChange]) -> None:
+def _ignore(_state: str, _changes: Sequence[JobStateChange]) -> None:
     return None
