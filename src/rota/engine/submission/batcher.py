@@ -1,8 +1,8 @@
-"""Submissions that come one by one at the same time, written together: one commit for all that came meanwhile.
+"""Group commit: concurrent single submissions share one transaction.
 
-Each is checked alone before it joins others. When those that were written together are refused, each is written alone,
-so nobody is refused for what somebody else has sent. Whoever is cancelled while it waits may find its job submitted, as
-with any reply that is lost. If we die, those who wait have no answer, and what was committed is there.
+Each submission is validated before it joins a batch. If the batch is refused, each submission is written alone, so
+that an invalid one does not fail the others. A caller that is cancelled while waiting may find its job submitted, as
+with any lost reply. If the process dies, waiting callers get no reply, and committed jobs remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH: Final = 500
 MAX_CONCURRENT: Final = 2
-"""While one batch waits for its commit the next is written."""
+"""While one batch waits for its commit, the next is written."""
 
 
 class _QueuedSubmission(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class SubmissionBatcher:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def submit(self, submission: Submission) -> SubmitResult:
-        """One that was read just now. It may be CRITICAL: whoever calls has looked at who asks."""
+        """Submit one decoded submission. CRITICAL is accepted: the caller must have checked permissions."""
         [plan] = validate_decoded([submission])
         answer: asyncio.Future[SubmitResult] = asyncio.get_running_loop().create_future()
         self._waiting.append(
@@ -55,14 +55,14 @@ class SubmissionBatcher:
         return await answer
 
     async def run(self, life: Lifecycle) -> None:
-        """As a service: when it ends, nobody is left without an answer."""
+        """Service: on drain, waits until every caller has its reply."""
         life.ready()
         await life.until_draining()
         while self._writing:
             await asyncio.wait(self._writing)
 
     async def _drain(self) -> None:
-        """Until nobody waits. What fails is told to those who wait for it."""
+        """Write batches until the queue is empty; a failure goes to the callers of its batch."""
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
             try:
@@ -99,7 +99,7 @@ class SubmissionBatcher:
 
 
 def _resolve(one: _QueuedSubmission, submitted: SubmitResult) -> None:
-    if not one.answer.done():  # who asked may have gone
+    if not one.answer.done():  # the caller may have been cancelled
         one.answer.set_result(submitted)
 
 

@@ -1,8 +1,8 @@
-"""Submissions from the bus: `sys.job.submit`, with the same checks as every other face.
+"""Submissions from the bus (`sys.job.submit`), with the same validation as every other interface.
 
-A message that comes again submits nothing again: without a key of its own it has one made of its number in the stream
-and the moment it was stored, written with the job. One that is refused goes to the dead letters with the reason, and is
-then terminated; if we die in between, the dead letter is written once all the same, since its cause names the message.
+Redelivery is idempotent: a submission without an idempotency key gets one made of its stream sequence number and
+storage time. A refused submission is dead-lettered with the reason and then terminated; if the process dies in
+between, the dead letter is still written once, because its cause names the message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFUSED_REASON: Final = "submission_refused"
 
 
 class BusSubmissionConsumer:
-    """`Service("submits", intake.handling(bus).run)` keeps it going."""
+    """`Service("submits", consumer.batch_consumer(bus).run)` runs it."""
 
     def __init__(self, submitter: Submitter, dead_letters: DeadLetterQueue, *, may_be_critical: bool = False) -> None:
         self._submitter = submitter
@@ -47,33 +47,33 @@ class BusSubmissionConsumer:
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         plans: list[ValidatedSubmission] = []
         parents = []
-        verdicts: list[Acknowledgement] = []
+        acknowledgements: list[Acknowledgement] = []
         for delivery in batch:
             try:
                 plans.append(self._validate(delivery))
                 parents.append(tracing.extract(delivery.headers) if tracing.is_enabled() else None)
-                verdicts.append(None)
+                acknowledgements.append(None)
             except InvalidInput as error:
-                verdicts.append(Terminate(error.sentence))
+                acknowledgements.append(Terminate(error.sentence))
         failpoints.hit("submit.before_intake")
         try:
             await self._submitter.write(plans, parents=parents)
         except (InvalidInput, IdempotencyConflict) as error:
             if len(plans) > 1:
-                raise  # one of them: each is tried alone
-            return [verdict or Terminate(error.sentence) for verdict in verdicts]
-        return verdicts
+                raise  # one of them is invalid: the batch consumer retries each alone
+            return [acknowledgement or Terminate(error.sentence) for acknowledgement in acknowledgements]
+        return acknowledgements
 
     async def terminated(self, delivery: Delivery, reason: str) -> None:
         INVALID_MESSAGES.labels("submission").inc()
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             kind="message",
             reason=REFUSED_REASON,
             cause=_message_key(delivery),
             payload=delivery.data,
             error=reason[:10_000],
         )
-        await self._dead_letters.add([letter])
+        await self._dead_letters.add([dead_letter])
 
     def _validate(self, delivery: Delivery) -> ValidatedSubmission:
         [plan] = validate_submissions([delivery.data], may_be_critical=self._may_be_critical)

@@ -1,7 +1,7 @@
-"""Plans as the columns of one statement. No I/O.
+"""Submissions as the column arrays of one statement. No I/O.
 
-What many jobs or layers of a batch have in common travels once and is named by its place, from 1 on: a thousand jobs of
-one task are one head, one kind of layer, and a column of ids and inputs.
+Values shared by several jobs or layers are sent once and referenced by a 1-based index: a thousand jobs of one task
+are one head, one layer kind, and columns of ids and inputs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from rota.infra.blob_store import BlobLocation, pointer_to
 from rota.model.ids import JobId, LayerId
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import decode_details, encode_details
-from rota.model.jobs.validation import PlacementSpec as Asked
-from rota.model.jobs.validation import ResourceCaps, ValidatedLayer, ValidatedSubmission
+from rota.model.jobs.validation import PlacementSpec, ResourceCaps, ValidatedLayer, ValidatedSubmission
 
 INPUT_BYTES_MAX: Final = 65_536
-"""What is larger does not travel with a frame, but a pointer to it."""
+"""Larger inputs go to the blob store, and the frame carries a pointer."""
 Column = list[Any]
 QueueTargetKey = tuple[str, str, str, bytes, int]
 JobShape = tuple[int, list[tuple[int, int]]]
-"""The place of a job's head; and of each layer, the place it is queued at and that of its kind."""
+"""Index of the job's head; and for each layer, the index of its queue target and of its kind."""
 
 
 class DistinctRows:
-    """Tuples, each once, by their place from 1 on."""
+    """Distinct tuples, addressed by a 1-based index."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[Any, ...], int] = {}
@@ -46,17 +45,17 @@ class DistinctRows:
 
 
 class SubmissionColumns:
-    """Arguments of submit_insert.sql, in its order."""
+    """Arguments of the query `submit_insert`, in its order."""
 
     def __init__(self) -> None:
         self.places = DistinctRows()
-        self.asked: dict[QueueTargetKey, Asked] = {}
+        self.targets: dict[QueueTargetKey, PlacementSpec] = {}
         self.large: list[bytes] = []
-        """Inputs and items that rows only point to; they belong into the store."""
+        """Inputs and items that rows reference by pointer; the caller writes them to the blob store."""
         self._heads = DistinctRows()
         self._kinds = DistinctRows()
         self._shapes: dict[tuple[int, int], tuple[ValidatedSubmission, AdmissionDecision, JobShape]] = {}
-        """By the ids of the plan they are like and of the decision, which are kept so that no others have them."""
+        """By the ids of the template submission and the decision; both are kept alive so that their ids stay unique."""
         self._jobs: tuple[list[JobId], list[int], list[str | None], list[str | None], list[bytes | None]] = (
             [],
             [],
@@ -99,27 +98,27 @@ class SubmissionColumns:
                 self._items[1].extend(of.items)
 
     def arguments(self, until: datetime | None = None) -> tuple[object, ...]:
-        """`until`: when the words that jobs are queued by have become too old."""
+        """`until`: expiry of the policy decisions by which jobs are queued."""
         *jobs, workflows, keys, digests = self._jobs
         jobs += [_none_if_empty(workflows), *((keys, digests) if any(keys) else (None, None))]
         *layers, input_ats = self._layers
         *entries, payloads, run_ats = self._entries
         caps = self._caps if self._caps[0] else (None,) * 6
         items = self._items if self._items[0] else (None, None)
-        *heads, words = self._heads.columns(13)
-        shared = [*self.places.columns(5), *heads, _none_if_empty(words), until, *self._kinds.columns(9)]
+        *heads, decisions = self._heads.columns(13)
+        shared = [*self.places.columns(5), *heads, _none_if_empty(decisions), until, *self._kinds.columns(9)]
         rows = (*layers, _none_if_empty(input_ats), *entries, _none_if_empty(payloads), _none_if_empty(run_ats))
         return (*shared, *jobs, *rows, *caps, *items)
 
     def _shape(self, plan: ValidatedSubmission, decision: AdmissionDecision) -> JobShape:
-        """Of plans that are like one another it is the same, and found out once."""
-        like = plan.like
-        if like is None or plan.name != like.name:
+        """Submissions with the same template share a shape, which is computed once."""
+        template = plan.like
+        if template is None or plan.name != template.name:
             return self._shape_of(plan, decision)
-        known = self._shapes.get((id(like), id(decision)))
-        if known is None:
-            known = self._shapes[id(like), id(decision)] = like, decision, self._shape_of(plan, decision)
-        return known[2]
+        cached = self._shapes.get((id(template), id(decision)))
+        if cached is None:
+            cached = self._shapes[id(template), id(decision)] = template, decision, self._shape_of(plan, decision)
+        return cached[2]
 
     def _shape_of(self, plan: ValidatedSubmission, decision: AdmissionDecision) -> JobShape:
         kinds = [self._kind(plan, of, number) for number, of in enumerate(plan.layers)]
@@ -140,15 +139,15 @@ class SubmissionColumns:
         return place, self._kinds.index_of(kind)
 
     def _store_items(self, plan: ValidatedSubmission) -> bytes | None:
-        """Details that say where the items are: the queue forgets them with the frames they belong to."""
-        kept = msgspec.msgpack.encode([layer.items for layer in plan.layers if layer.items])
-        self.large.append(kept)
-        at = str(pointer_to(kept, BlobLocation.POSTGRES))
+        """Details that reference the stored items: the queue deletes items with their frames."""
+        items = msgspec.msgpack.encode([layer.items for layer in plan.layers if layer.items])
+        self.large.append(items)
+        at = str(pointer_to(items, BlobLocation.POSTGRES))
         return encode_details(msgspec.structs.replace(decode_details(plan.details), items_at=at))
 
     def _queue_index(self, plan: ValidatedSubmission, layer: ValidatedLayer) -> int:
         key = (plan.show, plan.folder, plan.dept, layer.digest, plan.priority)
-        self.asked[key] = layer.place
+        self.targets[key] = layer.place
         return self.places.index_of(key)
 
     def _add_layer(self, of: ValidatedLayer, kind: int, layer: LayerId) -> None:
@@ -189,19 +188,19 @@ class SubmissionColumns:
 
 
 def _none_if_empty(column: Column) -> Column | None:
-    """A column that holds nothing need not be sent."""
+    """Send NULL instead of a column without values."""
     return column if any(each is not None for each in column) else None
 
 
 def queue_columns(columns: SubmissionColumns) -> tuple[object, ...]:
-    """Arguments of submit_queues.sql."""
+    """Arguments of the query `submit_queues`."""
     rows = [
         (
             *key[:4],
-            *(asked.topic, _json(asked.requires), _json(dict(asked.labels)), asked.preferred_pool),
-            *(asked.preferred_worker, asked.cores, asked.gpus, asked.memory_mb),
+            *(spec.topic, _json(spec.requires), _json(dict(spec.labels)), spec.preferred_pool),
+            *(spec.preferred_worker, spec.cores, spec.gpus, spec.memory_mb),
         )
-        for key, asked in columns.asked.items()
+        for key, spec in columns.targets.items()
     ]
     return tuple(list(column) for column in zip(*rows, strict=True))
 

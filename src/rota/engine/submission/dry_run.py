@@ -1,8 +1,7 @@
-"""What would become of a submission: everything is checked and written as if it were meant, explained, and undone.
+"""Dry run of a submission: validated, written and explained in one transaction that is always rolled back.
 
-It is one transaction that is always rolled back, queues that it needs included, so nobody else sees any of it; while it
-lasts, a moment, others who submit to a queue that is new wait. A policy that has to be asked is not asked: then the
-answer is that the job would wait for it.
+The transaction includes the queues it creates, so other sessions see none of it; meanwhile, submissions to a queue
+that is new wait for it. A remote policy is not queried: the result then says that the job would wait for its decision.
 """
 
 from __future__ import annotations
@@ -27,17 +26,19 @@ from rota.model.jobs.submission import Submission, SubmitResult
 class SubmissionDryRun(msgspec.Struct, frozen=True):
     gate: AdmissionDecision
     job: JobView
-    """As it would be, or as it is where its key was used before; its id means nothing otherwise."""
+    """The job as it would be written, or the existing job if its idempotency key was used before; otherwise its id is
+    meaningless.
+    """
     already: bool
     explained: JobExplanation
 
 
 class _Rollback(Exception):
-    """Ends the transaction."""
+    """Rolls the transaction back."""
 
 
 class _TransactionAsDatabase:
-    """A transaction as a database, for those who read: what they see is what was written in it."""
+    """A read-only `Database` view of a transaction: readers see its uncommitted writes."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
@@ -45,37 +46,37 @@ class _TransactionAsDatabase:
 
     @asynccontextmanager
     async def transaction(self, _isolation: str = "", *, readonly: bool = True) -> AsyncIterator[Transaction]:
-        assert readonly, "nothing more is written"
+        assert readonly, "a dry run only reads here"
         yield self._tx
 
 
 async def dry_run(
     database: Database,
-    given: Submission,
+    submission: Submission,
     gate: AdmissionGate,
     *,
     may_be_critical: bool = False,
     clock: Clock | None = None,
 ) -> SubmissionDryRun:
-    """Errors are those of submitting."""
+    """Raises the same errors as submitting."""
     batch = SubmissionBatch(
-        validate_submissions([given], may_be_critical=may_be_critical), gate, (clock or SystemClock()).now_ms()
+        validate_submissions([submission], may_be_critical=may_be_critical), gate, (clock or SystemClock()).now_ms()
     )
     found: SubmissionDryRun | None = None
     try:
         async with database.transaction() as tx:
             found = await _evaluate(tx, batch)
-            raise _Rollback  # noqa: TRY301  what the block is for
+            raise _Rollback  # noqa: TRY301 - always roll back
     except _Rollback:
-        assert found is not None, "it was looked at before it was undone"
+        assert found is not None, "evaluated before the rollback"
         return found
 
 
 async def _evaluate(tx: Transaction, batch: SubmissionBatch) -> SubmissionDryRun:
     submitted = await _write_batch(tx, batch)
-    inside = cast("Database", _TransactionAsDatabase(tx))
-    job = await JobQueries(inside).get(submitted.job)
-    explained = await Explainer(inside).explain(submitted.job)
+    view = cast("Database", _TransactionAsDatabase(tx))
+    job = await JobQueries(view).get(submitted.job)
+    explained = await Explainer(view).explain(submitted.job)
     return SubmissionDryRun(batch.decisions[0], job, submitted.already, explained)
 
 

@@ -1,5 +1,6 @@
 -- name: submit_insert
--- Write jobs with all that belongs to them; a row for each that was there before, or for what keeps all from being written.
+-- Write jobs with everything that belongs to them. Returns a row for each job that existed before, or for each reason
+-- why nothing was written.
 SELECT at, outcome, pk_job, state FROM rota.job_submit(
   $1::text[], $2::text[], $3::text[], $4::bytea[], $5::smallint[],
   $6::int[], $7::text[], $8::text[], $9::smallint[], $10::text[], $11::text[], $12::smallint[], $13::jsonb[],
@@ -13,14 +14,14 @@ SELECT at, outcome, pk_job, state FROM rota.job_submit(
   $52::uuid[], $53::bytea[])
 
 -- name: submit_names
--- What shows, folders of the show $1 and departments there are, for a word about one that there is not.
+-- Existing shows, folders of show $1 and departments, for the error message about an unknown name.
 SELECT 'show' AS kind, str_name AS name FROM rota.show
 UNION ALL SELECT 'folder', f.str_name FROM rota.folder f JOIN rota.show s USING (pk_show) WHERE s.str_name = $1::text
 UNION ALL SELECT 'dept', str_name FROM rota.dept
 ORDER BY kind, name LIMIT 10000
 
 -- name: submit_queues
--- The queues of these places, made when they are new; null where the show, folder or department is not known.
+-- The queues of these targets, created if new; null where the show, folder or department is unknown.
 SELECT g.at::integer AS at, rota.job_queue(
   g.show, g.folder, g.dept, g.digest, g.topic, ARRAY(SELECT jsonb_array_elements_text(g.requires)), g.labels,
   nullif(g.pool, ''), nullif(g.worker, ''), g.cores, g.gpus, g.memory_mb) AS queue
@@ -30,11 +31,11 @@ FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::jso
 ORDER BY g.show COLLATE "C", g.folder COLLATE "C", g.dept COLLATE "C", g.digest
 
 -- name: submit_unknown
--- Those of the jobs $1 that are not kept, live or done.
+-- Those of the jobs $1 that do not exist, neither live nor done.
 SELECT given.id FROM unnest($1::uuid[]) AS given (id)
 WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = given.id)
   AND NOT EXISTS (SELECT FROM rota.job_done d WHERE d.pk_job = given.id)
 
 -- name: submit_wait
--- Have jobs $1 wait for jobs $2, each with what becomes of it, $3, when that does not succeed.
+-- Make jobs $1 wait for jobs $2, with the action $3 for the case that the dependency does not succeed.
 SELECT rota.jobs_wait($1::uuid[], $2::uuid[], $3::text[])

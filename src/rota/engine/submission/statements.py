@@ -1,7 +1,7 @@
-"""What submitting asks of PostgreSQL, one statement at a time, whoever carries it out. No I/O.
+"""The SQL statements of a submission, independent of the driver. No I/O.
 
-`Batch.steps` is a generator: it yields a statement, is sent its rows, and ends with what was submitted. So one piece of
-code serves our own pool, a transaction of the caller's, and every foreign driver, waiting or not.
+`SubmissionBatch.statements` is a generator: it yields a statement, receives its rows, and returns the submit results.
+So the same code runs on our own pool, in a caller's transaction, and on any sync or async driver.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from rota.model.ids import ENTROPY_BYTES, JobId, LayerId, uuid7_bytes
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import SubmitResult
 from rota.model.jobs.validation import ValidatedSubmission
-from rota.policy.decision_store import STORE_DECISIONS as KEEP_WORDS
-from rota.policy.decision_store import store_arguments
-from rota.queue.queue import ENSURE_QUEUE as MAKE_QUEUE
+from rota.policy.decision_store import STORE_DECISIONS, store_arguments
+from rota.queue.queue import ENSURE_QUEUE
 
 INSERT = query(__package__, "submit_insert")
 QUEUES = query(__package__, "submit_queues")
@@ -52,18 +51,18 @@ class Statement(msgspec.Struct, frozen=True):
     query: Query
     arguments: tuple[object, ...]
     ahead: bool = False
-    """To be committed by itself where that can be done, since others may wait for it."""
+    """Commit it separately where possible, because other transactions may wait for it."""
 
 
 Statements = Generator[Statement, Rows, list[SubmitResult]]
 
 
 class StaleDecision(Exception):
-    """Nothing was written: jobs cannot be queued by what was said of them, or before they were asked about."""
+    """Nothing was written: the policy decision has expired, or jobs need a decision that was not requested."""
 
 
 class SubmissionBatch:
-    """Plans that are written together, at least one, with the ids their jobs will have."""
+    """Submissions that are written together (at least one), with the ids of their jobs."""
 
     def __init__(
         self,
@@ -74,12 +73,12 @@ class SubmissionBatch:
         ids: Sequence[JobId] | None = None,
         ahead: PrecheckResult | None = None,
     ) -> None:
-        """`ahead`: what a policy that was asked before has said about these, which then need their `ids`."""
+        """`ahead`: policy decisions made before the write; requires `ids`, which the policy was queried with."""
         self.plans = plans
         self._now_ms = now_ms
         self.until = ahead.until if ahead is not None else None
         decided = ahead.decisions if ahead is not None else _decide(gate, plans)
-        # What waits for another job comes to the gate when that has ended.
+        # A job that depends on others is decided when they have ended.
         self.decisions: Sequence[AdmissionDecision] = [
             WAITING_ON_JOB if plan.after else decision for plan, decision in zip(plans, decided, strict=True)
         ]
@@ -91,26 +90,26 @@ class SubmissionBatch:
 
     @property
     def needs_transaction(self) -> bool:
-        """Whether more than one statement must take effect together."""
+        """Whether several statements must commit together."""
         return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
 
     def deferred(self) -> SubmissionBatch:
-        """The same jobs, to be decided about once they are written."""
+        """The same jobs with the decision deferred: written as PENDING."""
         return SubmissionBatch(self.plans, DeferAll(), self._now_ms, ids=self.ids)
 
     def statements(self, *, together: bool = True) -> Statements:
-        """`together`: statements take effect together, so that more of them may be needed than was thought."""
+        """`together`: the statements share a transaction, so the batch can still be deferred in it."""
         arguments = self._columns.arguments(self.until)
-        if named := sorted({before for plan in self.plans for before in plan.after}):
-            for row in (yield Statement(UNKNOWN_JOBS, (named,))):
+        if dependencies := sorted({before for plan in self.plans for before in plan.after}):
+            for row in (yield Statement(UNKNOWN_JOBS, (dependencies,))):
                 raise NotFound(f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0]))
         unwritten = yield Statement(INSERT, arguments)
         if any(row[1] == "new_queue" for row in unwritten):
             yield from self._create_queues()
             unwritten = yield Statement(INSERT, arguments)
         if any(row[1] == "new_word" for row in unwritten):
-            kept = store_arguments(each.said for each in self.decisions if each.said is not None)
-            yield Statement(KEEP_WORDS, kept, ahead=True)
+            stored = store_arguments(each.said for each in self.decisions if each.said is not None)
+            yield Statement(STORE_DECISIONS, stored, ahead=True)
             unwritten = yield Statement(INSERT, arguments)
         if any(row[1] == "unasked" for row in unwritten) and together:
             return (yield from self.deferred().statements())
@@ -125,17 +124,17 @@ class SubmissionBatch:
 
     def _create_queues(self) -> Generator[Statement, Rows, None]:
         columns = queue_columns(self._columns)
-        made = yield Statement(QUEUES, columns, ahead=True)
-        if any(row[1] is None for row in made):
-            # What only the caller's transaction knows, such as a folder that it has just made.
-            made = yield Statement(QUEUES, columns)
-        keys = list(self._columns.asked)
-        for row in made:
+        queues = yield Statement(QUEUES, columns, ahead=True)
+        if any(row[1] is None for row in queues):
+            # Only the caller's transaction sees it, such as a folder that it has just created.
+            queues = yield Statement(QUEUES, columns)
+        keys = list(self._columns.targets)
+        for row in queues:
             if row[1] is not None:
-                yield Statement(MAKE_QUEUE, (row[1], [keys[row[0] - 1][4]], None, None), ahead=True)
+                yield Statement(ENSURE_QUEUE, (row[1], [keys[row[0] - 1][4]], None, None), ahead=True)
 
     def _follow_up_statements(self, submitted: Sequence[SubmitResult]) -> Generator[Statement, Rows, None]:
-        """What else is written in the same transaction."""
+        """Further writes of the same transaction."""
         if self._columns.large:
             yield Statement(PUT_BLOBS, put_arguments(self._columns.large)[1])
         waiting = [
@@ -159,7 +158,7 @@ class SubmissionBatch:
         submitted = [SubmitResult(job, decision.state) for job, decision in zip(self.ids, self.decisions, strict=True)]
         new = {one.job: one.state for one in submitted} if known else {}
         for at, _, job, state in known:
-            # One whose key is used twice in this very batch was not there when it was looked for.
+            # A key used twice within this batch did not exist yet when it was looked up.
             found = JobState(state) if state is not None else new.get(JobId(job))
             submitted[at - 1] = SubmitResult(JobId(job), found, already=True)
         return submitted
@@ -194,7 +193,7 @@ def _decide(gate: AdmissionGate, plans: Sequence[ValidatedSubmission]) -> Sequen
 
 
 def _new_ids(count: int, now_ms: int) -> list[UUID]:
-    """New ids in ascending order, of the driver's own kind, which it sends without a detour."""
+    """New ids in ascending order, as the driver's UUID type, which it sends without conversion."""
     entropy = secrets.token_bytes(ENTROPY_BYTES * count)
     parts = [entropy[at : at + ENTROPY_BYTES] for at in range(0, len(entropy), ENTROPY_BYTES)]
     return [DriverUUID(each) for each in sorted(uuid7_bytes(now_ms, part) for part in parts)]

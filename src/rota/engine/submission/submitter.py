@@ -1,18 +1,19 @@
-"""Submitting jobs: checked, then written with their layers, caps, keys and queue entries by one statement.
+"""Submits jobs: validates them, then writes each with its layers, caps, keys and queue entries by one statement.
 
-What holds, and who sees to it:
-- nothing is written of a batch that has a fault: `rota.model.jobs.validation` before, `rota.job_submit` inside the statement;
-- a job is there with its queue entries or not at all: one statement, in the caller's transaction or one of its own;
-- a job that waits for others (`after`) is PENDING, and never queued before these have ended: `rota.job_admit`. They go
-  on in the transaction that ends the last of these (`rota.jobs_release`); one that ends while we write is found by the
-  leader (`rota.engine.recovery.reconciler`). Only jobs that exist can be named, so none ever waits for itself;
-- one key, one job: the primary key of `rota.idempotency_key`, whose second user waits for the first to commit or not.
+Invariants and who enforces them:
+- an invalid batch writes nothing: `rota.model.jobs.validation` before, `rota.job_submit` inside the statement;
+- a job exists together with its queue entries or not at all: one statement, in the caller's or in our own transaction;
+- a job that depends on others (`after`) is PENDING and not queued before they have ended: `rota.job_admit`. The
+  transaction that ends the last dependency releases it (`rota.jobs_release`); a dependency that ends while we write is
+  found by the leader (`rota.engine.recovery.reconciler`). Only existing jobs can be named, so there are no cycles;
+- one key, one job: the primary key of `rota.idempotency_key`, whose second user waits for the first to commit or
+  abort.
 
-Names of shows, folders and departments are looked up by the statement itself, so nothing that was renamed or deleted
-meanwhile is believed. Queues are made for good before the first submission that needs them, on a connection of the
-reserve, so that a caller that stays in its transaction keeps no other producer waiting; where there is no database of
-ours (`submit_on_async`, `submit_on_sync`) they are made in the caller's transaction. If we die, or the reply is lost, a
-submission with a key may simply be repeated; without one it may be there or not, as with any insert.
+The statement itself resolves names of shows, folders and departments, so renamed or deleted ones cannot be used.
+Queues are created and committed before the first submission that needs them, on a reserved connection, so that a
+caller with a long transaction does not block other producers; without a database of ours (`submit_on_async`,
+`submit_on_sync`) they are created in the caller's transaction. After a crash or a lost reply, a submission with a key
+can be repeated; without a key the outcome is unknown, as with any insert.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 BATCH_MAX: Final = 10_000
-"""Submissions of one call."""
+"""Submissions per call."""
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 
 RECEIVED = metrics.counter("rota_jobs_received", "Jobs submitted by this process.", labels=("topic",))
 
 SubmissionInput = Submission | bytes
-"""Bytes are a submission in msgpack or JSON."""
+"""Bytes: a submission in msgpack or JSON."""
 
 
 class Submitter:
-    """Transactions of the caller's must be READ COMMITTED, the default of PostgreSQL."""
+    """A caller's transaction must be READ COMMITTED, the default of PostgreSQL."""
 
     def __init__(
         self,
@@ -61,10 +62,11 @@ class Submitter:
         self.database = database
         self.gate: AdmissionGate = gate or AllowAll()
         self.ahead = ahead
-        """Asks a policy before jobs are written in a transaction of our own; in one of the caller's, `gate` decides."""
+        """Queries the policy before jobs are written in our own transaction; in a caller's transaction `gate` decides.
+        """
         self._clock = clock or SystemClock()
         self.on_submitted: Callable[[Sequence[ValidatedSubmission], Sequence[SubmitResult]], None] = _ignore
-        """Called with what was written in a transaction of our own, once that is committed."""
+        """Called after the commit with the jobs that were written in our own transaction."""
 
     async def submit(
         self,
@@ -74,13 +76,13 @@ class Submitter:
         may_be_critical: bool = False,
         own: frozenset[str] = frozenset(),
     ) -> list[SubmitResult]:
-        """All of them or none, in their order; `own` are labels of Rota's that whoever calls has set."""
+        """Submit all or none, in the given order; `own` are Rota's reserved labels that the caller has set."""
         return await self.write(validate_submissions(submissions, may_be_critical=may_be_critical, own=own), on=on)
 
     async def submit_on(
         self, connection: Any, submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False
     ) -> list[SubmitResult]:
-        """The same in a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async)."""
+        """The same, in an open transaction of asyncpg, psycopg (async) or SQLAlchemy (async)."""
         fetch = async_fetch(connection)
         plans = validate_submissions(submissions, may_be_critical=may_be_critical)
         if not plans:
@@ -98,7 +100,7 @@ class Submitter:
         on: Transaction | None = None,
         parents: Sequence[Context | None] | None = None,
     ) -> list[SubmitResult]:
-        """Submissions that were checked before; `parents` are the traces they belong to, the current one if none."""
+        """Write validated submissions; `parents` are their trace contexts, by default the current one."""
         if not plans:
             return []
         with SubmissionSpans(plans, parents) as submitting:
@@ -120,7 +122,7 @@ class Submitter:
         return await self._write_or_defer(SubmissionBatch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
 
     async def _write_or_defer(self, batch: SubmissionBatch, on: Transaction | None) -> list[SubmitResult]:
-        """Jobs keep their ids when they turn out to be decided about later: a limit counts each of them once."""
+        """Deferred jobs keep their ids, so that a velocity limit counts each of them once."""
         try:
             return await self._write_once(batch, on)
         except StaleDecision:
@@ -166,7 +168,7 @@ async def submit_on_async(
     clock: Clock | None = None,
     may_be_critical: bool = False,
 ) -> list[SubmitResult]:
-    """In a transaction that is open on asyncpg, psycopg (async) or SQLAlchemy (async), without a database of ours."""
+    """In an open transaction of asyncpg, psycopg (async) or SQLAlchemy (async), without a database of ours."""
     fetch = async_fetch(connection)
     plans = validate_submissions(submissions, may_be_critical=may_be_critical)
     if not plans:
@@ -192,7 +194,7 @@ def submit_on_sync(
     clock: Clock | None = None,
     may_be_critical: bool = False,
 ) -> list[SubmitResult]:
-    """The same in a transaction that is open on psycopg, SQLAlchemy or Django."""
+    """The same, in an open transaction of psycopg, SQLAlchemy or Django."""
     fetch = sync_fetch(connection)
     plans = validate_submissions(submissions, may_be_critical=may_be_critical)
     if not plans:
@@ -215,16 +217,16 @@ def _ignore(_plans: Sequence[ValidatedSubmission], _submitted: Sequence[SubmitRe
 
 
 def _count(plans: Sequence[ValidatedSubmission], submitted: Sequence[SubmitResult]) -> None:
-    """Also of transactions that are undone later: what is counted is what was asked for."""
+    """Also counts jobs of transactions that roll back later: the counter is of received submissions."""
     new = Counter(plan.topic for plan, one in zip(plans, submitted, strict=True) if not one.already)
     for topic, jobs in new.items():
         RECEIVED.labels(topic).inc(jobs)
 
 
 def validate_decoded(submissions: Sequence[Submission]) -> list[ValidatedSubmission]:
-    """Of those that `rota.model.jobs.submission` has read just now, so that their types are sure.
+    """Validate submissions that `rota.model.jobs.submission` has decoded, so that their types are known.
 
-    Who may use CRITICAL, and how much may come at once, is for the caller to say.
+    The caller checks who may use CRITICAL, and the batch size.
     """
     return [validate_submission(submission, may_be_critical=True) for submission in submissions]
 
@@ -232,10 +234,12 @@ def validate_decoded(submissions: Sequence[Submission]) -> list[ValidatedSubmiss
 def validate_submissions(
     submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False, own: frozenset[str] = frozenset()
 ) -> list[ValidatedSubmission]:
-    """Checked, each as if it had come from outside."""
+    """Validate each submission as untrusted input."""
     if len(submissions) > BATCH_MAX:
         raise InvalidInput(f"{len(submissions)} submissions are too many for one call: submit {BATCH_MAX} at a time.")
-    messages = [given if isinstance(given, bytes) else encode_submission(given) for given in submissions]
+    messages = [
+        submission if isinstance(submission, bytes) else encode_submission(submission) for submission in submissions
+    ]
     if sum(map(len, messages)) > BATCH_BYTES_MAX:
         raise InvalidInput(
             f"Submissions of more than {BATCH_BYTES_MAX} bytes are too many for one call: submit them in parts."
