@@ -190,7 +190,7 @@ class Replica:
         wanted = self.settings
         advancer = RunExecutor(self.database, advancing, workflow=wanted.workflow, saga=wanted.saga)
         advancer.stop_job = self.engine.ender.continue_termination
-        advancer.on_asked = self.engine.gatekeeper.gated.on_requested
+        advancer.on_asked = self.engine.gatekeeper.approval_requests.on_requested
         telling = RunEventPublisher(self.engine.teller)
         advancer.on_happened, advancer.on_undone = telling.publish_advances, telling.publish_sagas
         self.engine.approver.subjects["step"] = advancing.approving

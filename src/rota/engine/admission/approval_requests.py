@@ -1,8 +1,8 @@
-"""Jobs that need an approval, at the gate: what is asked for, and what a grant is worth.
+"""Approvals that jobs need: requesting them, and deciding whether a grant is sufficient.
 
-The hash of what was submitted is pinned by the first approval of a job. At the gate it is computed again from what is
-stored: a job that is not what people saw is denied. A grant meets the demand of the policy of *now* if that asks for
-nothing more: the same rule, and no more people than have agreed. Otherwise another approval is asked for.
+The first approval of a job pins the hash of its submission. At admission the hash is recomputed from the stored job; a
+job that differs from what people approved is denied. A grant satisfies the *current* policy if that requires nothing
+more: the same rule, and no more votes than were cast. Otherwise another approval is requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ APPROVABLE_JOBS = query(__package__, "approval_material")
 
 
 class ApprovableJob(msgspec.Struct, frozen=True):
-    """What of a stored job an approval is about."""
+    """The part of a stored job that an approval covers."""
 
     job: JobId
     show: ShowId
@@ -33,7 +33,7 @@ class ApprovableJob(msgspec.Struct, frozen=True):
     hash: bytes
     details: SubmissionDetails
     waits: bool
-    """For an approval, and nobody ends it."""
+    """Waits for an approval and is not being terminated."""
 
 
 async def approvable_jobs(on: Database | Transaction, jobs: Sequence[JobId]) -> dict[JobId, ApprovableJob]:
@@ -46,28 +46,28 @@ class ApprovalRequests:
         self.database = database
         self.approvals = ApprovalStore(database)
         self.on_requested: Callable[[Sequence[Approval]], None] = _ignore
-        """Called with what was asked for, once that is committed."""
+        """Called after the commit with the approvals that were requested."""
 
     async def apply_grants(
         self, jobs: Sequence[JobId], decisions: Sequence[AdmissionDecision]
     ) -> list[AdmissionDecision]:
-        """The decisions, where a demand for approval that people have met has become an allowance."""
-        gated = [
+        """The decisions, with REQUIRE_APPROVAL replaced by ALLOW where the approval was granted."""
+        held = [
             job for job, one in zip(jobs, decisions, strict=True) if one.verdict is AdmissionVerdict.REQUIRE_APPROVAL
         ]
-        known = await self.approvals.latest("job", [str(job) for job in gated]) if gated else {}
-        if not known:
+        approvals = await self.approvals.latest("job", [str(job) for job in held]) if held else {}
+        if not approvals:
             return list(decisions)
-        stored = await approvable_jobs(self.database, [job for job in gated if str(job) in known])
+        stored = await approvable_jobs(self.database, [job for job in held if str(job) in approvals])
         return [
-            _decision_after_approval(decision, known.get(str(job)), stored.get(job))
+            _decision_after_approval(decision, approvals.get(str(job)), stored.get(job))
             if decision.verdict is AdmissionVerdict.REQUIRE_APPROVAL
             else decision
             for job, decision in zip(jobs, decisions, strict=True)
         ]
 
     async def request(self, on: Transaction, held: Mapping[JobId, AdmissionDecision]) -> list[Approval]:
-        """Ask people about jobs that were just held."""
+        """Request approvals for jobs that were just held."""
         if not held:
             return []
         stored = await approvable_jobs(on, list(held))
@@ -88,27 +88,27 @@ def _decision_after_approval(
         return AdmissionDecision(
             AdmissionVerdict.DENY, f"approval_{approval.state}", decision.said, f"approval {approval.id}"
         )
-    assert decision.said is not None, "a demand for approval is somebody's word"
-    word = decision.said.decision
-    if not approval.meets(word.rule, word.approval):
+    assert decision.said is not None, "only a policy decision requires an approval"
+    policy_decision = decision.said.decision
+    if not approval.meets(policy_decision.rule, policy_decision.approval):
         return decision
     because = f"{decision.because}; approved by {', '.join(vote.voter for vote in approval.votes if vote.agrees)}"
     return AdmissionDecision(AdmissionVerdict.ALLOW, decision.reason, decision.said, because)
 
 
 def _approval_request(stored: ApprovableJob, decision: AdmissionDecision) -> ApprovalRequest:
-    assert decision.said is not None, "a demand for approval is somebody's word"
-    word = decision.said.decision
+    assert decision.said is not None, "only a policy decision requires an approval"
+    policy_decision = decision.said.decision
     return ApprovalRequest(
         kind="job",
         subject=str(stored.job),
         show=stored.show,
         hash=stored.hash,
         title=stored.name,
-        reason=word.reason,
-        rule=word.rule,
-        snapshot=word.snapshot,
-        terms=word.approval,
+        reason=policy_decision.reason,
+        rule=policy_decision.rule,
+        snapshot=policy_decision.snapshot,
+        terms=policy_decision.approval,
         principal=stored.details.principal,
         actor=stored.details.actor_id,
     )

@@ -1,18 +1,18 @@
-"""People agree, or refuse: one transaction from the vote to what it comes to.
+"""Votes on approvals: one transaction from the vote to its effect.
 
-| what happens | the approval | a job that waits for it |
+| event | the approval | a job that waits for it |
 |---|---|---|
-| a vote that is not the last | pending | waits |
-| the last vote that is needed | granted | PENDING, and the gatekeeper is told; the gate asks the policy once more |
-| somebody refuses | rejected | DENIED, with a dead letter |
-| its time passes | expired | DENIED, with a dead letter, by the leader |
+| a vote before the quorum | pending | waits |
+| the vote that reaches the quorum | granted | PENDING; the admission controller queries the policy again |
+| a rejection | rejected | DENIED, with a dead letter |
+| expiry | expired | DENIED, with a dead letter, by the leader |
 | the job ends | closed, by the statement that ends it | |
 
-Locks: what is approved first, then the approval, so those who cancel, vote and let expire wait and never in a circle.
-Whoever comes second finds what the first has done, and is told so. If we die before the commit nothing was said; after
-it the message to the gatekeeper is in the outbox, and the replayer is its net.
+Lock order: the subject, then the approval. Cancel, vote and expiry all use it, so they cannot deadlock. The second of
+two concurrent requests sees the effect of the first and reports it. If the process dies before the commit, nothing
+happened; after it, the message to the admission controller is in the outbox, and the replayer is the safety net.
 
-What else may wait for people (a step of a workflow) joins by `subjects`: who locks it, and what becomes of it.
+Other kinds of subjects (a workflow step) register in `subjects`: how to lock one, and how to apply the decision.
 """
 
 from __future__ import annotations
@@ -47,51 +47,49 @@ EXPIRE_BATCH_MAX: Final = 100
 SYSTEM_ACTOR: Final = "policy"
 
 AfterCommit = Callable[[], Awaitable[None]]
-"""What is to be done once it is committed."""
+"""Runs after the commit."""
 
 
 class ApprovalSubjects(Protocol):
-    """What may wait for an approval, of one kind."""
+    """One kind of subject that can wait for an approval."""
 
     async def lock(self, on: Transaction, subject: str) -> bytes | None:
-        """Lock it; the hash of what is stored, or None when it does not wait for an approval any more."""
+        """Lock the subject; returns the hash of what is stored, or None if it no longer waits for an approval."""
         ...
 
     async def apply_decision(
         self, on: Transaction, approval: Approval, state: ApprovalState, why: str
     ) -> AfterCommit | None:
-        """It was granted, rejected or has expired."""
+        """Apply that the approval was granted, rejected or has expired."""
         ...
 
 
 class VoteResult(msgspec.Struct, frozen=True):
-    """What came of a vote."""
-
     approval: Approval
     changed: bool
-    """False: it had been said before."""
+    """False: a repeated vote."""
 
 
 class Approver:
-    def __init__(self, database: Database, gatekeeper: AdmissionController) -> None:
+    def __init__(self, database: Database, controller: AdmissionController) -> None:
         self.database = database
-        self.approvals: ApprovalStore = gatekeeper.gated.approvals
-        self.subjects: dict[str, ApprovalSubjects] = {"job": _JobApprovalSubjects(gatekeeper)}
+        self.approvals: ApprovalStore = controller.approval_requests.approvals
+        self.subjects: dict[str, ApprovalSubjects] = {"job": _JobApprovalSubjects(controller)}
         self.on_decided: Callable[[Approval], None] = _ignore
-        """Called with what was decided, once that is committed."""
+        """Called after the commit with the approval that was decided."""
 
-    async def find(self, named: str) -> Approval:
-        """By its own id, or the last one of the job or step that it names."""
-        if "\0" in named:
-            raise approval_not_found(named)
+    async def find(self, reference: str) -> Approval:
+        """By approval id, or the latest approval of the job or step with this id."""
+        if "\0" in reference:
+            raise approval_not_found(reference)
         try:
-            return await self.approvals.get(UUID(named))
+            return await self.approvals.get(UUID(reference))
         except ValueError:
-            found = await self.approvals.latest("step", [named])
+            found = await self.approvals.latest("step", [reference])
         except NotFound:
-            found = await self.approvals.latest("job", [str(UUID(named))])
+            found = await self.approvals.latest("job", [str(UUID(reference))])
         if not found:
-            raise approval_not_found(named)
+            raise approval_not_found(reference)
         [approval] = found.values()
         return approval
 
@@ -101,13 +99,13 @@ class Approver:
     async def reject(self, approval: Approval, voter: Voter, reason: str = "") -> VoteResult:
         return await self._vote(approval, voter, reason, agrees=False)
 
-    async def _vote(self, given: Approval, voter: Voter, reason: str, *, agrees: bool) -> VoteResult:
+    async def _vote(self, request: Approval, voter: Voter, reason: str, *, agrees: bool) -> VoteResult:
         _check_reason(reason)
-        if given.kind not in self.subjects:
-            raise ApprovalNotActionable(f"Nobody here carries out approvals of a {given.kind}: ask a server to.")
+        if request.kind not in self.subjects:
+            raise ApprovalNotActionable(f"Nobody here carries out approvals of a {request.kind}: ask a server to.")
         async with self.database.transaction() as tx:
-            stored = await self.subjects[given.kind].lock(tx, given.subject)
-            approval = await self.approvals.lock(tx, given.id)
+            stored = await self.subjects[request.kind].lock(tx, request.subject)
+            approval = await self.approvals.lock(tx, request.id)
             check_voter(approval, voter)
             if _is_repeated_vote(approval, voter, agrees=agrees):
                 return VoteResult(approval, changed=False)
@@ -151,7 +149,7 @@ class Approver:
             self.on_decided(approval)
 
     async def expire(self) -> int:
-        """Deny what nobody approved in time; returns how many. One that cannot be ended holds up no other."""
+        """Deny subjects whose approval has expired; returns how many. One failure does not block the others."""
         expired = 0
         for each in await self.approvals.overdue(EXPIRE_BATCH_MAX):
             try:
@@ -164,11 +162,11 @@ class Approver:
         return expired
 
     async def _expire(self, each: UUID) -> bool:
-        given = await self.approvals.get(each)
-        if given.kind not in self.subjects:
+        request = await self.approvals.get(each)
+        if request.kind not in self.subjects:
             return False
         async with self.database.transaction() as tx:
-            stored = await self.subjects[given.kind].lock(tx, given.subject)
+            stored = await self.subjects[request.kind].lock(tx, request.subject)
             approval = await self.approvals.lock(tx, each)
             if approval.state is not ApprovalState.PENDING:
                 return False
@@ -182,14 +180,14 @@ class Approver:
         return True
 
     async def granted_jobs(self, jobs: Sequence[JobId]) -> set[JobId]:
-        """Those that may go on although they still wait: for the replayer."""
+        """Jobs whose approval was granted although they still wait; used by the replayer."""
         found = await self.approvals.latest("job", [str(job) for job in jobs])
         return {JobId(UUID(subject)) for subject, each in found.items() if each.state is ApprovalState.GRANTED}
 
 
 class _JobApprovalSubjects:
-    def __init__(self, gatekeeper: AdmissionController) -> None:
-        self._gatekeeper = gatekeeper
+    def __init__(self, controller: AdmissionController) -> None:
+        self._controller = controller
 
     async def lock(self, on: Transaction, subject: str) -> bytes | None:
         job = JobId(UUID(subject))
@@ -206,18 +204,20 @@ class _JobApprovalSubjects:
             return None
         reason = Reason.APPROVAL_EXPIRED if state is ApprovalState.EXPIRED else Reason.APPROVAL_REJECTED
         decision = AdmissionDecision(AdmissionVerdict.DENY, reason.value, None, why)
-        ended = await self._gatekeeper.deny(on, {job: decision}, JobState.DENIED)
+        ended = await self._controller.deny(on, {job: decision}, JobState.DENIED)
         return lambda: self._after_denial(ended)
 
     async def _after_denial(self, ended: list[JobEnd]) -> None:
-        told = CompletionResult()
-        told.finished = ended
-        await self._gatekeeper.finisher.after_commit(told)
-        self._gatekeeper.on_ended(ended)
+        result = CompletionResult()
+        result.finished = ended
+        await self._controller.finisher.after_commit(result)
+        self._controller.on_ended(ended)
 
 
-def approval_not_found(named: str) -> NotFound:
-    return NotFound(f"Nothing called {named[:64]!r} was asked to be approved: `rota approvals list` tells what was.")
+def approval_not_found(reference: str) -> NotFound:
+    return NotFound(
+        f"Nothing called {reference[:64]!r} was asked to be approved: `rota approvals list` tells what was."
+    )
 
 
 def _state_after_vote(approval: Approval, *, agrees: bool) -> ApprovalState:
@@ -227,7 +227,7 @@ def _state_after_vote(approval: Approval, *, agrees: bool) -> ApprovalState:
 
 
 def _is_repeated_vote(approval: Approval, voter: Voter, *, agrees: bool) -> bool:
-    """Approving what is approved changes nothing, nor does saying the same once more."""
+    """Approving what is granted, or voting the same again, changes nothing."""
     if agrees and approval.state is ApprovalState.GRANTED:
         return True
     vote = approval.vote_of(voter)

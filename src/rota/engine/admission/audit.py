@@ -1,7 +1,7 @@
-"""What the audit trail keeps of decisions: all but plain allowances, which jobs name by their words.
+"""Audit entries of decisions: all except plain ALLOW, which the job itself records.
 
-One entry for all jobs of a batch that one word was about, in the transaction that carries it out. What is throttled, or
-waits for a kernel that is silent, is asked about again and again: an entry tells when that begins.
+One entry covers all jobs of a batch with the same decision, in the transaction that applies it. A throttled job, or
+one that waits for an unavailable policy, is retried many times; only the first deferral is audited.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 ACTOR = "policy"
 
 
-async def append_decisions(tx: Transaction, judged: AdmissionOutcome) -> None:
-    took_effect = {*judged.admitted, *judged.denied, *judged.held}
-    told: dict[AdmissionDecision, list[JobId]] = defaultdict(list)
-    for job in judged.asked:
-        decision = judged.decisions[job.id]
+async def append_decisions(tx: Transaction, outcome: AdmissionOutcome) -> None:
+    took_effect = {*outcome.admitted, *outcome.denied, *outcome.held}
+    by_decision: dict[AdmissionDecision, list[JobId]] = defaultdict(list)
+    for job in outcome.asked:
+        decision = outcome.decisions[job.id]
         waits_anew = (
             decision.verdict is AdmissionVerdict.WAIT and decision.said is not None and job.reason != decision.reason
         )
         if waits_anew or (job.id in took_effect and _is_audited(decision)):
-            told[decision].append(job.id)
-    if told:
-        await audit.append(tx, [_audit_entry(decision, jobs) for decision, jobs in told.items()])
+            by_decision[decision].append(job.id)
+    if by_decision:
+        await audit.append(tx, [_audit_entry(decision, jobs) for decision, jobs in by_decision.items()])
 
 
 def _is_audited(decision: AdmissionDecision) -> bool:
@@ -42,12 +42,14 @@ def _is_audited(decision: AdmissionDecision) -> bool:
 
 
 def _audit_entry(decision: AdmissionDecision, jobs: Sequence[JobId]) -> AuditEntry:
-    word = decision.said.decision if decision.said is not None else None
-    target = f"job:{jobs[0]}" if len(jobs) == 1 else f"rule:{word.rule if word is not None else ''}"
+    policy_decision = decision.said.decision if decision.said is not None else None
+    target = (
+        f"job:{jobs[0]}" if len(jobs) == 1 else f"rule:{policy_decision.rule if policy_decision is not None else ''}"
+    )
     detail = {
         "jobs": [str(job) for job in jobs],
-        "rule": word.rule if word is not None else "",
-        "snapshot": word.snapshot if word is not None else "",
+        "rule": policy_decision.rule if policy_decision is not None else "",
+        "snapshot": policy_decision.snapshot if policy_decision is not None else "",
         "because": decision.because,
     }
     return AuditEntry(ACTOR, f"policy.{_action(decision)}", target, detail)

@@ -1,24 +1,26 @@
-"""The gatekeeper: asks the policy about jobs that are PENDING, and does what it says.
+"""Admission controller: queries the policy about PENDING jobs and applies the decisions.
 
-It hears of them by a message that was committed with the job (`rota.engine.admission.decision.admission_message`); what is lost on the way is
-found by the replayer. Jobs are decided in batches, and what was decided takes effect in one transaction:
+An outbox message that commits with the job notifies it (`rota.engine.admission.decision.admission_message`); the
+pending replayer finds jobs whose message was lost. Jobs are decided in batches, and each batch takes effect in one
+transaction:
 
-| the policy says | the job becomes |
+| the policy's reply | the job becomes |
 |---|---|
 | ALLOW, ALLOW_WITH_CONSTRAINTS | SCHEDULED, its frames queued |
-| REQUIRE_APPROVAL | APPROVAL_REQUIRED, until enough people agree; then it comes here once more |
-| THROTTLE | PENDING still; asked again after the rule's delay, or `scheduler.safety_throttle_delay` |
-| DENY, or what nobody has heard of | DENIED, through the one finish path, with a dead letter |
-| nothing: the breaker is open | PENDING still; asked again after `scheduler.safety_throttle_delay` |
-| nothing, for another reason | PENDING still; asked again after 1 to 30 s, doubling |
+| REQUIRE_APPROVAL | APPROVAL_REQUIRED until the quorum is reached; then it is decided once more |
+| THROTTLE | still PENDING; retried after the rule's delay, or `scheduler.safety_throttle_delay` |
+| DENY, or an unknown effect | DENIED by the finisher, with a dead letter |
+| none: the breaker is open | still PENDING; retried after `scheduler.safety_throttle_delay` |
+| none, for another reason | still PENDING; retried after 1 to 30 s, doubling |
 
-None of it counts as an attempt to dispatch. With `input_policy.fail_mode` open, silence lets a job run: only while this
-server is not ending, only when the kernel cannot be reached (one that fails on a job, or answers nonsense, opens
-nothing), and each time it is logged, counted, audited, and the job says so by its word.
+None of this counts as a dispatch attempt. With `input_policy.fail_mode` open, an unreachable policy lets jobs run:
+only while this server is not draining, and only if the policy engine cannot be reached (an error or a malformed reply
+never fails open). Each time it is logged, counted and audited, and the job's stored decision says so.
 
-No row is locked while the policy thinks. Its word is carried out only on jobs that are still PENDING, so of two who ask
-about the same job one takes effect; a word older than `WORD_S`, by the clock of PostgreSQL, queues nothing (we may have
-been paused, and the rules changed), and the job is asked about again. If we die before the commit nothing happened.
+No row is locked during the policy call. A decision is applied only to jobs that are still PENDING, so of two
+concurrent decisions on a job one takes effect. A decision older than `DECISION_TTL_S`, by the clock of PostgreSQL,
+queues nothing (the process may have been paused and the rules changed), and the job is retried. If the process dies
+before the commit, nothing happened.
 """
 
 from __future__ import annotations
@@ -41,17 +43,16 @@ from rota.engine.admission.decision import (
     AdmissionDecision,
     AdmissionGate,
     AdmissionVerdict,
+    AllowAll,
     DeferAll,
     admission_decision_from,
 )
-from rota.engine.admission.decision import AllowAll as OpenGate
 from rota.engine.admission.policy_call import policy_input_from_row, query_kernel
 from rota.engine.admission.transitions import AppliedDecisions, apply_decisions, defer
 from rota.engine.completion.finisher import COUNT_ENDS, CompletionResult, Finisher, JobEnd, finish_jobs
 from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.nats import Acknowledgement as Answer
-from rota.infra.nats import ConsumerSpec, Delivery, Terminate
+from rota.infra.nats import Acknowledgement, ConsumerSpec, Delivery, Terminate
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
 from rota.model.errors import BreakerOpen, PostgresUnavailable, Unavailable
@@ -70,7 +71,7 @@ log = structlog.get_logger(__name__)
 CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="gate", filter=ADMISSION_SUBJECT, ack_wait_s=30.0)
 BATCH_JOBS_MAX: Final = 200
 KERNEL_TIMEOUT_S: Final = 3.0
-"""Longer than the client itself waits for the kernel."""
+"""Longer than the client's own timeout."""
 UNAVAILABLE: Final = AdmissionDecision(AdmissionVerdict.WAIT, Reason.POLICY_UNAVAILABLE.value)
 FAIL_OPEN_TEXT: Final = "input policy fail-open: safety kernel unreachable"
 FAIL_OPEN_DECISION: Final = AdmissionDecision(
@@ -109,7 +110,7 @@ class PendingJob(msgspec.Struct, frozen=True):
 
 
 class AdmissionOutcome(msgspec.Struct, frozen=True):
-    """What came of asking: jobs by what was decided, those left out that had moved on meanwhile."""
+    """Result of a decision: jobs by verdict. Jobs that changed state meanwhile are in none of the lists."""
 
     asked: list[PendingJob]
     decisions: dict[JobId, AdmissionDecision]
@@ -132,42 +133,42 @@ class AdmissionController:
         self.database = database
         self.finisher = finisher
         self.kernel = kernel
-        self.gated = ApprovalRequests(database)
+        self.approval_requests = ApprovalRequests(database)
         self.is_ending = False
-        """From when on silence opens nothing, whatever is set."""
+        """Draining: an unreachable policy no longer fails open, whatever the setting."""
         self.on_ended: Callable[[list[JobEnd]], None] = _ignore
-        self.on_judged: Callable[[AdmissionOutcome], None] = _ignore
-        """Called with what took effect, once that is committed."""
+        self.on_decided: Callable[[AdmissionOutcome], None] = _ignore
+        """Called after the commit with what took effect."""
         self._throttle_s = throttle_s
         self._fail_open = fail_open
         self._clock = clock or SystemClock()
 
-    async def handle(self, batch: Sequence[Delivery]) -> list[Answer]:
-        """Messages that name jobs to decide about."""
-        answers: list[Answer] = []
-        named: dict[JobId, None] = {}
+    async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
+        """Handle messages that name jobs to decide."""
+        acknowledgements: list[Acknowledgement] = []
+        jobs: dict[JobId, None] = {}
         for delivery in batch:
             try:
-                named |= dict.fromkeys(JobId(job) for job in _IDS.decode(delivery.data))
-                answers.append(None)
+                jobs |= dict.fromkeys(JobId(job) for job in _IDS.decode(delivery.data))
+                acknowledgements.append(None)
             except msgspec.DecodeError as error:
-                answers.append(Terminate(f"A message to the gatekeeper is no list of jobs: {error}."))
-        await self.decide_all(list(named))
+                acknowledgements.append(Terminate(f"A message to the gatekeeper is no list of jobs: {error}."))
+        await self.decide_all(list(jobs))
         failpoints.hit("gatekeeper.after_commit_before_ack")
-        return answers
+        return acknowledgements
 
     async def decide_all(self, jobs: Sequence[JobId]) -> None:
-        """Decide about all of these; what cannot be decided alone waits alone."""
+        """Decide all of these jobs, in batches."""
         for at in range(0, len(jobs), BATCH_JOBS_MAX):
             await self.decide_isolated(jobs[at : at + BATCH_JOBS_MAX])
 
     async def decide_isolated(self, jobs: Sequence[JobId]) -> list[AdmissionOutcome]:
-        """One batch; if the policy fails on it, each by itself, so that one bad job holds up no other."""
+        """Decide one batch; if the policy fails on it, each job alone, so that one bad job does not block others."""
         try:
             return [await self.decide(jobs)]
         except PostgresUnavailable:
             raise
-        except Exception:  # noqa: BLE001 - whatever it was: told for the job that it befalls alone
+        except Exception:  # noqa: BLE001 - logged for the single job that causes it
             return [await self._decide_single(job) for job in jobs]
 
     async def _decide_single(self, job: JobId) -> AdmissionOutcome:
@@ -181,20 +182,20 @@ class AdmissionController:
             return await self._apply(asked, [UNAVAILABLE] * len(asked), now)
 
     async def decide(self, jobs: Sequence[JobId]) -> AdmissionOutcome:
-        """Ask about those that are PENDING, and do what is said."""
+        """Query the policy about those jobs that are PENDING, and apply its decisions."""
         pending, now = await self._load_pending(jobs)
         if not pending:
             return AdmissionOutcome([], {}, [], [], [])
-        asked_at = self._clock.monotonic()
+        queried_at = self._clock.monotonic()
         decisions = await self._policy_decisions(pending)
         failpoints.hit("gatekeeper.after_decision")
-        if self._clock.monotonic() - asked_at > DECISION_TTL_S:
+        if self._clock.monotonic() - queried_at > DECISION_TTL_S:
             log.warning("decision_too_old", jobs=len(pending))
             decisions = [UNAVAILABLE] * len(pending)
         return await self._apply(pending, decisions, now)
 
     async def _load_pending(self, jobs: Sequence[JobId]) -> tuple[list[PendingJob], datetime]:
-        """And a moment of PostgreSQL's before anybody is asked about them."""
+        """The PENDING jobs, and the time of PostgreSQL before the policy is queried."""
         rows = await self.database.rows(PENDING, list(jobs))
         return [_pending_job(row) for row in rows], rows[0]["now"] if rows else _NEVER
 
@@ -203,55 +204,59 @@ class AdmissionController:
             return [ALLOWED] * len(pending)
         grouped = group_stored_jobs([job.id for job in pending], [job.seen for job in pending])
         try:
-            words = await query_kernel(self.kernel, grouped.questions, KERNEL_TIMEOUT_S)
-        except Unavailable as away:
-            return self._decisions_without_policy(pending, away)
-        decisions = grouped.map_jobs(words, lambda word: admission_decision_from(word, self._throttle_s))
-        return await self.gated.apply_grants([job.id for job in pending], decisions)
+            policy_decisions = await query_kernel(self.kernel, grouped.questions, KERNEL_TIMEOUT_S)
+        except Unavailable as error:
+            return self._decisions_without_policy(pending, error)
+        decisions = grouped.map_jobs(
+            policy_decisions, lambda policy_decision: admission_decision_from(policy_decision, self._throttle_s)
+        )
+        return await self.approval_requests.apply_grants([job.id for job in pending], decisions)
 
-    def _decisions_without_policy(self, pending: Sequence[PendingJob], away: Exception) -> list[AdmissionDecision]:
+    def _decisions_without_policy(self, pending: Sequence[PendingJob], error: Exception) -> list[AdmissionDecision]:
         if self._fail_open() and not self.is_ending:
-            log.warning(FAIL_OPEN_TEXT, jobs=len(pending), reason=str(away))
+            log.warning(FAIL_OPEN_TEXT, jobs=len(pending), reason=str(error))
             return [FAIL_OPEN_DECISION] * len(pending)
-        log.warning("policy_unavailable", jobs=len(pending), reason=str(away))
-        wait_s = self._throttle_s if isinstance(away, BreakerOpen) else 0.0
-        return [msgspec.structs.replace(UNAVAILABLE, because=str(away), wait_s=wait_s)] * len(pending)
+        log.warning("policy_unavailable", jobs=len(pending), reason=str(error))
+        wait_s = self._throttle_s if isinstance(error, BreakerOpen) else 0.0
+        return [msgspec.structs.replace(UNAVAILABLE, because=str(error), wait_s=wait_s)] * len(pending)
 
     async def _apply(
         self, asked: Sequence[PendingJob], decisions: Sequence[AdmissionDecision], now: datetime
     ) -> AdmissionOutcome:
         by_job = {job.id: decision for job, decision in zip(asked, decisions, strict=True)}
-        told = CompletionResult()
+        completion = CompletionResult()
 
         async def finish(on: Transaction, jobs: Mapping[JobId, AdmissionDecision], state: JobState) -> None:
-            told.finished = await self.deny(on, jobs, state)
+            completion.finished = await self.deny(on, jobs, state)
 
         async with self.database.transaction() as tx:
-            settled = await apply_decisions(tx, by_job, finish, until=now + timedelta(seconds=DECISION_TTL_S))
-            await self._defer_not_admitted(tx, by_job, settled)
-            requested = await self.gated.request(tx, {job: by_job[job] for job in settled.held})
-            denied = [end.job for end in told.finished]
-            judged = AdmissionOutcome(list(asked), by_job, settled.admitted, denied, settled.held)
-            await audit.append_decisions(tx, judged)
+            applied = await apply_decisions(tx, by_job, finish, until=now + timedelta(seconds=DECISION_TTL_S))
+            await self._defer_not_admitted(tx, by_job, applied)
+            requested = await self.approval_requests.request(tx, {job: by_job[job] for job in applied.held})
+            denied = [end.job for end in completion.finished]
+            outcome = AdmissionOutcome(list(asked), by_job, applied.admitted, denied, applied.held)
+            await audit.append_decisions(tx, outcome)
             failpoints.hit("gatekeeper.before_commit")
-        await self.finisher.after_commit(told)
-        self.on_ended(told.finished)
-        self.gated.on_requested(requested)
-        _record_metrics(judged, told.finished)
-        self.on_judged(judged)
-        return judged
+        await self.finisher.after_commit(completion)
+        self.on_ended(completion.finished)
+        self.approval_requests.on_requested(requested)
+        _record_metrics(outcome, completion.finished)
+        self.on_decided(outcome)
+        return outcome
 
     async def _defer_not_admitted(
-        self, on: Transaction, decisions: Mapping[JobId, AdmissionDecision], settled: AppliedDecisions
+        self, on: Transaction, decisions: Mapping[JobId, AdmissionDecision], applied: AppliedDecisions
     ) -> None:
-        """What was allowed and is PENDING all the same: by a word that was too old, or by none where others ask."""
-        admitted = set(settled.admitted)
-        left = [job for job, one in decisions.items() if one.verdict is AdmissionVerdict.ALLOW and job not in admitted]
-        if left:
-            await defer(on, dict.fromkeys(left, UNAVAILABLE))
+        """Defer jobs that were allowed but are still PENDING: their decision expired, or they need one and had none."""
+        admitted = set(applied.admitted)
+        not_admitted = [
+            job for job, one in decisions.items() if one.verdict is AdmissionVerdict.ALLOW and job not in admitted
+        ]
+        if not_admitted:
+            await defer(on, dict.fromkeys(not_admitted, UNAVAILABLE))
 
     async def deny(self, on: Transaction, jobs: Mapping[JobId, AdmissionDecision], state: JobState) -> list[JobEnd]:
-        """End jobs that were never queued, each with a dead letter that says why; the others are left as they are."""
+        """End jobs that were never queued, each with a dead letter that says why; other jobs are left unchanged."""
         ids = sorted(jobs)
         digests = [one.digest if (one := jobs[job].said) is not None else None for job in ids]
         rows = await on.rows(MARK_DENIED, ids, state.value, [jobs[job].reason for job in ids], digests)
@@ -259,15 +264,15 @@ class AdmissionController:
         ended = await on.value(COUNT_ENDS, list(frames), list(frames.values()), state.value, 0)
         finished = await finish_jobs(on, ended)
         await self.finisher.run_hooks(on, finished)
-        letters = [_dead_letter(end, jobs[end.job]) for end in finished]
-        if letters:
-            await self.finisher.queue.dead_letters.add(letters, on=on)
+        dead_letters = [_dead_letter(end, jobs[end.job]) for end in finished]
+        if dead_letters:
+            await self.finisher.queue.dead_letters.add(dead_letters, on=on)
         return finished
 
 
 def gate_for(kernel: Kernel | None) -> AdmissionGate:
-    """What submitters ask in a transaction of the caller's; without a kernel what they submit is queued at once."""
-    return OpenGate() if kernel is None else DeferAll()
+    """The gate for submissions in a caller's transaction; without a policy engine, jobs are queued immediately."""
+    return AllowAll() if kernel is None else DeferAll()
 
 
 def _pending_job(row: Record) -> PendingJob:
@@ -279,23 +284,23 @@ def _dead_letter(end: JobEnd, decision: AdmissionDecision) -> DeadLetter:
     return DeadLetter(kind="job", reason=decision.reason, cause=f"job:{end.job}", job=end.job, error=why)
 
 
-def _record_metrics(judged: AdmissionOutcome, denied: Sequence[JobEnd]) -> None:
+def _record_metrics(outcome: AdmissionOutcome, denied: Sequence[JobEnd]) -> None:
     for end in denied:
         DENIED.labels(end.topic).inc()
-    took_effect = {*judged.admitted, *judged.denied, *judged.held}
+    took_effect = {*outcome.admitted, *outcome.denied, *outcome.held}
     by_verdict: Counter[str] = Counter()
-    for job in judged.asked:
-        decision = judged.decisions[job.id]
+    for job in outcome.asked:
+        decision = outcome.decisions[job.id]
         if decision.verdict is AdmissionVerdict.WAIT or job.id in took_effect:
             by_verdict[decision.verdict.value] += 1
         if decision.reason == Reason.POLICY_UNAVAILABLE.value:
             NO_DECISION.labels(job.topic).inc()
-    for job in judged.asked:
-        if judged.decisions[job.id] is FAIL_OPEN_DECISION and job.id in took_effect:
+    for job in outcome.asked:
+        if outcome.decisions[job.id] is FAIL_OPEN_DECISION and job.id in took_effect:
             FAILED_OPEN.labels(job.topic).inc()
     for verdict, jobs in by_verdict.items():
         DECISIONS.labels(verdict).inc(jobs)
 
 
-def _ignore(_told: object) -> None:
+def _ignore(_event: object) -> None:
     return None

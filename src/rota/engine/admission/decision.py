@@ -1,9 +1,9 @@
-"""May it run: the place where policy decides about jobs before they are queued.
+"""Admission decisions: whether a job may be queued.
 
-A gate that decides at once (`at_once`, no I/O) is asked while the job is written, and what it allows is SCHEDULED in
-the same transaction. A policy that has to be asked is asked ahead where that can be done (`rota.engine.admission.precheck`).
-Everything else is written as PENDING, a message wakes the gatekeeper, and `admit` queues what was allowed. Who admits
-twice, or two at once, admits once: the row of the job decides.
+A gate without I/O (`at_once`) is consulted while the job is written, and allowed jobs are SCHEDULED in the same
+transaction. A policy that needs a call is queried before the write where possible (`rota.engine.admission.precheck`).
+All other jobs are written as PENDING, a message wakes the admission controller, and `admit` queues the allowed ones.
+Admission is idempotent: the job's row decides which of two concurrent calls takes effect.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rota.model.reasons import Reason
 from rota.policy.decision_store import StoredDecision, encode_decision
 
 ADMISSION_SUBJECT: Final = "sys.job.gate"
-"""Where the gatekeeper hears of jobs to decide about: a msgpack list of ids."""
+"""Notifies the admission controller of jobs to decide: a msgpack list of ids."""
 UNDECIDED_REASON: Final = Reason.POLICY_PENDING.value
-"""Reason of a job that no gate has decided about yet."""
+"""Reason of a job that has not been decided yet."""
 DECISION_TTL_S: Final = 30.0
-"""How long a word counts, by the clock of PostgreSQL, from before it was asked for."""
+"""How long a policy decision is valid, by the clock of PostgreSQL, measured from before the request was sent."""
 
 
 def admission_message(jobs: Sequence[JobId]) -> BusMessage:
-    """Tells the gatekeeper of jobs to decide about. Never a duplicate: a job may come to the gate more than once."""
+    """Names jobs to decide. The message id is unique, not deduplicated: a job may be decided more than once."""
     return BusMessage(
         subject=ADMISSION_SUBJECT, data=msgspec.msgpack.encode(jobs), msg_id=f"gate:{secrets.token_hex(12)}"
     )
@@ -44,7 +44,7 @@ class AdmissionVerdict(StrEnum):
     DENY = "deny"
     REQUIRE_APPROVAL = "require_approval"
     WAIT = "wait"
-    """Not now, such as while the policy cannot be asked; `reason` says why, and the gate is asked again."""
+    """Not now, such as while the policy is unavailable; `reason` says why, and the decision is retried."""
 
 
 class AdmissionDecision(msgspec.Struct, frozen=True):
@@ -52,15 +52,15 @@ class AdmissionDecision(msgspec.Struct, frozen=True):
     reason: str = ""
     """A code of `rota.model.reasons`."""
     said: StoredDecision | None = None
-    """The word of the policy that it rests on; None: nobody was asked, or nobody answered."""
+    """The policy decision behind it; None: the policy was not queried or did not reply."""
     because: str = ""
-    """For people: the rule, and what it says."""
+    """For people: the rule and its reason."""
     wait_s: float = 0.0
-    """Of WAIT, until it is asked again; 0: a second, then twice as long each time."""
+    """WAIT: seconds until the retry; 0: one second, doubling each time."""
 
     @property
     def state(self) -> JobState:
-        """What a job becomes that is written with this decision; one that was denied ends after that."""
+        """The state in which a job with this decision is written; a denied job ends after that."""
         match self.verdict:
             case AdmissionVerdict.ALLOW:
                 return JobState.SCHEDULED
@@ -76,7 +76,7 @@ WAITING_ON_JOB: Final = AdmissionDecision(AdmissionVerdict.WAIT, Reason.WAITING_
 
 
 class PrecheckResult(msgspec.Struct, frozen=True):
-    """Decisions on plans, in their order, that queue nothing after `until` by the clock of PostgreSQL."""
+    """Decisions in the order of the submissions; they queue nothing after `until`, by the clock of PostgreSQL."""
 
     decisions: Sequence[AdmissionDecision]
     until: datetime | None = None
@@ -84,15 +84,15 @@ class PrecheckResult(msgspec.Struct, frozen=True):
 
 class AdmissionGate(Protocol):
     at_once: bool
-    """Whether it decides without asking anybody, so that it may be asked inside a transaction."""
+    """Whether it decides without I/O, so that it can be consulted inside a transaction."""
 
     def decide(self, batch: Sequence[ValidatedSubmission]) -> Sequence[AdmissionDecision]:
-        """A decision for each, in their order. Never asked while jobs are written unless it decides at once."""
+        """A decision for each submission, in order. Not called during a write unless `at_once`."""
         ...
 
 
 class AllowAll:
-    """The gate of a Rota without policy."""
+    """The gate of an installation without policy."""
 
     at_once = True
 
@@ -101,7 +101,7 @@ class AllowAll:
 
 
 class DeferAll:
-    """The gate before a policy that has to be asked: jobs are written as PENDING, and the gatekeeper asks."""
+    """The gate before a policy that needs a call: jobs are written as PENDING for the admission controller."""
 
     at_once = False
 
@@ -109,43 +109,46 @@ class DeferAll:
         return [DEFERRED] * len(batch)
 
 
-def admission_decision_from(word: PolicyDecision, throttle_s: float) -> AdmissionDecision:
-    """What a word comes to. What nobody has heard of means DENY."""
+def admission_decision_from(policy_decision: PolicyDecision, throttle_s: float) -> AdmissionDecision:
+    """The admission decision for a policy decision. An unknown effect means DENY."""
     try:
-        says = PolicyEffect(word.says)
+        effect = PolicyEffect(policy_decision.says)
     except ValueError:
-        says, word = (
+        effect, policy_decision = (
             PolicyEffect.DENY,
             PolicyDecision(says=PolicyEffect.DENY, reason="The policy gave a decision that is none."),
         )
-    match says:
+    match effect:
         case PolicyEffect.ALLOW | PolicyEffect.ALLOW_WITH_CONSTRAINTS:
-            return AdmissionDecision(AdmissionVerdict.ALLOW, said=encode_decision(word))
+            return AdmissionDecision(AdmissionVerdict.ALLOW, said=encode_decision(policy_decision))
         case PolicyEffect.REQUIRE_APPROVAL:
             return AdmissionDecision(
                 AdmissionVerdict.REQUIRE_APPROVAL,
                 Reason.APPROVAL_REQUIRED.value,
-                encode_decision(word),
-                policy_decision_text(word),
+                encode_decision(policy_decision),
+                policy_decision_text(policy_decision),
             )
         case PolicyEffect.THROTTLE:
-            wait_s = word.delay_s if word.delay_s > 0 else throttle_s
+            wait_s = policy_decision.delay_s if policy_decision.delay_s > 0 else throttle_s
             return AdmissionDecision(
                 AdmissionVerdict.WAIT,
                 Reason.POLICY_THROTTLED.value,
-                encode_decision(word),
-                policy_decision_text(word),
+                encode_decision(policy_decision),
+                policy_decision_text(policy_decision),
                 wait_s,
             )
         case PolicyEffect.DENY:
             return AdmissionDecision(
-                AdmissionVerdict.DENY, Reason.SAFETY_DENIED.value, encode_decision(word), policy_decision_text(word)
+                AdmissionVerdict.DENY,
+                Reason.SAFETY_DENIED.value,
+                encode_decision(policy_decision),
+                policy_decision_text(policy_decision),
             )
         case _:
-            assert_never(says)
+            assert_never(effect)
 
 
-def policy_decision_text(word: PolicyDecision) -> str:
-    """Which rule spoke, and what it says, for people."""
-    rule = f"rule {word.rule}" if word.rule else "no rule of the policy allows it"
-    return f"{rule}: {word.reason}" if word.reason else rule
+def policy_decision_text(policy_decision: PolicyDecision) -> str:
+    """The rule and its reason, for people."""
+    rule = f"rule {policy_decision.rule}" if policy_decision.rule else "no rule of the policy allows it"
+    return f"{rule}: {policy_decision.reason}" if policy_decision.reason else rule

@@ -1,13 +1,12 @@
-"""The pending replayer: the net below the gatekeeper, so that no job waits for a message that was lost.
+"""Pending replayer: the safety net for admission, so that no job waits for a lost message.
 
-One leader looks, at once and then every `replayer.poll_interval`, for jobs that were PENDING for longer than
-`replayer.pending_age` and have neither been decided about nor say what they wait for, and has them decided. Jobs whose
-policy gave no word, or throttles them, say when they are to be asked about again (`job.ts_ask_at`), and are. Approvals
-that nobody gave in time expire. What waits for something else (another job, people) is left to whoever brings that
-about.
+The leader looks, at start and then every `replayer.poll_interval`, for jobs that have been PENDING for longer than
+`replayer.pending_age`, undecided and with no reason to wait, and has them decided. Deferred or throttled jobs carry
+the time of their retry (`job.ts_ask_at`) and are decided then. Overdue approvals expire. Jobs that wait for other jobs
+or for people are left to the events that release them.
 
-Everything goes through the gatekeeper, which acts on PENDING jobs only: a second leader, or one that was paused and
-wakes up, asks in vain and changes nothing.
+Every decision goes through the admission controller, which only acts on PENDING jobs: a second leader, or one that was
+paused and resumes, has no effect.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LEASE: Final = "rota:replayer:pending"
 PASSES_MAX: Final = 100
 APPROVED: Final = "approved"
 REPLAYABLE_REASONS: Final = [UNDECIDED_REASON, APPROVED]
-"""Reasons that say no more than that somebody has yet to look."""
+"""Reasons that only mean "not decided yet"."""
 UNAVAILABLE_REASON: Final = Reason.POLICY_UNAVAILABLE.value
 RETRY_INTERVAL_S: Final = 1.0
 EXPIRE_INTERVAL_S: Final = 2.0
@@ -48,14 +47,14 @@ REPLAYED = metrics.counter("rota_orphan_replayed", "Jobs taken up again that nob
 
 
 class JobApprovals(Protocol):
-    """Who knows what was approved. An approval that was granted moves its job itself; this is for one that did not."""
+    """Approvals of jobs. A grant moves its job by itself; this covers a grant whose process died before it did."""
 
     async def granted_jobs(self, jobs: Sequence[JobId]) -> Collection[JobId]:
-        """Those of the jobs that may go on."""
+        """Those of the jobs that may proceed."""
         ...
 
     async def expire(self) -> int:
-        """Deny what nobody approved in time; returns how many."""
+        """Deny what was not approved in time; returns how many."""
         ...
 
 
@@ -64,14 +63,14 @@ class PendingReplayer:
         self,
         database: Database,
         leases: Leases,
-        gatekeeper: AdmissionController,
+        controller: AdmissionController,
         pace: Pace | None = None,
         *,
         approvals: JobApprovals | None = None,
     ) -> None:
         self.database = database
         self.leases = leases
-        self.gatekeeper = gatekeeper
+        self.controller = controller
         self.pace = pace or Pace()
         self.approvals = approvals
         self._leadership = Leadership(leases, LEASE, self._lead, kind="replayer")
@@ -93,13 +92,13 @@ class PendingReplayer:
             await self.leases.clock.sleep(pause_s)
 
     async def replay(self) -> int:
-        """Jobs that nobody has decided about in time, the oldest first; returns how many were taken up."""
+        """Decide jobs that have been undecided for too long, oldest first; returns how many."""
         replayed = await self._replay_approved()
         for _ in range(PASSES_MAX):
             rows = await self.database.rows(ORPHANS, self.pace.pending_age, REPLAYABLE_REASONS, BATCH_JOBS_MAX)
-            for judged in await self._decide([JobId(row["pk_job"]) for row in rows]):
-                replayed += len(judged.asked)
-                for job in judged.asked:
+            for outcome in await self._decide([JobId(row["pk_job"]) for row in rows]):
+                replayed += len(outcome.asked)
+                for job in outcome.asked:
                     REPLAYED.labels(job.topic).inc()
             if len(rows) < BATCH_JOBS_MAX:
                 break
@@ -108,22 +107,21 @@ class PendingReplayer:
         return replayed
 
     async def retry_deferred(self) -> int:
-        """Jobs that are to be asked about again by now; returns how many are decided. While the policy is silent one
-        batch is asked about, and the rest rests."""
+        """Retry due jobs; returns how many were decided. While the policy is unavailable, tries one batch only."""
         decided = 0
         for _ in range(PASSES_MAX):
             rows = await self.database.rows(DUE_FOR_RETRY, BATCH_JOBS_MAX)
-            judged = await self._decide([JobId(row["pk_job"]) for row in rows])
-            decided += sum(len(each.admitted) + len(each.denied) + len(each.held) for each in judged)
-            if len(rows) < BATCH_JOBS_MAX or _policy_unavailable(judged):
+            outcomes = await self._decide([JobId(row["pk_job"]) for row in rows])
+            decided += sum(len(each.admitted) + len(each.denied) + len(each.held) for each in outcomes)
+            if len(rows) < BATCH_JOBS_MAX or _policy_unavailable(outcomes):
                 break
         return decided
 
     async def _decide(self, jobs: Sequence[JobId]) -> list[AdmissionOutcome]:
-        return await self.gatekeeper.decide_isolated(jobs) if jobs else []
+        return await self.controller.decide_isolated(jobs) if jobs else []
 
     async def _replay_approved(self) -> int:
-        """Approved, and held all the same: whoever approved them died in between."""
+        """Release approved jobs that are still held because the process that approved them died."""
         if self.approvals is None:
             return 0
         moved, after = 0, UUID(int=0)
@@ -138,7 +136,7 @@ class PendingReplayer:
         return moved
 
 
-def _policy_unavailable(judged: Sequence[AdmissionOutcome]) -> bool:
-    """Whether the policy gave no word at all."""
-    decisions = [decision for each in judged for decision in each.decisions.values()]
+def _policy_unavailable(outcomes: Sequence[AdmissionOutcome]) -> bool:
+    """Whether the policy decided none of the jobs."""
+    decisions = [decision for each in outcomes for decision in each.decisions.values()]
     return all(decision.reason == UNAVAILABLE_REASON for decision in decisions)

@@ -1,8 +1,7 @@
-"""Asking the kernel, whoever asks: a word for each question, or an error that says whether anybody was there; and what
-it is told of a job that is stored.
+"""One call to the policy engine: a decision for each request, or an error; and the policy input of a stored job.
 
-`Unavailable` is silence: nobody answered in time, or the call was cut off. Anything else is a kernel that fails, or
-that answers what nobody asked (`PolicyGarbled`); that is no silence, and never opens a gate.
+`Unavailable` means no reply: a timeout, or a call that was cut off. Any other error is a failing policy engine or a
+malformed reply (`InvalidPolicyResponse`); it never triggers fail-open.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ async def query_kernel(
 ) -> Sequence[PolicyDecision]:
     try:
         async with asyncio.timeout(within_s):
-            words = await kernel.check(questions)
-    except TimeoutError as late:
-        raise Unavailable(f"The policy did not answer within {within_s:g} s: it is asked again.") from late
-    except asyncio.CancelledError as cut_off:
+            decisions = await kernel.check(questions)
+    except TimeoutError as error:
+        raise Unavailable(f"The policy did not answer within {within_s:g} s: it is asked again.") from error
+    except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise Unavailable("The call to the policy was cut off: it is asked again.") from cut_off
-    if len(words) != len(questions) or not all(isinstance(word, PolicyDecision) for word in words):
+        raise Unavailable("The call to the policy was cut off: it is asked again.") from error
+    if len(decisions) != len(questions) or not all(isinstance(decision, PolicyDecision) for decision in decisions):
         raise InvalidPolicyResponse(
-            f"The policy answered {len(questions)} questions with {len(words)} words: mend the kernel."
+            f"The policy answered {len(questions)} questions with {len(decisions)} words: mend the kernel."
         )
-    return words
+    return decisions
 
 
 def policy_input_from_row(row: Record) -> PolicyInput:
-    """A stored job as rules see it; `row` has a list for each of the columns of its layers."""
+    """A stored job as rules see it; `row` holds a list for each layer column."""
     requires = msgspec.json.decode(row["requires"], type=list[tuple[str, ...]])
     layers = zip(row["works"], requires, row["frames"], row["input_bytes"], strict=True)
     return PolicyInput(

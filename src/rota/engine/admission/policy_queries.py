@@ -1,6 +1,6 @@
-"""What operators ask of a policy about jobs that are stored: why one was decided so, and what another would change.
+"""Policy queries on stored jobs: why a job was decided as it was, and what another policy would change.
 
-Reads only; no velocity limit counts what is asked here.
+Read only; nothing here counts towards a velocity limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DECODE_DECISION = msgspec.msgpack.Decoder(PolicyDecision).decode
 
 
 class JobDecisionRecord(msgspec.Struct, frozen=True):
-    """A job as the policy sees it, and what was said of it; None: nobody was asked."""
+    """A job as the policy sees it, and its decision; None: the policy was not queried."""
 
     job: JobId
     asked: PolicyRequest
@@ -47,7 +47,7 @@ class JobDecisionRecord(msgspec.Struct, frozen=True):
 
 
 class JobPolicyExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy says of a job now, of every rule what became of it, and what was said when it was decided."""
+    """The policy's current decision on a job, the result of every rule, and the decision made at admission."""
 
     job: JobId | None
     asked: PolicyRequest
@@ -59,7 +59,7 @@ class JobPolicyExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySimulationChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of which another policy says something else."""
+    """Jobs on which another policy decides differently."""
 
     show: str
     topic: str
@@ -76,9 +76,9 @@ class PolicySimulation(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     changed: int
     is_all: bool
-    """False: more jobs were submitted in that time than were looked at."""
+    """False: more jobs were submitted in that time than were evaluated."""
     says: dict[str, int]
-    """Of how many jobs the other policy says what."""
+    """Number of jobs by the other policy's effect."""
     changes: list[PolicySimulationChange]
 
 
@@ -87,7 +87,7 @@ class PolicyQueries:
         self._database = database
 
     async def decision_records(self, jobs: Sequence[JobId]) -> list[JobDecisionRecord]:
-        """Those that are kept, the newest first."""
+        """Those jobs that exist, newest first."""
         return [_decision_record(row) for row in await self._database.rows(POLICY_INPUTS, list(jobs))]
 
     async def explain(self, kernel: PolicyKernel, job: JobId, snapshot: str = "") -> JobPolicyExplanation:
@@ -101,7 +101,7 @@ class PolicyQueries:
     async def simulate(
         self, text: str, hours: float = DEFAULT_HOURS, most: int = DEFAULT_JOBS, source: str = "policy"
     ) -> PolicySimulation:
-        """Raises InvalidInput for a text that is no policy."""
+        """Raises InvalidInput if the text is not a valid policy."""
         if not 0 < hours <= HOURS_MAX or not 1 <= most <= JOBS_MAX:
             raise InvalidInput(f"Look back 0 to {HOURS_MAX:g} hours, at 1 to {JOBS_MAX} jobs.")
         policy = await asyncio.to_thread(CompiledPolicy.of, text, source)
@@ -138,13 +138,13 @@ class _SimulationTally:
 
     def add(self, page: Sequence[JobDecisionRecord]) -> None:
         for each in page:
-            word = self._policy.evaluate(each.asked).word
+            decision = self._policy.evaluate(each.asked).word
             self.jobs += 1
-            self.says[word.says] += 1
+            self.says[decision.says] += 1
             was = each.word.says if each.word else PolicyEffect.ALLOW
-            if was is not word.says:
-                told = was.value if each.word else NO_POLICY
-                change = (each.asked.show, each.asked.topic, told, word.says, word.rule)
+            if was is not decision.says:
+                before = was.value if each.word else NO_POLICY
+                change = (each.asked.show, each.asked.topic, before, decision.says, decision.rule)
                 self.changed[change] += 1
                 self._examples.setdefault(change, each.job)
 
@@ -164,34 +164,34 @@ class _SimulationTally:
 
 
 def job_policy_explanation(
-    asked: PolicyRequest, told: PolicyExplanation, job: JobId | None = None, was: PolicyDecision | None = None
+    asked: PolicyRequest, explanation: PolicyExplanation, job: JobId | None = None, was: PolicyDecision | None = None
 ) -> JobPolicyExplanation:
-    word = told.word
+    decision = explanation.word
     return JobPolicyExplanation(
         job=job,
         asked=asked,
-        word=policy_decision_view(word),
-        approval=word.approval if word.says is PolicyEffect.REQUIRE_APPROVAL else None,
-        delay_s=word.delay_s,
-        findings=told.findings,
+        word=policy_decision_view(decision),
+        approval=decision.approval if decision.says is PolicyEffect.REQUIRE_APPROVAL else None,
+        delay_s=decision.delay_s,
+        findings=explanation.findings,
         was=policy_decision_view(was) if was is not None else None,
     )
 
 
 def submission_policy_request(submission: Submission) -> PolicyRequest:
-    """What rules would see of it."""
+    """The request that rules would see for it."""
     return request_of_input(input_of_submission(validate_submission(submission, may_be_critical=True)))
 
 
 def kernel_from_text(text: str, source: str = "policy") -> LocalKernel:
-    """One that decides by this text and no file."""
+    """A policy engine for this text, without a file."""
     return LocalKernel(PolicySnapshots(CompiledPolicy.of(text, source)))
 
 
 def _decision_record(row: Record) -> JobDecisionRecord:
-    told = row["told"]
+    encoded = row["told"]
     return JobDecisionRecord(
         JobId(row["id"]),
         request_of_input(policy_input_from_row(row)),
-        _DECODE_DECISION(told) if told is not None else None,
+        _DECODE_DECISION(encoded) if encoded is not None else None,
     )

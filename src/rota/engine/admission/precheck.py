@@ -1,12 +1,14 @@
-"""Asking the policy ahead: before jobs are written, so that what is plainly allowed is queued by the same statement.
+"""Precheck: queries the policy before jobs are written, so that allowed jobs are queued by the same statement.
 
-Everything that is not an allowance, and every silence, leaves the job to the gatekeeper: it is written as PENDING.
-After a silence nobody is asked for a moment, so an absent kernel costs those who submit one wait and not one each.
+Every other decision, and every failure, leaves the job to the admission controller: it is written as PENDING. After a
+failure the policy is not queried for `COOL_DOWN_S`, so an unavailable policy costs submitters one timeout in total and
+not one each.
 
-A word counts for `WORD_S` from a moment before it was asked for, by the clock of PostgreSQL, which compares (`until`).
-We may be paused anywhere between the word and the write: the statement then refuses, and the job is written as PENDING.
-What is left is a pause of PostgreSQL itself between that comparison, after the last lock that it waits for, and the
-commit; no statement can see that, and its time limit bounds it.
+A policy decision is valid for `DECISION_TTL_S`, measured from before the request was sent, by the clock of PostgreSQL,
+which checks it (`until`). The process may be paused anywhere between the decision and the write: the statement then
+refuses, and the job is written as PENDING. The remaining window is a pause of PostgreSQL itself between that check,
+made after the last lock it waits for, and the commit; no statement can detect that, and the statement timeout bounds
+it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ NOW = query(__package__, "gate_now")
 
 log = structlog.get_logger(__name__)
 KERNEL_TIMEOUT_S: Final = 3.0
-"""Longer than the client itself waits for the kernel."""
+"""Longer than the client's own timeout."""
 COOL_DOWN_S: Final = 1.0
 CLOCK_SYNC_INTERVAL_S: Final = 30.0
 
@@ -50,7 +52,7 @@ PRECHECKED = metrics.counter(
 
 
 class PostgresClock:
-    """The clock of PostgreSQL, read now and then and counted on by our own; never ahead of it."""
+    """The clock of PostgreSQL, read periodically and extrapolated by our own; never ahead of it."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -72,22 +74,24 @@ class AdmissionPrecheck:
         self.kernel = kernel
         self._clock = clock or SystemClock()
         self._time = PostgresClock(database, self._clock)
-        self._asking = PolicyRequestBuilder()
-        self._quiet_until = 0.0
+        self._request_builder = PolicyRequestBuilder()
+        self._cool_down_until = 0.0
 
     async def decide(self, jobs: Sequence[JobId], plans: Sequence[ValidatedSubmission]) -> PrecheckResult:
-        """Allowed, or LATER; plans that wait for other jobs come to the gate when these have ended."""
-        if self._clock.monotonic() < self._quiet_until:
+        """ALLOWED or DEFERRED; submissions that depend on other jobs are decided when those have ended."""
+        if self._clock.monotonic() < self._cool_down_until:
             PRECHECKED.labels("quiet").inc(len(plans))
             return PrecheckResult([DEFERRED] * len(plans))
-        at_once = [at for at, plan in enumerate(plans) if not plan.after]
+        independent = [at for at, plan in enumerate(plans) if not plan.after]
         until = await self._time.now() + timedelta(seconds=DECISION_TTL_S)
-        grouped = self._asking.group_submissions([jobs[at] for at in at_once], [plans[at] for at in at_once])
-        words = await self._query_kernel(grouped.questions) if at_once else []
+        grouped = self._request_builder.group_submissions(
+            [jobs[at] for at in independent], [plans[at] for at in independent]
+        )
+        policy_decisions = await self._query_kernel(grouped.questions) if independent else []
         failpoints.hit("gate.after_word")
         decisions = [DEFERRED] * len(plans)
-        if words:
-            for at, decision in zip(at_once, grouped.map_jobs(words, _allowed_or_deferred), strict=True):
+        if policy_decisions:
+            for at, decision in zip(independent, grouped.map_jobs(policy_decisions, _allowed_or_deferred), strict=True):
                 decisions[at] = decision
         allowed = sum(decision is not DEFERRED for decision in decisions)
         PRECHECKED.labels("allowed").inc(allowed)
@@ -95,17 +99,17 @@ class AdmissionPrecheck:
         return PrecheckResult(decisions, until if allowed else None)
 
     async def _query_kernel(self, questions: list[PolicyRequestGroup]) -> Sequence[PolicyDecision]:
-        """No word at all where there is not one for each."""
+        """A decision for each request, or an empty list."""
         try:
             return await query_kernel(self.kernel, questions, KERNEL_TIMEOUT_S)
-        except Unavailable as away:
-            log.warning("policy_silent", questions=len(questions), reason=away.sentence)
+        except Unavailable as error:
+            log.warning("policy_silent", questions=len(questions), reason=error.sentence)
         except Exception:
             log.exception("policy_failed", questions=len(questions))
-        self._quiet_until = self._clock.monotonic() + COOL_DOWN_S
+        self._cool_down_until = self._clock.monotonic() + COOL_DOWN_S
         return []
 
 
-def _allowed_or_deferred(word: PolicyDecision) -> AdmissionDecision:
-    decision = admission_decision_from(word, 0.0)
+def _allowed_or_deferred(policy_decision: PolicyDecision) -> AdmissionDecision:
+    decision = admission_decision_from(policy_decision, 0.0)
     return decision if decision.verdict is AdmissionVerdict.ALLOW else DEFERRED

@@ -1,5 +1,5 @@
 -- name: approval_material
--- What was submitted as jobs $1, as it is stored, for the hash that people approve; a row for each layer.
+-- The stored submission of jobs $1, for the hash that people approve; one row for each layer.
 SELECT j.pk_job, j.pk_show, j.pk_folder, j.pk_dept, j.str_name AS job_name, j.topic, j.priority, j.workflow_id, j.labels,
        j.request, j.state, j.ends_as, (extract(epoch FROM j.ts_run_at) * 1000000)::bigint AS run_at_us, l.number,
        l.str_name, l.work, l.input, l.input_at, l.first_frame, l.frame_step, l.frames, l.ranges, l.items, c.digest AS place
@@ -9,8 +9,9 @@ WHERE j.pk_job = ANY ($1::uuid[])
 ORDER BY j.pk_job, l.number
 
 -- name: gatekeeper_deny
--- Mark those of the jobs $1 that wait for a decision as ending in way $2 for reasons $3 by words $4, unless they are being ended.
--- A row for each of their layers, with how many frames it has. From here on nobody else ends them.
+-- Mark those of the jobs $1 that wait for a decision as ending in state $2 for reasons $3 by policy decisions $4,
+-- unless they are being terminated. Returns each of their layers with its number of frames. From here on no other
+-- transaction ends them.
 WITH given AS (
   SELECT * FROM unnest($1::uuid[], $3::text[], rota.policy_words($4::bytea[])) AS g (id, reason, word)
 ), held AS (
@@ -25,7 +26,7 @@ WITH given AS (
 SELECT l.pk_job, l.pk_layer, l.frames FROM marked JOIN rota.layer l ON l.pk_job = marked.pk_job ORDER BY l.pk_layer
 
 -- name: gatekeeper_pending
--- Those of the jobs $1 that wait for a decision, with all that the policy is asked about, and what time it is.
+-- Those of the jobs $1 that wait for a decision, with the input of the policy, and the current time.
 SELECT j.pk_job AS id, coalesce(s.str_name, j.pk_show::text) AS show, coalesce(f.str_name, j.pk_folder::text) AS folder,
        coalesce(d.str_name, j.pk_dept::text) AS dept, j.topic, j.priority, j.reason, j.labels, j.request, j.workflow_id,
        l.works, l.requires, l.frames, l.input_bytes, clock_timestamp() AS now
@@ -46,27 +47,27 @@ WHERE j.pk_job = ANY ($1::uuid[]) AND j.state = 'PENDING' AND j.ends_as IS NULL
 ORDER BY j.pk_job
 
 -- name: replay_approvals
--- Jobs behind $2 that have waited for an approval for $1 seconds, by id; at most $3.
+-- Jobs after $2 that have waited for an approval for $1 seconds, by id; at most $3.
 SELECT pk_job FROM rota.job
 WHERE state = 'APPROVAL_REQUIRED' AND ends_as IS NULL AND ts_updated < clock_timestamp() - make_interval(secs => $1::float8)
   AND pk_job > $2::uuid
 ORDER BY pk_job LIMIT $3::integer
 
 -- name: replay_orphans
--- PENDING jobs that nobody has touched for $1 seconds and that say nothing, or one of $2; the oldest first, at most $3.
+-- PENDING jobs unchanged for $1 seconds with no reason or one of $2; oldest first, at most $3.
 SELECT pk_job FROM rota.job
 WHERE state = 'PENDING' AND ends_as IS NULL AND ts_updated < clock_timestamp() - make_interval(secs => $1::float8)
   AND (reason IS NULL OR reason = ANY ($2::text[]))
 ORDER BY ts_updated LIMIT $3::integer
 
 -- name: replay_waiting
--- PENDING jobs that the policy is to be asked about again by now, the longest due first; at most $1.
+-- PENDING jobs that are due for a retry of the policy, longest overdue first; at most $1.
 SELECT pk_job FROM rota.job
 WHERE ts_ask_at <= clock_timestamp() AND state = 'PENDING' AND ends_as IS NULL
 ORDER BY ts_ask_at LIMIT $1::integer
 
 -- name: policy_seen
--- The jobs $1, live or done, as the policy sees them, with what was said of each.
+-- The jobs $1, live or done, as the policy sees them, each with its decision.
 SELECT j.pk_job AS id, coalesce(s.str_name, j.pk_show::text) AS show, coalesce(f.str_name, j.pk_folder::text) AS folder,
        coalesce(d.str_name, j.pk_dept::text) AS dept, j.topic, j.priority, j.labels, j.request, j.workflow_id,
        l.works, l.requires, l.frames, l.input_bytes, w.told
@@ -101,16 +102,17 @@ SELECT pk_job AS id FROM rota.jobs_before(NULL, $1::uuid, $2::int)
 WHERE ts_submitted > now() - make_interval(secs => $3::float8) ORDER BY pk_job DESC
 
 -- name: gate_now
--- What time it is by the clock of PostgreSQL.
+-- The clock of PostgreSQL.
 SELECT clock_timestamp() AS now
 
 -- name: gate_lock
--- Keep others from deciding about the jobs $1 until the transaction ends.
+-- Lock jobs $1 against other decisions until the transaction ends.
 SELECT pk_job FROM rota.job WHERE pk_job = ANY ($1::uuid[]) AND state = 'PENDING' ORDER BY pk_job FOR UPDATE
 
 -- name: gate_wait
--- PENDING jobs $1 to states $2 (PENDING or APPROVAL_REQUIRED) for reasons $3 by words $4; a row for each that was PENDING.
--- One that stays PENDING is asked about again after $5 seconds; 0: one second, then twice as long each time, up to 30.
+-- PENDING jobs $1 to states $2 (PENDING or APPROVAL_REQUIRED) for reasons $3 by policy decisions $4; returns those
+-- that were PENDING.
+-- A job that stays PENDING is retried after $5 seconds; 0: one second, doubling each time, up to 30.
 WITH given AS (
   SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], rota.policy_words($4::bytea[]), $5::float8[])
     AS g (id, state, reason, word, wait_s)
@@ -128,11 +130,12 @@ FROM held JOIN given g ON g.id = held.pk_job WHERE j.pk_job = held.pk_job
 RETURNING j.pk_job AS id
 
 -- name: submit_admit
--- Jobs $1 from PENDING to SCHEDULED with the queue entries, by the words $2, unless it is past $3; a row for each admitted.
+-- Jobs $1 from PENDING to SCHEDULED with their queue entries, by policy decisions $2, unless it is past $3; returns
+-- those admitted.
 SELECT admitted AS id FROM rota.job_admit($1::uuid[], $2::bytea[], $3::timestamptz) AS admitted
 
 -- name: submit_hold
--- Jobs $1 from state $2 to state $3 for the reason $4, without queueing; a row for each that was in that state.
+-- Jobs $1 from state $2 to state $3 for the reason $4, without queueing; returns those that were in that state.
 WITH held AS (
   SELECT pk_job FROM rota.job WHERE pk_job = ANY ($1::uuid[]) AND state = $2::text ORDER BY pk_job FOR UPDATE
 )

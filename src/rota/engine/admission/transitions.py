@@ -1,8 +1,8 @@
-"""What becomes of jobs that a gate has decided about: queued, held, or ended.
+"""Applies admission decisions: jobs are queued, held or ended.
 
-Every step asks the job's row for the state it starts from, under its lock, so a decision that comes twice or too late
-changes nothing: of two who admit, one queues the frames. All of it happens in the caller's transaction; if we die
-before its commit the jobs are PENDING as before, and whoever replays them asks the gate again.
+Every step checks the job's state under its row lock, so a repeated or late decision changes nothing: of two concurrent
+admissions one queues the frames. Everything runs in the caller's transaction; if the process dies before the commit,
+the jobs are still PENDING and the replayer has them decided again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LOCK = query(__package__, "gate_lock")
 
 
 class JobFinishCallback(Protocol):
-    """The one way in which jobs end."""
+    """The only way in which jobs end."""
 
     async def __call__(self, on: Transaction, jobs: Mapping[JobId, AdmissionDecision], state: JobState) -> object:
-        """End these jobs, each for its reason; those that have ended before are left as they are."""
+        """End these jobs, each for its reason; jobs that have ended before are left unchanged."""
         ...
 
 
 class AppliedDecisions(msgspec.Struct, frozen=True):
-    """What became of PENDING jobs by this call; those that had moved on are in neither."""
+    """PENDING jobs that this call changed; jobs that had changed state before are in neither list."""
 
     admitted: list[JobId]
     held: list[JobId]
-    """Until somebody approves them."""
+    """Held until they are approved."""
 
 
 async def apply_decisions(
@@ -51,12 +51,12 @@ async def apply_decisions(
     *,
     until: datetime | None = None,
 ) -> AppliedDecisions:
-    """Do what was decided about jobs that are PENDING; after `until` nothing is queued by it."""
+    """Apply decisions to jobs that are PENDING; after `until` they queue nothing."""
     by_verdict: dict[AdmissionVerdict, dict[JobId, AdmissionDecision]] = defaultdict(dict)
     for job, decision in decisions.items():
         by_verdict[decision.verdict][job] = decision
     if len(by_verdict) > 1:
-        # Each verdict locks its own: two who heard different words about the same jobs would wait in a circle.
+        # Each verdict locks its own jobs; two callers with different verdicts on the same jobs could deadlock.
         await on.rows(LOCK, sorted(decisions))
     await store_decisions(on, [decision.said for decision in decisions.values() if decision.said is not None])
     admitted = await admit(on, by_verdict[AdmissionVerdict.ALLOW], until=until)
@@ -70,11 +70,11 @@ async def apply_decisions(
 async def admit(
     on: Transaction, jobs: Mapping[JobId, AdmissionDecision] | Sequence[JobId], *, until: datetime | None = None
 ) -> list[JobId]:
-    """PENDING to SCHEDULED, with their frames queued; returns those that this call admitted."""
+    """PENDING to SCHEDULED, with their frames queued; returns the jobs that this call admitted."""
     if not jobs:
         return []
-    said = [each.said for each in jobs.values()] if isinstance(jobs, Mapping) else []
-    digests = [each.digest if each is not None else None for each in said]
+    policy_decisions = [each.said for each in jobs.values()] if isinstance(jobs, Mapping) else []
+    digests = [each.digest if each is not None else None for each in policy_decisions]
     failpoints.hit("submit.before_admit")
     rows = await on.rows(ADMIT, list(jobs), digests or None, until)
     failpoints.after_send("submit.admit")
@@ -82,7 +82,7 @@ async def admit(
 
 
 async def defer(on: Transaction, jobs: Mapping[JobId, AdmissionDecision]) -> list[JobId]:
-    """Jobs that stay PENDING until they are asked about again, or wait for an approval; returns those that did."""
+    """Keep jobs PENDING until a retry, or hold them for an approval; returns the jobs that changed."""
     if not jobs:
         return []
     decisions = list(jobs.values())
@@ -98,7 +98,7 @@ async def defer(on: Transaction, jobs: Mapping[JobId, AdmissionDecision]) -> lis
 
 
 async def approve(on: Transaction, jobs: Sequence[JobId], reason: str = "approved") -> list[JobId]:
-    """APPROVAL_REQUIRED to PENDING; the gatekeeper is told, once that is committed."""
+    """APPROVAL_REQUIRED to PENDING; the admission controller is notified after the commit."""
     held = await change_unqueued_state(on, jobs, JobState.APPROVAL_REQUIRED, JobState.PENDING, reason)
     if held:
         await outbox.add(on, [admission_message(held)])
@@ -108,7 +108,7 @@ async def approve(on: Transaction, jobs: Sequence[JobId], reason: str = "approve
 async def change_unqueued_state(
     on: Transaction, jobs: Sequence[JobId], state: JobState, then: JobState, reason: str | None
 ) -> list[JobId]:
-    """From one state that is not queued to another, or to the same one for another reason; returns those it was."""
+    """From one unqueued state to another, or to the same one with another reason; returns the jobs that changed."""
     if then is not state:
         job_states.check_transition(state, then)
     assert not then.terminal, "jobs end through the one finish path"

@@ -45,8 +45,8 @@ class EventSources:
         letters: DeadLetterRecorder,
     ) -> None:
         submitter.on_submitted = self.on_submitted
-        gatekeeper.on_judged = self.on_admission_decided
-        gatekeeper.gated.on_requested = self.on_approvals_requested
+        gatekeeper.on_decided = self.on_admission_decided
+        gatekeeper.approval_requests.on_requested = self.on_approvals_requested
         approver.on_decided = self.on_approval_decided
         marks.on_marked = self.on_job_state_changed
         finisher.listeners.append(self.on_jobs_ended)
