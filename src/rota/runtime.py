@@ -1,9 +1,9 @@
-"""One running replica, built out of settings: connections, services, one listener.
+"""One replica, built from settings: connections, services, one listener.
 
-Order of life: connections open (a bad login or schema is told before anything runs; a server that does not answer is
-waited for, `service.start_timeout` long), then services start in order, the listener first, so that `/health` answers
-from the beginning; they end in reverse, and connections close last. Every replica may run every service: what must be
-done once is decided by leases and row locks in PostgreSQL.
+Startup: connections open first (a wrong login or schema fails before anything runs; a server that does not answer is
+retried for `service.start_timeout`), then services start in order, the listener first, so that `/health` answers from
+the beginning. Shutdown: services stop in reverse order, and connections close last. Every replica may run every
+service: leases and row locks in PostgreSQL serialise work that must happen once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from redis.asyncio import Redis
 
 from rota.accounting import allocations
-from rota.accounting.maintenance import AccountingMaintenance as BooksUpkeep
+from rota.accounting.maintenance import AccountingMaintenance
 from rota.accounting.service import AccountingService
 from rota.agents.job_agents import job_agents_loader
 from rota.agents.repository import AgentRepository
@@ -53,8 +53,7 @@ from rota.policy.output.checker import (
     default_output_policy,
     remote_output_policy,
 )
-from rota.queue import MaintenanceIntervals, Queue
-from rota.queue import QueueMaintenance as QueueUpkeep
+from rota.queue import MaintenanceIntervals, Queue, QueueMaintenance
 from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
 from rota.workflow.executor import RunExecutor
@@ -75,7 +74,7 @@ CONNECT_RETRY_INTERVAL_S = 1.0
 
 
 class ServerUrls(msgspec.Struct, frozen=True):
-    """Where the three servers are."""
+    """URLs of the three servers."""
 
     postgres: str
     redis: str
@@ -84,18 +83,18 @@ class ServerUrls(msgspec.Struct, frozen=True):
     @classmethod
     def from_settings(cls, settings: Settings) -> ServerUrls:
         """The URLs of `settings`; all three must be set."""
-        named = configured_urls(settings)
-        missing = [f"{name}.url" for name in SERVERS if name not in named]
+        urls = configured_urls(settings)
+        missing = [f"{name}.url" for name in SERVERS if name not in urls]
         if missing:
             raise InvalidSetting(
                 f"{' and '.join(missing)} must be set to run a replica against servers of yours; "
                 "`rota up` runs all three on this machine."
             )
-        return cls(**named)
+        return cls(**urls)
 
 
 def configured_urls(settings: Settings) -> dict[str, str]:
-    """The servers that are named by a URL."""
+    """The servers that have a URL."""
     urls = {name: getattr(settings, name).url for name in SERVERS}
     return {name: url for name, url in urls.items() if url}
 
@@ -110,7 +109,7 @@ class Replica:
         database: Database,
         redis: Redis,
         bus: Bus,
-        books: AccountingService,
+        accounting: AccountingService,
         agents: Redis,
         kernel: Kernel | None = None,
     ) -> None:
@@ -119,12 +118,12 @@ class Replica:
         self.database = database
         self.redis = redis
         self.bus = bus
-        self.books = books
+        self.accounting = accounting
         self.agents = agents
         self.kernel = kernel
         self.queue = Queue(database)
-        looks = build_output_checks(settings, kernel, redis)
-        self.engine = Engine(settings, database, redis, bus, books, self.queue, kernel, looks)
+        output_checks = build_output_checks(settings, kernel, redis)
+        self.engine = Engine(settings, database, redis, bus, accounting, self.queue, kernel, output_checks)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = HttpListener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
@@ -133,7 +132,7 @@ class Replica:
         self.supervisor.add(
             self.listener.service,
             Service("outbox_relay", OutboxRelay(database, bus).run),
-            Service("books", BooksUpkeep(books, Leases(database), settings.accounting).run),
+            Service("books", AccountingMaintenance(accounting, Leases(database), settings.accounting).run),
             Service("queue", self._queue_maintenance().run),
             *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
@@ -153,7 +152,7 @@ class Replica:
             redis = redis_infra.connect(redis_target(settings, urls.redis))
             closing.push_async_callback(redis.aclose)
             await redis_infra.check_server(redis)
-            books = await closing.enter_async_context(open_accounting(settings, database, urls.redis))
+            accounting = await closing.enter_async_context(open_accounting(settings, database, urls.redis))
             bus = await Bus.connect(nats_target(settings, urls.nats))
             closing.push_async_callback(bus.close)
             agents = redis_infra.connect(redis_target(settings, urls.redis, "agents"))
@@ -162,60 +161,60 @@ class Replica:
             if isinstance(kernel, PolicyKernel):
                 closing.push_async_callback(kernel.close)
             await enabled_flag.set_enabled(database, asks=kernel is not None)
-            replica = cls(settings, urls, database, redis, bus, books, agents, kernel)
+            replica = cls(settings, urls, database, redis, bus, accounting, agents, kernel)
             if replica.engine.scanner is not None:
                 closing.push_async_callback(replica.engine.scanner.close)
             await replica.engine.declare()
             await replica.engine.warm_up()
             yield replica
 
-    def _queue_maintenance(self) -> QueueUpkeep:
-        async def bury(tokens: Sequence[int]) -> set[int]:
-            return await tombstone_unbooked(self.books, tokens)
+    def _queue_maintenance(self) -> QueueMaintenance:
+        async def tombstone(tokens: Sequence[int]) -> set[int]:
+            return await tombstone_unbooked(self.accounting, tokens)
 
-        pace = MaintenanceIntervals(failed_retention_s=self.settings.retention.failed_frames)
-        return QueueUpkeep(self.queue, Leases(self.database), bury, pace)
+        intervals = MaintenanceIntervals(failed_retention_s=self.settings.retention.failed_frames)
+        return QueueMaintenance(self.queue, Leases(self.database), tombstone, intervals)
 
     def _build_agents(self, client: Redis) -> AgentScheduler:
-        """Those that submit a job, which need nobody's code."""
+        """Agents that submit a job, which need no user code."""
         leases = Leases(self.database)
-        declared = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
-        tell = self.engine.teller.emit
-        return AgentScheduler(self.settings, self.database, client, declared, leases=leases, crowd="servers", tell=tell)
+        loader = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
+        tell = self.engine.event_publisher.emit
+        return AgentScheduler(self.settings, self.database, client, loader, leases=leases, crowd="servers", tell=tell)
 
     def _build_workflows(self) -> RunExecutor:
-        """Runs are advanced by whoever ends their jobs, at once."""
+        """The replica that ends a job also advances the run it belongs to."""
         sagas = Sagas(self.database, self.queue.dead_letters, self.kernel)
-        advancing = AdvanceTransaction(self.engine.submitter, Definitions(self.database), sagas)
-        wanted = self.settings
-        advancer = RunExecutor(self.database, advancing, workflow=wanted.workflow, saga=wanted.saga)
-        advancer.stop_job = self.engine.ender.continue_termination
-        advancer.on_asked = self.engine.gatekeeper.approval_requests.on_requested
-        telling = RunEventPublisher(self.engine.teller)
-        advancer.on_happened, advancer.on_undone = telling.publish_advances, telling.publish_sagas
-        self.engine.approver.subjects["step"] = advancing.approving
-        self.engine.finisher.listeners.append(advancer.on_jobs_ended)
+        transaction = AdvanceTransaction(self.engine.submitter, Definitions(self.database), sagas)
+        settings = self.settings
+        executor = RunExecutor(self.database, transaction, workflow=settings.workflow, saga=settings.saga)
+        executor.stop_job = self.engine.canceller.continue_termination
+        executor.on_asked = self.engine.admission.approval_requests.on_requested
+        events = RunEventPublisher(self.engine.event_publisher)
+        executor.on_happened, executor.on_undone = events.publish_advances, events.publish_sagas
+        self.engine.approver.subjects["step"] = transaction.approving
+        self.engine.finisher.listeners.append(executor.on_jobs_ended)
         if self.engine.scanner is not None:
-            self.engine.scanner.on_settled = advancer.wake
-        self.workflows = RunCommands(advancer)
-        self.run_histories = HistoryWatcher(RunHistorySource(self.database), self.engine.feed)
-        return advancer
+            self.engine.scanner.on_settled = executor.wake
+        self.workflows = RunCommands(executor)
+        self.run_histories = HistoryWatcher(RunHistorySource(self.database), self.engine.event_stream)
+        return executor
 
     def _workflow_maintenance(self) -> Sequence[Service]:
-        """What Redis shows of timers and sagas, and the net below them."""
-        advancer, wanted = self.workflows.advancer, self.settings
-        sagas = advancer.advancing.sagas
+        """The Redis mirror of timers and sagas, and the reconciler that repairs stuck runs."""
+        executor, settings = self.workflows.advancer, self.settings
+        sagas = executor.advancing.sagas
         timers = TimerMirror(self.database, self.redis, self.workflows.definitions)
-        stacks = SagaMirror(self.database, self.redis, wanted.saga.lock_ttl)
+        stacks = SagaMirror(self.database, self.redis, settings.saga.lock_ttl)
         mirror = MirrorPublisher(timers, stacks)
-        advancer.on_done = mirror.on_advanced
+        executor.on_done = mirror.on_advanced
         sagas.on_change = mirror.on_sagas_changed
-        poller = MirrorReconciler(Leases(self.database), timers, stacks, sagas, wanted.workflow.delay)
-        net = WorkflowReconciler(Leases(self.database), advancer, wanted.retention)
+        poller = MirrorReconciler(Leases(self.database), timers, stacks, sagas, settings.workflow.delay)
+        reconciler = WorkflowReconciler(Leases(self.database), executor, settings.retention)
         return (
             Service("workflow_mirror", mirror.run),
             Service("workflow_poller", poller.run),
-            Service("workflow_reconciler", net.run),
+            Service("workflow_reconciler", reconciler.run),
         )
 
     def _add_health_checks(self) -> None:
@@ -226,29 +225,29 @@ class Replica:
 
     @property
     def listen_url(self) -> str:
-        """Where `/health`, `/ready`, `/metrics` and the API answer; known once the listener is ready."""
+        """URL of `/health`, `/ready`, `/metrics` and the API; known once the listener is ready."""
         return self.listener.url
 
     async def run(self) -> int:
-        """Until a signal or a failure; the exit status of the process."""
+        """Run until a signal or a failure; returns the exit status of the process."""
         return await run_until_signalled(self.supervisor)
 
 
 async def serve(
-    settings: Settings, urls: ServerUrls, faces: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
+    settings: Settings, urls: ServerUrls, extra_services: Callable[[Replica], Iterable[Service]] = lambda _replica: ()
 ) -> int:
-    """Run a replica with what else it shows to the outside, which lies above this module."""
+    """Run a replica together with services of higher layers, such as the HTTP API."""
     async with AsyncExitStack() as closing:
         replica = await _open_with_retry(settings, urls, closing)
-        replica.supervisor.add(*faces(replica))
-        # What is loaded by now stays: the collector need not look at it each time jobs have come and gone.
+        replica.supervisor.add(*extra_services(replica))
+        # Modules loaded by now live as long as the process: exclude them from every later collection.
         gc.collect()
         gc.freeze()
         return await replica.run()
 
 
 async def _open_with_retry(settings: Settings, urls: ServerUrls, closing: AsyncExitStack) -> Replica:
-    """After a power cut everything starts at once: who does not answer yet is waited for, who refuses us is told."""
+    """After a power cut all servers start together: retry those that do not answer, fail on those that refuse."""
     give_up_at = time.monotonic() + settings.service.start_timeout
     while True:
         try:
@@ -261,31 +260,31 @@ async def _open_with_retry(settings: Settings, urls: ServerUrls, closing: AsyncE
 
 
 def listen_tls(settings: Settings) -> TlsFiles | None:
-    wanted = settings.listen
-    return TlsFiles(wanted.tls_cert, wanted.tls_key) if wanted.tls_cert and wanted.tls_key else None
+    options = settings.listen
+    return TlsFiles(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None
 
 
 def postgres_target(settings: Settings, url: str) -> PostgresTarget:
-    wanted = settings.postgres
+    options = settings.postgres
     return PostgresTarget(
         url=url,
-        pool_min=wanted.pool_min,
-        pool_max=wanted.pool_max,
-        connect_timeout_s=wanted.connect_timeout,
-        acquire_timeout_s=wanted.acquire_timeout,
-        statement_timeout_s=wanted.statement_timeout,
-        lock_timeout_s=wanted.lock_timeout,
-        idle_in_transaction_s=wanted.idle_in_transaction_timeout,
+        pool_min=options.pool_min,
+        pool_max=options.pool_max,
+        connect_timeout_s=options.connect_timeout,
+        acquire_timeout_s=options.acquire_timeout,
+        statement_timeout_s=options.statement_timeout,
+        lock_timeout_s=options.lock_timeout,
+        idle_in_transaction_s=options.idle_in_transaction_timeout,
     )
 
 
 def nats_target(settings: Settings, url: str) -> NatsTarget:
-    wanted = settings.nats
+    options = settings.nats
     return NatsTarget(
         url=url,
-        prefix=wanted.prefix,
-        connect_timeout_s=wanted.connect_timeout,
-        publish_timeout_s=wanted.publish_timeout,
+        prefix=options.prefix,
+        connect_timeout_s=options.connect_timeout,
+        publish_timeout_s=options.publish_timeout,
         name=replica_name(),
     )
 
@@ -299,7 +298,7 @@ def redis_target(settings: Settings, url: str | None, user: RedisPurpose = "sche
 async def open_accounting(
     settings: Settings, database: Database, redis_url: str | None
 ) -> AsyncIterator[AccountingService]:
-    """The books with a Redis connection of their own, which need not answer yet; without one where that is off."""
+    """Accounting with its own Redis connection, which may be down; none if `accounting.redis` is disabled."""
     remember_s = settings.accounting.managed_shows_ttl
     if not settings.accounting.redis.enabled:
         yield AccountingService(database, None, remember_s=remember_s)
@@ -312,23 +311,23 @@ async def open_accounting(
 
 
 def build_policy_kernel(settings: Settings, redis: Redis | None = None) -> Kernel | None:
-    """Who decides whether a job may run, for all replicas and faces of this installation; None: every job may."""
+    """The policy engine of this installation; None: every job may run."""
     return factory.open_kernel(settings, redis)
 
 
 def build_gate(settings: Settings) -> AdmissionGate:
-    """Of who submits without a replica: where there is a policy, jobs are written as PENDING and servers ask."""
+    """The gate for submitters without a replica: with a policy, jobs are written as PENDING and servers decide."""
     return DeferAll() if factory.has_policy(settings) else AllowAll()
 
 
 def build_output_checks(
     settings: Settings, kernel: Kernel | None, redis: Redis | None
 ) -> tuple[OutputPolicySource, ContentChecker | None] | None:
-    """By which rules outputs are looked at, and who looks into them; None: nobody does."""
-    wanted = settings.output_policy
-    if not wanted.enabled:
+    """The output policy and the content checker; None: outputs are not checked."""
+    options = settings.output_policy
+    if not options.enabled:
         return None
-    otherwise = OutputScanMode.HOLD if wanted.fail_mode == "closed" else OutputScanMode.PASS
+    otherwise = OutputScanMode.HOLD if options.fail_mode == "closed" else OutputScanMode.PASS
     if isinstance(kernel, LocalKernel):
         return FileOutputPolicySource(kernel.snapshots, otherwise), None
     if settings.safety_kernel.addr:
@@ -341,16 +340,16 @@ def build_output_checks(
 
 
 def build_submitter(settings: Settings, database: Database) -> Submitter:
-    """For a face without a replica. Every job comes in by this or by that of the engine: behind the same gate."""
+    """For processes without a replica; the same gate as the engine's submitter, so no job bypasses admission."""
     return Submitter(database, gate=build_gate(settings))
 
 
 def build_run_commands(settings: Settings, queue: Queue) -> RunCommands:
-    """For a face without a replica: what it starts servers advance."""
+    """For processes without a replica: the servers advance the runs that it starts."""
     database = queue.database
     sagas = Sagas(database, queue.dead_letters)
-    advancing = AdvanceTransaction(build_submitter(settings, database), Definitions(database), sagas)
-    return RunCommands(RunExecutor(database, advancing, workflow=settings.workflow, saga=settings.saga))
+    transaction = AdvanceTransaction(build_submitter(settings, database), Definitions(database), sagas)
+    return RunCommands(RunExecutor(database, transaction, workflow=settings.workflow, saga=settings.saga))
 
 
 def build_resubmitter(settings: Settings, queue: Queue) -> Resubmitter:
@@ -358,24 +357,24 @@ def build_resubmitter(settings: Settings, queue: Queue) -> Resubmitter:
     return Resubmitter(queue.database, queue, build_submitter(settings, queue.database), store)
 
 
-async def tombstone_unbooked(books: AccountingService, tokens: Sequence[int]) -> set[int]:
-    """Those of a dead dispatcher's tokens that have no proc row and, from here on, cannot get one in any show.
+async def tombstone_unbooked(accounting: AccountingService, tokens: Sequence[int]) -> set[int]:
+    """Tombstone a dead dispatcher's tokens in all shows; returns those without a proc row, which can never get one.
 
-    A claim does not say whose frames it holds, so they are buried everywhere; that is rare, and graves are pruned. It
-    may have died with tokens booked in Redis alone: Redis forgets them, or, if it is away, the recount finds them.
+    All shows, because a claim does not name the show of its frames; this is rare, and tombstones are pruned. Tokens
+    booked only in Redis are released there; if Redis is unavailable, reconciliation finds them.
     """
-    left = set(tokens)
-    for show in await books.admin.shows():
-        left = await allocations.tombstone(books.database, show.id, sorted(left)) if left else left
+    unbooked = set(tokens)
+    for show in await accounting.admin.shows():
+        unbooked = await allocations.tombstone(accounting.database, show.id, sorted(unbooked)) if unbooked else unbooked
     try:
-        await books.release_tombstoned(sorted(left))
-    except RedisUnavailable as away:
-        log.warning("tokens_not_forgotten", tokens=len(left), reason=away.sentence, remedy="the recount mends it")
-    return left
+        await accounting.release_tombstoned(sorted(unbooked))
+    except RedisUnavailable as error:
+        log.warning("tokens_not_forgotten", tokens=len(unbooked), reason=error.sentence, remedy="the recount mends it")
+    return unbooked
 
 
 async def check_server(settings: Settings, name: str, url: str) -> None:
-    """Raises unless the server at `url` answers and is fit for its role; changes nothing in it."""
+    """Raise unless the server at `url` answers and fits its role; changes nothing on it."""
     match name:
         case "postgres":
             await (await Database.open(postgres_target(settings, url))).close()
@@ -390,7 +389,7 @@ async def check_server(settings: Settings, name: str, url: str) -> None:
 
 
 async def server_problem(settings: Settings, name: str, url: str) -> str | None:
-    """What is wrong with the server at `url`, in a sentence; None when it answers."""
+    """What is wrong with the server at `url`, as a sentence; None if it answers."""
     try:
         await check_server(settings, name, url)
     except RotaError as error:

@@ -169,7 +169,7 @@ class Demo:
         await self.wait_until(lambda seen: _running_frames(seen, "oops") > 0, "frames of oops")
         job = self.farm.submitted["oops"]
         began = time.monotonic()
-        await self.farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled")
+        await self.farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
         seen = await self.wait_until(lambda seen: seen.jobs["oops"].state is JobState.CANCELLED, "the end of oops")
         await self.wait_until(lambda seen: _running_frames(seen, "oops") == 0, "frames of oops to stop")
         ended = _counts(seen, "oops")[FrameState.CANCELLED]

@@ -59,7 +59,7 @@ class DemoStack:
     def __init__(self, stack: LocalStack, replica: runtime.Replica, folder: Path) -> None:
         self.stack = stack
         self.replica = replica
-        self.books = replica.books
+        self.books = replica.accounting
         self.database = replica.database
         self.jobs = JobQueries(replica.database)
         self.submitted: dict[str, JobId] = {}

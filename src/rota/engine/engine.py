@@ -1,29 +1,31 @@
-"""The parts of the pipeline in one replica, tied together. Any number of replicas run all of it at once.
+"""The services of one replica's engine, wired together. Any number of replicas run all of them concurrently.
 
-| service | what it does | who of several |
+| service | what it does | on which replica |
 |---|---|---|
-| members | says and hears which replicas live | all |
-| heartbeats | hears workers, and asks the books about what they list | all |
-| routes | reads pools and topics on every change | all |
-| pools_file | loads pools and topics from a file, where one is set | all |
-| doors | lets workers in | whoever hears the question |
-| dispatch | claims, books, hands over | each for the workers it feeds |
-| results | ends what workers report | whoever gets the message |
-| beginnings | marks jobs as RUNNING | whoever hears it |
+| members | publishes and observes which replicas are live | all |
+| heartbeats | reads worker heartbeats and checks the allocations they list | all |
+| routes | reloads pools and topics on every change | all |
+| pools_file | loads pools and topics from a file, if configured | all |
+| snapshot | stores the worker registry in Redis for a warm start | all |
+| news | exchanges released capacity with other replicas | all |
+| doors | registers workers | whichever receives the request |
+| dispatch | claims, books, assigns | each for the workers it owns |
+| results | ends attempts that workers report | whichever receives the message |
+| beginnings | sets jobs to RUNNING | whichever receives the message |
 | recovery | silent workers, lost frames, deadlines | the leader |
-| submits | submissions from the bus | whoever gets the message |
-| logs | keeps what frames write | whoever hears it |
-| letters | messages that NATS gave up | whoever hears it |
-| gate | decides about jobs that are PENDING | whoever gets the message |
-| gate_ending | keeps a silent policy from opening the gate of a server that ends | all |
-| replayer | jobs that nobody has decided about | the leader |
-| upkeep | days of what has ended, old names | the leader |
-| outputs | looks into what frames returned, where a policy asks for it | whoever claims it |
-| events_servers | says that this server came, and goes | all |
-| events | publishes what the others say of their work | all |
-| events_audit | tells what people changed, and which servers were lost | the leader |
-| feed | follows events, for whoever reads them here | all |
-| histories | looks at jobs that somebody watches here | all |
+| submits | submissions from the bus | whichever receives the message |
+| logs | stores frame output | whichever receives the message |
+| letters | dead-letters messages that NATS gave up | whichever receives the message |
+| gate | decides PENDING jobs | whichever receives the message |
+| gate_ending | disables fail-open while the server drains | all |
+| replayer | undecided and deferred jobs, approval expiry | the leader |
+| upkeep | retention of ended jobs and old names | the leader |
+| outputs | scans frame outputs, if a policy requires it | whichever claims them |
+| events_servers | publishes that this server starts and stops | all |
+| events | publishes the events of all services | all |
+| events_audit | publishes configuration changes and lost servers | the leader |
+| feed | follows the event stream for local subscribers | all |
+| histories | polls jobs that are watched on this replica | all |
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ from rota.policy.output.checker import ContentChecker, OutputPolicySource
 from rota.queue import Queue
 
 MAX_CONCURRENT_REPORT_BATCHES: Final = 2
-"""Batches of reports: while one waits for its commit the next is read and written."""
+"""While one batch of reports waits for its commit, the next is read and written."""
 
 
 class Engine:
@@ -96,24 +98,24 @@ class Engine:
         database: Database,
         redis: Redis,
         bus: Bus,
-        books: AccountingService,
+        accounting: AccountingService,
         queue: Queue,
         kernel: Kernel | None = None,
-        looks: tuple[OutputPolicySource, ContentChecker | None] | None = None,
+        output_checks: tuple[OutputPolicySource, ContentChecker | None] | None = None,
     ) -> None:
         self.database = database
         self.bus = bus
         self.queue = queue
-        self.books = books
+        self.accounting = accounting
         self.leases = leases = Leases(database)
         self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
         self.members = ClusterMembership(bus, leases.owner)
-        self.finisher = Finisher(database, queue, books, settings.scheduler)
+        self.finisher = Finisher(database, queue, accounting, settings.scheduler)
         self.store = BlobStore(database, store_target(settings))
-        self.scanner = self._build_scanner(settings, *looks) if looks is not None else None
-        self.dispatcher = Dispatcher(database, queue, books, bus, self.registry, self.finisher, leases, self.store)
-        self.ender = JobCanceller(database, bus, self.finisher)
-        self.ender.on_ended = self._jobs_ended
+        self.scanner = self._build_scanner(settings, *output_checks) if output_checks is not None else None
+        self.dispatcher = Dispatcher(database, queue, accounting, bus, self.registry, self.finisher, leases, self.store)
+        self.canceller = JobCanceller(database, bus, self.finisher)
+        self.canceller.on_ended = self._jobs_ended
         self.results = ReportConsumer(self.finisher, self.dispatcher.state_writer, self.release_capacity)
         self.recovery = EngineReconciler(
             database,
@@ -122,43 +124,43 @@ class Engine:
             self.registry,
             self.members,
             self.finisher,
-            self.ender,
+            self.canceller,
             self.release_capacity,
             settings.reconciler,
         )
         self.logs = LogWriter(database, bus)
-        self.letters = DeadLetterRecorder(bus, queue.dead_letters)
-        ahead = AdmissionPrecheck(database, kernel) if kernel is not None else None
-        self.submitter = Submitter(database, gate=gate_for(kernel), ahead=ahead)
-        self.intake = BusSubmissionConsumer(self.submitter, queue.dead_letters)
-        self.gatekeeper = AdmissionController(
+        self.dead_letters = DeadLetterRecorder(bus, queue.dead_letters)
+        precheck = AdmissionPrecheck(database, kernel) if kernel is not None else None
+        self.submitter = Submitter(database, gate=gate_for(kernel), ahead=precheck)
+        self.bus_submissions = BusSubmissionConsumer(self.submitter, queue.dead_letters)
+        self.admission = AdmissionController(
             database,
             self.finisher,
             kernel,
             throttle_s=settings.scheduler.safety_throttle_delay,
             fail_open=lambda: effective_fail_mode(settings, kernel) == "open",
         )
-        self.gatekeeper.on_ended = self._jobs_ended
-        self.approver = Approver(database, self.gatekeeper)
-        self.replayer = PendingReplayer(database, leases, self.gatekeeper, settings.replayer, approvals=self.approver)
-        self.upkeep = RetentionMaintenance(database, leases, settings.retention, store=self.store, books=books)
-        self.doors = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
-        self.beginnings = ProgressConsumer(database, bus, self.dispatcher.state_writer)
+        self.admission.on_ended = self._jobs_ended
+        self.approver = Approver(database, self.admission)
+        self.replayer = PendingReplayer(database, leases, self.admission, settings.replayer, approvals=self.approver)
+        self.retention = RetentionMaintenance(database, leases, settings.retention, store=self.store, books=accounting)
+        self.worker_registration = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
+        self.progress = ProgressConsumer(database, bus, self.dispatcher.state_writer)
         self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)
         self.routing = RouteStore(database)
-        named = settings.routing.pools_file
-        every_s = settings.routing.reload_interval
-        self._pools = PoolsFileWatcher(self.routing, Path(named), every_s) if named else None
-        self._routes = RoutesWatcher(self.routing, self.registry, every_s)
+        pools_path = settings.routing.pools_file
+        reload_s = settings.routing.reload_interval
+        self._pools = PoolsFileWatcher(self.routing, Path(pools_path), reload_s) if pools_path else None
+        self._routes = RoutesWatcher(self.routing, self.registry, reload_s)
         self.explainer = Explainer(
-            database, books=books, registry=self.registry, board=self.dispatcher.pending_queues, bus=bus
+            database, books=accounting, registry=self.registry, board=self.dispatcher.pending_queues, bus=bus
         )
-        self.teller, self.feed = EventPublisher(database, bus), EventStream(bus)
-        self.histories = HistoryWatcher(JobHistorySource(database), self.feed)
+        self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
+        self.histories = HistoryWatcher(JobHistorySource(database), self.event_stream)
         self._servers = ServerPresence(bus, self.members)
         self._audit = AuditEventPublisher(database, bus, leases, self._servers)
         self._connect_event_sources()
-        self._news: asyncio.Queue[FramesReleased] = asyncio.Queue()
+        self._releases: asyncio.Queue[FramesReleased] = asyncio.Queue()
         self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
         self._settings = settings
         self._redis = redis
@@ -172,19 +174,19 @@ class Engine:
         return OutputScanner(self.database, self.store, self.finisher, self.finisher.outputs, checker)
 
     def _connect_event_sources(self) -> None:
-        EventSources(self.teller).connect(
+        EventSources(self.event_publisher).connect(
             self.submitter,
-            self.gatekeeper,
+            self.admission,
             self.approver,
             self.dispatcher.state_writer,
             self.finisher,
-            self.doors,
+            self.worker_registration,
             self.recovery,
-            self.letters,
+            self.dead_letters,
         )
 
     async def declare(self) -> None:
-        """Make the streams and consumers that this replica needs."""
+        """Create the streams and consumers that this replica needs."""
         nats = self._settings.nats
         read = [
             with_limits(spec, nats)
@@ -193,7 +195,7 @@ class Engine:
         await self.bus.ensure([*streams(nats), events_stream(nats), *read])
 
     async def warm_up(self) -> None:
-        """Know pools, topics and the workers of the last snapshot before the first frame is looked at."""
+        """Load pools, topics and the workers of the last snapshot before the first dispatch round."""
         if self._pools is not None:
             await self._pools.reload()
         self.registry.set_routes(await self.routing.read())
@@ -201,14 +203,14 @@ class Engine:
         await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
-        ends = [
+        report_consumers = [
             self._batch_consumer(report_consumer.CONSUMER_SPEC, self.results.handle, most=64)
             for _ in range(MAX_CONCURRENT_REPORT_BATCHES)
         ]
         return [
             Service("events_servers", self._servers.run),
-            Service("events", self.teller.run),
-            Service("feed", self.feed.run),
+            Service("events", self.event_publisher.run),
+            Service("feed", self.event_stream.run),
             Service("histories", self.histories.run),
             Service("members", self.members.run),
             *([Service("pools_file", self._pools.run)] if self._pools is not None else []),
@@ -216,72 +218,75 @@ class Engine:
             Service("heartbeats", HeartbeatConsumer(self.bus, self.registry, self.database).run),
             Service("snapshot", self._snapshots.run),
             Service("news", self._exchange_releases),
-            Service("doors", self.doors.run),
+            Service("doors", self.worker_registration.run),
             Service("dispatch", self.dispatcher.run),
-            *(Service(f"results_{number}", handling.run) for number, handling in enumerate(ends, 1)),
-            Service("beginnings", self.beginnings.run),
+            *(Service(f"results_{number}", consumer.run) for number, consumer in enumerate(report_consumers, 1)),
+            Service("beginnings", self.progress.run),
             Service("recovery", self.recovery.run),
-            Service("submits", self.intake.batch_consumer(self.bus, self._settings.nats).run),
-            Service("letters", self.letters.run),
+            Service("submits", self.bus_submissions.batch_consumer(self.bus, self._settings.nats).run),
+            Service("letters", self.dead_letters.run),
             Service("logs", self.logs.run),
-            Service("gate", self._batch_consumer(controller.CONSUMER_SPEC, self.gatekeeper.handle).run),
+            Service("gate", self._batch_consumer(controller.CONSUMER_SPEC, self.admission.handle).run),
             Service("gate_ending", self._disable_fail_open_on_drain),
             Service("replayer", self.replayer.run),
-            Service("upkeep", self.upkeep.run),
+            Service("upkeep", self.retention.run),
             *([Service("outputs", self.scanner.run)] if self.scanner is not None else []),
             Service("events_audit", self._audit.run),
         ]
 
     async def _disable_fail_open_on_drain(self, life: Lifecycle) -> None:
-        """Services end in reverse: from before the gatekeeper ends, a silent policy opens nothing."""
+        """Services stop in reverse order: fail-open is off before the admission controller stops."""
         life.ready()
         await life.until_draining()
-        self.gatekeeper.is_ending = True
+        self.admission.is_ending = True
 
     def _batch_consumer(self, spec: ConsumerSpec, handler: BatchHandler, *, most: int = 256) -> BatchConsumer:
-        nats, terminated = self._settings.nats, self.letters.record_terminated
+        nats, terminated = self._settings.nats, self.dead_letters.record_terminated
         read = with_limits(spec, nats)
         return BatchConsumer(self.bus, read, handler, terminated, most=most, dead_letter_retry_s=nats.nak_delay)
 
-    def release_capacity(self, worker: UUID, told: CompletionResult) -> None:
-        """Frames ended: their worker has room, and so have their shows; other replicas hear of it, too."""
-        self.registry.release_allocations(worker, told.freed)
-        for show, deleted in told.released.items():
+    def release_capacity(self, worker: UUID, result: CompletionResult) -> None:
+        """Frames ended: release their workers' capacity and their shows' quota here, and notify other replicas."""
+        self.registry.release_allocations(worker, result.freed)
+        for show, deleted in result.released.items():
             self.dispatcher.frames_released(show, deleted.by_job())
             if len(self.members.live_replicas()) > 1:
-                self._news.put_nowait(FramesReleased(worker, told.freed, show, deleted.frames))
+                self._releases.put_nowait(FramesReleased(worker, result.freed, show, deleted.frames))
 
     async def _exchange_releases(self, life: Lifecycle) -> None:
-        """Tell other replicas what was freed here, and hear what was freed there."""
-        async with self.bus.subscribe_core(RELEASED_SUBJECT) as heard, asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(self._broadcast_releases()), tasks.create_task(self._consume_releases(heard))]
+        """Broadcast capacity released here, and apply releases of other replicas."""
+        async with self.bus.subscribe_core(RELEASED_SUBJECT) as messages, asyncio.TaskGroup() as tasks:
+            exchanging = [
+                tasks.create_task(self._broadcast_releases()),
+                tasks.create_task(self._consume_releases(messages)),
+            ]
             life.ready()
             await life.until_draining()
-            for task in working:
+            for task in exchanging:
                 task.cancel()
 
     async def _broadcast_releases(self) -> None:
         while True:
-            news = await self._news.get()
+            release = await self._releases.get()
             with suppress(NatsUnavailable):
-                await self.bus.publish_core(RELEASED_SUBJECT, encode(news))
+                await self.bus.publish_core(RELEASED_SUBJECT, encode(release))
 
-    async def _consume_releases(self, heard: asyncio.Queue[CoreMessage]) -> None:
+    async def _consume_releases(self, messages: asyncio.Queue[CoreMessage]) -> None:
         while True:
-            message = await heard.get()
+            message = await messages.get()
             with suppress(InvalidInput):
-                news = decode(FramesReleased, message.data)
-                self.registry.release_allocations(news.worker, news.tokens)
-                self.dispatcher.frames_released(ShowId(news.show), {news.worker: news.frames})
+                release = decode(FramesReleased, message.data)
+                self.registry.release_allocations(release.worker, release.tokens)
+                self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames})
 
     def _jobs_ended(self, jobs: list[JobEnd]) -> None:
         self.dispatcher.state_writer.forget(job.job for job in jobs)
 
 
 def store_target(settings: Settings) -> BlobStoreTarget:
-    wanted = settings.store
+    store = settings.store
     return BlobStoreTarget(
-        directory=Path(wanted.directory) if wanted.directory else None,
-        small_bytes=wanted.small_bytes,
-        most_bytes=wanted.most_bytes,
+        directory=Path(store.directory) if store.directory else None,
+        small_bytes=store.small_bytes,
+        most_bytes=store.most_bytes,
     )

@@ -66,4 +66,4 @@ def grpc_services(replica: Replica) -> list[Service]:
     from rota.infra.rpc.calls import RpcServer
     from rota.server.shows import ShowInterface
 
-    return [RpcServer(replica.settings.grpc, [ShowInterface(replica.books)]).service]
+    return [RpcServer(replica.settings.grpc, [ShowInterface(replica.accounting)]).service]

@@ -116,7 +116,7 @@ async def up(settings: Settings, beside: EmbeddedWorkerOptions | None) -> int:
         urls = runtime.ServerUrls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
-            await create_first_show(replica.books)
+            await create_first_show(replica.accounting)
             await local_key.ensure_key(replica.database, data_dir(settings))
             worker = await _make_worker(beside, settings, replica)
             replica.supervisor.add(*services(replica), stack.service, *([worker.service] if worker else []))
@@ -147,7 +147,7 @@ async def _make_worker(
     """None as well where servers of somebody else's have no pool for it."""
     if beside is None:
         return None
-    pools = [pool.name for pool in await replica.books.admin.pools()]
+    pools = [pool.name for pool in await replica.accounting.admin.pools()]
     if settings.worker.pool not in pools:
         output.print_stderr(f"No worker is started, since there is no pool {settings.worker.pool}: set worker.pool.")
         return None

@@ -1,11 +1,11 @@
-"""Ending a job before its time: cancelled, past its deadline, denied, given up. All of it goes this way.
+"""Terminates a job early: cancelled, past its deadline, denied, given up. All of these use this path.
 
-First the job is marked (`ends_as`, once and for good); from then on no frame of it begins. Then its frames are ended
-wherever they are: those that wait at once, those that run by closing their turn and telling the worker to stop. A frame
+First the job is marked (`ends_as`, final once set); from then on no frame of it starts. Then its frames end wherever
+they are: waiting ones immediately, running ones by closing their attempt and sending a stop to the worker. A frame
 that a dispatcher has just claimed comes back parked, or is booked and found by the next pass. Each pass is one
-transaction, and repeating it changes nothing; if we die between two, the leader goes on (`rota.engine.recovery.reconciler`).
+idempotent transaction; if the process dies between two, the leader continues (`rota.engine.recovery.reconciler`).
 
-A proc stays until its worker says that the frame has stopped, or is lost: what still runs still counts.
+A proc remains until its worker reports that the frame has stopped, or is lost: running frames count against quota.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class JobCanceller:
         finisher.end_early = self.finish_termination
 
     async def terminate(self, job: JobId, state: JobState, reason: str) -> JobState | None:
-        """End a live job in this way, or in the way it is being ended already; None when there is no such job.
+        """Terminate a live job in this state, or the state it is already ending in; None: no such live job.
 
-        When it returns the job has ended, but for frames that were on their way to a worker: those follow.
+        On return the job has ended, except for frames that were being assigned: those end later.
         """
         assert state.terminal, "a job ends in a terminal state"
         row = await self.database.row(END_AS, job, state.value, reason)
@@ -59,34 +59,34 @@ class JobCanceller:
         return JobState(row["ends_as"])
 
     async def finish_termination(self, job: UUID) -> None:
-        """What is left of a job that was marked."""
+        """Run passes over a marked job until nothing is left, at most `PASSES_MAX`."""
         for _ in range(PASSES_MAX):
             if await self.continue_termination(job):
                 break
 
     async def cancel(self, job: JobId, actor: str) -> bool:
-        """Whether it had not ended. In the audit trail under the name of `actor`."""
+        """Whether the job was live. Writes an audit entry with `actor`."""
         if not await request_cancellation(self.database, job, actor):
             return False
         await self.terminate(job, JobState.CANCELLED, Reason.CANCELLED.value)
         return True
 
     async def continue_termination(self, job: UUID) -> bool:
-        """One pass over what is left of a job that is being ended; True when nothing is."""
+        """One pass over a job that is ending; True if nothing is left."""
         async with self.database.transaction() as tx:
-            told, stopped = await self._termination_pass(tx, job)
-        await self.finisher.after_commit(told)
-        self.on_ended(told.finished)
+            result, stopped = await self._termination_pass(tx, job)
+        await self.finisher.after_commit(result)
+        self.on_ended(result.finished)
         if stopped:
             await self._send_cancel(stopped)
-        return bool(told.finished) or not stopped
+        return bool(result.finished) or not stopped
 
     async def _termination_pass(self, tx: Transaction, job: UUID) -> tuple[CompletionResult, list[TokenRange]]:
         await tx.row(LOCK, job)
         layers = await tx.rows(OPEN_LAYERS, job)
-        told = CompletionResult()
+        result = CompletionResult()
         if not layers:
-            return told, []
+            return result, []
         ends_as, reason = layers[0]["ends_as"], layers[0]["reason"]
         ended: dict[UUID, int] = defaultdict(int)
         for layer in layers:
@@ -94,10 +94,10 @@ class JobCanceller:
             ended[layer["pk_layer"]] += layer["unqueued"] or waiting
         stopped = await self._close_running(tx, job, ended)
         finished = await tx.value(COUNT_ENDS, list(ended), list(ended.values()), ends_as, 0)
-        told.finished = await finish_jobs(tx, finished, reason)
-        await self.finisher.run_hooks(tx, told.finished)
+        result.finished = await finish_jobs(tx, finished, reason)
+        await self.finisher.run_hooks(tx, result.finished)
         failpoints.hit("ender.before_commit")
-        return told, stopped
+        return result, stopped
 
     async def _close_running(self, tx: Transaction, job: UUID, ended: dict[UUID, int]) -> list[TokenRange]:
         rows = {row["token"]: row["pk_layer"] for row in await tx.rows(PROCS, job, MAX_BATCH)}
@@ -108,7 +108,7 @@ class JobCanceller:
         return to_ranges(list(rows))
 
     async def _send_cancel(self, tokens: list[TokenRange]) -> None:
-        """Told again by the leader while a worker has them."""
+        """Best effort: the leader repeats it while a worker holds the frames."""
         try:
             await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
         except NatsUnavailable:
@@ -116,7 +116,7 @@ class JobCanceller:
 
 
 async def request_cancellation(database: Database, job: JobId, actor: str) -> bool:
-    """Whether the job was still alive; from here on no frame of it begins, and servers end it."""
+    """Whether the job was live; from here on no frame of it starts, and the servers terminate it."""
     async with database.transaction() as tx:
         row = await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
         if row is None:

@@ -1,17 +1,17 @@
-"""How frames end, and jobs with them: one path, whoever says so (a worker, a timeout, a person, a lost machine).
+"""Ends attempts, frames and jobs: one path for every cause (a worker's report, a timeout, a person, a lost worker).
 
-Everything about an end is one transaction: the queue's closures, the procs, the counts of the layer, what the frame
-returned, and the job itself, which moves to `job_done` with its last frame. Who keeps what:
-- J3, ended once: the queue's closure under the lock of the claim. What it refuses is counted as late and changes
-  nothing, but the proc of a late one goes all the same: its worker says that it no longer runs it;
-- a worker ends its own frames only: procs are asked for by token and host;
+Everything about an end is one transaction: the queue's closures, the procs, the layer's counts, the frame's output,
+and the job itself, which moves to `job_done` with its last frame. Invariants and who enforces them:
+- J3, an attempt ends once: the queue's closure under the lock of the claim. A refused end counts as late and changes
+  nothing, except that its proc is deleted: its worker reports that it no longer runs;
+- a worker ends only its own frames: procs are looked up by token and host;
 - J1, a job ends once: the row that is deleted from `job` is the row that is inserted into `job_done`;
-- hooks run inside the transaction, with the jobs that end in it; what they raise undoes all of it, and the report comes
-  again.
+- hooks run in the same transaction with the jobs that end in it; an exception rolls it back and the report is
+  redelivered.
 
-If we die before the COMMIT nothing happened and the report comes again; after it, what is not done is done by the
-repeat, which finds nothing left to end (the ack), and by the recount (Redis). If only the reply of the COMMIT is lost,
-the books look a moment later which of the tokens lie in graves, and Redis forgets those.
+If the process dies before the COMMIT, nothing happened and the report is redelivered. After it, the redelivery finds
+nothing left to end and is acknowledged, and reconciliation corrects Redis. If only the reply of the COMMIT is lost,
+accounting checks shortly after which of the tokens are tombstoned and releases those in Redis.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RETRIED = metrics.counter("rota_frames_retried", "Attempts that are tried again,
 WORKER_LOST: Final = "worker_lost"
 ARTIFACT_LIMIT: Final = "artifact_limit"
 DEAD_LETTER_REASONS: Final = frozenset({"max_scheduling_retries", WORKER_LOST, Reason.MAX_RETRIES_EXCEEDED.value})
-"""Ends that no handler decided about: somebody must look at them, so they are dead letters at once."""
+"""Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
 WORKER_LOST_BACKOFF: Final = Backoff(1.0, 60.0)
 WORKER_LOST_JITTER_STEPS: Final = 8
@@ -88,11 +88,11 @@ class JobEnd(msgspec.Struct, frozen=True):
 
 
 CompletionHook = Callable[[Transaction, Sequence[JobEnd]], Awaitable[None]]
-"""Called with jobs that end, inside the transaction that ends them."""
+"""Called inside the transaction with the jobs that end in it."""
 
 
 class DeadLetterNotice(NamedTuple):
-    """A frame, or its output, that went to the dead letters; `show` is None where it is not known."""
+    """A dead-lettered frame or output; `show` is None where it is unknown."""
 
     reason: str
     show: ShowId | None
@@ -101,35 +101,35 @@ class DeadLetterNotice(NamedTuple):
 
 
 class CompletionResult(msgspec.Struct):
-    """What came of ending frames, for whoever tells Redis, the registry and the dispatcher."""
+    """Result of a completion transaction, for the updates of Redis, the worker registry and the dispatcher."""
 
     released: dict[ShowId, ProcDeleteResult] = {}
     finished: list[JobEnd] = []
     freed: list[TokenRange] = []
-    """Tokens whose procs are gone."""
+    """Tokens whose procs were deleted."""
     letters: list[DeadLetterNotice] = []
     failing: list[JobId] = []
-    """Jobs that end now, since one of their frames has failed."""
+    """Jobs to terminate because one of their frames failed (fail-fast)."""
     late: int = 0
     scans: bool = False
-    """Whether outputs among these must be looked into."""
+    """Whether some outputs need an asynchronous scan."""
     since_ns: int = msgspec.field(default_factory=now_ns)
-    """When ending them began."""
+    """When the transaction began."""
 
 
 class AttemptOutcome(NamedTuple):
     """What becomes of one attempt."""
 
     state: str
-    """A terminal word of FrameState; RETRIED: another attempt; RETURNED: the same attempt once more."""
+    """A terminal FrameState; RETRIED: another attempt; RETURNED: the same attempt again."""
     reason: str
     delay_s: float = 0.0
     ends_job: bool = False
-    """Whether the other frames of its job are ended with it."""
+    """Whether the other frames of its job are terminated (fail-fast)."""
 
 
 class EndedAttempt(NamedTuple):
-    """An attempt that is being ended, and all that is known of it."""
+    """An attempt that is being ended, with its frame."""
 
     end: AttemptResult
     show: ShowId
@@ -140,7 +140,7 @@ class EndedAttempt(NamedTuple):
 
 
 class DispatchFailures(NamedTuple):
-    """How often a job could not be dispatched by now, and how long all its frames of this batch wait for that."""
+    """Dispatch failures of a job so far, and the delay for its frames of this batch."""
 
     failures: int
     pause_s: float
@@ -148,178 +148,178 @@ class DispatchFailures(NamedTuple):
 
 class Finisher:
     def __init__(
-        self, database: Database, queue: Queue, books: AccountingService, pace: SchedulerSettings | None = None
+        self, database: Database, queue: Queue, accounting: AccountingService, pace: SchedulerSettings | None = None
     ) -> None:
         self.database = database
         self.queue = queue
-        self.books = books
+        self.accounting = accounting
         self.hooks: list[CompletionHook] = []
         self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
-        """Told after the commit of jobs that ended here; not of those whose commit lost its reply."""
+        """Called after the commit with the jobs that ended here, unless the reply of the commit was lost."""
         self.traces = JobTracer(database)
-        self.words = DecisionStore(database)
-        self.on_letters: Callable[[Sequence[DeadLetterNotice]], None] = _ignore
-        """Called after the commit with frames that went to the dead letters."""
+        self.decision_store = DecisionStore(database)
+        self.on_dead_letters: Callable[[Sequence[DeadLetterNotice]], None] = _ignore
+        """Called after the commit with dead-lettered frames."""
         self.end_early: Callable[[UUID], Awaitable[object]] = _ignore_failing_job
-        """Ends what is left of a job that was marked as ending; the leader does it a moment later in any case."""
+        """Terminates the rest of a job that is marked as ending; the leader also does so shortly after."""
         self.outputs: SyncOutputChecker | None = None
-        """Who looks at what frames return; None: nobody does."""
+        """Checks outputs; None: no output policy."""
         self._pace = pace = pace or SchedulerSettings()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
     async def finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int = 0) -> CompletionResult:
-        """Frames of one worker that returned nothing."""
+        """End frames of one worker that succeeded without output."""
         failpoints.hit("finish.before_success")
         with self._report_unknown_commit(lambda: _expand_ranges(sorted(runs))):
             if not self.hooks:
-                told = await self._write_successes(self.database, worker, runs, took_ms)
+                result = await self._write_successes(self.database, worker, runs, took_ms)
             else:
                 async with self.database.transaction() as tx:
-                    told = await self._write_successes(tx, worker, runs, took_ms)
-                    await self.run_hooks(tx, told.finished)
+                    result = await self._write_successes(tx, worker, runs, took_ms)
+                    await self.run_hooks(tx, result.finished)
             failpoints.after_send("finish.success")
-        await self.after_commit(told)
-        return told
+        await self.after_commit(result)
+        return result
 
     async def finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
-        """Frames that have something to say. With no worker they end wherever they are (it was lost, or asked to)."""
+        """End attempts that carry a result. `worker` None: wherever they run (worker lost, or cancelled)."""
         with self._report_unknown_commit(lambda: [end.token for end in ends]):
             async with self.database.transaction() as tx:
-                told = await self._write_ends(tx, worker, ends)
+                result = await self._write_ends(tx, worker, ends)
                 failpoints.hit("finish.before_commit")
             failpoints.after_send("finish.ended")
-        await self.after_commit(told)
-        return told
+        await self.after_commit(result)
+        return result
 
     async def fail_unplaceable(self, claims: Sequence[Claim], reason: str) -> CompletionResult:
-        """Claimed frames that were never booked, and that nobody can ever run: failed, and in the dead letters."""
+        """Fail and dead-letter claimed frames that were not booked and that no worker can ever run."""
         pieces = [piece for claim in claims for piece in claim.ranges()]
         failures = [FrameFailure(token, reason) for piece in pieces for token in piece.tokens]
-        told = CompletionResult()
+        result = CompletionResult()
         async with self.database.transaction() as tx:
             ended = await self.queue.fail(failures, on=tx)
             failed = [failure.token for failure in failures if failure.token not in ended.refused]
             await self.queue.failed.move_to_dead_letters(FailedFilter(tokens=failed), on=tx)
             numbers = [sum(token not in ended.refused for token in piece.tokens) for piece in pieces]
             jobs = await tx.value(COUNT_ENDS, [piece.layer for piece in pieces], numbers, "FAILED", 0)
-            told.finished = await finish_jobs(tx, jobs, reason)
-            await self.run_hooks(tx, told.finished)
-        shows = {end.job: end.show for end in told.finished}
-        told.letters = [
+            result.finished = await finish_jobs(tx, jobs, reason)
+            await self.run_hooks(tx, result.finished)
+        shows = {end.job: end.show for end in result.finished}
+        result.letters = [
             DeadLetterNotice(reason, shows.get(job), job) for job in dict.fromkeys(piece.job for piece in pieces)
         ]
-        await self.after_commit(told)
-        return told
+        await self.after_commit(result)
+        return result
 
     @contextmanager
     def _report_unknown_commit(self, tokens: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Of a transaction whose reply is lost nobody learns what to tell Redis: the books look into it."""
+        """If the reply of the commit is lost, hand the tokens to accounting, which resolves the unknown outcome."""
         try:
             yield
         except (PostgresUnavailable, failpoints.LostReply) as error:
             if getattr(error, "facts", {}).get("outcome", "unknown") == "unknown":
-                self.books.add_unknown_commit(tokens())
+                self.accounting.add_unknown_commit(tokens())
             raise
 
-    async def after_commit(self, told: CompletionResult) -> None:
-        """After the commit. What is not told to Redis is found by the recount."""
-        if told.letters:
-            self.on_letters(told.letters)
-        if told.scans and self.outputs is not None:
+    async def after_commit(self, result: CompletionResult) -> None:
+        """After the commit. Reconciliation corrects Redis if an update is lost."""
+        if result.letters:
+            self.on_dead_letters(result.letters)
+        if result.scans and self.outputs is not None:
             self.outputs.due.set()
-        for show, deleted in told.released.items():
-            await self.books.publisher.publish(show, deleted)
-        LATE_ENDS.inc(told.late)
-        for failing in told.failing:
+        for show, deleted in result.released.items():
+            await self.accounting.publisher.publish(show, deleted)
+        LATE_ENDS.inc(result.late)
+        for failing in result.failing:
             with suppress(RotaError):
                 await self.end_early(failing)
-        for (topic, state), jobs in Counter((job.topic, job.state) for job in told.finished).items():
+        for (topic, state), jobs in Counter((job.topic, job.state) for job in result.finished).items():
             COMPLETED.labels(topic, state).inc(jobs)
-        if told.finished:
+        if result.finished:
             for listener in self.listeners:
-                listener(told.finished)
-        if told.finished and tracing.is_enabled():
-            await self.traces.record_finished(told.finished, told.since_ns)
+                listener(result.finished)
+        if result.finished and tracing.is_enabled():
+            await self.traces.record_finished(result.finished, result.since_ns)
 
     async def _write_successes(
         self, on: Database | Transaction, worker: UUID, runs: Sequence[TokenRange], took_ms: int
     ) -> CompletionResult:
-        told = CompletionResult()
-        left = list(runs)
+        result = CompletionResult()
+        remaining = list(runs)
         for _ in range(2):
-            if not left:
-                return told
-            spans = sorted(left)
-            tokens = _expand_ranges(spans)
+            if not remaining:
+                return result
+            ranges = sorted(remaining)
+            tokens = _expand_ranges(ranges)
             ids, masks = masks_of(tokens)
-            firsts, lasts = [first for first, _ in spans], [first + n - 1 for first, n in spans]
+            firsts, lasts = [first for first, _ in ranges], [first + n - 1 for first, n in ranges]
             rows = await on.rows(SUCCEED, worker, ids, masks, firsts, lasts, took_ms)
             if not rows or rows[0]["what"] != "not_held":
-                _read_success_rows(rows, told)
-                return told
-            held = sorted(rows[0]["tokens"])
-            told.late += sum(n for _, n in left) - len(held)
-            left = to_ranges(held)
-        return told
+                _read_success_rows(rows, result)
+                return result
+            booked = sorted(rows[0]["tokens"])
+            result.late += sum(n for _, n in remaining) - len(booked)
+            remaining = to_ranges(booked)
+        return result
 
     async def _write_ends(
         self, tx: Transaction, worker: UUID | None, ends: Sequence[AttemptResult]
     ) -> CompletionResult:
-        told = CompletionResult()
+        result = CompletionResult()
         frames = await self._load_attempts(tx, worker, ends)
-        told.late += len(ends) - len(frames)
+        result.late += len(ends) - len(frames)
         if not frames:
-            return told
-        endings = await self._decide_outcomes(tx, frames)
-        frames = {token: _strip_excess_artifacts(frame, endings[token]) for token, frame in frames.items()}
-        looked = CheckedFrames(frames, endings, {})
+            return result
+        outcomes = await self._decide_outcomes(tx, frames)
+        frames = {token: _strip_excess_artifacts(frame, outcomes[token]) for token, frame in frames.items()}
+        checked = CheckedFrames(frames, outcomes, {})
         if self.outputs is not None:
-            looked = await self.outputs.check(tx, worker, looked)
-        frames, endings = looked.frames, looked.endings
-        late = await self._close_in_queue(tx, frames, endings)
-        told.late += len(late)
-        await self._delete_procs(tx, frames, told)
+            checked = await self.outputs.check(tx, worker, checked)
+        frames, outcomes = checked.frames, checked.endings
+        late = await self._close_in_queue(tx, frames, outcomes)
+        result.late += len(late)
+        await self._delete_procs(tx, frames, result)
         accepted = {token: frame for token, frame in frames.items() if token not in late}
-        await self._store_ends(tx, worker, accepted, looked)
+        await self._store_ends(tx, worker, accepted, checked)
         if self.outputs is not None:
-            told.scans = await self.outputs.add_scans(tx, accepted, looked)
-        await self._count_ends(tx, accepted, endings, told)
-        told.letters = [
-            DeadLetterNotice(endings[token].reason, frame.show, frame.job)
+            result.scans = await self.outputs.add_scans(tx, accepted, checked)
+        await self._count_ends(tx, accepted, outcomes, result)
+        result.letters = [
+            DeadLetterNotice(outcomes[token].reason, frame.show, frame.job)
             for token, frame in accepted.items()
-            if endings[token].state in FAILED_STATES and endings[token].reason in DEAD_LETTER_REASONS
+            if outcomes[token].state in FAILED_STATES and outcomes[token].reason in DEAD_LETTER_REASONS
         ]
-        told.letters += await self._quarantine_outputs(tx, accepted, looked)
-        return told
+        result.letters += await self._quarantine_outputs(tx, accepted, checked)
+        return result
 
     async def _quarantine_outputs(
-        self, tx: Transaction, frames: Mapping[int, EndedAttempt], looked: CheckedFrames
+        self, tx: Transaction, frames: Mapping[int, EndedAttempt], checked: CheckedFrames
     ) -> list[DeadLetterNotice]:
-        kept = await self.outputs.quarantine(tx, frames, looked) if self.outputs is not None else []
-        if kept:
-            await self.queue.dead_letters.add(sync_check.output_dead_letters(kept, Reason.OUTPUT_QUARANTINED), on=tx)
-            await sync_check.audit_state_changes(tx, kept, "sync")
-            sync_check.count_quarantined(kept, "sync")
-        return [DeadLetterNotice(Reason.OUTPUT_QUARANTINED.value, one.show, one.job, "output") for one in kept]
+        stored = await self.outputs.quarantine(tx, frames, checked) if self.outputs is not None else []
+        if stored:
+            await self.queue.dead_letters.add(sync_check.output_dead_letters(stored, Reason.OUTPUT_QUARANTINED), on=tx)
+            await sync_check.audit_state_changes(tx, stored, "sync")
+            sync_check.count_quarantined(stored, "sync")
+        return [DeadLetterNotice(Reason.OUTPUT_QUARANTINED.value, one.show, one.job, "output") for one in stored]
 
     async def _load_attempts(
         self, tx: Transaction, worker: UUID | None, ends: Sequence[AttemptResult]
     ) -> dict[int, EndedAttempt]:
         by_token = {end.token: end for end in ends}
-        held = {row["token"]: row for row in await tx.rows(BOOKED_FRAMES, worker, list(by_token))}
-        turns = await self.queue.lookup_tokens(held, on=tx)
+        booked = {row["token"]: row for row in await tx.rows(BOOKED_FRAMES, worker, list(by_token))}
+        attempts = await self.queue.lookup_tokens(booked, on=tx)
         return {
             token: EndedAttempt(
-                by_token[token], row["pk_show"], row["pk_job"], row["pk_layer"], *turns.get(token, (0, 1))
+                by_token[token], row["pk_show"], row["pk_job"], row["pk_layer"], *attempts.get(token, (0, 1))
             )
-            for token, row in held.items()
+            for token, row in booked.items()
         }
 
     async def _decide_outcomes(self, tx: Transaction, frames: Mapping[int, EndedAttempt]) -> dict[int, AttemptOutcome]:
         layers = {row["pk_layer"]: row for row in await tx.rows(LAYERS, list({f.layer for f in frames.values()}))}
         refused = [frame for frame in frames.values() if frame.end.status is AttemptStatus.REFUSED]
         undispatched = await self._count_dispatch_failures(tx, refused)
-        words = await self.words.read({row["word"] for row in layers.values()}, on=tx)
+        decisions = await self.decision_store.read({row["word"] for row in layers.values()}, on=tx)
         again = [frame for frame in frames.values() if frame.attempt > 1]
         before = await self._past_failures(tx, again) if again else {}
         return {
@@ -328,7 +328,7 @@ class Finisher:
                 layers.get(frame.layer),
                 undispatched,
                 before.get((frame.layer, frame.frame), (0, 0)),
-                _budgets(layers.get(frame.layer), words),
+                _budgets(layers.get(frame.layer), decisions),
             )
             for token, frame in frames.items()
         }
@@ -351,24 +351,24 @@ class Finisher:
             return AttemptOutcome(ends_as, end.code or ends_as.lower())
         assert layer is not None
         if end.status is AttemptStatus.REFUSED:
-            met = undispatched.get(frame.job) or self._dispatch_failures(1)
-            if met.failures >= self._pace.max_scheduling_retries:
+            failures = undispatched.get(frame.job) or self._dispatch_failures(1)
+            if failures.failures >= self._pace.max_scheduling_retries:
                 return AttemptOutcome("FAILED", "max_scheduling_retries")
-            return AttemptOutcome("RETURNED", end.code or "dispatch_failed", met.pause_s)
+            return AttemptOutcome("RETURNED", end.code or "dispatch_failed", failures.pause_s)
         if end.status is AttemptStatus.CANCELLED:
             return AttemptOutcome("CANCELLED", end.code or "cancelled")
         work, (failed, lost) = _WORK.decode(layer["work"]), before
         retries = work.retries
         if end.code == WORKER_LOST:
-            ending = _decide_retry_after_loss(
+            outcome = _decide_retry_after_loss(
                 end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost
             )
         else:
-            ending = decide_retry(end, retries, failed)
-        if ending.state == "RETRIED" and 0 <= budgets.max_retries <= failed + lost:
+            outcome = decide_retry(end, retries, failed)
+        if outcome.state == "RETRIED" and 0 <= budgets.max_retries <= failed + lost:
             state = "TIMEOUT" if end.status is AttemptStatus.TIMEOUT else "FAILED"
-            ending = AttemptOutcome(state, Reason.MAX_RETRIES_EXCEEDED.value)
-        return ending._replace(ends_job=work.fail_fast and ending.state in FAILED_STATES)
+            outcome = AttemptOutcome(state, Reason.MAX_RETRIES_EXCEEDED.value)
+        return outcome._replace(ends_job=work.fail_fast and outcome.state in FAILED_STATES)
 
     async def _count_dispatch_failures(
         self, tx: Transaction, refused: Sequence[EndedAttempt]
@@ -390,14 +390,14 @@ class Finisher:
         return {(row["pk_layer"], row["frame"]): (row["failed"], row["lost"]) for row in rows}
 
     async def _close_in_queue(
-        self, tx: Transaction, frames: Mapping[int, EndedAttempt], endings: Mapping[int, AttemptOutcome]
+        self, tx: Transaction, frames: Mapping[int, EndedAttempt], outcomes: Mapping[int, AttemptOutcome]
     ) -> frozenset[int]:
-        """End the turns in the queue; returns those that had ended before."""
+        """Close the attempts in the queue; returns the tokens that had ended before."""
         late: set[int] = set()
-        by_ending: dict[tuple[str, float], list[int]] = defaultdict(list)
-        for token, ending in endings.items():
-            by_ending[ending.state, ending.delay_s].append(token)
-        for (state, delay_s), tokens in sorted(by_ending.items()):
+        by_outcome: dict[tuple[str, float], list[int]] = defaultdict(list)
+        for token, outcome in outcomes.items():
+            by_outcome[outcome.state, outcome.delay_s].append(token)
+        for (state, delay_s), tokens in sorted(by_outcome.items()):
             match state:
                 case "SUCCEEDED" | "OUTPUT_QUARANTINED":
                     ended = await self.queue.complete(tokens, on=tx)
@@ -406,7 +406,7 @@ class Finisher:
                 case "RETURNED":
                     ended = await self.queue.defer(tokens, delay_s, on=tx)
                 case "FAILED" | "TIMEOUT":
-                    why = {token: endings[token].reason for token in tokens}
+                    why = {token: outcomes[token].reason for token in tokens}
                     failures = [
                         FrameFailure(token, why[token][:100], frames[token].end.error or None) for token in tokens
                     ]
@@ -419,67 +419,69 @@ class Finisher:
             late |= ended.refused
         return frozenset(late)
 
-    async def _delete_procs(self, tx: Transaction, frames: Mapping[int, EndedAttempt], told: CompletionResult) -> None:
+    async def _delete_procs(
+        self, tx: Transaction, frames: Mapping[int, EndedAttempt], result: CompletionResult
+    ) -> None:
         by_show: dict[ShowId, list[int]] = defaultdict(list)
         for token, frame in frames.items():
             by_show[frame.show].append(token)
         for show in sorted(by_show):
-            told.released[show] = await allocations.delete(tx, show, by_show[show])
-        told.freed = to_ranges(list(frames))
+            result.released[show] = await allocations.delete(tx, show, by_show[show])
+        result.freed = to_ranges(list(frames))
 
     async def _store_ends(
-        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, EndedAttempt], looked: CheckedFrames
+        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, EndedAttempt], checked: CheckedFrames
     ) -> None:
-        """What a frame returned, and every attempt that failed; a plain success has nothing to remember."""
-        endings = looked.endings
-        kept = [
-            (frame, endings[token])
+        """Store outputs and failed attempts; a success without output stores nothing."""
+        outcomes = checked.endings
+        stored = [
+            (frame, outcomes[token])
             for token, frame in frames.items()
-            if endings[token].state != "RETURNED" and (endings[token].state != "SUCCEEDED" or _has_output(frame.end))
+            if outcomes[token].state != "RETURNED" and (outcomes[token].state != "SUCCEEDED" or _has_output(frame.end))
         ]
-        if not kept:
+        if not stored:
             return
-        words = await _store_artifacts(tx, [frame.end.artifacts for frame, _ in kept])
+        artifact_lines = await _store_artifacts(tx, [frame.end.artifacts for frame, _ in stored])
         await tx.run(
             ADD_ENDS,
-            [frame.layer for frame, _ in kept],
-            [frame.frame for frame, _ in kept],
-            [frame.attempt for frame, _ in kept],
-            [frame.end.token for frame, _ in kept],
-            [ending.state for _, ending in kept],
-            [frame.end.value for frame, _ in kept],
-            [frame.end.pointer for frame, _ in kept],
-            [ending.reason or None for _, ending in kept],
-            [frame.end.error.replace("\0", "") or None for frame, _ in kept],
-            [min(frame.end.took_ms, 2**31 - 1) for frame, _ in kept],
+            [frame.layer for frame, _ in stored],
+            [frame.frame for frame, _ in stored],
+            [frame.attempt for frame, _ in stored],
+            [frame.end.token for frame, _ in stored],
+            [outcome.state for _, outcome in stored],
+            [frame.end.value for frame, _ in stored],
+            [frame.end.pointer for frame, _ in stored],
+            [outcome.reason or None for _, outcome in stored],
+            [frame.end.error.replace("\0", "") or None for frame, _ in stored],
+            [min(frame.end.took_ms, 2**31 - 1) for frame, _ in stored],
             worker,
-            words,
-            *sync_check.frame_end_columns(looked, [frame.end.token for frame, _ in kept]),
+            artifact_lines,
+            *sync_check.frame_end_columns(checked, [frame.end.token for frame, _ in stored]),
         )
 
     async def _count_ends(
         self,
         tx: Transaction,
         frames: Mapping[int, EndedAttempt],
-        endings: Mapping[int, AttemptOutcome],
-        told: CompletionResult,
+        outcomes: Mapping[int, AttemptOutcome],
+        result: CompletionResult,
     ) -> None:
         counted: dict[str, dict[LayerId, int]] = defaultdict(lambda: defaultdict(int))
         for token, frame in frames.items():
-            if endings[token].state not in ("RETRIED", "RETURNED"):
-                counted[endings[token].state][frame.layer] += 1
+            if outcomes[token].state not in ("RETRIED", "RETURNED"):
+                counted[outcomes[token].state][frame.layer] += 1
             else:
-                RETRIED.labels(endings[token].reason).inc()
+                RETRIED.labels(outcomes[token].reason).inc()
         jobs: set[UUID] = set()
         for state, layers in sorted(counted.items()):
             jobs |= set(await tx.value(COUNT_ENDS, list(layers), list(layers.values()), state, 0))
         if jobs:
-            told.finished = await finish_jobs(tx, jobs)
-            await self.run_hooks(tx, told.finished)
-        failing = {frame.job: endings[token].state for token, frame in frames.items() if endings[token].ends_job}
-        for job in sorted(failing.keys() - {end.job for end in told.finished}):
+            result.finished = await finish_jobs(tx, jobs)
+            await self.run_hooks(tx, result.finished)
+        failing = {frame.job: outcomes[token].state for token, frame in frames.items() if outcomes[token].ends_job}
+        for job in sorted(failing.keys() - {end.job for end in result.finished}):
             await tx.row(END_AS, job, failing[job], Reason.FRAME_FAILED.value)
-            told.failing.append(job)
+            result.failing.append(job)
 
     async def run_hooks(self, tx: Transaction, finished: Sequence[JobEnd]) -> None:
         if finished:
@@ -488,11 +490,11 @@ class Finisher:
 
 
 async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
-    """End those of the jobs that have no frame left."""
+    """End those of the jobs that have no open frame."""
     return [job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
 
 
-def _ignore(_letters: Sequence[DeadLetterNotice]) -> None:
+def _ignore(_notices: Sequence[DeadLetterNotice]) -> None:
     return None
 
 
@@ -504,25 +506,25 @@ def _has_output(end: AttemptResult) -> bool:
     return end.value is not None or end.pointer is not None or bool(end.artifacts)
 
 
-async def _store_artifacts(tx: Transaction, left: Sequence[tuple[Artifact, ...]]) -> list[str]:
-    """Artifacts of frames in words, a line each; those that came along are put into the store."""
-    along = [each.data for artifacts in left for each in artifacts if not each.pointer]
-    if along:
-        await tx.run(PUT, *put_arguments(along)[1])
+async def _store_artifacts(tx: Transaction, by_frame: Sequence[tuple[Artifact, ...]]) -> list[str]:
+    """Artifact lines per frame, for the column; inline artifacts are written to the blob store."""
+    inline = [each.data for artifacts in by_frame for each in artifacts if not each.pointer]
+    if inline:
+        await tx.run(PUT, *put_arguments(inline)[1])
     return [
         "\n".join(
             format_artifact(each.pointer or str(pointer_to(each.data, BlobLocation.POSTGRES)), each.name)
             for each in artifacts
         )
-        for artifacts in left
+        for artifacts in by_frame
     ]
 
 
-def _read_success_rows(rows: Sequence[Record], told: CompletionResult) -> None:
+def _read_success_rows(rows: Sequence[Record], result: CompletionResult) -> None:
     for row in rows:
         match row["what"]:
             case "refused":
-                told.late += len(tokens_in(row["claim_id"], row["refused"]))
+                result.late += len(tokens_in(row["claim_id"], row["refused"]))
             case "finished":
                 show, topic, state, workflow = (
                     ShowId(row["pk_show"]),
@@ -530,25 +532,25 @@ def _read_success_rows(rows: Sequence[Record], told: CompletionResult) -> None:
                     JobState(row["state"]),
                     row["workflow_id"],
                 )
-                told.finished += [JobEnd(job, show, topic, state, workflow) for job in row["jobs"]]
+                result.finished += [JobEnd(job, show, topic, state, workflow) for job in row["jobs"]]
             case what:
-                _read_released(row, told, single=what == "singles")
+                _read_released(row, result, single=what == "singles")
 
 
-def _read_released(row: Record, told: CompletionResult, *, single: bool) -> None:
-    """Procs of one layer; or of many jobs that are alike but for their ids, one token each."""
+def _read_released(row: Record, result: CompletionResult, *, single: bool) -> None:
+    """Procs of one layer; or of many jobs that differ only in their ids, one token each."""
     alloc, folder, dept, cores, gpus = (row[name] for name in ("pk_alloc", "pk_folder", "pk_dept", "cores", "gpus"))
     jobs, layers, tokens = row["jobs"], row["layers"], row["tokens"]
     show = ShowId(row["pk_show"])
-    before = told.released.get(show) or ProcDeleteResult([], row["managed"], row["fence"])
+    before = result.released.get(show) or ProcDeleteResult([], row["managed"], row["fence"])
     released, swarms = before.released, before.swarms
     if single:
         charge = Charge(alloc, folder, JobId(NIL_UUID), LayerId(NIL_UUID), dept, cores, gpus)
         swarms = [*swarms, SingleFrameBatch(charge, NIL_UUID, tokens, jobs, layers)]
     else:
         released = [*released, ReleasedTokens(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
-    told.released[show] = ProcDeleteResult(released, row["managed"], row["fence"], swarms)
-    told.freed += to_ranges(tokens)
+    result.released[show] = ProcDeleteResult(released, row["managed"], row["fence"], swarms)
+    result.freed += to_ranges(tokens)
 
 
 def job_end(row: Record) -> JobEnd:
@@ -557,24 +559,24 @@ def job_end(row: Record) -> JobEnd:
     )
 
 
-def _budgets(layer: Record | None, words: Mapping[int, PolicyDecision]) -> PolicyBudgets:
-    word = words.get(layer["word"]) if layer is not None else None
-    return budgets_of(word.constraints if word is not None else None)
+def _budgets(layer: Record | None, decisions: Mapping[int, PolicyDecision]) -> PolicyBudgets:
+    decision = decisions.get(layer["word"]) if layer is not None else None
+    return budgets_of(decision.constraints if decision is not None else None)
 
 
-def _strip_excess_artifacts(frame: EndedAttempt, ending: AttemptOutcome) -> EndedAttempt:
-    """What a policy does not let it leave behind is not kept."""
-    if ending.reason != ARTIFACT_LIMIT:
+def _strip_excess_artifacts(frame: EndedAttempt, outcome: AttemptOutcome) -> EndedAttempt:
+    """Drop the output of a frame that exceeds the artifact limit of its policy."""
+    if outcome.reason != ARTIFACT_LIMIT:
         return frame
     error = "It left more bytes of artifacts than its policy allows."
     return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
 
 
 def _decide_retry_after_loss(token: int, before: int, most: int) -> AttemptOutcome:
-    """A frame whose worker was lost, as it was `before` times already.
+    """Retry of a frame whose worker was lost, as it was `before` times already.
 
-    It may be the cause (a handler that ends its process) or only have been there when it happened. So the first time
-    it goes back at once, and later after a pause that differs among neighbours: the cause comes back apart from them.
+    The frame may be the cause (a handler that kills its process) or a bystander. So the first retry is immediate, and
+    later ones have delays that differ among neighbours: the culprit returns apart from them.
     """
     if before >= most:
         return AttemptOutcome("FAILED", WORKER_LOST)
@@ -587,14 +589,14 @@ def _decide_retry_after_loss(token: int, before: int, most: int) -> AttemptOutco
 
 
 def decide_retry(end: AttemptResult, retries: Retries, failed: int) -> AttemptOutcome:
-    """Whether an attempt that failed is tried again; `failed` attempts did so before it."""
+    """Whether a failed attempt is retried; `failed` attempts failed before it."""
     code = end.code or end.status.lower()
     if end.status is AttemptStatus.FAILED_FATAL and code not in FATAL_CODES:
         code = FATAL_CODE
     timed_out = end.status is AttemptStatus.TIMEOUT
     kind = "timeout" if timed_out else "error"
-    asked = end.status is AttemptStatus.FAILED_RETRYABLE
-    if end.status is not AttemptStatus.FAILED_FATAL and failed < retries.most and (asked or kind in retries.on):
+    requested = end.status is AttemptStatus.FAILED_RETRYABLE
+    if end.status is not AttemptStatus.FAILED_FATAL and failed < retries.most and (requested or kind in retries.on):
         pause_s = end.after_s or _backoff_s(Backoff(retries.first_s, retries.longest_s), failed + 1)
         return AttemptOutcome("RETRIED", code, min(pause_s, RETRY_DELAY_MAX_S))
     return AttemptOutcome("TIMEOUT" if timed_out else "FAILED", code)
@@ -608,7 +610,7 @@ def _jitter() -> float:
     return secrets.randbelow(1000) / 1000
 
 
-def _expand_ranges(spans: Sequence[TokenRange]) -> Sequence[int]:
-    if len(spans) == 1:
-        return range(spans[0][0], spans[0][0] + spans[0][1])
-    return [token for first, n in spans for token in range(first, first + n)]
+def _expand_ranges(ranges: Sequence[TokenRange]) -> Sequence[int]:
+    if len(ranges) == 1:
+        return range(ranges[0][0], ranges[0][0] + ranges[0][1])
+    return [token for first, n in ranges for token in range(first, first + n)]

@@ -1,22 +1,22 @@
 -- name: job_lock
--- Keep others from admitting job $1 until we are done with it.
+-- Lock job $1 against admission until the transaction ends.
 SELECT state FROM rota.job WHERE pk_job = $1::uuid AND state IN ('PENDING', 'APPROVAL_REQUIRED') FOR UPDATE
 
 -- name: job_open_layers
--- Layers of job $1, while it is being ended: how many frames of each never came into the queue.
+-- Layers of job $1 while it is ending, with the number of frames that were never queued.
 SELECT l.pk_layer, CASE WHEN j.state IN ('PENDING', 'APPROVAL_REQUIRED') THEN l.frames ELSE 0 END AS unqueued,
        j.ends_as, j.reason
 FROM rota.job j JOIN rota.layer l ON l.pk_job = j.pk_job
 WHERE j.pk_job = $1::uuid AND j.ends_as IS NOT NULL ORDER BY l.pk_layer
 
 -- name: job_procs
--- What is booked for job $1.
+-- Bookings of job $1.
 SELECT token, pk_layer FROM rota.proc WHERE pk_job = $1::uuid ORDER BY token LIMIT $2::integer
 
 -- name: dispatch_failed
--- These jobs could not be dispatched once more, because of $2; how often that was by now.
--- The pause after a failure doubles from $3 s to $4 s. Frames that fail while it is still on are one failure with the last:
--- an outage that meets a large layer frame by frame must not use up its tries. Ten minutes after it failures are counted anew.
+-- Count a dispatch failure of jobs $1 for the reason $2; returns the count so far.
+-- The delay after a failure doubles from $3 s to $4 s. Failures during the delay count as one with the last: an outage
+-- that hits a large layer frame by frame must not use up its attempts. Ten minutes after the delay the count restarts.
 UPDATE rota.job j SET
   dispatch_failures = CASE WHEN sorted.ts_again + interval '10 minutes' <= clock_timestamp() THEN 1
                            ELSE least(j.dispatch_failures + sorted.counts::integer, 32767) END,
@@ -30,7 +30,7 @@ WHERE j.pk_job = sorted.pk_job
 RETURNING j.pk_job, j.dispatch_failures
 
 -- name: frame_ends_add
--- Remember what attempts returned, or why they failed.
+-- Store the outputs of attempts, or why they failed.
 INSERT INTO rota.frame_end
   (pk_layer, frame, attempt, token, state, value, value_at, code, error, took_ms, pk_host, artifacts, output, checks)
 SELECT e.layer, e.frame, e.attempt, e.token, e.state, e.value, e.value_at, e.code, e.error, e.took_ms, $11::uuid,
@@ -47,28 +47,29 @@ FROM unnest($1::uuid[], $2::integer[]) AS a (layer, frame)
 JOIN rota.frame_end e ON e.pk_layer = a.layer AND e.frame = a.frame WHERE e.state = 'RETRIED' GROUP BY 1, 2
 
 -- name: frames_succeed
--- End frames of worker $1 that returned nothing: claims and bitmaps, the same as runs of tokens, and what they took.
+-- End frames of worker $1 without output: claims and bitmaps, the same as token ranges, and the duration in ms.
 SELECT what, claim_id, refused, pk_show, managed, fence, pk_alloc, pk_folder, pk_dept, cores, gpus, jobs, layers, tokens,
        topic, state, workflow_id
 FROM rota.frames_succeed($1::uuid, $2::bigint[], $3::varbit[], $4::bigint[], $5::bigint[], $6::bigint)
 
 -- name: job_end_as
--- End job $1 in way $2 for reason $3, unless it is being ended already; no row when there is no such live job.
+-- Mark job $1 as ending in state $2 for reason $3, unless it is already ending; no row if there is no such live job.
 UPDATE rota.job SET
   ends_as = coalesce(ends_as, $2::text), reason = CASE WHEN ends_as IS NULL THEN $3::text ELSE reason END, ts_updated = now()
 WHERE pk_job = $1::uuid
 RETURNING ends_as, state
 
 -- name: jobs_finish
--- End those of the jobs $1 that have no frame left; $2 is why, if there is a reason of its own.
+-- End those of the jobs $1 that have no open frame; $2 is an optional reason.
 SELECT pk_job, pk_show, topic, state, workflow_id FROM rota.jobs_finish($1::uuid[], $2::text)
 
 -- name: layers_count
--- Count $2 frames each at layers $1 as ended in way $3, having taken $4 ms; the jobs of layers that have none left.
+-- Count $2 frames of layers $1 as ended in state $3, with a duration of $4 ms; returns the jobs whose layers have none
+-- left.
 SELECT rota.layers_count($1::uuid[], $2::integer[], $3::text, $4::bigint)
 
 -- name: layers_for_ends
--- How frames of these layers are tried again, and whether their jobs are being ended.
+-- Retry settings of these layers, and whether their jobs are ending.
 SELECT l.pk_layer, l.work, j.pk_job, j.ends_as, j.dispatch_failures, j.word
 FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY ($1::uuid[])
 
@@ -77,6 +78,6 @@ FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY 
 SELECT DISTINCT pk_job FROM rota.proc WHERE token = ANY ($1::bigint[])
 
 -- name: frames_held
--- Which of these tokens have a proc on worker $1 (null: on any), and of what.
+-- Those of the tokens $2 with a proc on worker $1 (null: any), and their frames.
 SELECT token, pk_show, pk_job, pk_layer, pk_host
 FROM rota.proc WHERE token = ANY ($2::bigint[]) AND ($1::uuid IS NULL OR pk_host = $1)

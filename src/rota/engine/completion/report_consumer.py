@@ -1,8 +1,8 @@
-"""What workers report: ends of frames from the stream, and what they began.
+"""Worker reports: results of attempts from the stream, and started frames.
 
-Reports are handled many at a time, one transaction per worker and kind. Nothing is marked as processed: a report that
-comes again finds its frames ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost
-only with the whole stream, and then recovery finds frames that their worker neither holds nor has reported.
+Reports are handled in batches, one transaction per worker and kind. There is no deduplication table: a redelivered
+report finds its attempts ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost only
+together with the whole stream; recovery then finds frames that their worker neither holds nor has reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STARTED_MAX: Final = 10_000
 ENDS_MAX: Final = 1000
 RANGE_TOKENS_MAX: Final = 65_536
 TOKENS_MAX: Final = 1 << 20
-"""Frames in one message: a short one can name more than fit into memory, so runs are checked before they are read."""
+"""Frames per message: a short message can name more than fit into memory, so ranges are checked before expansion."""
 CODE_MAX: Final = 100
 
 INVALID_MESSAGES = metrics.counter(
@@ -51,78 +51,78 @@ OnCompletion = Callable[[UUID, CompletionResult], None]
 
 
 class ReportConsumer:
-    def __init__(self, finisher: Finisher, marks: JobStateWriter, on_told: OnCompletion) -> None:
+    def __init__(self, finisher: Finisher, state_writer: JobStateWriter, on_completion: OnCompletion) -> None:
         self.finisher = finisher
-        self.marks = marks
-        self._on_told = on_told
+        self.state_writer = state_writer
+        self._on_completion = on_completion
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         done: dict[UUID, list[TokenRange]] = defaultdict(list)
         ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
         took_ms: dict[UUID, int] = defaultdict(int)
-        verdicts: list[Acknowledgement] = []
+        acknowledgements: list[Acknowledgement] = []
         for delivery in batch:
             try:
                 report = decode(Report, delivery.data)
                 _check_report(report)
             except InvalidInput as error:
                 INVALID_MESSAGES.labels("report").inc()
-                verdicts.append(Terminate(error.sentence))
+                acknowledgements.append(Terminate(error.sentence))
                 continue
             done[report.worker] += report.done
             ends[report.worker] += report.ends
             took_ms[report.worker] += report.took_ms
-            verdicts.append(None)
+            acknowledgements.append(None)
         for worker, runs in done.items():
             await self._finish_succeeded(worker, runs, took_ms[worker])
         for worker, each in ends.items():
             await self._finish_attempts(worker, each)
         failpoints.hit("results.after_commit_before_ack")
-        return verdicts
+        return acknowledgements
 
     async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> None:
         for part in split_ranges(runs, BATCH_MAX):
-            told = await self.finisher.finish_succeeded(worker, part, took_ms)
+            result = await self.finisher.finish_succeeded(worker, part, took_ms)
             took_ms = 0
-            self._after_commit(worker, told)
+            self._after_commit(worker, result)
 
     async def _finish_attempts(self, worker: UUID, ends: Sequence[AttemptResult]) -> None:
         for at in range(0, len(ends), ENDS_MAX):
             self._after_commit(worker, await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX]))
 
-    def _after_commit(self, worker: UUID, told: CompletionResult) -> None:
-        REPORT_FRAMES.observe(sum(n for _, n in told.freed))
-        self.marks.forget(job.job for job in told.finished)
-        self._on_told(worker, told)
+    def _after_commit(self, worker: UUID, result: CompletionResult) -> None:
+        REPORT_FRAMES.observe(sum(n for _, n in result.freed))
+        self.state_writer.forget(job.job for job in result.finished)
+        self._on_completion(worker, result)
 
 
 class ProgressConsumer:
-    """Hears what workers have begun; one replica hears each."""
+    """Consumes started frames; each message goes to one replica."""
 
-    def __init__(self, database: Database, bus: Bus, marks: JobStateWriter) -> None:
+    def __init__(self, database: Database, bus: Bus, state_writer: JobStateWriter) -> None:
         self.database = database
         self.bus = bus
-        self.marks = marks
+        self.state_writer = state_writer
 
     async def run(self, life: Lifecycle) -> None:
-        async with self.bus.subscribe_core(PROGRESS_SUBJECT, group="rota-servers") as heard:
+        async with self.bus.subscribe_core(PROGRESS_SUBJECT, group="rota-servers") as messages_in:
             life.ready()
             draining = asyncio.create_task(life.until_draining())
             try:
                 while not life.draining:
-                    await self._consume_batch(heard, draining)
+                    await self._consume_batch(messages_in, draining)
             finally:
                 draining.cancel()
 
-    async def _consume_batch(self, heard: asyncio.Queue[CoreMessage], draining: asyncio.Task[None]) -> None:
-        getting = asyncio.create_task(heard.get())
-        await asyncio.wait({getting, draining}, return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done():
-            getting.cancel()
+    async def _consume_batch(self, messages_in: asyncio.Queue[CoreMessage], draining: asyncio.Task[None]) -> None:
+        next_message = asyncio.create_task(messages_in.get())
+        await asyncio.wait({next_message, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if not next_message.done():
+            next_message.cancel()
             return
-        messages = [getting.result()]
-        while not heard.empty():
-            messages.append(heard.get_nowait())
+        messages = [next_message.result()]
+        while not messages_in.empty():
+            messages.append(messages_in.get_nowait())
         started = (token for message in messages for token in _started_tokens(message))
         tokens = list(islice(started, STARTED_MAX))
         if not tokens:
@@ -131,21 +131,21 @@ class ProgressConsumer:
             rows = await self.database.rows(JOBS_OF_TOKENS, tokens)
         except PostgresUnavailable:
             return
-        self.marks.record_running(row["pk_job"] for row in rows)
+        self.state_writer.record_running(row["pk_job"] for row in rows)
 
 
 def split_ranges(runs: Sequence[TokenRange], most: int) -> list[list[TokenRange]]:
-    """Runs in groups of at most `most` tokens; a longer run is cut."""
+    """Ranges in groups of at most `most` tokens; a longer range is split."""
     groups: list[list[TokenRange]] = []
-    room = 0
+    free = 0
     for first, n in runs:
         while n > 0:
-            if room == 0:
+            if free == 0:
                 groups.append([])
-                room = most
-            part = min(n, room)
+                free = most
+            part = min(n, free)
             groups[-1].append((first, part))
-            first, n, room = first + part, n - part, room - part
+            first, n, free = first + part, n - part, free - part
     return groups
 
 
@@ -171,12 +171,12 @@ def _check_report(report: Report) -> None:
 
 
 def _is_invalid_end(end: AttemptResult) -> bool:
-    words = (end.code, end.pointer or "")
+    texts = (end.code, end.pointer or "")
     return (
         not 0 <= end.took_ms < 2**53
         or not 0 <= end.after_s < float("inf")
         or len(end.code) > CODE_MAX
-        or any("\0" in word for word in words)
+        or any("\0" in text for text in texts)
         or len(end.artifacts) > ARTIFACTS_MAX
         or not all(is_artifact_name(each.name) and each.pointer.isprintable() for each in end.artifacts)
     )
@@ -185,5 +185,5 @@ def _is_invalid_end(end: AttemptResult) -> bool:
 def _check_ranges(runs: Sequence[TokenRange]) -> None:
     if any(first < 0 or not 0 < n <= RANGE_TOKENS_MAX or first + n > 2**53 for first, n in runs):
         raise InvalidInput("A report names a run of tokens that cannot be one.")
-    if (named := sum(n for _, n in runs)) > TOKENS_MAX:
-        raise InvalidInput(f"A report names {named} frames, at most {TOKENS_MAX} are allowed: send several.")
+    if (frames := sum(n for _, n in runs)) > TOKENS_MAX:
+        raise InvalidInput(f"A report names {frames} frames, at most {TOKENS_MAX} are allowed: send several.")

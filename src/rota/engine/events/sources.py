@@ -50,7 +50,7 @@ class EventSources:
         approver.on_decided = self.on_approval_decided
         marks.on_marked = self.on_job_state_changed
         finisher.listeners.append(self.on_jobs_ended)
-        finisher.on_letters = self.on_dead_letters
+        finisher.on_dead_letters = self.on_dead_letters
         doors.on_came = self.on_worker_registered
         recovery.on_worker = self.on_worker_changed
         letters.on_letter = self.on_message_dead_lettered

@@ -323,7 +323,7 @@ class OutputScanner:
 
     def _notify(self, settled: ScanBatchResult) -> None:
         if settled.letters:
-            self.finisher.on_letters(settled.letters)
+            self.finisher.on_dead_letters(settled.letters)
         if settled.jobs:
             for listener in self.finisher.listeners:
                 listener(settled.jobs)
