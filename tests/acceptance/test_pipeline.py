@@ -80,7 +80,7 @@ async def test_two_shows_share_a_pool_and_neither_passes_its_cap(farm):
     await farm.show("short", size=10, burst=15)
     gate = hanging("x")
     jobs = [await farm.submit("hang", "x", show=show, frames=60) for show in ("film", "short")]
-    board = farm.replica.engine.dispatcher.board
+    board = farm.replica.engine.dispatcher.pending_queues
     await until(lambda: board.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=40)
     await farm.running("x", 40)
@@ -100,7 +100,8 @@ async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_mom
     job = await farm.submit("hang", "x", frames=10)
     await farm.running("x", 1)
     await until(
-        lambda: farm.replica.engine.dispatcher.board.frames_by_reason().get("quota_subscription"), what="a reason"
+        lambda: farm.replica.engine.dispatcher.pending_queues.frames_by_reason().get("quota_subscription"),
+        what="a reason",
     )
     began = time.monotonic()
     await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))

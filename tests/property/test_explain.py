@@ -137,7 +137,7 @@ async def refused_by(rig, job):
         return Reason.of_level(final[0].table)
     if await rig.is_parked(job):
         return Reason(await rig.database.value(WHY, job))
-    spots = [spot for spot in rig.board.spots.values() if spot.key.cls.topic == "shot"]
+    spots = [spot for spot in rig.board.entries.values() if spot.key.cls.topic == "shot"]
     return next((spot.reason for spot in spots if spot.reason), None)
 
 

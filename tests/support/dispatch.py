@@ -73,7 +73,7 @@ class Rig:
         finisher = Finisher(database, self.queue, self.books)
         store = BlobStore(database, BlobStoreTarget(directory=None, small_bytes=1 << 20, most_bytes=1 << 20))
         self.dispatcher = Dispatcher(database, self.queue, self.books, self.bus, self.registry, finisher, leases, store)
-        self.board = self.dispatcher.board
+        self.board = self.dispatcher.pending_queues
         self.submitter = Submitter(database)
         self.explainer = Explainer(database, books=self.books, registry=self.registry, board=self.board, bus=self.bus)
         self.pools = {}

@@ -144,7 +144,7 @@ class Farm:
         await self._open.__aenter__()
         self.replica = await self.server()
         self.database = self.replica.database
-        self.books = self.replica.books
+        self.books = self.replica.accounting
         self.jobs = JobQueries(self.database)
         self.submitter = Submitter(self.database)
         return self

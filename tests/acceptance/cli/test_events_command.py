@@ -67,7 +67,7 @@ async def _opened(farm, streams=1):
 
 
 async def test_events_are_printed_as_they_happen_in_lines_and_as_json(farm, typed):
-    teller = farm.replica.engine.teller
+    teller = farm.replica.engine.event_publisher
     async with Following("--kind", "job") as text, Following("--kind", "job", "-o", "json", "--show", "film") as asjson:
         await _opened(farm, 2)
         teller.emit("job.failed", show="film", jobs=[job(1)], topic="render")
@@ -81,7 +81,7 @@ async def test_events_are_printed_as_they_happen_in_lines_and_as_json(farm, type
 
 
 async def test_one_run_of_a_workflow_is_followed_by_its_id(farm, typed):
-    teller = farm.replica.engine.teller
+    teller = farm.replica.engine.event_publisher
     async with Following("--run", str(job(8)), "--kind", "run.step,run.ended") as following:
         await _opened(farm)
         for kind in ("run.began", "run.step.failed", "run.ended.failed"):
@@ -97,8 +97,8 @@ async def test_a_reader_that_leaves_ends_it(farm, typed):
         await _opened(farm)
         following.process.stdout._transport.close()
         for number in range(3):
-            farm.replica.engine.teller.emit("job.failed", show="film", jobs=[job(number)], topic="t")
-            await farm.replica.engine.teller.publish()
+            farm.replica.engine.event_publisher.emit("job.failed", show="film", jobs=[job(number)], topic="t")
+            await farm.replica.engine.event_publisher.publish()
         assert await asyncio.wait_for(following.process.wait(), 10) == 0
 
 
@@ -113,7 +113,7 @@ async def test_bad_input_and_a_bad_key_are_one_sentence(typed, monkeypatch):
 
 
 async def test_it_goes_on_after_every_cut_without_loss_or_double(farm):
-    teller, key = farm.replica.engine.teller, await farm.key()
+    teller, key = farm.replica.engine.event_publisher, await farm.key()
     streams, seen = streams_of(farm.replica), []
     wire = HttpClient(lambda: ApiEndpoint(farm.replica.listen_url, key))
 

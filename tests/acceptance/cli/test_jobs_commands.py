@@ -456,7 +456,7 @@ async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed
     monkeypatch.setenv("ROTA_REDIS_URL", redis_url)
     await farm.worker(slots=50)
     await typed.out("show set default --max-jobs 1")
-    await until(lambda: farm.replica.engine.dispatcher.tenants.limited, what="the limit being known")
+    await until(lambda: farm.replica.engine.dispatcher.concurrency_limiter.limited, what="the limit being known")
     hanging("x")
     running = await submitted(typed, "hang x")
     await farm.running("x")

@@ -85,7 +85,7 @@ async def test_runs_come_to_those_who_follow_events(database_url, redis_url, red
         viewer = await api.client(Role.VIEWER)
         async with viewer.stream("GET", "/events", params={"kind": "agent.succeeded"}) as answer:
             assert answer.status_code == 200
-            tell = farm.replica.engine.teller.emit
+            tell = farm.replica.engine.event_publisher.emit
             async with Pod(farm.database, redis, tell=tell, beat=every(HOUR_MS, seen.quick)):
                 async for line in answer.aiter_lines():
                     if line.startswith("data:"):

@@ -67,7 +67,7 @@ async def test_a_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
 
 async def test_what_a_worker_runs_is_told_as_events(farm, monkeypatch, tmp_path):
     wanted = EventFilter(kinds=("agent.failed",))
-    async with farm.replica.engine.feed.subscribe(wanted) as reader, agents_of_app(farm, monkeypatch, tmp_path):
+    async with farm.replica.engine.event_stream.subscribe(wanted) as reader, agents_of_app(farm, monkeypatch, tmp_path):
         [portion] = await until(lambda: reader.read(1), within_s=20, what="an event")
     [event] = portion.events()
     assert (event.facts["agent"], event.facts["failure"]) == ("forbidden", "PERMANENT_FORBIDDEN")

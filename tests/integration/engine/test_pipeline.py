@@ -77,7 +77,9 @@ async def test_a_fatal_failure_is_never_tried_again(farm):
 
 async def test_a_job_waits_for_a_worker_and_runs_when_one_comes(farm):
     job = await farm.submit("noop")
-    await until(lambda: farm.replica.engine.dispatcher.board.frames_by_reason() == {"no_workers": 1}, what="a reason")
+    await until(
+        lambda: farm.replica.engine.dispatcher.pending_queues.frames_by_reason() == {"no_workers": 1}, what="a reason"
+    )
     await farm.worker()
     assert await farm.ended(job) == "SUCCEEDED"
 
@@ -89,7 +91,8 @@ async def test_a_layer_under_a_cap_runs_a_few_frames_at_a_time(farm):
     job = await farm.submit("hang", "x", frames=10)
     await farm.running("x", 3)
     await until(
-        lambda: farm.replica.engine.dispatcher.board.frames_by_reason().get("quota_subscription"), what="a reason"
+        lambda: farm.replica.engine.dispatcher.pending_queues.frames_by_reason().get("quota_subscription"),
+        what="a reason",
     )
     assert seen["began"] == ["x"] * 3
     gate.set()
@@ -182,9 +185,9 @@ async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypa
     gate = hanging("x")
     job = await farm.submit("hang", "x", frames=6)
     await farm.running("x", 2)
-    dispatcher, books = farm.replica.engine.dispatcher, farm.replica.books
+    dispatcher, books = farm.replica.engine.dispatcher, farm.replica.accounting
     await no_more_looks(dispatcher, monkeypatch)
-    refused, tell, turn_down = asyncio.Event(), books.live.push_change, dispatcher.handing._return_refused
+    refused, tell, turn_down = asyncio.Event(), books.live.push_change, dispatcher.assigner._return_refused
 
     async def tell_late(*given, **more):
         await refused.wait()
@@ -196,7 +199,7 @@ async def test_a_raised_cap_is_tried_again_once_redis_knows_of_it(farm, monkeypa
             refused.set()
 
     monkeypatch.setattr(books.live, "push_change", tell_late)
-    monkeypatch.setattr(dispatcher.handing, "_return_refused", turned_down)
+    monkeypatch.setattr(dispatcher.assigner, "_return_refused", turned_down)
     await books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
     await farm.running("x", 6)
     gate.set()
@@ -219,7 +222,7 @@ async def test_a_job_that_waits_can_be_given_a_cap_before_it_runs(farm):
 
 async def test_a_cap_that_comes_between_claim_and_booking_holds_its_job_alone(farm, monkeypatch):
     jobs = [await farm.submit("noop") for _ in range(3)]
-    handing, late = farm.replica.engine.dispatcher.handing, jobs[1]
+    handing, late = farm.replica.engine.dispatcher.assigner, jobs[1]
     asked, real = [], handing._book
 
     async def book(spot, batch):
@@ -257,12 +260,12 @@ async def test_cancelling_a_job_ends_what_waits_and_stops_what_runs(farm):
     hanging("x")
     job = await farm.submit("hang", "x", frames=10)
     await farm.running("x", 2)
-    assert await farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled") is JobState.CANCELLED
+    assert await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled") is JobState.CANCELLED
     assert await farm.ended(job) == "CANCELLED"
     await until(lambda: seen.get("stopped") == ["x", "x"], what="both frames stopped")
     [layer] = (await farm.done(job))["layers"]
     assert layer["cancelled"] == 10
-    assert await farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled") is None
+    assert await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled") is None
 
 
 async def test_a_deadline_counts_from_the_submission_and_ends_the_job(farm):
@@ -291,12 +294,12 @@ def _letters():
 async def test_a_task_that_no_worker_knows_waits_for_one_that_does(farm):
     await farm.worker()
     job = await farm.submit("nobody_knows_it")
-    board = farm.replica.engine.dispatcher.board
+    board = farm.replica.engine.dispatcher.pending_queues
     await until(lambda: board.frames_by_reason() == {"no_workers": 1}, what="a reason")
-    [spot] = [spot for spot in board.spots.values() if spot.waiting]
+    [spot] = [spot for spot in board.entries.values() if spot.waiting]
     [passed] = farm.replica.engine.registry.explain(spot.key.cls).passed
     assert passed.why == "it does not know the task nobody_knows_it"
-    await farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled")
+    await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
     assert await farm.ended(job) == "CANCELLED"
 
 
@@ -307,11 +310,11 @@ async def test_two_shows_share_a_pool_by_their_sizes(farm):
         farm.submit("hang", "x", frames=50, show="short"),
         farm.submit("hang", "x", frames=50, show="film"),
     )
-    board = farm.replica.engine.dispatcher.board
+    board = farm.replica.engine.dispatcher.pending_queues
     await until(lambda: board.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=20)
     await farm.running("x", 20)
-    used = await farm.replica.books.live.counters(await _show(farm, "film"))
+    used = await farm.replica.accounting.live.counters(await _show(farm, "film"))
     assert max(usage.cores for usage in used.values()) >= 1000
     gate.set()
 
@@ -344,7 +347,9 @@ async def test_frames_of_two_gpu_layers_never_share_the_one_gpu_of_a_worker(farm
 async def test_a_frame_that_needs_more_gpus_than_any_worker_has_waits(farm):
     await farm.worker(gpus=1)
     job = await farm.submit("on_gpu", "x", layer={"gpus": 2})
-    await until(lambda: farm.replica.engine.dispatcher.board.frames_by_reason().get("no_workers"), what="a reason")
+    await until(
+        lambda: farm.replica.engine.dispatcher.pending_queues.frames_by_reason().get("no_workers"), what="a reason"
+    )
     await farm.worker("big", gpus=2)
     assert await farm.ended(job) == "SUCCEEDED"
     assert seen["gpu"][0] == ("x", "took", (0, 1))

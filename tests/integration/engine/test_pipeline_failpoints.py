@@ -46,7 +46,7 @@ AWAY = PostgresUnavailable("PostgreSQL was lost during a statement.", outcome="u
 async def test_frames_in_the_hand_of_a_round_that_lost_postgres_go_back(farm, monkeypatch, step):
     monkeypatch.setattr("rota.engine.recovery.reconciler.UNREPORTED_AGE_S", 1.0)
     monkeypatch.setattr("rota.engine.recovery.reconciler.ALLOCATION_CHECK_INTERVAL_S", 0.5)
-    failed = fails_once(monkeypatch, farm.replica.engine.dispatcher.handing, step, AWAY)
+    failed = fails_once(monkeypatch, farm.replica.engine.dispatcher.assigner, step, AWAY)
     await farm.worker()
     job = await farm.submit("note", frames=5)
     assert await farm.ended(job, within_s=25) == "SUCCEEDED"
@@ -80,9 +80,9 @@ async def test_parked_frames_that_no_dispatcher_remembers_are_taken_up_again(far
     job = await farm.submit("hang", "x", frames=3, max_cores=1)
     await farm.running("x")
     dispatcher = farm.replica.engine.dispatcher
-    await until(lambda: dispatcher.parking._parked, what="parked frames")
-    dispatcher.parking._parked.clear()  # as of one that was killed, or heard nothing of the release
-    dispatcher.board.spots.clear()
+    await until(lambda: dispatcher.parked_jobs._parked, what="parked frames")
+    dispatcher.parked_jobs._parked.clear()  # as of one that was killed, or heard nothing of the release
+    dispatcher.pending_queues.entries.clear()
     dispatcher.frames_released = lambda *_: None
     gate.set()
     assert await farm.ended(job) == "SUCCEEDED"
@@ -122,7 +122,7 @@ async def test_frames_that_cannot_be_handed_over_are_tried_again_as_set_and_then
     farm.settings = msgspec.structs.replace(farm.settings, scheduler=wanted)
     async with farm:
         await farm.show()
-        queue, handing = farm.replica.queue, farm.replica.engine.dispatcher.handing
+        queue, handing = farm.replica.queue, farm.replica.engine.dispatcher.assigner
         pauses, defer = [], queue.defer
 
         async def away(_messages):

@@ -19,7 +19,7 @@ async def farm(database_url, private_redis, nats_url, bus_prefix):
 
 
 def reasons(farm):
-    return farm.replica.engine.dispatcher.board.frames_by_reason()
+    return farm.replica.engine.dispatcher.pending_queues.frames_by_reason()
 
 
 async def test_with_redis_away_unmanaged_shows_go_on_and_managed_ones_wait_until_it_is_back(farm):

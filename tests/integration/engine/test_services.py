@@ -163,7 +163,7 @@ async def test_caps_of_a_job_that_has_ended_leave_postgresql_and_redis(farm):
     ]
     engine = farm.replica.engine
     [lease] = (await engine.leases.acquire(["spare"], kind="upkeep", ttl_s=60.0)).granted
-    assert await engine.upkeep.forget_caps(lease) == 1
+    assert await engine.retention.forget_caps(lease) == 1
     assert script_args.counter_name(Level.JOB, job) not in [
         name async for name, _ in live_reader.scan_hash(live.client, limits)
     ]

@@ -111,7 +111,7 @@ async def test_a_cancelled_job_with_a_frame_that_runs_and_one_that_never_began(f
     hanging("x")
     job = await farm.submit("hang", "x", frames=2)
     await farm.running("x")
-    await farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled")
+    await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
     assert await farm.ended(job) == "CANCELLED"
     assert len(await finished(recorder)) == 1
     assert recorder.tree(recorder.named("submit")[0]) == DONE

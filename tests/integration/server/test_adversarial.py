@@ -204,5 +204,5 @@ async def test_only_so_many_are_answered_and_wait_at_once(open_api, monkeypatch)
             await until(lambda: rate_limit.REQUESTS_IN_FLIGHT._value.get() == 1)
             problem(await ann.get("/me"), 429, "rate_limited")
         await until(lambda: rate_limit.REQUESTS_IN_FLIGHT._value.get() == 0)
-        await api.farm.replica.engine.ender.cancel(job, "test")
+        await api.farm.replica.engine.canceller.cancel(job, "test")
         assert (await waiting).json()["state"] == "CANCELLED"

@@ -30,7 +30,7 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 @pytest.fixture
 def teller(farm):
-    return farm.replica.engine.teller
+    return farm.replica.engine.event_publisher
 
 
 def told(teller, first, count, show="film", kind="job.succeeded"):
@@ -68,7 +68,7 @@ async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(
         for first in range(0, 30, 3):
             told(teller, first, 3)
             await teller.publish()
-        await until(lambda: other.engine.feed.place == farm.replica.engine.feed.place)
+        await until(lambda: other.engine.event_stream.place == farm.replica.engine.event_stream.place)
         whole = await client.some(30)
         assert numbers(whole) == list(range(30))
     for cut, last in enumerate([start, *(event["id"] for event in whole)]):
@@ -287,7 +287,7 @@ async def test_a_beat_says_how_far_a_client_has_come_whose_filter_passes_nothing
         start = client.last
         told(teller, 0, 3)
         waiting = asyncio.create_task(client.next())
-        await until(lambda: client.last != start and client.last == str(farm.replica.engine.feed.place))
+        await until(lambda: client.last != start and client.last == str(farm.replica.engine.event_stream.place))
         waiting.cancel()
         await asyncio.wait([waiting])
         assert client.beats

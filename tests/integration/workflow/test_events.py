@@ -59,7 +59,7 @@ async def heard(client, count, after="", **asked):
 
 async def test_all_that_happens_to_a_run_is_told_in_order_and_gone_on_with_where_it_was_cut(api):
     client = await api.client(Role.OPERATOR)
-    feed = api.farm.replica.engine.feed
+    feed = api.farm.replica.engine.event_stream
     async with feed.subscribe(EventFilter()):
         before = str(feed.place)
     await client.post("/workflows", json=FLOW)
@@ -129,7 +129,7 @@ async def followed(client, run, after=""):
 
 async def test_a_key_hears_of_runs_of_its_own_shows_alone(api):
     client, stranger = await api.client(Role.OPERATOR), await api.client((Role.OPERATOR, "other"))
-    feed = api.farm.replica.engine.feed
+    feed = api.farm.replica.engine.event_stream
     async with feed.subscribe(EventFilter()):
         before = str(feed.place)
     for show in ("film", "other"):
@@ -146,7 +146,7 @@ async def test_a_key_hears_of_runs_of_its_own_shows_alone(api):
 
 async def test_what_people_do_to_runs_is_told_from_the_audit_trail_and_steps_that_ask_from_the_engine(api):
     client = await api.client(Role.OPERATOR)
-    feed = api.farm.replica.engine.feed
+    feed = api.farm.replica.engine.event_stream
     async with feed.subscribe(EventFilter()):
         before = feed.place
     ask = {"id": "ok", "type": "approval", "approval": {"text": "Go?"}}
@@ -165,7 +165,7 @@ async def test_what_people_do_to_runs_is_told_from_the_audit_trail_and_steps_tha
 
 
 async def test_a_batch_of_runs_is_a_few_groups(api):
-    desk, teller = api.farm.replica.workflows, api.farm.replica.engine.teller
+    desk, teller = api.farm.replica.workflows, api.farm.replica.engine.event_publisher
     client = await api.client(Role.OPERATOR)
     await client.post(
         "/workflows", json={"name": "wait", "show": "film", "steps": [{"id": "d", "type": "delay", "delay_sec": 60}]}

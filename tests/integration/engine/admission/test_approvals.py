@@ -41,7 +41,9 @@ async def letters(database):
 
 async def test_a_job_waits_until_somebody_approves_it_and_then_is_let_in_by_the_gate(desk, database):
     told = []
-    desk.gatekeeper.gated.on_requested = lambda asked: told.extend((each.subject, "requested") for each in asked)
+    desk.gatekeeper.approval_requests.on_requested = lambda asked: told.extend(
+        (each.subject, "requested") for each in asked
+    )
     desk.approver.on_decided = lambda each: told.append((each.subject, each.state))
     [job] = await desk.submit("approval", principal="sam")
     asked = await desk.of(job)

@@ -221,13 +221,13 @@ async def test_orphans_beyond_one_batch_are_replayed_oldest_first(database, repl
         jobs += await submitted(database, "allow")
         await database.run(AGE, 121)
     order = []
-    real = replayer.gatekeeper.decide
+    real = replayer.controller.decide
 
     async def judge(batch):
         order.append(list(batch))
         return await real(batch)
 
-    replayer.gatekeeper.decide = judge
+    replayer.controller.decide = judge
     assert await replayer.replay() == 5
     assert order == [jobs[:2], jobs[2:4], jobs[4:]]
 

@@ -35,7 +35,7 @@ async def limit(books, number, show="film"):
 
 
 async def known(farm):
-    await until(lambda: farm.replica.engine.dispatcher.tenants.limited, what="the limit being known")
+    await until(lambda: farm.replica.engine.dispatcher.concurrency_limiter.limited, what="the limit being known")
 
 
 async def reasons(database):
@@ -119,7 +119,7 @@ async def test_a_job_that_is_cancelled_while_it_waits_leaves_nothing_and_one_tha
     first = await farm.submit("hang", "a")
     await farm.running("a")
     second, third = await farm.submit("noop", frames=3), await farm.submit("hang", "b")
-    ender = farm.replica.engine.ender
+    ender = farm.replica.engine.canceller
     for job in (second, first):
         await ender.terminate(job, JobState.CANCELLED, "cancelled")
     await farm.running("b")
@@ -131,7 +131,9 @@ async def test_two_replicas_together_let_no_more_in_than_one(farm):
     await limit(farm.books, 2)
     other = await farm.server()
     for replica in (farm.replica, other):
-        await until(lambda replica=replica: replica.engine.dispatcher.tenants.limited, what="the limit being known")
+        await until(
+            lambda replica=replica: replica.engine.dispatcher.concurrency_limiter.limited, what="the limit being known"
+        )
     for number in range(3):
         await farm.worker(f"w{number}", slots=4)
     names = [f"j{number}" for number in range(8)]

@@ -32,12 +32,12 @@ async def test_the_ways_of_jobs_are_told_in_order_with_their_show(farm):
     await farm.show()
     await farm.worker()
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     gate = hanging("slow")
     farm.submitter = engine.submitter
     job = await farm.submit("hang", "slow")
-    reading = Reading(engine.feed, EventFilter(job=job), before)
+    reading = Reading(engine.event_stream, EventFilter(job=job), before)
     await reading.until(3)
     gate.set()
     assert await farm.ended(job) == "SUCCEEDED"
@@ -46,7 +46,7 @@ async def test_the_ways_of_jobs_are_told_in_order_with_their_show(farm):
         (f"job.{state}", "film", "default") for state in ("scheduled", "dispatched", "running", "succeeded")
     ]
     failed = await farm.submit("boom")
-    ended = await Reading(engine.feed, EventFilter(job=failed, kinds=("job.failed",)), before).until(1)
+    ended = await Reading(engine.event_stream, EventFilter(job=failed, kinds=("job.failed",)), before).until(1)
     assert ended[0].job == failed
     assert ended[0].facts.keys() == {"topic"}  # never what went wrong in words
 
@@ -54,12 +54,12 @@ async def test_the_ways_of_jobs_are_told_in_order_with_their_show(farm):
 async def test_a_cancelled_job_and_a_retry_are_told(farm):
     await farm.show()
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     job = await farm.submit("noop")
-    await engine.ender.terminate(job, JobState.CANCELLED, "cancelled")
-    engine.teller.emit_job_retried(job, "film", JobId(uuid7(1, bytes(10))))
-    events = await Reading(engine.feed, EventFilter(job=job), before).until(2)
+    await engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
+    engine.event_publisher.emit_job_retried(job, "film", JobId(uuid7(1, bytes(10))))
+    events = await Reading(engine.event_stream, EventFilter(job=job), before).until(2)
     assert [event.kind for event in events] == ["job.cancelled", "job.retried"]
     assert events[1].facts == {"as": str(uuid7(1, bytes(10)))}
 
@@ -67,10 +67,10 @@ async def test_a_cancelled_job_and_a_retry_are_told(farm):
 async def test_workers_that_come_and_go_are_told(farm):
     await farm.show()
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     end = await farm.worker("w1")
-    reading = Reading(engine.feed, EventFilter(kinds=("worker",)), before)
+    reading = Reading(engine.event_stream, EventFilter(kinds=("worker",)), before)
     [came] = await reading.until(1)
     assert (came.kind, came.show, came.facts["name"], came.facts["pool"]) == ("worker.came", None, "w1", "local")
     await end()
@@ -81,11 +81,11 @@ async def test_workers_that_come_and_go_are_told(farm):
 async def test_a_frame_that_nobody_can_run_is_told_as_a_dead_letter(farm):
     await farm.show()
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     job = await farm.submit("noop", labels={"preferred_pool": "mars"})
     assert await farm.ended(job) == "FAILED"
-    [letter] = await Reading(engine.feed, EventFilter(kinds=("dlq",)), before).until(1)
+    [letter] = await Reading(engine.event_stream, EventFilter(kinds=("dlq",)), before).until(1)
     assert (letter.kind, letter.show, letter.job) == ("dlq.added", "film", job)
     assert letter.facts == {"what": "frame", "reason": "no_pool_mapping"}
 
@@ -94,8 +94,8 @@ async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_
     engine = farm.replica.engine
     await farm.show("film")
     await farm.show("other")
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
     await farm.books.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
     await farm.books.change(lambda admin: admin.create_pool("gpu", actor="ann"))
@@ -103,7 +103,7 @@ async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_
     wanted = ("subscription.change", "pool.create")
     events = [
         event
-        for event in await Reading(engine.feed, EventFilter(kinds=wanted), before).until(3)
+        for event in await Reading(engine.event_stream, EventFilter(kinds=wanted), before).until(3)
         if event.facts["what"] != "pool:local"
     ]
     assert [(event.kind, event.show, event.facts["what"]) for event in events[-3:]] == [
@@ -112,7 +112,7 @@ async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_
         ("pool.create", None, "pool:gpu"),
     ]
     assert all("ann" not in str(event) for event in events)
-    only = await Reading(engine.feed, EventFilter(shows=frozenset({film}), kinds=wanted), before).until(1)
+    only = await Reading(engine.event_stream, EventFilter(shows=frozenset({film}), kinds=wanted), before).until(1)
     assert [event.facts["what"] for event in only] == ["subscription:film/local"]
 
 
@@ -187,8 +187,8 @@ class Later(SystemClock):
 
 async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that_said_so_is_not(farm):
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     servers = ServerPresence(farm.replica.bus, engine.members, Later())
     assert await servers.report_lost_servers() == []
     clean, dead = (
@@ -203,7 +203,7 @@ async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that
     await until(lambda: members.hears_itself_since is not None)
     members.hears_itself_since -= 60
     assert await servers.report_lost_servers() == [subject_of("dead/2")]
-    reading = Reading(engine.feed, EventFilter(kinds=("server",)), before)
+    reading = Reading(engine.event_stream, EventFilter(kinds=("server",)), before)
     events = await reading.until(5)
     assert [(event.kind, event.facts.get("name", "")) for event in events] == [
         ("server.came", "clean/1"),
@@ -220,12 +220,12 @@ async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that
 
 async def test_a_server_says_when_it_comes_and_after_its_last_event_that_it_goes(farm):
     engine = farm.replica.engine
-    async with engine.feed.subscribe(EventFilter()):
-        before = engine.feed.place
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
     other = await farm.server()
     name = other.engine.members.name
-    reading = Reading(engine.feed, EventFilter(), before)
-    other.engine.teller.emit("worker.came", name="last")
+    reading = Reading(engine.event_stream, EventFilter(), before)
+    other.engine.event_publisher.emit("worker.came", name="last")
     other.supervisor.request_stop()
     for service in reversed(other.supervisor.services):
         await service.stop(5)

@@ -528,7 +528,7 @@ async def test_a_job_cancelled_while_its_output_is_scanned_stays_cancelled(farm)
     job = await farm.submit_layers(("echo", SECRET), ("hang", "x"))
     await farm.running("x")
     await until(lambda: farm.database.rows(SCANS), what="a scan")
-    await farm.replica.engine.ender.cancel(job, "test")
+    await farm.replica.engine.canceller.cancel(job, "test")
     assert await farm.ended(job) == "CANCELLED"
     going.set()
     await farm.scanned()

@@ -83,7 +83,7 @@ async def test_cancelling_one_that_waits_leaves_what_it_waited_for(farm):
     gate = hanging("h")
     before = await farm.submit("hang", "h")
     job = await farm.submit("noop", after=(before,))
-    await farm.replica.engine.ender.terminate(job, JobState.CANCELLED, "cancelled")
+    await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
     assert await farm.ended(job) == "CANCELLED"
     gate.set()
     assert await farm.ended(before) == "SUCCEEDED"
@@ -94,7 +94,7 @@ async def test_a_job_that_waits_is_never_admitted_before_its_time(farm):
     job = await farm.submit("noop", after=(before,))
     async with farm.database.transaction() as tx:
         assert await admit(tx, [job]) == []
-    assert (await farm.replica.engine.gatekeeper.decide([job])).asked == []
+    assert (await farm.replica.engine.admission.decide([job])).asked == []
     assert await waits(farm, job)
     await farm.worker()
     assert await farm.ended(job) == "SUCCEEDED"
