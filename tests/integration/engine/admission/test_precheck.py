@@ -84,7 +84,7 @@ async def test_silence_leaves_jobs_pending_and_nobody_is_asked_for_a_moment(
     kernel.questions.clear()
     [two] = await submitter.submit([task()])
     assert (two.state, kernel.asked) == (JobState.PENDING, [])
-    monkeypatch.setattr(submitter.ahead, "_quiet_until", 0.0)
+    monkeypatch.setattr(submitter.ahead, "_cool_down_until", 0.0)
     [three] = await submitter.submit([task()])
     assert three.state is JobState.SCHEDULED
 
