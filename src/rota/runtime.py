@@ -179,8 +179,10 @@ class Replica:
         """Agents that submit a job, which need no user code."""
         leases = Leases(self.database)
         loader = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
-        tell = self.engine.event_publisher.emit
-        return AgentScheduler(self.settings, self.database, client, loader, leases=leases, crowd="servers", tell=tell)
+        publish_event = self.engine.event_publisher.emit
+        return AgentScheduler(
+            self.settings, self.database, client, loader, leases=leases, crowd="servers", publish_event=publish_event
+        )
 
     def _build_workflows(self) -> RunExecutor:
         """The replica that ends a job also advances the run it belongs to."""

@@ -132,7 +132,7 @@ class Pod:
             clock=clock,
             lease_s=lease_s,
             abandon=self.abandoned.append,
-            tell=tell,
+            publish_event=tell,
         )
         self.service = Service("agents", self.agents.run)
         self.supervisor = Supervisor(drain_budget_s=10.0)

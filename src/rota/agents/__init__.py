@@ -1,18 +1,25 @@
-"""Recurring work: named agents that run on an interval, by cron or at a moment, on whichever replica takes them.
+"""Agents: named recurring work on an interval, by cron or at a given time, run by whichever replica acquires it.
 
-| module | what it does |
+| module | responsibility |
 |---|---|
-| `sets` | who is due and who runs, in Redis: one script per move |
-| `records` | what agents are, who may run and what came of it, in PostgreSQL |
+| `scheduler` | the service: member lease, cycle loop, orderly shutdown |
+| `acquisition` | one cycle: permits, due agents, acquire, begin |
+| `redis_index` | due and running agents in Redis, one script per transition |
+| `repository` | specs, due times, runs and history in PostgreSQL |
 | `registry` | which agents this replica may run, and which of them first |
-| `acquisition` | one cycle: permits, candidates, acquire, begin |
-| `runs` | runs under way here: permits, timers, stopping |
-| `endings` | how runs end: history and the next due time, then Redis; repeated until both know |
-| `cleanup` | zombies of this replica, orphans of others |
-| `health` | what the loop says about itself |
-| `scheduler` | the service: a lease, the loop, and an end in order |
+| `running` | active runs: task, permit, timer, stop, quarantine |
+| `completion` | ends runs in PostgreSQL, then Redis, retried until both are done |
+| `recovery` | zombies, runs of dead members, orphaned entries, repopulation of Redis |
+| `lease_watchdog` | stops bodies, or the process, when the lease expires |
+| `poll_interval`, `circuit_breakers`, `concurrency_permits` | pacing, breakers and capacity of the loop |
+| `health`, `health_summary`, `metrics`, `events` | what operators see |
+| `admin` | list, pause, resume, trigger, backfill, remove |
+| `job_agents` | agents that submit a job, run by servers |
 
-All of it follows docs/adr/0018-agents.md. PostgreSQL enforces T1 and T2 (`rota.agents_begin`: due, and one row per
-agent in `rota.agent_running`) and F1 (`rota.assert_fence` in each write). Redis finds who is due; where it is wrong it
-costs a round trip, and never a run too many.
+`rota.runtime` runs a scheduler for job agents; `rota.worker` runs one for the agents of an app; the HTTP API calls
+`AgentAdmin`. See docs/adr/0018-agents.md.
+
+Invariants: an agent has at most one run and begins only when due (T1, T2: `rota.agents_begin`, one row per agent in
+`rota.agent_running`); a member whose lease expired writes nothing (F1: `rota.assert_fence` in each write). Redis only
+finds due agents: a wrong entry costs a round trip, never an extra run.
 """

@@ -6,8 +6,8 @@
 -- arg owner    int   fence of the member's lease
 -- arg asked    packed  {name, due (us) as it was seen, run, timeout (ms)}
 -- reply acquired now_ms:int places:packed   which of the asked are ours, from 1
---   Taken is who is due now, by this clock, and waits with the very score that was seen: whoever ran and came back since
---   has another one. Asked again after a lost reply, with the same runs, it names the same.
+--   Acquires agents that are due by this clock and still have the score that was read: one that ran in between has
+--   another score. A retry after a lost reply, with the same runs, returns the same agents.
 
 local now = now_us()
 local now_ms = math.floor(now / 1000)
@@ -18,7 +18,7 @@ for place, each in ipairs(asked) do
   local found = redis.call('ZSCORE', waiting, name)
   if found then
     if redis.call('ZSCORE', working, name) then
-      -- In one set at most: who runs comes back when that run is over.
+      -- An agent is in at most one set: it returns to `waiting` when its run ends.
       redis.call('ZREM', waiting, name)
     elseif micros(found) == seen and seen <= until_now then
       redis.call('ZREM', waiting, name)

@@ -1,8 +1,8 @@
-"""One cycle of the loop: who is due, who may run here, and who PostgreSQL lets begin.
+"""One acquisition cycle: finds due agents, acquires them in Redis and begins their runs in PostgreSQL.
 
-Permits are taken before Redis is asked. Each ends up in a run, or is given back here, whatever happens on the way. If
-the reply of `acquire` is lost, what it may have taken is moved back by its stamp; if that of `begin` is, what may have
-begun is ended as cancelled. Either changes nothing where nothing had happened.
+Permits are taken before Redis is called; each goes to a run or is released here, whatever fails. If the reply of
+`acquire` is lost, the agents it may have acquired are moved back by their run number; if that of `begin` is lost, the
+runs that may have begun are ended as CANCELLED. Both are no-ops if nothing had happened.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ REFUSED = metrics.counter("rota_agents_acquire_refused", "Acquired agents that m
 
 
 class CycleResult(msgspec.Struct):
-    """What a cycle saw and did."""
+    """Counts and times of one cycle."""
 
     ready: int = 0
-    """Agents that are due, whoever may take them."""
+    """Due agents, including those of other members."""
     mine: int = 0
-    """Those of them that were looked at and may be taken here."""
+    """Of the due agents examined, those that this member may acquire."""
     unseen: bool = False
-    """Whether more are due than were looked at."""
+    """Whether more agents are due than were examined."""
     passed: int = 0
     acquired: int = 0
     oldest_overdue_ms: int = 0
-    """Of those that may be taken here."""
+    """Among the agents that this member may acquire."""
     now_ms: int = 0
     next_ms: int = 0
-    """When the next is due, of all groups; 0: none."""
+    """The next due time over all groups; 0: none."""
     offset_ms: int = 0
     """How far the clock of Redis is ahead of ours."""
 
@@ -63,114 +63,114 @@ class Acquisition:
         self,
         registry: AgentRegistry,
         permits: PermitPool,
-        records: AgentRepository,
-        sets: Callable[[str], AgentIndex],
-        endings: RunCompleter,
-        wanted: AgentSchedulerSettings,
+        repository: AgentRepository,
+        index_of: Callable[[str], AgentIndex],
+        completer: RunCompleter,
+        options: AgentSchedulerSettings,
         clock: Clock,
         start: Callable[[ActiveRun, DeclaredAgent], None],
     ) -> None:
         self._registry = registry
         self._permits = permits
-        self._records = records
-        self._sets = sets
-        self._endings = endings
-        self._wanted = wanted
+        self._repository = repository
+        self._index_of = index_of
+        self._completer = completer
+        self._options = options
         self._clock = clock
         self._start = start
-        self._turn = 0
+        self._rotation = 0
         self._passed: dict[str, tuple[int, int]] = {}
-        """Up to where a group holds nothing but agents of others: a score, and how many have it."""
+        """By group: the score, and the number of entries with it, up to which all agents belong to other members."""
 
     async def run_cycle(self, lease: Lease) -> CycleResult:
-        """Look in every group, and begin what can begin. With no place free it only looks."""
+        """Examine every group and begin runs. Without a free permit it only examines."""
         ATTEMPTS.inc()
-        seen = CycleResult()
-        # By turns, since the first may take every place there is.
-        self._turn += 1
+        result = CycleResult()
+        # Rotate: the first group may take all permits.
+        self._rotation += 1
         groups = self._registry.groups
-        first = self._turn % max(1, len(groups))
+        first = self._rotation % max(1, len(groups))
         for group in [*groups[first:], *groups[:first]]:
             try:
-                await self._acquire_group(group, lease, seen)
+                await self._acquire_group(group, lease, result)
             except ScriptFailed as failed:
-                # Keys of this group are damaged; the others are none the worse for it.
+                # The keys of this group are corrupt; the other groups are unaffected.
                 report_failure(f"group {group!r}", failed)
-        return seen
+        return result
 
-    async def _acquire_group(self, group: str, lease: Lease, seen: CycleResult) -> None:
-        batch = batch_size_of(self._wanted.batch_operations, self._permits.free)
-        attempts = attempts_of(self._wanted.batch_operations, self._permits.free, batch)
+    async def _acquire_group(self, group: str, lease: Lease, result: CycleResult) -> None:
+        batch = batch_size_of(self._options.batch_operations, self._permits.free)
+        attempts = attempts_of(self._options.batch_operations, self._permits.free, batch)
         tried: set[str] = set()
         since_us, offset = self._passed.pop(group, (0, 0))
-        attempt = further = 0
+        attempt = skipped_pages = 0
         while attempt < attempts:
-            look = await self._sets(group).ready(batch, offset, since_us)
-            _note_times(seen, look.now_ms, look.next_ms, self._clock.now_ms())
-            if attempt + further == 0:
-                seen.ready += look.count
-            mine = self._eligible(look.candidates, look.now_ms, seen)
+            page = await self._index_of(group).ready(batch, offset, since_us)
+            _note_times(result, page.now_ms, page.next_ms, self._clock.now_ms())
+            if attempt + skipped_pages == 0:
+                result.ready += page.count
+            mine = self._eligible(page.candidates, page.now_ms, result)
             chosen = [each for each in mine if each.name not in tried]
             tried |= {each.name for each in chosen}
             begun = await self._acquire_and_begin(group, lease, chosen) if chosen else 0
-            seen.acquired += begun
-            offset = 0 if begun else offset + len(look.candidates)
-            if len(look.candidates) < batch:
+            result.acquired += begun
+            offset = 0 if begun else offset + len(page.candidates)
+            if len(page.candidates) < batch:
                 return
             if not self._permits.free:
                 break
             if mine:
                 attempt += 1
                 continue
-            # Agents of others alone: ours are behind them. What a cycle does not come to, the next ones do.
-            since_us, offset, batch = *_last_score(look.candidates), BATCH_MAX
-            further += 1
-            if further > SKIPPED_PAGES_MAX:
+            # Only agents of other members: ours come after them. The next cycles continue from here.
+            since_us, offset, batch = *_last_score(page.candidates), BATCH_MAX
+            skipped_pages += 1
+            if skipped_pages > SKIPPED_PAGES_MAX:
                 self._passed[group] = since_us, offset
                 break
-        seen.unseen = True
+        result.unseen = True
 
-    def _eligible(self, candidates: Sequence[DueAgent], now_ms: int, seen: CycleResult) -> list[DueAgent]:
+    def _eligible(self, candidates: Sequence[DueAgent], now_ms: int, result: CycleResult) -> list[DueAgent]:
         mine = [each for each in candidates if self._registry.may_take(each.name, now_ms - each.due_us // 1000)]
-        seen.mine += len(mine)
-        seen.passed += len(candidates) - len(mine)
+        result.mine += len(mine)
+        result.passed += len(candidates) - len(mine)
         for each in mine[:1]:
-            seen.oldest_overdue_ms = max(seen.oldest_overdue_ms, now_ms - each.due_us // 1000)
+            result.oldest_overdue_ms = max(result.oldest_overdue_ms, now_ms - each.due_us // 1000)
         return mine
 
     async def _acquire_and_begin(self, group: str, lease: Lease, chosen: Sequence[DueAgent]) -> int:
-        """How many runs were begun."""
+        """Returns how many runs were begun."""
         permits = self._permits.take(len(chosen))
         began_at = self._clock.monotonic()
-        mode, size = ("batch", BATCH_MAX) if self._wanted.batch_operations.enabled else ("individual", 1)
+        mode, size = ("batch", BATCH_MAX) if self._options.batch_operations.enabled else ("individual", 1)
         try:
-            wanted = chosen[: len(permits)]
+            due = chosen[: len(permits)]
             begun = 0
-            for at in range(0, len(wanted), size):
-                begun += await self._acquire_batch(group, lease, wanted[at : at + size], permits)
+            for at in range(0, len(due), size):
+                begun += await self._acquire_batch(group, lease, due[at : at + size], permits)
             return begun
         finally:
-            # Those that a run has taken over are not in the list any more.
+            # Permits that a run took over were removed from the list.
             for permit in permits:
                 permit.release()
             ACQUIRE_DURATION.labels(mode).observe(self._clock.monotonic() - began_at)
 
     async def _acquire_batch(
-        self, group: str, lease: Lease, wanted: Sequence[DueAgent], permits: list[ConcurrencyPermit]
+        self, group: str, lease: Lease, due: Sequence[DueAgent], permits: list[ConcurrencyPermit]
     ) -> int:
-        # Looked up before anything is awaited: the registry may change meanwhile.
-        declared = {each.name: self._registry.agents[each.name] for each in wanted}
-        numbers = await self._records.allocate_run_numbers(len(wanted))
+        # Look up before the first await: the registry may change meanwhile.
+        declared = {each.name: self._registry.agents[each.name] for each in due}
+        numbers = await self._repository.allocate_run_numbers(len(due))
         claims = [
             AgentClaim(each, number, declared[each.name].spec.deadline_ms)
-            for each, number in zip(wanted, numbers, strict=True)
+            for each, number in zip(due, numbers, strict=True)
         ]
-        asked_at = self._clock.monotonic()
+        acquired_at = self._clock.monotonic()
         try:
-            now_ms, ours = await self._sets(group).acquire(lease.fence, claims)
+            now_ms, ours = await self._index_of(group).acquire(lease.fence, claims)
         except BaseException:
             for each in claims:
-                self._endings.add_finished(
+                self._completer.add_finished(
                     FinishedRun(each.candidate.name, each.run, each.candidate.due_us // 1000), group
                 )
             raise
@@ -178,99 +178,99 @@ class Acquisition:
             return 0
         ACQUIRED.inc(len(ours))
         failpoints.hit("agents.after_acquire")
-        told = await self._begin_runs(group, lease, now_ms, ours)
-        return sum([self._try_start(each, declared[each.name], now_ms, asked_at, permits) for each in told])
+        begun = await self._begin_runs(group, lease, now_ms, ours)
+        return sum([self._try_start(each, declared[each.name], now_ms, acquired_at, permits) for each in begun])
 
     async def _begin_runs(
         self, group: str, lease: Lease, now_ms: int, ours: Sequence[AgentClaim]
     ) -> list[AgentBeginResult]:
-        asked = [AgentBeginRequest(each.candidate.name, each.run, each.timeout_ms) for each in ours]
+        requests = [AgentBeginRequest(each.candidate.name, each.run, each.timeout_ms) for each in ours]
         try:
-            return await self._records.begin(lease, now_ms, asked)
+            return await self._repository.begin(lease, now_ms, requests)
         except BaseException:
             for each in ours:
-                self._endings.add_end(
+                self._completer.add_end(
                     _cancelled_end(each.candidate.name, each.run, each.candidate.due_us // 1000), group
                 )
             raise
 
     def _try_start(
         self,
-        told: AgentBeginResult,
+        begin: AgentBeginResult,
         declared: DeclaredAgent,
         now_ms: int,
-        asked_at: float,
+        acquired_at: float,
         permits: list[ConcurrencyPermit],
     ) -> bool:
-        """Whether a run has begun. One that cannot be started here does not keep the others from it."""
+        """Whether a run has begun. A run that cannot start here does not block the others."""
         try:
-            return self._start_or_skip(told, declared, now_ms, asked_at, permits)
-        except Exception as error:  # noqa: BLE001 - PostgreSQL has begun it: it must be ended there
-            report_failure(f"agent {told.name!r}", error)
+            return self._start_or_skip(begin, declared, now_ms, acquired_at, permits)
+        except Exception as error:  # noqa: BLE001 - begun in PostgreSQL, so it must be ended there
+            report_failure(f"agent {begin.name!r}", error)
             START_FAILURES.labels(type(error).__name__).inc()
-            self._endings.add_end(_cancelled_end(told.name, told.run, now_ms), declared.spec.group)
+            self._completer.add_end(_cancelled_end(begin.name, begin.run, now_ms), declared.spec.group)
             return False
 
     def _start_or_skip(
         self,
-        told: AgentBeginResult,
+        begin: AgentBeginResult,
         declared: DeclaredAgent,
         now_ms: int,
-        asked_at: float,
+        acquired_at: float,
         permits: list[ConcurrencyPermit],
     ) -> bool:
         spec = declared.spec
-        if told.verdict is not AgentBeginStatus.BEGUN:
-            REFUSED.labels(told.verdict).inc()
-            due_ms = told.due_ms if told.verdict is AgentBeginStatus.EARLY else None
-            self._endings.add_finished(FinishedRun(told.name, told.run, due_ms), spec.group)
+        if begin.verdict is not AgentBeginStatus.BEGUN:
+            REFUSED.labels(begin.verdict).inc()
+            due_ms = begin.due_ms if begin.verdict is AgentBeginStatus.EARLY else None
+            self._completer.add_finished(FinishedRun(begin.name, begin.run, due_ms), spec.group)
             return False
-        if not told.backfill and is_missed(spec, told.slot_ms, now_ms):
-            self._skip(declared, told, now_ms)
+        if not begin.backfill and is_missed(spec, begin.slot_ms, now_ms):
+            self._skip(declared, begin, now_ms)
             return False
         until_ms = now_ms + spec.deadline_ms
-        about = AgentRun(told.name, told.run, told.slot_ms, now_ms, until_ms, told.backfill, told.token)
-        self._start(ActiveRun(spec, about, told.streak, permits[-1], asked_at), declared)
-        permits.pop()  # it is the run's from here on
+        agent_run = AgentRun(begin.name, begin.run, begin.slot_ms, now_ms, until_ms, begin.backfill, begin.token)
+        self._start(ActiveRun(spec, agent_run, begin.streak, permits[-1], acquired_at), declared)
+        permits.pop()  # now owned by the run
         return True
 
-    def _skip(self, declared: DeclaredAgent, told: AgentBeginResult, now_ms: int) -> None:
+    def _skip(self, declared: DeclaredAgent, begin: AgentBeginResult, now_ms: int) -> None:
         skipped = AgentRunResult(
-            outcome=AgentOutcome.SKIPPED, acquired_ms=now_ms, now_ms=now_ms, slot_ms=told.slot_ms, streak=told.streak
+            outcome=AgentOutcome.SKIPPED, acquired_ms=now_ms, now_ms=now_ms, slot_ms=begin.slot_ms, streak=begin.streak
         )
-        plan = plan_next_run(declared.spec, skipped, self._wanted.failure_backoff, 0.0, 0.0)
-        plan = NextRun(plan.due_ms, plan.slot_ms, told.streak)
-        end = AgentRunEnd(name=told.name, run=told.run, outcome=AgentOutcome.SKIPPED, took_ms=0, plan=plan)
-        self._endings.add_end(end, declared.spec.group)
+        plan = plan_next_run(declared.spec, skipped, self._options.failure_backoff, 0.0, 0.0)
+        plan = NextRun(plan.due_ms, plan.slot_ms, begin.streak)
+        end = AgentRunEnd(name=begin.name, run=begin.run, outcome=AgentOutcome.SKIPPED, took_ms=0, plan=plan)
+        self._completer.add_end(end, declared.spec.group)
 
 
 def _cancelled_end(name: str, run: int, due_ms: int) -> AgentRunEnd:
-    """Nobody knows whether PostgreSQL began it; we do not."""
+    """The end of a run for which it is unknown whether PostgreSQL began it; it did not start here."""
     return AgentRunEnd(name=name, run=run, outcome=AgentOutcome.CANCELLED, took_ms=0, plan=NextRun(due_ms, None, None))
 
 
-def batch_size_of(wanted: BatchOperationsSettings, slots: int) -> int:
-    """How many are looked at in one go; at least one, so that a full pool still looks."""
-    size = wanted.batch_size if wanted.batch_size > 0 else slots
+def batch_size_of(options: BatchOperationsSettings, slots: int) -> int:
+    """Agents to examine per call; at least one, so that a full pool still examines."""
+    size = options.batch_size if options.batch_size > 0 else slots
     return max(1, min(size, slots, BATCH_MAX))
 
 
-def attempts_of(wanted: BatchOperationsSettings, slots: int, batch: int) -> int:
-    """How often: as often as it takes to fill the slots, times the multiplier where others' agents are in between."""
+def attempts_of(options: BatchOperationsSettings, slots: int, batch: int) -> int:
+    """Calls needed to fill the slots, times the multiplier for interleaved agents of other members."""
     needed = max(1, math.ceil(slots / batch))
-    if wanted.chunk_attempt_multiplier > 0:
-        needed = max(1, math.ceil(needed * wanted.chunk_attempt_multiplier))
+    if options.chunk_attempt_multiplier > 0:
+        needed = max(1, math.ceil(needed * options.chunk_attempt_multiplier))
     return min(ATTEMPTS_MAX, needed)
 
 
 def _last_score(candidates: Sequence[DueAgent]) -> tuple[int, int]:
-    """The last score of a page, and how many of it have that."""
+    """The last score of a page, and how many of its entries have it."""
     last_us = candidates[-1].due_us
     return last_us, sum(each.due_us == last_us for each in candidates)
 
 
-def _note_times(seen: CycleResult, now_ms: int, next_ms: int, ours_ms: int) -> None:
-    seen.now_ms = now_ms
-    seen.offset_ms = now_ms - ours_ms
+def _note_times(result: CycleResult, now_ms: int, next_ms: int, ours_ms: int) -> None:
+    result.now_ms = now_ms
+    result.offset_ms = now_ms - ours_ms
     if next_ms:
-        seen.next_ms = min(seen.next_ms or next_ms, next_ms)
+        result.next_ms = min(result.next_ms or next_ms, next_ms)

@@ -1,8 +1,9 @@
-"""What people do with agents: look, pause, resume, trigger, backfill, remove.
+"""Administration of agents: list, pause, resume, trigger, backfill, remove.
 
-Every change is one transaction with its audit entry, made on the locked row; then Redis is told, and whoever runs
-agents is woken. If we die in between, or Redis is away, the next repopulation tells it: within `refresh-period-seconds`
-a trigger or a resume takes effect, and a paused agent that is still in `waiting` is refused when it comes up.
+Every change is one transaction with its audit entry, on the locked row; after it Redis is updated and the schedulers
+are woken. If the process dies in between, or Redis is unavailable, the next repopulation repairs it: a trigger or
+resume takes effect within `refresh-period-seconds`, and a paused agent that is still in `waiting` is refused when it
+comes up.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REMOVE = query(__package__, "remove")
 WAKE = query(__package__, "wake")
 
 BACKFILL_MAX: Final = 1000
-"""Runs of one backfill, which are counted before it begins."""
+"""Runs per backfill, counted before it begins."""
 log = structlog.get_logger(__name__)
 _SPEC_DECODER = msgspec.json.Decoder(AgentSpec)
 
@@ -64,7 +65,7 @@ class AgentAdmin:
     async def list(
         self, names: Sequence[str] | None = None, *, after: str = "", most: int | None = None
     ) -> list[AgentView]:
-        """By name: these or all, those behind `after`, `most` of them."""
+        """By name: these or all, after `after`, at most `most`."""
         return [_view(row) for row in await self.database.rows(LIST, names, after, most)]
 
     async def show(self, name: str) -> AgentView:
@@ -74,7 +75,7 @@ class AgentAdmin:
         return found[0]
 
     async def history(self, name: str, most: int = HISTORY_MAX) -> Sequence[AgentRunView]:
-        """The latest first."""
+        """Latest first."""
         await self.show(name)
         return [
             AgentRunView(
@@ -98,7 +99,7 @@ class AgentAdmin:
         return sorted({name.removeprefix(MEMBER_LEASE_PREFIX).partition(":")[2].rpartition(":")[0] for name in names})
 
     async def pause(self, name: str) -> bool:
-        """Let no further run begin; one that is under way ends by itself. False: it was paused before."""
+        """Begin no further run; a current run completes. False: already paused."""
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
             if found.paused:
@@ -109,7 +110,7 @@ class AgentAdmin:
         return True
 
     async def resume(self, name: str) -> bool:
-        """Let it run again; what it missed is caught up as it says itself. False: it was not paused."""
+        """Run again; missed runs are handled by the agent's own catch-up policy. False: not paused."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
@@ -121,7 +122,7 @@ class AgentAdmin:
         return True
 
     async def trigger(self, name: str) -> bool:
-        """Run it now. True: it is due; False: it runs, and will once more when that run has ended."""
+        """Run now. True: due now; False: it is running, and runs once more afterwards."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
@@ -130,40 +131,40 @@ class AgentAdmin:
                 await self._change(tx, name, found.plan, action="trigger", queued=True)
                 return False
             due_ms = now_ms if found.plan.due_ms is None else min(now_ms, found.plan.due_ms)
-            # A slot of its own: what it would have run for is still to come.
+            # A separate slot: the scheduled one is still to come.
             next_ms = await self._change(tx, name, NextRun(due_ms, now_ms), action="trigger")
         await self._update_redis(found.spec, next_ms, waits=True)
         return True
 
     async def backfill(self, name: str, since: datetime, until: datetime) -> Backfill:
-        """Run it for the slots from `since` until before `until`, one by one, whenever its schedule leaves it idle."""
+        """Run for the slots in [`since`, `until`), one at a time, whenever the schedule leaves the agent idle."""
         now_ms = await self._time.now_ms()
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
             if found.backfilling:
                 raise Refused(f"Agent {name!r} is being backfilled: wait for its end, or stop it first.", agent=name)
             slots = _past_slots(found.spec, since, until, now_ms)
-            told = Backfill(runs=len(slots), first=_utc_datetime(slots[0]), last=_utc_datetime(slots[-1]))
+            backfill = Backfill(runs=len(slots), first=_utc_datetime(slots[0]), last=_utc_datetime(slots[-1]))
             next_ms = await tx.value(BACKFILL, name, now_ms, slots[0], slots[-1])
-            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill", f"agent:{name}", _audit_detail(told))])
+            await audit.append(tx, [AuditEntry(self.actor, "agent.backfill", f"agent:{name}", _audit_detail(backfill))])
         await self._update_redis(
             found.spec, next_ms if found.replica is None and not found.paused else None, waits=True
         )
-        return told
+        return backfill
 
     async def stop_backfill(self, name: str) -> bool:
-        """Begin no more of its runs; one that is under way ends by itself. False: there was none."""
+        """Begin no more backfill runs; a current one completes. False: there was none."""
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
             if not found.backfilling:
                 return False
             await tx.run(BACKFILL, name, None, None, None)
             await audit.append(tx, [AuditEntry(self.actor, "agent.backfill_stop", f"agent:{name}", {})])
-        # Redis may have it due too early, which begin puts right.
+        # Redis may have too early a due time, which `begin` corrects.
         return True
 
     async def remove(self, name: str) -> None:
-        """Forget it, unless it runs. Replicas that still declare it make it known again when they start."""
+        """Delete it unless it is running. A replica that still declares it declares it again at its next start."""
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
             if not await tx.run(REMOVE, name, TAKEOVER_GRACE_S):
@@ -178,23 +179,23 @@ class AgentAdmin:
     async def _change(
         self, tx: Transaction, name: str, plan: NextRun, *, action: str, paused: bool = False, queued: bool = False
     ) -> int | None:
-        """When it runs next, in ms, if nothing keeps it from that."""
+        """Returns the next due time in ms, if any."""
         next_ms: int | None = await tx.value(CHANGE, name, paused, queued, plan.due_ms, plan.slot_ms)
         await audit.append(tx, [AuditEntry(self.actor, f"agent.{action}", f"agent:{name}", {})])
         return next_ms
 
     async def _update_redis(self, spec: AgentSpec, due_ms: int | None, *, waits: bool = False) -> None:
-        """Redis, which may be away: then it hears of it at the next repopulation."""
+        """Best effort: if Redis is unavailable, the next repopulation corrects it."""
         names = self._names
-        sets = AgentIndex(self.redis, self._keys.agent_keys(spec.group, names.waiting_set, names.working_set))
+        index = AgentIndex(self.redis, self._keys.agent_keys(spec.group, names.waiting_set, names.working_set))
         try:
             if due_ms is not None:
-                await sets.repopulate([(spec.name, due_ms)])
+                await index.repopulate([(spec.name, due_ms)])
             elif not waits:
-                await sets.forget([spec.name])
-        except RedisUnavailable as away:
-            log.warning("agent_change_not_told", agent=spec.name, because=away.sentence)
-        # Not in the transaction: who is woken looks into Redis, where it must be by then.
+                await index.forget([spec.name])
+        except RedisUnavailable as error:
+            log.warning("agent_change_not_told", agent=spec.name, because=error.sentence)
+        # After the transaction and Redis: a woken scheduler reads Redis, which must be current by then.
         await self.database.run(WAKE, spec.name)
 
 
@@ -232,8 +233,8 @@ def _utc_datetime(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
-def _audit_detail(told: Backfill) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(told)
+def _audit_detail(backfill: Backfill) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(backfill)
     return plain
 
 

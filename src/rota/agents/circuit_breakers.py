@@ -1,8 +1,8 @@
-"""When the agents' calls stop for a while: two breakers of this process.
+"""Circuit breakers of the agent scheduler, two per process.
 
-"acquisition" has the numbers of the settings and counts whatever a cycle fails of. "redis" is quicker on both sides and
-counts an absent Redis alone; it guards every call to Redis that can wait, and is what `redis_stall` looks at. A cycle
-makes a call also when the pool is full, so half-open ends in time however busy we are.
+"acquisition" uses the configured values and counts every failure of a cycle. "redis" opens and closes faster and
+counts only Redis unavailability; it guards every Redis call that can wait, and `redis_stall` reports its state. A
+cycle calls Redis even with a full pool, so half-open always resolves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.model.errors import BreakerOpen, RedisUnavailable
 from rota.model.settings.agents import CircuitBreakerSettings
 
 DISABLED_THRESHOLD: Final = 2**31 - 1
-"""Failures that open a breaker which is switched off."""
+"""Failures that open a disabled breaker."""
 _REDIS_THRESHOLD_MIN: Final = 3
 _REDIS_WINDOW_MAX_MS: Final = 5_000
 _REDIS_COOLDOWN_RATIO: Final = 0.7
@@ -24,11 +24,11 @@ _REDIS_HALF_OPEN_RATIO: Final = 0.6
 
 
 class Breakers:
-    def __init__(self, wanted: CircuitBreakerSettings, clock: Clock) -> None:
+    def __init__(self, options: CircuitBreakerSettings, clock: Clock) -> None:
         self.acquisition = Breaker.in_process(
-            "agents_acquisition", acquisition_rules(wanted), clock, counts=_is_failure
+            "agents_acquisition", acquisition_rules(options), clock, counts=_is_failure
         )
-        self.redis = Breaker.in_process("agents_redis", redis_rules(wanted), clock, counts=_is_redis_failure)
+        self.redis = Breaker.in_process("agents_redis", redis_rules(options), clock, counts=_is_redis_failure)
 
     @property
     def closed(self) -> bool:
@@ -39,23 +39,23 @@ class Breakers:
         return self.redis.phase is BreakerPhase.CLOSED
 
 
-def acquisition_rules(wanted: CircuitBreakerSettings) -> BreakerConfig:
+def acquisition_rules(options: CircuitBreakerSettings) -> BreakerConfig:
     return BreakerConfig(
         counting=WindowedFailures(
-            wanted.failure_threshold if wanted.enabled else DISABLED_THRESHOLD, wanted.failure_window_ms
+            options.failure_threshold if options.enabled else DISABLED_THRESHOLD, options.failure_window_ms
         ),
-        open_ms=wanted.cooldown_ms,
-        probing=ProbesByDuration(wanted.half_open_duration_ms),
+        open_ms=options.cooldown_ms,
+        probing=ProbesByDuration(options.half_open_duration_ms),
     )
 
 
-def redis_rules(wanted: CircuitBreakerSettings) -> BreakerConfig:
-    """Derived: fewer failures in a shorter window open it, and it tries again sooner."""
-    threshold = max(_REDIS_THRESHOLD_MIN, wanted.failure_threshold - 2) if wanted.enabled else DISABLED_THRESHOLD
+def redis_rules(options: CircuitBreakerSettings) -> BreakerConfig:
+    """Derived: fewer failures in a shorter window open it, and it retries sooner."""
+    threshold = max(_REDIS_THRESHOLD_MIN, options.failure_threshold - 2) if options.enabled else DISABLED_THRESHOLD
     return BreakerConfig(
-        counting=WindowedFailures(threshold, min(_REDIS_WINDOW_MAX_MS, wanted.failure_window_ms)),
-        open_ms=max(1, round(wanted.cooldown_ms * _REDIS_COOLDOWN_RATIO)),
-        probing=ProbesByDuration(max(1, round(wanted.half_open_duration_ms * _REDIS_HALF_OPEN_RATIO))),
+        counting=WindowedFailures(threshold, min(_REDIS_WINDOW_MAX_MS, options.failure_window_ms)),
+        open_ms=max(1, round(options.cooldown_ms * _REDIS_COOLDOWN_RATIO)),
+        probing=ProbesByDuration(max(1, round(options.half_open_duration_ms * _REDIS_HALF_OPEN_RATIO))),
     )
 
 

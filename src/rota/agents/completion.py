@@ -1,8 +1,8 @@
-"""How runs end: PostgreSQL first, which decides whether it is still ours and what comes next, then Redis.
+"""Ends runs: first in PostgreSQL, which decides whether the run is still ours and when the next is due, then in Redis.
 
-Both steps are repeated until they are done, in order, for as long as this process lives; nothing is dropped. What
-PostgreSQL has ended and Redis has not heard of waits here through any outage of Redis. A member whose lease is lost
-gives up what PostgreSQL has not ended: others have it, or will.
+Both steps are retried in order for as long as the process lives; nothing is dropped. Ends that PostgreSQL has recorded
+wait here through any Redis outage. A member that loses its lease drops ends that PostgreSQL has not recorded: other
+members take those runs over.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ EXHAUSTED = metrics.counter("rota_agents_schedule_retry_exhausted", "Moves of ag
 RECOVERED = metrics.counter("rota_agents_schedule_recovery", "Moves that were tried again.", labels=("success",))
 MISMATCHES = metrics.counter("rota_agents_cas_contention", "Ends of runs that were not ours.", labels=("location",))
 FLUSH_DELAY_S: Final = 0.2
-"""How long ends wait for others, to be written together."""
+"""How long ends wait for others, to share a batch."""
 FLUSH_THRESHOLD: Final = 50
 
 
 class RunCompleter:
-    """`sets` are those of a shard group, `chance` a random number in [0, 1) for jitter.
+    """`index_of` returns the index of a shard group, `random` a number in [0, 1) for jitter.
 
-    `moved` hears of due times that Redis knows, `ended` of runs that PostgreSQL has ended.
+    `on_moved` is called with due times written to Redis, `on_ended` with runs that PostgreSQL has ended.
     """
 
     def __init__(
         self,
-        records: AgentRepository,
-        sets: Callable[[str], AgentIndex],
-        wanted: AgentSchedulerSettings,
+        repository: AgentRepository,
+        index_of: Callable[[str], AgentIndex],
+        options: AgentSchedulerSettings,
         clock: Clock,
-        chance: Callable[[], float],
-        moved: Callable[[int], None] = lambda _due_ms: None,
-        ended: Callable[[Iterable[AgentRunEnd]], None] = lambda _ends: None,
+        random: Callable[[], float],
+        on_moved: Callable[[int], None] = lambda _due_ms: None,
+        on_ended: Callable[[Iterable[AgentRunEnd]], None] = lambda _ends: None,
     ) -> None:
-        self._records = records
-        self._sets = sets
-        self._wanted = wanted
+        self._repository = repository
+        self._index_of = index_of
+        self._options = options
         self._clock = clock
-        self._chance = chance
-        self._moved = moved
-        self._ended = ended
+        self._random = random
+        self._on_moved = on_moved
+        self._on_ended = on_ended
         self._unended: deque[tuple[AgentRunEnd, str]] = deque()
         self._unmoved: dict[str, deque[FinishedRun]] = {}
         self._retried = 0
-        self._turn = asyncio.Lock()
-        self.some = asyncio.Event()
-        self.hurry = asyncio.Event()
-        """Some of them are due again so soon that they cannot wait for others."""
+        self._flush_lock = asyncio.Lock()
+        self.has_pending = asyncio.Event()
+        self.urgent = asyncio.Event()
+        """Some agents are due again too soon to wait for a batch."""
 
     @property
     def pending_count(self) -> int:
-        """Ends that not everybody knows of yet."""
+        """Ends not yet recorded in both stores."""
         return len(self._unended) + sum(map(len, self._unmoved.values()))
 
     def add(self, run: ActiveRun) -> None:
-        """A run that is over here."""
+        """Add a run that has ended here."""
         took_ms = max(0, round((self._clock.monotonic() - run.began_at) * 1000))
         now_ms = run.about.acquired_ms + took_ms
-        ended = AgentRunResult(
+        result = AgentRunResult(
             outcome=run.outcome,
             acquired_ms=run.about.acquired_ms,
             now_ms=now_ms,
@@ -87,13 +87,13 @@ class RunCompleter:
         )
         plan = plan_next_run(
             run.spec,
-            ended,
-            self._wanted.failure_backoff,
-            self._wanted.jitter.failure_backoff_ratio,
-            self._chance(),
+            result,
+            self._options.failure_backoff,
+            self._options.jitter.failure_backoff_ratio,
+            self._random(),
         )
         if run.outcome is AgentOutcome.CANCELLED:
-            spread_ms = round(self._wanted.jitter.shutdown_seconds * 1000 * self._chance())
+            spread_ms = round(self._options.jitter.shutdown_seconds * 1000 * self._random())
             plan = NextRun(now_ms + spread_ms, plan.slot_ms, plan.streak)
         self.add_end(
             AgentRunEnd(
@@ -111,18 +111,18 @@ class RunCompleter:
 
     def add_end(self, end: AgentRunEnd, group: str, *, soon: bool = False) -> None:
         self._unended.append((end, group))
-        self.some.set()
+        self.has_pending.set()
         if soon or len(self._unended) >= FLUSH_THRESHOLD:
-            self.hurry.set()
+            self.urgent.set()
 
-    def add_finished(self, over: FinishedRun, group: str) -> None:
-        """A move in Redis, of what PostgreSQL knows to be over or never knew."""
-        self._unmoved.setdefault(group, deque()).append(over)
-        self.some.set()
+    def add_finished(self, run: FinishedRun, group: str) -> None:
+        """Add a Redis transition of a run that has ended in PostgreSQL or never existed there."""
+        self._unmoved.setdefault(group, deque()).append(run)
+        self.has_pending.set()
 
     async def flush_to_postgres(self, lease: Lease) -> None:
-        """Tell PostgreSQL all there is by now. What raises is not lost: the next call goes on."""
-        async with self._turn:
+        """Write all pending ends to PostgreSQL. After an exception the next call continues."""
+        async with self._flush_lock:
             while self._unended:
                 batch = list(islice(self._unended, BATCH_MAX))
                 await self._record_ends(lease, batch)
@@ -131,15 +131,15 @@ class RunCompleter:
             self._clear_signals()
 
     async def flush_to_redis(self) -> None:
-        """Tell Redis what PostgreSQL knows already. What raises is not lost here, either."""
-        async with self._turn:
+        """Write ends recorded in PostgreSQL to Redis. After an exception the next call continues."""
+        async with self._flush_lock:
             failures = []
             for group, waiting in list(self._unmoved.items()):
                 try:
                     while waiting:
                         await self._flush_group_to_redis(group, waiting)
                 except ScriptFailed as failed:
-                    failures.append(failed)  # keys of this group are damaged; the others are moved all the same
+                    failures.append(failed)  # the keys of this group are corrupt; continue with the others
             self._clear_signals()
             if failures:
                 raise failures[0]
@@ -147,46 +147,46 @@ class RunCompleter:
     async def _flush_group_to_redis(self, group: str, waiting: deque[FinishedRun]) -> None:
         batch = list(islice(waiting, BATCH_MAX))
         try:
-            await self._sets(group).finish(batch)
+            await self._index_of(group).finish(batch)
         except (RotaError, OSError):
             self._note_failure(len(batch))
             raise
         for each in batch:
             waiting.popleft()
             if each.due_ms is not None:
-                self._moved(each.due_ms)
+                self._on_moved(each.due_ms)
         self._note_success(len(batch))
 
     def _clear_signals(self) -> None:
         if not self.pending_count:
-            self.some.clear()
+            self.has_pending.clear()
         if not self._unended:
-            self.hurry.clear()
+            self.urgent.clear()
 
     def discard_unrecorded(self) -> int:
-        """The lease is lost: what PostgreSQL has not ended is not ours any more."""
+        """The lease is lost: runs that PostgreSQL has not ended are no longer ours."""
         lost = len(self._unended)
         self._unended.clear()
         return lost
 
     async def _record_ends(self, lease: Lease, batch: list[tuple[AgentRunEnd, str]]) -> None:
         groups = {end.name: group for end, group in batch}
-        planned = await self._records.end(lease, [end for end, _ in batch])
+        planned = await self._repository.end(lease, [end for end, _ in batch])
         failpoints.hit("agents.after_end")
         for each in planned:
             self.add_finished(FinishedRun(each.name, each.run, each.due_ms, add=True), groups[each.name])
-        known = {(each.name, each.run) for each in planned}
-        self._ended(end for end, _ in batch if (end.name, end.run) in known)
-        missing = [end for end, _ in batch if (end.name, end.run) not in known]
+        recorded = {(each.name, each.run) for each in planned}
+        self._on_ended(end for end, _ in batch if (end.name, end.run) in recorded)
+        missing = [end for end, _ in batch if (end.name, end.run) not in recorded]
         if missing:
             await self._resync_missing(missing, groups)
 
     async def _resync_missing(self, missing: list[AgentRunEnd], groups: Mapping[str, str]) -> None:
-        """Ended before, with the reply lost, or taken from us: Redis is told what PostgreSQL has now."""
+        """Ended before with a lost reply, or taken over: write the current state of PostgreSQL to Redis."""
         MISMATCHES.labels("end").inc(len(missing))
-        standing = await self._records.run_status([end.name for end in missing])
+        statuses = await self._repository.run_status([end.name for end in missing])
         for end in missing:
-            found = standing.get(end.name)
+            found = statuses.get(end.name)
             due_ms = found.due_ms if found is not None and found.run is None else None
             self.add_finished(FinishedRun(end.name, end.run, due_ms), groups[end.name])
 

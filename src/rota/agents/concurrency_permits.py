@@ -1,4 +1,4 @@
-"""How many agents run here at once. A permit is taken before Redis is asked, and given back once, by who is first."""
+"""Permits that limit the agents running in this process. A permit is taken before Redis is called and released once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 UNBOUNDED_FREE: Final = 1_000_000
-"""Free places where there is no limit: more than any cycle takes."""
+"""Free permits without a limit: more than any cycle takes."""
 
 
 class ConcurrencyPermit:
-    """One place, held from its making on."""
+    """One permit, held from its creation."""
 
     __slots__ = ("_back", "held")
 
@@ -19,7 +19,7 @@ class ConcurrencyPermit:
         self.held = True
 
     def release(self) -> bool:
-        """Whether this call gave it back; all but the first do nothing."""
+        """Whether this call released it; later calls do nothing."""
         if not self.held:
             return False
         self.held = False
@@ -28,7 +28,7 @@ class ConcurrencyPermit:
 
 
 class PermitPool:
-    """`most` of 0 or less sets no limit; `freed` is called after each release."""
+    """`most` of 0 or less: no limit; `freed` is called after each release."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -43,9 +43,9 @@ class PermitPool:
     def free(self) -> int:
         return max(0, self.most - self.held) if self.bounded else UNBOUNDED_FREE
 
-    def take(self, wanted: int) -> list[ConcurrencyPermit]:
-        """As many as are free, up to `wanted`."""
-        taken = [ConcurrencyPermit(self._release_one) for _ in range(min(wanted, self.free))]
+    def take(self, count: int) -> list[ConcurrencyPermit]:
+        """Up to `count` permits, as many as are free."""
+        taken = [ConcurrencyPermit(self._release_one) for _ in range(min(count, self.free))]
         self.held += len(taken)
         return taken
 

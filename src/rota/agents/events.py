@@ -1,8 +1,8 @@
-"""Runs of agents as events, for whoever looks on: that one runs, how it ended, that it cannot be stopped.
+"""Events of agent runs: started, ended, lost, quarantined.
 
-The record is PostgreSQL; what is told was committed there. Thousands of runs end within a second of their beginning,
-so a beginning is told only of those that still run `BEGUN_S` later: a short run is one event, its end. Telling is an
-append to a queue of somebody else's (`rota.engine.events.publisher`), and never waits.
+PostgreSQL is the record; events are published after its commit. Thousands of runs end within a second, so a start is
+published only if the run is still active after `STARTED_EVENT_DELAY_S`: a short run is one event, its end. Publishing
+appends to a queue (`rota.engine.events.publisher`) and never blocks.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ STARTED_EVENT_DELAY_S: Final = 0.2
 
 
 PublishEvent = Callable[..., None]
-"""Of a kind and its facts, as `Teller.tell` does."""
+"""Takes an event kind and its fields, as `EventPublisher.emit` does."""
 
 
 class AgentEventPublisher:
-    def __init__(self, tell: PublishEvent | None, replica: str) -> None:
-        self._tell = tell
+    def __init__(self, publish: PublishEvent | None, replica: str) -> None:
+        self._publish = publish
         self._replica = replica
 
     def run_started(self, run: ActiveRun) -> None:
-        if self._tell is not None:
+        if self._publish is not None:
             asyncio.get_running_loop().call_later(STARTED_EVENT_DELAY_S, self._publish_if_running, run)
 
     def runs_ended(self, ends: Iterable[AgentRunEnd]) -> None:
-        """PostgreSQL has ended them."""
-        if self._tell is None:
+        """Called with runs that PostgreSQL has ended."""
+        if self._publish is None:
             return
         for end in ends:
             kind = {"failure": str(end.failure)} if end.failure is not None else {}
-            self._tell(f"agent.{end.outcome.lower()}", agent=end.name, run=end.run, took_ms=end.took_ms, **kind)
+            self._publish(f"agent.{end.outcome.lower()}", agent=end.name, run=end.run, took_ms=end.took_ms, **kind)
 
     def runs_lost(self, seized: Iterable[RescheduledAgent]) -> None:
-        """Runs of replicas that are gone."""
-        if self._tell is not None:
+        """Called with runs of dead replicas."""
+        if self._publish is not None:
             for each in seized:
-                self._tell("agent.lost", agent=each.name, run=each.run)
+                self._publish("agent.lost", agent=each.name, run=each.run)
 
     def run_quarantined(self, run: ActiveRun) -> None:
-        if self._tell is not None:
-            self._tell("agent.quarantined", agent=run.name, run=run.number, replica=self._replica)
+        if self._publish is not None:
+            self._publish("agent.quarantined", agent=run.name, run=run.number, replica=self._replica)
 
     def _publish_if_running(self, run: ActiveRun) -> None:
-        if self._tell is not None and run.task is not None and not run.task.done():
-            self._tell("agent.started", agent=run.name, run=run.number, replica=self._replica)
+        if self._publish is not None and run.task is not None and not run.task.done():
+            self._publish("agent.started", agent=run.name, run=run.number, replica=self._replica)

@@ -5,8 +5,8 @@
 -- key runs     hash  working-runs|working-runs:{group}   name -> run, owner, due (us), acquired (us)
 -- arg over     packed  {name, run, due (us), whether to add it}
 -- reply finished moved:int added:int stale:int
---   The run of each is over, and PostgreSQL has said so: it waits until `due`, or leaves when that is 0. Run 0 means an
---   entry without a stamp. A stamp of another run is that run's: nothing is done. `add`: also when it is in no set.
+--   The runs have ended in PostgreSQL: each agent waits until `due`, or is removed if that is 0. Run 0: an entry without
+--   a stamp. A stamp of another run is left unchanged. `add`: also add an agent that is in neither set.
 
 local moved, added, stale = 0, 0, 0
 for _, each in ipairs(over) do

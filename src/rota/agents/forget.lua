@@ -2,7 +2,7 @@
 -- key waiting     zset  waiting|waiting:{group}
 -- key working     zset  working|working:{group}
 -- key runs        hash  working-runs|working-runs:{group}
--- arg everywhere  bool  also from those that run; else who runs is left to its end
+-- arg everywhere  bool  also from `working`; else running agents are unchanged
 -- arg name*       bytes
 -- reply forgotten count:int
 

@@ -1,8 +1,8 @@
-"""How the loop of agents is: HEALTHY or DEGRADED, what its watchdogs suspect, and one line now and then. No I/O.
+"""Health of the agent loop: HEALTHY or DEGRADED, watchdogs, and a periodic summary line. No I/O.
 
-DEGRADED means that an agent which may run here is overdue by more than the shortest interval of all, that places stay
-empty while agents of others hide ours, or that a sample found agents in both sets. A watchdog speaks when its condition
-held for `TICKS` cycles in a row.
+DEGRADED: an agent that may run here is overdue by more than the shortest interval; slots stay empty because agents of
+other members hide ours; or a sample found agents in both sets. A watchdog triggers when its condition has held for
+`WATCHDOG_CYCLES` cycles in a row.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ DEGRADED_WARN_INTERVAL_S: Final = 600.0
 STALL_WARN_INTERVAL_S: Final = 300.0
 WATCHDOG_WARN_INTERVAL_S: Final = 60.0
 CRON_INTERVAL_MS: Final = 60_000
-"""What an agent without an interval counts as."""
+"""The interval assumed for agents without one."""
 STALLS = metrics.counter(
     "rota_agents_acquire_stall_detected", "Times nothing was due for longer than the shortest interval."
 )
 
 
 class CycleSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cycle saw, and the state of the process after it."""
+    """The result of one cycle, and the state of the process after it."""
 
     seen: CycleResult
     registered: int
     active: int
     """Runs that hold a permit."""
     stuck: int = 0
-    """Runs that ignore being stopped, whose permits others have."""
+    """Runs that ignore cancellation; their permits were released."""
     permits_most: int
     permits_free: int
     permits_held: int = 0
     slots: int
-    """Places that were free when it began."""
+    """Free permits at the start of the cycle."""
     completions: int
     redis_closed: bool
-    """Whether the breaker of Redis lets calls through."""
+    """Whether the Redis breaker is closed."""
     shortest_ms: int
     """The shortest interval of the agents that may run here; 0: there are none."""
     recurring_ms: int = 0
-    """The shortest of those that have an interval; 0: none has."""
+    """The shortest among agents with an interval; 0: there are none."""
 
     @property
     def free_ratio(self) -> float:
@@ -62,33 +62,33 @@ class CycleSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdogs:
-    """Names of conditions that held for `TICKS` cycles, with the time they last did."""
+    """Conditions that held for `WATCHDOG_CYCLES` cycles, with the time they last triggered."""
 
     def __init__(self) -> None:
         self._streaks: dict[str, int] = {}
-        self._barked_at: dict[str, float] = {}
+        self._triggered_at: dict[str, float] = {}
 
-    def update(self, held: Mapping[str, bool], now_s: float) -> list[str]:
-        """Those that have just come to `TICKS`; their counts begin anew."""
-        barking = []
-        for name, holds in held.items():
+    def update(self, conditions: Mapping[str, bool], now_s: float) -> list[str]:
+        """Those that have just reached `WATCHDOG_CYCLES`; their counters restart."""
+        triggered = []
+        for name, holds in conditions.items():
             self._streaks[name] = self._streaks.get(name, 0) + 1 if holds else 0
             if self._streaks[name] >= WATCHDOG_CYCLES:
                 self._streaks[name] = 0
-                self._barked_at[name] = now_s
-                barking.append(name)
-        return barking
+                self._triggered_at[name] = now_s
+                triggered.append(name)
+        return triggered
 
     def triggered_since(self, moment_s: float) -> list[str]:
-        return sorted(name for name, at in self._barked_at.items() if at >= moment_s)
+        return sorted(name for name, at in self._triggered_at.items() if at >= moment_s)
 
 
 def watchdog_conditions(tick: CycleSnapshot) -> dict[str, bool]:
-    """The exact conditions of the watchdogs."""
+    """The condition of each watchdog."""
     ready = tick.seen.mine > 0
     bounded = tick.permits_most > 0
     idle = bounded and tick.free_ratio > FREE_HIGH
-    # Of what it could have taken: a cycle that takes all there is fills as much as it can.
+    # Relative to what it could have acquired: a cycle that acquires all due agents counts as full.
     filled = tick.seen.acquired / max(1, min(tick.slots, tick.seen.mine))
     return {
         "permit_leak_suspect": bounded and tick.free_ratio < FREE_LOW and tick.active == 0 and ready,
@@ -99,7 +99,7 @@ def watchdog_conditions(tick: CycleSnapshot) -> dict[str, bool]:
 
 
 def degraded_reason(tick: CycleSnapshot, overlaps: int = 0) -> str:
-    """A word for what is wrong; empty when nothing is."""
+    """A reason code; empty if healthy."""
     if tick.shortest_ms and tick.seen.oldest_overdue_ms > tick.shortest_ms:
         return "overdue"
     unfilled = 1 - tick.seen.acquired / tick.slots if 0 < tick.slots <= tick.seen.ready else 0.0
@@ -109,7 +109,7 @@ def degraded_reason(tick: CycleSnapshot, overlaps: int = 0) -> str:
 
 
 def is_stalled(tick: CycleSnapshot) -> bool:
-    """Nothing is due or runs here, nor will be for longer than it should take: paused, run elsewhere, or lost."""
+    """Nothing is due, running, or due within the shortest interval: agents are paused, run elsewhere, or lost."""
     seen = tick.seen
     if not seen.now_ms or not tick.recurring_ms or seen.ready or seen.acquired or tick.active:
         return False
@@ -117,7 +117,7 @@ def is_stalled(tick: CycleSnapshot) -> bool:
 
 
 class Starvation:
-    """No permit is free, nobody runs, and agents wait: for how long."""
+    """Tracks how long no permit has been free while nothing runs and agents wait."""
 
     def __init__(self) -> None:
         self.ticks = 0
@@ -138,7 +138,7 @@ class Starvation:
 
 
 class Health:
-    """`scripts` is how many there are, for the summary."""
+    """`scripts` is the number of Lua scripts, for the summary."""
 
     def __init__(self, summary_s: float, scripts: int = 0) -> None:
         self._summary_s = summary_s
@@ -146,10 +146,10 @@ class Health:
         self._watchdogs = Watchdogs()
         self._starvation = Starvation()
         self._last: CycleSnapshot | None = None
-        self._told_at: float | None = None
+        self._summarized_at: float | None = None
         self._warned_at = float("-inf")
         self._stalled_at = float("-inf")
-        self._barked_at: dict[str, float] = {}
+        self._triggered_at: dict[str, float] = {}
         self._sampled = 0
         self._overlaps = 0
         self.reason = ""
@@ -161,7 +161,7 @@ class Health:
         return "DEGRADED" if self.reason else "HEALTHY"
 
     def set_overlap_sample(self, count: int, overlaps: int) -> None:
-        """So many of those that wait were looked at, and so many of them run as well."""
+        """`count` waiting agents were sampled; `overlaps` of them are also running."""
         self._sampled, self._overlaps = count, overlaps
 
     def update(self, tick: CycleSnapshot, now_s: float) -> None:
@@ -170,15 +170,15 @@ class Health:
         self._starvation.update(tick, now_s, degraded=bool(self.reason))
         self._warn(tick, now_s)
         for name in self._watchdogs.update(watchdog_conditions(tick), now_s):
-            if now_s - self._barked_at.get(name, float("-inf")) >= WATCHDOG_WARN_INTERVAL_S:
-                self._barked_at[name] = now_s
+            if now_s - self._triggered_at.get(name, float("-inf")) >= WATCHDOG_WARN_INTERVAL_S:
+                self._triggered_at[name] = now_s
                 log.warning("agents_watchdog", signal=name)
         set_scheduler_gauges(tick, degraded=bool(self.reason))
-        if self._told_at is None:
-            self._told_at = now_s
-        elif self._summary_s > 0 and now_s - self._told_at >= self._summary_s:
+        if self._summarized_at is None:
+            self._summarized_at = now_s
+        elif self._summary_s > 0 and now_s - self._summarized_at >= self._summary_s:
             (log.warning if self.reason else log.info)(self.summary(now_s))
-            self._told_at = now_s
+            self._summarized_at = now_s
 
     def _warn(self, tick: CycleSnapshot, now_s: float) -> None:
         if self.reason and now_s - self._warned_at >= DEGRADED_WARN_INTERVAL_S:
@@ -190,7 +190,7 @@ class Health:
             log.info("agents_stalled", remedy="are they paused, or do they run elsewhere? see `rota agents list`")
 
     def summary(self, now_s: float) -> str:
-        """The line that operators know, in one piece."""
+        """The summary line that operators know; its format is stable."""
         tick = self._last
         if tick is None:
             return f"Scheduler health | health={self.state}"

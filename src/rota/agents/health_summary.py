@@ -1,4 +1,4 @@
-"""How agents are as a whole, from what PostgreSQL knows. Each replica tells about itself in its log and metrics."""
+"""Overall health of agents, from PostgreSQL. Each replica also reports its own in its log and metrics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def summarize_health(admin: AgentAdmin, now: datetime) -> AgentsHealth:
     stuck = [each.name for each in found if each.state == "QUARANTINED"]
     reasons = [*_late_reasons(late), *_stuck_reasons(stuck), *([] if members else ["no replica runs agents"])]
     counts = dict(sorted(Counter(each.state for each in found).items()))
-    told: Literal["HEALTHY", "DEGRADED"] = "DEGRADED" if reasons else "HEALTHY"
-    return AgentsHealth(health=told, reasons=reasons, agents=counts, members=list(members))
+    health: Literal["HEALTHY", "DEGRADED"] = "DEGRADED" if reasons else "HEALTHY"
+    return AgentsHealth(health=health, reasons=reasons, agents=counts, members=list(members))
 
 
 def _late_reasons(late: Sequence[str]) -> list[str]:
@@ -33,7 +33,7 @@ def _stuck_reasons(stuck: Sequence[str]) -> list[str]:
 
 
 def _is_late(agent: AgentView, now: datetime) -> bool:
-    """By more than its interval, and a minute."""
+    """Overdue by more than its interval, and by at least a minute."""
     schedule = agent.spec.schedule
-    patience_s = max(schedule.interval_ms / 1000 if isinstance(schedule, IntervalSchedule) else 0.0, LATE_AFTER_MIN_S)
-    return agent.state == "WAITING" and agent.due is not None and now - agent.due > timedelta(seconds=patience_s)
+    tolerance_s = max(schedule.interval_ms / 1000 if isinstance(schedule, IntervalSchedule) else 0.0, LATE_AFTER_MIN_S)
+    return agent.state == "WAITING" and agent.due is not None and now - agent.due > timedelta(seconds=tolerance_s)

@@ -1,6 +1,6 @@
-"""Agents that submit a job. The submission is kept with the agent, so any server runs them, without the app's code.
+"""Agents that submit a job. The submission is stored with the agent, so any server runs them without the app's code.
 
-One due time, one job: the slot is its idempotency key, and a run that was lost or stopped is repeated for the same one.
+One due time, one job: the slot is the idempotency key, and a lost or stopped run is repeated for the same slot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def submitting_body(submitter: Submitter, spec: AgentSpec) -> AgentBody:
 
 
 def submission_of_run(job: Submission, run: AgentRun) -> Submission:
-    """What one run submits."""
+    """The submission of one run."""
     slot_ms = run.acquired_ms if run.slot_ms is None else run.slot_ms
     key = job.idempotency_key or f"agent:{run.name}"
     return msgspec.structs.replace(
@@ -40,11 +40,11 @@ def submission_of_run(job: Submission, run: AgentRun) -> Submission:
 
 
 def job_agents_loader(
-    records: AgentRepository, submitter: Submitter
+    repository: AgentRepository, submitter: Submitter
 ) -> Callable[[], Awaitable[Iterable[DeclaredAgent]]]:
-    """What a server declares: every agent that submits a job, as PostgreSQL has them now."""
+    """Loads the agents that a server declares: all agents in PostgreSQL that submit a job."""
 
     async def declared() -> list[DeclaredAgent]:
-        return [DeclaredAgent(spec, submitting_body(submitter, spec)) for spec in await records.job_agents()]
+        return [DeclaredAgent(spec, submitting_body(submitter, spec)) for spec in await repository.job_agents()]
 
     return declared

@@ -1,12 +1,11 @@
-"""Bodies on the loop end with the lease, also when the loop itself could not see to that in time.
+"""Stops agent bodies when the lease expires, even if the event loop was paused or blocked.
 
-A process that was paused wakes up past its lease: whatever was due meanwhile is ready to go on, and the keeper of the
-lease is one among many. So `leashed` looks at the clock before every step of a body: past the lease there is none.
-Tasks that a body has made are its own; they end when it cancels them.
+A process that was paused resumes past its lease: everything that became due is runnable, and the lease keeper is only
+one task among many. So `CancelOnLeaseExpiry` checks the clock before every step of a body: past the lease there is
+none. Tasks that a body created are its own; they end when it cancels them.
 
-A body that blocks the loop, with a call that never yields, keeps everything from happening, renewals included.
-`LoopGuard`, a thread, ends the process then, before somebody else may run its agents; a loop that still answers is left
-to end its bodies by itself.
+A body that blocks the loop, with a call that never yields, also blocks renewals. `EventLoopWatchdog`, a thread, then
+exits the process before another member may run its agents; a loop that still responds stops its bodies itself.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from rota.infra.clock import Clock
 log = structlog.get_logger(__name__)
 
 PROBE_DELAY_S: Final = 0.5
-"""How long after the lease the loop is asked whether it lives."""
+"""How long after lease expiry the loop is probed."""
 PROBE_TIMEOUT_S: Final = 1.0
-"""And how long it may take; both together are less than whoever takes over waits."""
+"""How long the loop may take to respond; together with the delay it is less than the takeover grace."""
 POLL_INTERVAL_S: Final = 0.25
 LOG_TIMEOUT_S: Final = 0.2
 STUCK_EXIT_STATUS: Final = 70
 
 
 class CancelOnLeaseExpiry:
-    """`await leashed(body(), over)`: once `over()` holds, the next step is a cancellation, and the rest is cleaning."""
+    """`await CancelOnLeaseExpiry(body(), expired)`: once `expired()` is true, the next step raises CancelledError."""
 
-    def __init__(self, work: Awaitable[object], over: Callable[[], bool]) -> None:
+    def __init__(self, work: Awaitable[object], expired: Callable[[], bool]) -> None:
         self._work = work
-        self._over = over
+        self._expired = expired
 
     def __await__(self) -> Generator[Any, Any, object]:
         steps = self._work.__await__()
-        cut = False
+        cancelled = False
         error: BaseException | None = None
         while True:
-            if not cut and error is None and self._over():
-                cut, error = True, asyncio.CancelledError()
+            if not cancelled and error is None and self._expired():
+                cancelled, error = True, asyncio.CancelledError()
             try:
                 waits = next(steps) if error is None else _throw(steps, error)
             except StopIteration as done:
@@ -55,8 +54,8 @@ class CancelOnLeaseExpiry:
             except GeneratorExit:
                 _close(steps)
                 raise
-            except BaseException as given:  # noqa: BLE001 - it is the body's, as without us
-                error = given
+            except BaseException as raised:  # noqa: BLE001 - forwarded to the body
+                error = raised
 
 
 def _throw(steps: Any, error: BaseException) -> Any:
@@ -77,7 +76,7 @@ def _log_blocked_loop() -> None:
 
 
 class EventLoopWatchdog(threading.Thread):
-    """`lease_until` and `busy` are asked from this thread; `abandon` ends the process."""
+    """`lease_until` and `busy` are called from this thread; `abandon` exits the process."""
 
     def __init__(
         self,
@@ -101,10 +100,10 @@ class EventLoopWatchdog(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(max(POLL_INTERVAL_S, self._remaining_s())):
             if self._remaining_s() <= 0 and self._busy() and not self._loop_responds():
-                # In a thread of its own: that nobody reads our log may be what blocks the loop.
-                telling = threading.Thread(target=_log_blocked_loop, daemon=True)
-                telling.start()
-                telling.join(LOG_TIMEOUT_S)
+                # In a separate thread: a log pipe that is not read may be what blocks the loop.
+                logging_thread = threading.Thread(target=_log_blocked_loop, daemon=True)
+                logging_thread.start()
+                logging_thread.join(LOG_TIMEOUT_S)
                 self._abandon(STUCK_EXIT_STATUS)
                 return
 
@@ -112,9 +111,9 @@ class EventLoopWatchdog(threading.Thread):
         return self._lease_until() + PROBE_DELAY_S - self._clock.monotonic()
 
     def _loop_responds(self) -> bool:
-        answered = threading.Event()
+        responded = threading.Event()
         try:
-            self._loop.call_soon_threadsafe(answered.set)
-        except RuntimeError:  # it is closed: nothing runs on it any more
+            self._loop.call_soon_threadsafe(responded.set)
+        except RuntimeError:  # the loop is closed: nothing runs on it
             return True
-        return answered.wait(PROBE_TIMEOUT_S)
+        return responded.wait(PROBE_TIMEOUT_S)

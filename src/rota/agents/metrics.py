@@ -1,4 +1,4 @@
-"""What operators see of the loop at any time: gauges by the names of the seed, set after each cycle."""
+"""Gauges of the agent loop, by the seed's names, set after each cycle."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ _POOL_HELP: Final = {
     "waiters": "Calls of agents that wait for a connection to Redis.",
 }
 SCHEDULER_GAUGES: Final = {
-    name: metrics.gauge(f"rota_agents_scheduler_{name}", told) for name, told in _SCHEDULER_HELP.items()
+    name: metrics.gauge(f"rota_agents_scheduler_{name}", help_text) for name, help_text in _SCHEDULER_HELP.items()
 }
-POOL_GAUGES: Final = {name: metrics.gauge(f"rota_agents_redis_pool_{name}", told) for name, told in _POOL_HELP.items()}
+POOL_GAUGES: Final = {
+    name: metrics.gauge(f"rota_agents_redis_pool_{name}", help_text) for name, help_text in _POOL_HELP.items()
+}
 
 
 def set_scheduler_gauges(tick: CycleSnapshot, *, degraded: bool) -> None:

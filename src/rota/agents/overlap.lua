@@ -1,8 +1,8 @@
 -- script: overlap
 -- key waiting  zset  waiting|waiting:{group}
 -- key working  zset  working|working:{group}
--- arg limit    int   how many of those that wait are looked at, by chance
--- reply sampled count:int overlaps:int   of these so many also run: there should be none
+-- arg limit    int   size of the random sample of `waiting`
+-- reply sampled count:int overlaps:int   overlaps: also in `working`; expected 0
 
 local sample = redis.call('ZRANDMEMBER', waiting, limit)
 local overlaps = 0

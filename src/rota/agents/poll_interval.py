@@ -1,8 +1,8 @@
-"""When the loop looks again: rarely when nothing is due, at once when something is, and never for one agent at a time.
+"""Pace of the loop: polls rarely when nothing is due, immediately when something is, and batches agents.
 
-Between two cycles lie at least `GAP_S`, so that agents which become due one after the other are taken together; unless
-somebody nudges, or agents wait and a quarter of the pool is free. Due times are on the clock of Redis, which the last
-cycle has read; a wrong guess costs a look that finds nothing.
+Cycles are at least `POLL_INTERVAL_MIN_S` apart, so that agents that become due one after the other are batched, except
+on a wake-up, or when agents wait and a quarter of the permits is free. Due times are on the clock of Redis as of the
+last cycle; a wrong estimate costs an empty poll.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.infra.clock import Clock
 
 POLL_INTERVAL_MIN_S: Final = 0.2
 POLL_INTERVAL_MAX_S: Final = 5.0
-"""Longest time without a look, whatever we believe to be due: others may have put something there."""
+"""Longest time between polls, whatever is known to be due: other processes add agents too."""
 
 
 class PollPacer:
@@ -25,58 +25,58 @@ class PollPacer:
         self._permits = permits
         self._interval_s = interval_s
         self._changed = asyncio.Event()
-        self._nudged = False
+        self._woken = False
         self._server_ms = 0
         self._read_at = 0.0
         self._due_at = float("inf")
         self._longest_s = POLL_INTERVAL_MAX_S
 
     def begin_cycle(self) -> float:
-        """A cycle begins, now: what it does not see was told to Redis after this."""
+        """Start a cycle: due times written to Redis after this are tracked separately."""
         self._due_at = float("inf")
         return self._clock.monotonic()
 
     def wake(self) -> None:
-        """Look now."""
-        self._nudged = True
+        """Poll now."""
+        self._woken = True
         self._changed.set()
 
     def on_permit_released(self) -> None:
-        """There is room; it matters when agents wait for it."""
+        """A permit is free; relevant if agents wait for one."""
         self._changed.set()
 
     def on_due_time(self, due_ms: int) -> None:
-        """Somebody waits until then, as we have just told Redis."""
+        """An agent is due at this time, as just written to Redis."""
         at = self._read_at + (due_ms - self._server_ms) / 1000
         if at < self._due_at:
             self._due_at = at
             self._changed.set()
 
-    async def wait_for_next_cycle(self, seen: CycleResult | None, began_at: float, *, steady: bool = True) -> None:
-        """After a cycle that began at `began_at`; it saw nothing if it failed. Unless all is `steady`, look often."""
+    async def wait_for_next_cycle(self, result: CycleResult | None, began_at: float, *, steady: bool = True) -> None:
+        """Wait after a cycle that began at `began_at` (`result` is None if it failed). Polls often unless `steady`."""
         self._longest_s = POLL_INTERVAL_MAX_S if steady else self._interval_s
-        if seen is not None and seen.now_ms:
-            self._server_ms, self._read_at = seen.now_ms, began_at
-            if seen.next_ms:
-                self._due_at = min(self._due_at, began_at + (seen.next_ms - seen.now_ms) / 1000)
-        while not self._nudged and (left_s := self._next_cycle_at(seen, began_at) - self._clock.monotonic()) > 0:
+        if result is not None and result.now_ms:
+            self._server_ms, self._read_at = result.now_ms, began_at
+            if result.next_ms:
+                self._due_at = min(self._due_at, began_at + (result.next_ms - result.now_ms) / 1000)
+        while not self._woken and (remaining_s := self._next_cycle_at(result, began_at) - self._clock.monotonic()) > 0:
             self._changed.clear()
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(remaining_s):
                     await self._changed.wait()
             except TimeoutError:
                 continue
-        self._nudged = False
+        self._woken = False
 
-    def _next_cycle_at(self, seen: CycleResult | None, began_at: float) -> float:
-        if seen is None:
+    def _next_cycle_at(self, result: CycleResult | None, began_at: float) -> float:
+        if result is None:
             return began_at + self._interval_s
-        if seen.mine > seen.acquired or (seen.unseen and seen.acquired):
+        if result.mine > result.acquired or (result.unseen and result.acquired):
             if self._has_enough_permits():
                 return began_at
             return began_at + (min(POLL_INTERVAL_MIN_S, self._interval_s) if self._permits.free else self._interval_s)
-        # What is due and another's to take first is ours to take in an interval.
-        waits = seen.passed or seen.ready > seen.acquired
+        # A due agent of another member becomes ours after one interval.
+        waits = result.passed or result.ready > result.acquired
         longest_s = self._interval_s if waits else max(self._longest_s, self._interval_s)
         return max(began_at + min(POLL_INTERVAL_MIN_S, self._interval_s), min(self._due_at, began_at + longest_s))
 

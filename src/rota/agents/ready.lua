@@ -1,10 +1,10 @@
 -- script: ready
 -- use scores
 -- key waiting  zset  waiting|waiting:{group}
--- arg since    int   looks at those that are due from this moment on (us)
--- arg offset   int   so many of them are passed over
--- arg limit    int   200 at most
--- reply ready now_us:int names:bytes* dues_us:int* count:int next_us:int   next_us 0: nobody waits for later
+-- arg since    int   lowest due time to return (us)
+-- arg offset   int   entries to skip
+-- arg limit    int   at most 200
+-- reply ready now_us:int names:bytes* dues_us:int* count:int next_us:int   next_us 0: no agent waits for later
 
 local now = now_us()
 local until_now = score(due_until(now))

@@ -1,8 +1,9 @@
-"""The sorted sets of agents in Redis: who waits, who runs, under which stamp.
+"""Sorted sets of agents in Redis: waiting and working, and the run stamp of each working agent.
 
-Every move is one script, for `BATCH_MAX` agents at most: longer batches would make everybody else wait for
-milliseconds. Times in scripts are microseconds on the server's clock, the last three digits of a due time being its
-place among equals. After a lost reply `acquire` and `finish` may be asked again with the same runs, the rest any time.
+Every transition is one script for at most `BATCH_MAX` agents: longer batches would block other clients for
+milliseconds. Times in scripts are microseconds on the server's clock; the last three digits of a due time order agents
+with equal milliseconds. After a lost reply, `acquire` and `finish` can be retried with the same runs, the other
+scripts at any time.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RunningReply(msgspec.Struct, frozen=True, tag="running"):
 
 
 class OverlapReply(msgspec.Struct, frozen=True, tag="sampled"):
-    """Agents in `waiting`, taken by chance, and those of them that are in `working` as well."""
+    """A random sample of `waiting`, and how many of it are also in `working`."""
 
     count: int
     overlaps: int
@@ -83,14 +84,14 @@ SCRIPTS: Final = (READY, ACQUIRE, FINISH, REPOPULATE, FORGET, RUNNING, OVERLAP)
 
 
 class DueAgent(msgspec.Struct, frozen=True):
-    """An agent that is due, and the score it was seen with."""
+    """An agent that is due, and the score it was read with."""
 
     name: str
     due_us: int
 
 
 class DueAgentPage(msgspec.Struct, frozen=True):
-    """What `ready` saw. `count` is how many are due in all; `next_ms` is 0 when nobody waits for later."""
+    """The reply of `ready`. `count` is the number of due agents; `next_ms` is 0 if no agent waits for later."""
 
     now_ms: int
     candidates: list[DueAgent]
@@ -99,7 +100,7 @@ class DueAgentPage(msgspec.Struct, frozen=True):
 
 
 class WorkingEntry(msgspec.Struct, frozen=True):
-    """One that runs, as Redis has it; run and owner are 0 where it has no stamp."""
+    """A running agent, as Redis has it; run and owner are 0 without a stamp."""
 
     name: str
     deadline_ms: int
@@ -108,7 +109,7 @@ class WorkingEntry(msgspec.Struct, frozen=True):
 
 
 class AgentClaim(msgspec.Struct, frozen=True):
-    """A candidate that is asked for, under a run number of ours."""
+    """A due agent to acquire, with our run number."""
 
     candidate: DueAgent
     run: int
@@ -116,17 +117,17 @@ class AgentClaim(msgspec.Struct, frozen=True):
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """A run that PostgreSQL knows to be over. `due_ms` None: its agent waits for nothing."""
+    """A run that has ended in PostgreSQL. `due_ms` None: its agent is not due again."""
 
     name: str
     run: int
     due_ms: int | None
     add: bool = False
-    """Whether the agent is to wait even if Redis knows nothing of it."""
+    """Whether to add the agent to `waiting` even if it is in neither set."""
 
 
 class AgentIndex:
-    """The sets of one group."""
+    """The sets of one shard group."""
 
     def __init__(self, client: Redis, keys: AgentRedisKeys) -> None:
         self.client = client
@@ -139,47 +140,47 @@ class AgentIndex:
             )
         pairs = zip(found.names, found.dues_us, strict=True)
         candidates = [DueAgent(decode_name(name), due_us) for name, due_us in pairs]
-        # The next due time rounded down: whoever wakes by it is never late, and asks again if it was early.
+        # Rounded down: a scheduler that wakes at this time is never late, and polls again if it was early.
         return DueAgentPage(found.now_us // 1000, candidates, found.count, found.next_us // 1000)
 
     async def acquire(self, owner: int, claims: Sequence[AgentClaim]) -> tuple[int, list[AgentClaim]]:
-        """The server's time in ms, and those of the claims that are ours now."""
-        assert len(claims) <= BATCH_MAX, "a batch is short"
-        asked = [(each.candidate.name, each.candidate.due_us, each.run, each.timeout_ms) for each in claims]
+        """The server's time in ms, and the claims that succeeded."""
+        assert len(claims) <= BATCH_MAX, "batch too long"
+        requests = [(each.candidate.name, each.candidate.due_us, each.run, each.timeout_ms) for each in claims]
         with self._measured(ACQUIRE):
-            found = await ACQUIRE(self.client, **self._set_keys(), runs=self.keys.runs, owner=owner, asked=asked)
+            found = await ACQUIRE(self.client, **self._set_keys(), runs=self.keys.runs, owner=owner, asked=requests)
         failpoints.after_send("agents.acquire")
         return found.now_ms, [claims[place - 1] for place in found.places]
 
-    async def finish(self, over: Iterable[FinishedRun]) -> FinishReply:
+    async def finish(self, runs: Iterable[FinishedRun]) -> FinishReply:
         moved = added = stale = 0
-        for part in batched(over):
-            told = [(each.name, each.run, (each.due_ms or 0) * 1000, each.add) for each in part]
+        for part in batched(runs):
+            rows = [(each.name, each.run, (each.due_ms or 0) * 1000, each.add) for each in part]
             with self._measured(FINISH):
-                found = await FINISH(self.client, **self._set_keys(), runs=self.keys.runs, over=told)
+                found = await FINISH(self.client, **self._set_keys(), runs=self.keys.runs, over=rows)
             failpoints.after_send("agents.finish")
             moved, added, stale = moved + found.moved, added + found.added, stale + found.stale
         return FinishReply(moved, added, stale)
 
     async def repopulate(self, idle: Iterable[tuple[str, int]]) -> RepopulateReply:
-        """Bring agents that have no run, with their due times (ms), back to where they belong."""
+        """Add agents without a run to `waiting`, with their due times (ms)."""
         added = lowered = 0
         for part in batched(idle):
-            told = [(name, due_ms * 1000) for name, due_ms in part]
+            rows = [(name, due_ms * 1000) for name, due_ms in part]
             with self._measured(REPOPULATE):
-                found = await REPOPULATE(self.client, **self._set_keys(), idle=told)
+                found = await REPOPULATE(self.client, **self._set_keys(), idle=rows)
             added, lowered = added + found.added, lowered + found.lowered
         return RepopulateReply(added, lowered)
 
     async def forget(self, names: Iterable[str], *, everywhere: bool = False) -> int:
-        """Take agents out of `waiting`, or out of both sets, whoever runs them."""
-        given = {**self._set_keys(), "runs": self.keys.runs, "everywhere": everywhere}
+        """Remove agents from `waiting`, or from both sets even if they are running."""
+        arguments = {**self._set_keys(), "runs": self.keys.runs, "everywhere": everywhere}
         batches = batched(name.encode(errors="surrogateescape") for name in names)
         with self._measured(FORGET):
-            return sum([(await FORGET(self.client, **given, name=batch)).count for batch in batches])
+            return sum([(await FORGET(self.client, **arguments, name=batch)).count for batch in batches])
 
     async def running(self, offset: int = 0, limit: int = BATCH_MAX) -> tuple[int, list[WorkingEntry]]:
-        """The server's time in ms, and those that run, the one whose deadline is first before others."""
+        """The server's time in ms, and the running agents by deadline."""
         keys = self.keys
         with self._measured(RUNNING):
             found = await RUNNING(self.client, working=keys.working, runs=keys.runs, offset=offset, limit=limit)
@@ -195,7 +196,7 @@ class AgentIndex:
 
     @contextmanager
     def _measured(self, called: Script[Any]) -> Iterator[None]:
-        """Calls are measured, and a key that somebody else has made something of is named."""
+        """Measure calls; name the keys in an error about a wrong type."""
         began_at = time.perf_counter()
         try:
             yield
@@ -220,11 +221,11 @@ def _reason(error: Exception) -> str:
 
 
 def decode_name(name: bytes) -> str:
-    """A member as text. Whoever writes to our sets may write anything: it is no agent then, and can be forgotten."""
+    """A member as text. Foreign writers may add anything to our sets; such members can be removed."""
     return name.decode(errors="surrogateescape")
 
 
 def batched(items: Iterable[T], most: int = BATCH_MAX) -> Iterator[list[T]]:
-    left = iter(items)
-    while part := list(islice(left, most)):
+    rest = iter(items)
+    while part := list(islice(rest, most)):
         yield part

@@ -1,8 +1,8 @@
-"""Which agents this replica may run, and which of them it takes first. No I/O.
+"""Which agents this replica may run, and which of them it acquires first. No I/O.
 
-Patterns are a wall: what they exclude never runs here. Shards are a courtesy: members that can run the same agents (one
-*crowd*) share them by jump hash, and for `grace_ms` after its due time only the owner takes one. Afterwards everybody
-does, so a busy, slow or dead owner holds nobody up.
+Patterns are strict: an excluded agent never runs here. Sharding is a preference: members that can run the same agents
+(one *crowd*) share them by jump hash, and for `grace_ms` after its due time only the owner acquires an agent. After
+that any member does, so a busy, slow or dead owner delays an agent by at most the grace.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ _MASK: Final = 2**64 - 1
 
 
 class DeclaredAgent(msgspec.Struct, frozen=True):
-    """An agent with what it runs."""
+    """An agent and its body."""
 
     spec: AgentSpec
     body: AgentBody
 
 
 class AgentRegistry:
-    def __init__(self, wanted: AgentSettings, declared: Iterable[DeclaredAgent], grace_ms: int) -> None:
-        self._enabled = compile_pattern("enabled_pattern", wanted.enabled_pattern)
+    def __init__(self, settings: AgentSettings, declared: Iterable[DeclaredAgent], grace_ms: int) -> None:
+        self._enabled = compile_pattern("enabled_pattern", settings.enabled_pattern)
         self._disabled = (
-            compile_pattern("disabled_pattern", wanted.disabled_pattern) if wanted.disabled_pattern else None
+            compile_pattern("disabled_pattern", settings.disabled_pattern) if settings.disabled_pattern else None
         )
         self._grace_ms = grace_ms
         self.agents: dict[str, DeclaredAgent] = {}
         self.groups: list[str] = []
         self.crowd = ""
         self._members: Sequence[str] = ()
-        self._me = ""
+        self._own_name = ""
         self.replace(declared)
 
     def replace(self, declared: Iterable[DeclaredAgent]) -> None:
-        """These are all there are, as far as the patterns let them be."""
+        """Replace all agents, filtered by the patterns."""
         self.agents = {each.spec.name: each for each in declared if self.allows(each.spec.name)}
         self.groups = sorted({each.spec.group for each in self.agents.values()})
-        told = "\0".join(sorted(self.agents))
-        self.crowd = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+        names = "\0".join(sorted(self.agents))
+        self.crowd = hashlib.blake2b(names.encode(), digest_size=6).hexdigest()
 
     def set_members(self, members: Sequence[str], me: str) -> None:
-        """Who else there is, in the same order everywhere."""
+        """The live members, in the same order everywhere."""
         self._members = sorted(members)
-        self._me = me
+        self._own_name = me
 
     def allows(self, name: str) -> bool:
         if not self._enabled.fullmatch(name):
@@ -62,10 +62,10 @@ class AgentRegistry:
         return self._disabled is None or not self._disabled.fullmatch(name)
 
     def owns(self, name: str) -> bool:
-        """Whether it is ours to take first, and to look after."""
-        if self._me not in self._members or len(self._members) < 2:
+        """Whether this member acquires it first, and maintains its entries."""
+        if self._own_name not in self._members or len(self._members) < 2:
             return True
-        return self._members[jump_hash(name, len(self._members))] == self._me
+        return self._members[jump_hash(name, len(self._members))] == self._own_name
 
     def may_take(self, name: str, overdue_ms: int) -> bool:
         return name in self.agents and (overdue_ms >= self._grace_ms or self.owns(name))
@@ -74,14 +74,14 @@ class AgentRegistry:
 def compile_pattern(setting: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
-    except re.error as wrong:
+    except re.error as error:
         raise InvalidSetting(
-            f"redis.agent.{setting} is no regular expression ({wrong}): correct it, or leave it out."
+            f"redis.agent.{setting} is no regular expression ({error}): correct it, or leave it out."
         ) from None
 
 
 def jump_hash(name: str, buckets: int) -> int:
-    """The bucket of a name; one bucket more moves one name in `buckets + 1` (Lamping and Veach)."""
+    """The bucket of a name; adding a bucket moves one name in `buckets + 1` (Lamping and Veach)."""
     key = int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")
     bucket, jump = -1, 0
     while jump < buckets:

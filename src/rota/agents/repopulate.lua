@@ -2,10 +2,10 @@
 -- use scores
 -- key waiting  zset  waiting|waiting:{group}
 -- key working  zset  working|working:{group}
--- arg idle     packed  {name, due (us)} of agents that PostgreSQL knows no run of
+-- arg idle     packed  {name, due (us)} of agents without a run in PostgreSQL
 -- reply repopulated added:int lowered:int
---   A score is never raised: one that is too early is put right when its run is refused, one that was just lowered by
---   somebody else would be lost.
+--   Never raises a score: a score that is too early is corrected when its run is refused, while raising one could
+--   overwrite a concurrent change to an earlier time.
 
 local added, lowered = 0, 0
 for _, each in ipairs(idle) do

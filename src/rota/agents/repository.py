@@ -1,7 +1,7 @@
-"""What PostgreSQL knows of agents: what they are, when they are due, who runs them, what came of it.
+"""Agents in PostgreSQL: specs, due times, runs and their outcomes.
 
-Every write that a member makes for a run carries its lease and fence; PostgreSQL refuses a member whose lease is over
-(`StaleFence`). `begin` and `end` may be asked again with the same run numbers after a lost reply.
+Every write of a member for a run carries its lease and fence; PostgreSQL refuses a member whose lease has expired
+(`StaleFence`). After a lost reply, `begin` and `end` can be retried with the same run numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AgentBeginRequest(msgspec.Struct, frozen=True):
 
 
 class AgentBeginResult(msgspec.Struct, frozen=True):
-    """What PostgreSQL said to one. `due_ms` is when it is due by PostgreSQL, whatever Redis had."""
+    """The verdict for one agent. `due_ms` is its due time in PostgreSQL, whatever Redis had."""
 
     name: str
     run: int
@@ -70,7 +70,7 @@ class AgentBeginResult(msgspec.Struct, frozen=True):
 
 
 class AgentRunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is over, and what comes next."""
+    """A run that has ended, and the next one."""
 
     name: str
     run: int
@@ -82,7 +82,7 @@ class AgentRunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescheduledAgent(msgspec.Struct, frozen=True):
-    """A run that PostgreSQL has ended; its agent waits until `due_ms`, or for nothing."""
+    """A run that PostgreSQL has ended; its agent is due at `due_ms`, or not again."""
 
     name: str
     run: int
@@ -103,16 +103,16 @@ class AgentRepository:
 
     async def allocate_run_numbers(self, count: int) -> list[int]:
         """Run numbers that were never used before."""
-        taken: list[int] = []
-        while len(taken) < count:
-            taken.extend(number for number, _ in zip(self._numbers, range(count - len(taken)), strict=False))
-            if len(taken) < count:
+        numbers: list[int] = []
+        while len(numbers) < count:
+            numbers.extend(number for number, _ in zip(self._numbers, range(count - len(numbers)), strict=False))
+            if len(numbers) < count:
                 block = int(await self.database.value(NEXT_RUN_BLOCK))
                 self._numbers = iter(range(block * RUNS_PER_BLOCK, (block + 1) * RUNS_PER_BLOCK))
-        return taken
+        return numbers
 
     async def declare(self, specs: Sequence[AgentSpec], now_ms: int, spread_ms: Sequence[int]) -> int:
-        """Make agents known; how many are new or changed. `spread_ms` delays the first run of each."""
+        """Declare agents; returns how many are new or changed. `spread_ms` delays the first run of each."""
         plans = [plan_first_run(spec, now_ms, spread) for spec, spread in zip(specs, spread_ms, strict=True)]
         return await self.database.run(
             DECLARE,
@@ -127,16 +127,16 @@ class AgentRepository:
     async def groups_of(self, names: Sequence[str]) -> dict[str, str]:
         return {row["name"]: row["shard_group"] for row in await self.database.rows(GROUPS, names)}
 
-    async def begin(self, lease: Lease, at_ms: int, asked: Sequence[AgentBeginRequest]) -> list[AgentBeginResult]:
-        """Runs for those that may begin, in the order of `asked`, acquired at `at_ms` on the clock of Redis."""
-        columns = [each.name for each in asked], [each.run for each in asked]
+    async def begin(self, lease: Lease, at_ms: int, requests: Sequence[AgentBeginRequest]) -> list[AgentBeginResult]:
+        """Begin runs where allowed, in the order of `requests`, acquired at `at_ms` on the clock of Redis."""
+        columns = [each.name for each in requests], [each.run for each in requests]
         failpoints.hit("agents.before_begin")
         with _fenced(lease):
             rows = await self.database.rows(
-                BEGIN, lease.name, lease.fence, self.replica, *columns, at_ms, [each.timeout_ms for each in asked]
+                BEGIN, lease.name, lease.fence, self.replica, *columns, at_ms, [each.timeout_ms for each in requests]
             )
         failpoints.after_send("agents.begin")
-        found = {row["name"]: row for row in rows}  # PostgreSQL returns them in whatever order they lie
+        found = {row["name"]: row for row in rows}  # the order of the rows is undefined
         return [
             AgentBeginResult(
                 each.name,
@@ -148,42 +148,42 @@ class AgentRepository:
                 row["backfill"],
                 row["token"],
             )
-            for each in asked
+            for each in requests
             if (row := found.get(each.name)) is not None
         ]
 
     async def end(self, lease: Lease, ended: Sequence[AgentRunEnd]) -> list[RescheduledAgent]:
-        """Those that were ours until now. A run that is missing was taken from us, or ended before."""
+        """Returns the runs that were ours until now. A missing run was taken over, or had ended before."""
         failpoints.hit("agents.before_end")
-        told = msgspec.json.encode([_end_row(each) for each in ended]).decode()
+        payload = msgspec.json.encode([_end_row(each) for each in ended]).decode()
         with _fenced(lease):
-            rows = await self.database.rows(END, lease.name, lease.fence, told)
+            rows = await self.database.rows(END, lease.name, lease.fence, payload)
         failpoints.after_send("agents.end")
         return [RescheduledAgent(row["name"], row["run"], row["due_ms"]) for row in rows]
 
     async def seize(self, leader: Lease, grace_s: float, most: int) -> list[RescheduledAgent]:
-        """Runs of members that are gone: lost, and their agents due again."""
+        """End runs of dead members as LOST; their agents are due again."""
         with _fenced(leader):
             rows = await self.database.rows(SEIZE, leader.name, leader.fence, grace_s, most)
         failpoints.hit("agents.after_seize")
         return [RescheduledAgent(row["name"], row["run"], row["due_ms"], row["shard_group"]) for row in rows]
 
     async def assert_fence(self, lease: Lease) -> None:
-        """StaleFence when this grant is over."""
+        """Raise StaleFence if this lease has expired."""
         with _fenced(lease):
             await self.database.run(FENCE, lease.name, lease.fence)
 
     async def idle(self, names: Sequence[str]) -> list[tuple[str, int]]:
-        """Who waits for its time and has no run, with its due time in ms."""
+        """Agents that wait and have no run, with their due times in ms."""
         return [(row["name"], row["due_ms"]) for row in await self.database.rows(IDLE, names)]
 
     async def run_status(self, names: Iterable[str]) -> dict[str, AgentRunStatus]:
-        """What is known of those that are agents at all."""
+        """The status of those names that are agents."""
         rows = await self.database.rows(RUN_STATUS, [name for name in names if name == storable_text(name)])
         return {row["name"]: AgentRunStatus(row["run"], row["due_ms"]) for row in rows}
 
     async def members(self, crowd: str = "") -> dict[str, int]:
-        """Names and fences of the leases of members that live, all or those of one crowd."""
+        """Lease names and fences of live members, of all or of one crowd."""
         rows = await self.database.rows(MEMBERS, f"{MEMBER_LEASE_PREFIX}{crowd}")
         return {row["name"]: row["fence"] for row in rows}
 
@@ -191,7 +191,7 @@ class AgentRepository:
         return [_SPEC_DECODER.decode(row["spec"]) for row in await self.database.rows(JOBS)]
 
     async def wake(self, name: str = "") -> None:
-        """Everybody who runs agents looks again."""
+        """Wake all schedulers."""
         await self.database.run(WAKE, name)
 
     async def quarantine(self, name: str, run: int, *, stuck: bool) -> None:
@@ -199,7 +199,7 @@ class AgentRepository:
 
 
 def storable_text(text: str) -> str:
-    """What an error says, fit for a column: no characters that PostgreSQL refuses, and not for ever."""
+    """An error text for a column: without characters that PostgreSQL refuses, and truncated."""
     shown = text.encode("utf-8", "replace").decode().replace("\x00", "")
     return shown if len(shown) <= ERROR_MAX else f"{shown[: ERROR_MAX - 3]}..."
 

@@ -3,7 +3,7 @@
 -- key working  zset  working|working:{group}
 -- key runs     hash  working-runs|working-runs:{group}   name -> run, owner, due (us), acquired (us)
 -- arg offset   int
--- arg limit    int   200 at most
+-- arg limit    int   at most 200
 -- reply running now_us:int names:bytes* deadlines_us:int* runs:int* owners:int*   0 without a stamp; oldest deadline first
 
 local names, deadlines, numbers, owners = {}, {}, {}, {}

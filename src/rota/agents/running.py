@@ -1,9 +1,9 @@
-"""Runs under way in this process: each one task, one permit, one timer, bound to each other and to nothing by name.
+"""Active runs of this process: each has one task, one permit and one timer.
 
-A run is stopped by cancelling its task; what it is stopped for is how it ends, whatever its body makes of that. A body
-that ignores it for `STOP_S` is quarantined: its permit goes back, its run stays PostgreSQL's present one, so nobody
-begins another, and it is shown until it ends. `close` tells how many did not end at all. No body takes a step past the
-lease (`rota.agents.lease_watchdog`).
+A run is stopped by cancelling its task; the stop reason determines its outcome, whatever the body does. A body that
+ignores cancellation for `STOP_GRACE_S` is quarantined: its permit is released, its run remains the current one in
+PostgreSQL, so no other begins, and it is shown until it ends. `close` returns how many never ended. No body takes a
+step past the lease (`rota.agents.lease_watchdog`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS_ENDED = metrics.counter("rota_agents_runs", "Runs of agents that ended in t
 
 
 class AgentRun(msgspec.Struct, frozen=True):
-    """What a body knows of its run. `run` never comes twice; `token` is a fence for whatever it writes elsewhere."""
+    """A run as its body sees it. `run` is unique; `token` is a fencing token for writes elsewhere."""
 
     name: str
     run: int
@@ -41,16 +41,16 @@ class AgentRun(msgspec.Struct, frozen=True):
     acquired_ms: int
     deadline_ms: int
     backfill: bool = False
-    """It is for a moment of its schedule that is past, because somebody wants it."""
+    """Runs for a past slot, requested by a backfill."""
     token: int = 0
-    """Greater than that of every run of this agent before."""
+    """Greater than that of every earlier run of this agent."""
 
 
 AgentBody = Callable[[AgentRun], Awaitable[object]]
 
 
 class BodyFailed(Exception):
-    """A body that ran elsewhere failed there; the kind was found where the exception was."""
+    """A body failed in another process, which classified the exception."""
 
     def __init__(self, text: str, failure: FailureClass) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class BodyFailed(Exception):
 
 
 class ActiveRun:
-    """One run. `ended` and what follows are set when it is over."""
+    """One run. `outcome` and the fields after it are final once it has ended."""
 
     def __init__(
         self, spec: AgentSpec, about: AgentRun, streak: int, permit: ConcurrencyPermit, began_at: float
@@ -68,12 +68,12 @@ class ActiveRun:
         self.streak = streak
         self.permit = permit
         self.began_at = began_at
-        """When it was acquired, by our monotonic clock."""
+        """When it was acquired, by the monotonic clock."""
         self.stopped_as: AgentOutcome | None = None
         self.stopped_at = 0.0
         self.quarantined = False
         self.shown = False
-        """PostgreSQL knows that it is quarantined."""
+        """PostgreSQL has recorded the quarantine."""
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.outcome = AgentOutcome.SUCCEEDED
@@ -93,14 +93,14 @@ class ActiveRuns:
     def __init__(
         self,
         clock: Clock,
-        ended: Callable[[ActiveRun], None],
+        on_ended: Callable[[ActiveRun], None],
         hook: ClassifyHook | None = None,
         lease_until: Callable[[], float] = lambda: float("inf"),
     ) -> None:
-        """`ended` is told of every run that is over, once; `lease_until` is when they must be, by our clock."""
+        """`on_ended` is called once for every run that ends; `lease_until` is the deadline for all, by our clock."""
         self.by_name: dict[str, ActiveRun] = {}
         self._clock = clock
-        self._ended = ended
+        self._on_ended = on_ended
         self._hook = hook
         self._lease_until = lease_until
 
@@ -112,17 +112,17 @@ class ActiveRuns:
         return [run for run in self.by_name.values() if run.quarantined]
 
     def start(self, run: ActiveRun, body: AgentBody, dead_man_s: float | None) -> None:
-        """Begin. `dead_man_s` after its acquisition it is stopped, if it still runs then; None: never."""
+        """Start a run. It is stopped `dead_man_s` after its acquisition; None: never."""
         assert run.name not in self.by_name, "PostgreSQL lets an agent run once"
         self.by_name[run.name] = run
         if dead_man_s is not None:
-            left_s = max(0.0, run.began_at + dead_man_s - self._clock.monotonic())
-            run.timer = asyncio.get_running_loop().call_later(left_s, self.stop, run, AgentOutcome.TIMEOUT)
+            remaining_s = max(0.0, run.began_at + dead_man_s - self._clock.monotonic())
+            run.timer = asyncio.get_running_loop().call_later(remaining_s, self.stop, run, AgentOutcome.TIMEOUT)
         run.task = asyncio.create_task(self._run_body(run, body), name=f"agent {run.name}")
         run.task.add_done_callback(lambda _task: self._on_task_done(run))
 
     def stop(self, run: ActiveRun, outcome: AgentOutcome) -> None:
-        """Ask it to end; asked again it is cancelled again, and ends as it was first told."""
+        """Cancel a run; a repeated call cancels again and keeps the first outcome."""
         if run.task is None or run.task.done():
             return
         if run.stopped_as is None:
@@ -132,7 +132,7 @@ class ActiveRuns:
         run.task.cancel()
 
     def quarantine(self) -> list[ActiveRun]:
-        """Those that ignore being stopped since `STOP_S`, and were not told yet."""
+        """Quarantine runs that have ignored cancellation for `STOP_GRACE_S`; returns the new ones."""
         since = self._clock.monotonic() - STOP_GRACE_S
         found = [
             run
@@ -146,14 +146,14 @@ class ActiveRuns:
         QUARANTINED.set(len(self.stuck))
         return found
 
-    async def close(self, patience_s: float) -> int:
-        """Stop all and wait; how many still run. Who took no notice in half the time is cancelled once more."""
+    async def close(self, timeout_s: float) -> int:
+        """Stop all runs and wait; returns how many still run. Runs are cancelled again after half of the time."""
         for _ in range(2):
             for run in list(self.by_name.values()):
                 self.stop(run, AgentOutcome.CANCELLED)
             tasks = [run.task for run in self.by_name.values() if run.task is not None]
             if tasks:
-                await asyncio.wait(tasks, timeout=patience_s / 2)
+                await asyncio.wait(tasks, timeout=timeout_s / 2)
         return len(self.by_name)
 
     async def _run_body(self, run: ActiveRun, body: AgentBody) -> None:
@@ -168,7 +168,7 @@ class ActiveRuns:
             self._fail(run, str(failed), failed.failure)
         except (SystemExit, KeyboardInterrupt) as exit_:
             self._fail(run, f"It tried to end the process ({type(exit_).__name__}).", FailureClass.UNKNOWN)
-        except BaseException as error:  # noqa: BLE001 - whatever a body raises is its own end, not ours
+        except BaseException as error:  # noqa: BLE001 - a body's exception ends its run, not the process
             self._fail(run, format_exception(error), classify(error, self._hook))
 
     def _is_lease_expired(self) -> bool:
@@ -186,20 +186,20 @@ class ActiveRuns:
                 run.failure = FailureClass.TRANSIENT
                 run.error = run.error or f"It ran longer than {run.spec.deadline_ms / 1000:g} s, and was stopped."
         elif run.task is not None and run.task.cancelled():
-            # Cancelled before its first step: nothing of it has run.
+            # Cancelled before its first step: the body never ran.
             run.outcome = AgentOutcome.CANCELLED
         if self.by_name.get(run.name) is run:
             del self.by_name[run.name]
         run.permit.release()
         QUARANTINED.set(len(self.stuck))
         RUNS_ENDED.labels(run.outcome).inc()
-        self._ended(run)
+        self._on_ended(run)
 
 
 def format_exception(error: BaseException) -> str:
-    """An exception in a line or two; one that cannot be shown is known by its type."""
+    """An exception in a line or two; only its type if it cannot be formatted."""
     try:
-        said = str(error)
+        text = str(error)
     except Exception:  # noqa: BLE001 - its own __str__ is broken
-        said = ""
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,12 +1,12 @@
-"""The service that runs agents: a lease, a loop under it, and an end in order.
+"""The agent scheduler service: a member lease, the cycle loop under it, and an orderly shutdown.
 
-All of it happens under one member lease (`rota.infra.lease`): it is renewed by heartbeat, every run in PostgreSQL names
-it, and losing it cancels everything here. A body that ignores even that takes the process with it (`abandon`), since
-its agent is run by somebody else from then on. After a lost lease the next one begins anew, as another member.
+Everything runs under one member lease (`rota.infra.lease`): a heartbeat renews it, every run in PostgreSQL names it,
+and losing it cancels everything here. A body that ignores even that takes the process down (`abandon`), because
+another member runs its agent from then on. After a lost lease the process joins again as a new member.
 
-Shutdown: nothing new is taken; bodies are cancelled; their runs end as CANCELLED and due at once (spread by
-`jitter.shutdown-seconds`), in PostgreSQL and then in Redis; what works beside the loop ends; then the lease is given
-back. Every wait is bounded. If we die in the middle of it, it is as if we had died before.
+Shutdown: no new runs; bodies are cancelled; their runs end as CANCELLED and due immediately (spread by
+`jitter.shutdown-seconds`), in PostgreSQL and then in Redis; background tasks stop; then the lease is released. Every
+wait is bounded. A crash in the middle is equivalent to a crash before.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ log = structlog.get_logger(__name__)
 LEASE_S: Final = 10.0
 TAKEOVER_INTERVAL_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 10.0
-"""How long cancelled bodies may take to end when the process does."""
+"""How long cancelled bodies may take to end on shutdown."""
 LEASE_LOST_STOP_TIMEOUT_S: Final = TAKEOVER_GRACE_S - 0.5
-"""And when the lease is lost: less than whoever takes over waits."""
+"""The same after a lost lease: less than the takeover grace."""
 FINAL_FLUSH_TIMEOUT_S: Final = 5.0
 SAMPLE_SIZE: Final = 50
 LISTEN_TIMEOUT_S: Final = 60.0
@@ -67,10 +67,10 @@ CYCLE_DURATION = metrics.histogram("rota_agents_run_cycle_time_seconds", "Durati
 
 
 class AgentScheduler:
-    """`Service("agents", Agents(...).run)`. `declared` is asked at every refresh, for it may change.
+    """`Service("agents", AgentScheduler(...).run)`. `declared` is called at every refresh, because agents may change.
 
-    Members of one `crowd` share agents out among themselves; without a name it is those that declare the same ones.
-    `tell` hears of runs as events.
+    Members of one `crowd` share agents; by default those that declare the same agents. `publish_event` publishes
+    events of runs.
     """
 
     def __init__(
@@ -86,66 +86,73 @@ class AgentScheduler:
         crowd: str = "",
         lease_s: float = LEASE_S,
         abandon: Callable[[int], object] = os._exit,
-        tell: PublishEvent | None = None,
+        publish_event: PublishEvent | None = None,
     ) -> None:
-        wanted = settings.redis.scheduler
-        self.wanted = wanted
+        options = settings.redis.scheduler
+        self.options = options
         self.clock = clock or SystemClock()
         self.leases = leases or Leases(database)
         self.redis = redis
         self.database = database
-        self.records = AgentRepository(database, self.leases.owner)
-        self.registry = AgentRegistry(settings.redis.agent, (), wanted.interval_ms)
+        self.repository = AgentRepository(database, self.leases.owner)
+        self.registry = AgentRegistry(settings.redis.agent, (), options.interval_ms)
         self.permits = PermitPool(settings.redis.agent.max_concurrent_agents)
-        self.pace = PollPacer(self.clock, self.permits, wanted.interval_ms / 1000)
+        self.pace = PollPacer(self.clock, self.permits, options.interval_ms / 1000)
         self.permits.freed = self.pace.on_permit_released
-        self.telling = AgentEventPublisher(tell, self.leases.owner)
-        self.endings = RunCompleter(
-            self.records,
+        self.event_publisher = AgentEventPublisher(publish_event, self.leases.owner)
+        self.completer = RunCompleter(
+            self.repository,
             self.index_of,
-            wanted,
+            options,
             self.clock,
             random.random,
             self.pace.on_due_time,
-            self.telling.runs_ended,
+            self.event_publisher.runs_ended,
         )
-        self.runs = ActiveRuns(self.clock, self.endings.add, hook, self.lease_until)
-        self.zombies = Zombies(self.runs, wanted.zombie_cleanup, self.clock)
-        self.heirs = Successors(self.records, self.index_of, self.registry, self.telling.runs_lost)
-        self.stranded = StaleWorkingEntries(self.records, self.index_of, self.registry)
-        self.orphans = Orphans(self.records, self.index_of, self.registry, wanted.orphan_cleanup, self.clock)
-        self.breakers = Breakers(wanted.circuit_breaker, self.clock)
-        self.health = Health(wanted.health_summary_period_seconds, len(SCRIPTS))
-        time = RedisServerTime(redis, self.clock, wanted.time_cache_duration_ms / 1000)
+        self.runs = ActiveRuns(self.clock, self.completer.add, hook, self.lease_until)
+        self.zombies = Zombies(self.runs, options.zombie_cleanup, self.clock)
+        self.successors = Successors(self.repository, self.index_of, self.registry, self.event_publisher.runs_lost)
+        self.stale_entries = StaleWorkingEntries(self.repository, self.index_of, self.registry)
+        self.orphans = Orphans(self.repository, self.index_of, self.registry, options.orphan_cleanup, self.clock)
+        self.breakers = Breakers(options.circuit_breaker, self.clock)
+        self.health = Health(options.health_summary_period_seconds, len(SCRIPTS))
+        time = RedisServerTime(redis, self.clock, options.time_cache_duration_ms / 1000)
         self.reconciler = AgentReconciler(
-            self.records, self.registry, self.index_of, declared, time, wanted, self.clock
+            self.repository, self.registry, self.index_of, declared, time, options, self.clock
         )
         self.acquisition = Acquisition(
-            self.registry, self.permits, self.records, self.index_of, self.endings, wanted, self.clock, self._start_run
+            self.registry,
+            self.permits,
+            self.repository,
+            self.index_of,
+            self.completer,
+            options,
+            self.clock,
+            self._start_run,
         )
-        self._leading = self._orphan_sweep_task(self._no_sweep)
+        self._orphan_sweep = self._orphan_sweep_task(self._no_sweep)
         self.cycles = 0
         self._lease_s = lease_s
         self._crowd = crowd
         self._hold: LeaseContext | None = None
         self._abandon = abandon
-        self._keys = RedisKeys(wanted.keys.prefix, wanted.keys.hash_tag)
-        self._sets: dict[str, AgentIndex] = {}
+        self._keys = RedisKeys(options.keys.prefix, options.keys.hash_tag)
+        self._indexes: dict[str, AgentIndex] = {}
 
     def index_of(self, group: str) -> AgentIndex:
-        if group not in self._sets:
-            names = self.wanted.keys
-            self._sets[group] = AgentIndex(
+        if group not in self._indexes:
+            names = self.options.keys
+            self._indexes[group] = AgentIndex(
                 self.redis, self._keys.agent_keys(group, names.waiting_set, names.working_set)
             )
-        return self._sets[group]
+        return self._indexes[group]
 
     def lease_until(self) -> float:
-        """Until when nobody else runs our agents, by the monotonic clock of this machine."""
+        """Until when no other member runs our agents, by the monotonic clock of this machine."""
         return self._hold.valid_until if self._hold is not None else 0.0
 
     async def run(self, life: Lifecycle) -> None:
-        if not self.wanted.enabled:
+        if not self.options.enabled:
             life.ready()
             await life.until_draining()
         while not life.draining:
@@ -157,52 +164,52 @@ class AgentScheduler:
                 async with self._hold as lease:
                     await self._serve_membership(life, lease)
             except LeaseLost as lost:
-                log.warning("agents_lease_lost", given_up=self.endings.discard_unrecorded(), because=lost.sentence)
+                log.warning("agents_lease_lost", given_up=self.completer.discard_unrecorded(), because=lost.sentence)
 
     async def _serve_membership(self, life: Lifecycle, lease: Lease) -> None:
         """One membership. However it ends, no body outlives it."""
         await self.reconciler.declare_new()
         loop = asyncio.get_running_loop()
-        watch = EventLoopWatchdog(loop, self.clock, self.lease_until, lambda: len(self.runs) > 0, self._abandon)
-        watch.start()
+        watchdog = EventLoopWatchdog(loop, self.clock, self.lease_until, lambda: len(self.runs) > 0, self._abandon)
+        watchdog.start()
         try:
             await self._run_tasks(life, lease)
         finally:
-            watch.stop()
+            watchdog.stop()
 
     async def _run_tasks(self, life: Lifecycle, lease: Lease) -> None:
         async with asyncio.TaskGroup() as tasks:
-            beside = self._periodic_tasks(lease)
-            for each in beside:
+            periodic = self._periodic_tasks(lease)
+            for each in periodic:
                 each.start(tasks)
             helpers = [tasks.create_task(self._flush_completions(lease)), tasks.create_task(self._listen_for_changes())]
-            if self.wanted.orphan_cleanup.enabled and not self.wanted.orphan_cleanup.force_all_pods:
+            if self.options.orphan_cleanup.enabled and not self.options.orphan_cleanup.force_all_pods:
                 helpers.append(tasks.create_task(self._leadership().run()))
             try:
                 life.ready()
-                log.info("agents_started", type=self.wanted.type, agents=len(self.registry.agents), member=lease.name)
+                log.info("agents_started", type=self.options.type, agents=len(self.registry.agents), member=lease.name)
                 await self._cycle_loop(life, lease)
             finally:
                 await self._shut_down(lease, STOP_TIMEOUT_S if life.draining else LEASE_LOST_STOP_TIMEOUT_S)
-            await asyncio.gather(*(each.stop() for each in beside), self._leading.wait_idle())
+            await asyncio.gather(*(each.stop() for each in periodic), self._orphan_sweep.wait_idle())
             for helper in helpers:
                 helper.cancel()
 
     def _periodic_tasks(self, lease: Lease) -> list[PeriodicTask]:
-        """What is done beside the loop, and how long each may take when we stop."""
-        wanted = self.wanted
-        zombies, orphans, reconcile = wanted.zombie_cleanup, wanted.orphan_cleanup, wanted.reconcile
+        """Background tasks, and how long each may take on shutdown."""
+        options = self.options
+        zombies, orphans, reconcile = options.zombie_cleanup, options.orphan_cleanup, options.reconcile
 
         async def refresh() -> None:
             async with self.breakers.redis.call():
                 await self.reconciler.refresh(lease)
-                self.health.orphans += await self.stranded.sweep()
+                self.health.orphans += await self.stale_entries.sweep()
                 await self._sample_overlaps()
 
-        beside = [
+        periodic = [
             PeriodicTask(
                 "reconcile",
-                wanted.refresh_period_seconds,
+                options.refresh_period_seconds,
                 refresh,
                 budget_ms=reconcile.run_budget_ms,
                 patience_s=reconcile.executor_shutdown_await_ms / 1000,
@@ -212,7 +219,7 @@ class AgentScheduler:
             PeriodicTask("quarantine", 1.0, self._quarantine_stuck),
         ]
         if zombies.enabled:
-            beside.append(
+            periodic.append(
                 PeriodicTask(
                     "zombie",
                     zombies.interval_ms / 1000,
@@ -223,18 +230,18 @@ class AgentScheduler:
                 )
             )
         if orphans.enabled and orphans.force_all_pods:
-            beside.append(self._orphan_sweep_task(lambda: self._sweep_orphans(lease, self.registry.owns)))
-        return beside
+            periodic.append(self._orphan_sweep_task(lambda: self._sweep_orphans(lease, self.registry.owns)))
+        return periodic
 
     def _orphan_sweep_task(self, work: Callable[[], Awaitable[None]]) -> PeriodicTask:
-        wanted = self.wanted.orphan_cleanup
+        options = self.options.orphan_cleanup
         return PeriodicTask(
             "orphan",
-            wanted.interval_ms / 1000,
+            options.interval_ms / 1000,
             work,
-            budget_ms=wanted.run_budget_ms,
-            patience_s=wanted.executor_shutdown_await_ms / 1000,
-            force_s=wanted.executor_shutdown_force_await_ms / 1000,
+            budget_ms=options.run_budget_ms,
+            patience_s=options.executor_shutdown_await_ms / 1000,
+            force_s=options.executor_shutdown_force_await_ms / 1000,
         )
 
     async def _cycle_loop(self, life: Lifecycle, lease: Lease) -> None:
@@ -243,33 +250,33 @@ class AgentScheduler:
         try:
             while not life.draining:
                 began_at = self.pace.begin_cycle()
-                seen = await self._run_cycle(lease)
+                result = await self._run_cycle(lease)
                 self.cycles += 1
-                await self.pace.wait_for_next_cycle(seen, began_at, steady=self.breakers.closed)
+                await self.pace.wait_for_next_cycle(result, began_at, steady=self.breakers.closed)
         finally:
             draining.cancel()
 
     async def _run_cycle(self, lease: Lease) -> CycleResult | None:
-        """What it saw; None if it failed."""
+        """The result of a cycle; None if it failed."""
         slots, began_at = self.permits.free, self.clock.monotonic()
-        seen: CycleResult | None = None
+        result: CycleResult | None = None
         try:
             async with self.breakers.acquisition.call(), self.breakers.redis.call():
-                seen = await self.acquisition.run_cycle(lease)
-        except Exception as error:  # noqa: BLE001 - the loop lives, whatever a cycle dies of
+                result = await self.acquisition.run_cycle(lease)
+        except Exception as error:  # noqa: BLE001 - a failed cycle must not end the loop
             report_failure("cycle", error)
-        CYCLE_DURATION.labels("true" if seen else "false").observe(self.clock.monotonic() - began_at)
-        self.health.update(self._snapshot(seen or CycleResult(), slots), self.clock.monotonic())
+        CYCLE_DURATION.labels("true" if result else "false").observe(self.clock.monotonic() - began_at)
+        self.health.update(self._snapshot(result or CycleResult(), slots), self.clock.monotonic())
         set_pool_gauges(self.redis)
-        return seen
+        return result
 
-    def _snapshot(self, seen: CycleResult, slots: int) -> CycleSnapshot:
+    def _snapshot(self, result: CycleResult, slots: int) -> CycleSnapshot:
         schedules = [each.spec.schedule for each in self.registry.agents.values()]
         recurring = [each.interval_ms for each in schedules if isinstance(each, IntervalSchedule)]
         others = [CRON_INTERVAL_MS] if len(recurring) < len(schedules) else []
         stuck = len(self.runs.stuck)
         return CycleSnapshot(
-            seen=seen,
+            seen=result,
             registered=len(schedules),
             active=len(self.runs) - stuck,
             stuck=stuck,
@@ -277,58 +284,58 @@ class AgentScheduler:
             permits_free=self.permits.free,
             permits_held=self.permits.held,
             slots=slots,
-            completions=self.endings.pending_count,
+            completions=self.completer.pending_count,
             redis_closed=self.breakers.redis_closed,
             shortest_ms=min([*recurring, *others], default=0),
             recurring_ms=min(recurring, default=0),
         )
 
     async def _sample_overlaps(self) -> None:
-        """Whether agents are in both sets, which no script of ours leaves behind."""
+        """Check for agents in both sets, which no script of ours leaves behind."""
         found = [await self.index_of(group).sample(SAMPLE_SIZE) for group in self.registry.groups]
         self.health.set_overlap_sample(sum(each.count for each in found), sum(each.overlaps for each in found))
 
     def _start_run(self, run: ActiveRun, declared: DeclaredAgent) -> None:
         self.runs.start(run, declared.body, self.zombies.stop_after_s(run.spec))
-        self.telling.run_started(run)
+        self.event_publisher.run_started(run)
 
     async def _flush_completions(self, lease: Lease) -> None:
-        """Ends of runs, a few at a time unless one is urgent; what fails is tried again, for ever."""
+        """Write ends of runs, batched unless one is urgent; failures are retried indefinitely."""
         while True:
-            await self.endings.some.wait()
-            await _wait_at_most(self.endings.hurry, FLUSH_DELAY_S)
+            await self.completer.has_pending.wait()
+            await _wait_at_most(self.completer.urgent, FLUSH_DELAY_S)
             try:
-                await self.endings.flush_to_postgres(lease)
+                await self.completer.flush_to_postgres(lease)
                 async with self.breakers.redis.call():
-                    await self.endings.flush_to_redis()
-            except Exception as error:  # noqa: BLE001 - nothing of it is lost, and the next try may do better
+                    await self.completer.flush_to_redis()
+            except Exception as error:  # noqa: BLE001 - nothing is lost: retried after a pause
                 report_failure("endings", error)
-                await asyncio.sleep(self.wanted.interval_ms / 1000)
+                await asyncio.sleep(self.options.interval_ms / 1000)
 
     async def _listen_for_changes(self) -> None:
-        """Somebody has changed or triggered an agent, or may have."""
+        """Reload agents and poll after a change or trigger notification, and at least every `LISTEN_TIMEOUT_S`."""
         while True:
             try:
-                async with self.database.listen(CHANNEL) as news:
+                async with self.database.listen(CHANNEL) as notifications:
                     while True:
-                        await news.next(LISTEN_TIMEOUT_S)
+                        await notifications.next(LISTEN_TIMEOUT_S)
                         await self.reconciler.load_agents()
                         self.pace.wake()
             except EXPECTED_ERRORS as error:
                 report_failure("listen", error)
-            await asyncio.sleep(self.wanted.interval_ms / 1000)
+            await asyncio.sleep(self.options.interval_ms / 1000)
 
     async def _take_over(self, lease: Lease) -> None:
-        if given_back := await self.heirs.take_over(lease):
-            self.health.orphans += given_back
-            log.warning("agents_inherited", agents=given_back)
+        if released := await self.successors.take_over(lease):
+            self.health.orphans += released
+            log.warning("agents_inherited", agents=released)
             self.pace.wake()
 
     async def _quarantine_stuck(self) -> None:
         for run in self.runs.quarantine():
-            self.telling.run_quarantined(run)
+            self.event_publisher.run_quarantined(run)
         for run in [run for run in self.runs.stuck if not run.shown]:
-            await self.records.quarantine(run.name, run.number, stuck=True)
+            await self.repository.quarantine(run.name, run.number, stuck=True)
             run.shown = True
 
     async def _sweep_zombies(self) -> None:
@@ -338,42 +345,42 @@ class AgentScheduler:
         self.health.orphans += await self.orphans.sweep(lease, mine)
 
     async def _no_sweep(self) -> None:
-        """What one does that does not lead."""
+        """Placeholder while this member is not the leader."""
 
     def _leadership(self) -> Leadership:
-        wanted = self.wanted.orphan_cleanup
+        options = self.options.orphan_cleanup
         return Leadership(
-            self.leases, CLEANUP_LEASE, self._lead, kind="agents_cleanup", ttl_s=wanted.leadership_ttl_ms / 1000
+            self.leases, CLEANUP_LEASE, self._lead, kind="agents_cleanup", ttl_s=options.leadership_ttl_ms / 1000
         )
 
     async def _lead(self, lease: Lease) -> None:
-        wanted = self.wanted.orphan_cleanup
-        key = self._keys.agents_leader(self.wanted.keys.cleanup_leader_key)
+        options = self.options.orphan_cleanup
+        key = self._keys.agents_leader(self.options.keys.cleanup_leader_key)
 
         async def sweep() -> None:
             with translate_errors(self.redis):
-                await self.redis.set(key, self.leases.owner, px=wanted.leadership_ttl_ms)
+                await self.redis.set(key, self.leases.owner, px=options.leadership_ttl_ms)
             await self._sweep_orphans(lease)
 
-        self._leading = self._orphan_sweep_task(sweep)
+        self._orphan_sweep = self._orphan_sweep_task(sweep)
         while True:
-            await self._leading.run_once()
-            await self.clock.sleep(wanted.interval_ms / 1000)
+            await self._orphan_sweep.run_once()
+            await self.clock.sleep(options.interval_ms / 1000)
 
-    async def _shut_down(self, lease: Lease, patience_s: float) -> None:
-        """Bodies first, then what is known of them. No body is left when this returns."""
+    async def _shut_down(self, lease: Lease, timeout_s: float) -> None:
+        """Stop bodies first, then record their ends. No body runs when this returns."""
         try:
-            await self.runs.close(patience_s)
+            await self.runs.close(timeout_s)
         finally:
             if self.runs.by_name:
-                # Also when we are cancelled once more: the lease must not be given back while a body runs.
+                # Also on another cancellation: the lease must not be released while a body runs.
                 log.critical("agents_ignore_cancellation", agents=sorted(self.runs.by_name))
                 self._abandon(STUCK_EXIT_STATUS)
         failpoints.hit("agents.after_close")
         try:
             async with asyncio.timeout(FINAL_FLUSH_TIMEOUT_S):
-                await self.endings.flush_to_postgres(lease)
-                await self.endings.flush_to_redis()
+                await self.completer.flush_to_postgres(lease)
+                await self.completer.flush_to_redis()
         except EXPECTED_ERRORS as error:
             report_failure("shutdown", error)
 

@@ -1,5 +1,5 @@
--- What the scripts of agents share: scores, stamps, the server's clock.
--- A score is microseconds / 10^6. A due time has whole milliseconds; the last three digits count who was there before.
+-- Shared by the agent scripts: scores, stamps, the server's clock.
+-- A score is microseconds / 10^6. A due time has whole milliseconds; the last three digits order equal due times.
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -18,12 +18,12 @@ local function now_us()
   return time[1] * 1000000 + time[2]
 end
 
--- The last microsecond of the millisecond that has come: what is due by then is due.
+-- The last microsecond of the current millisecond: the upper bound of due scores.
 local function due_until(us)
   return us - us % 1000 + 999
 end
 
--- Puts `name` behind those that wait for the same millisecond.
+-- Adds `name` after agents that are due in the same millisecond.
 local function wait(name, due_us)
   local first = due_us - due_us % 1000
   local last = redis.call('ZREVRANGEBYSCORE', waiting, score(first + 999), score(first), 'WITHSCORES', 'LIMIT', 0, 1)
@@ -31,7 +31,7 @@ local function wait(name, due_us)
   redis.call('ZADD', waiting, score(place), name)
 end
 
--- The run, owner, due time and beginning (us) of a stamp; nothing when there is none, or it makes no sense.
+-- The run, owner, due time and start (us) of a stamp; nil if it is missing or malformed.
 local function read_stamp(text)
   if not text then return nil end
   local run, owner, due, began = string.match(text, '^(%d+) (%d+) (%d+) (%d+)$')

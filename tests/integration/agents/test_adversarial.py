@@ -135,15 +135,15 @@ async def test_a_run_whose_replica_cannot_tell_redis_of_its_end_is_moved_when_it
     async with Pod(database, redis, daily=every(24 * HOUR_MS, seen.quick)) as pod:
         await until(lambda: history(database, "daily"))
         due = await until(lambda: redis.zscore("waiting", "daily"))
-        [fence] = (await pod.agents.records.members()).values()
+        [fence] = (await pod.agents.repository.members()).values()
         async with redis.pipeline(transaction=True) as all_at_once:
             all_at_once.zrem("waiting", "daily")
             all_at_once.zadd("working", {"daily": now_ms() / 1000 + 3600})
             all_at_once.hset("working-runs", "daily", f"7 {fence} 1000000 1000000")
             await all_at_once.execute()
-        assert await pod.agents.stranded.sweep() == 0
+        assert await pod.agents.stale_entries.sweep() == 0
         assert await in_sets(redis, "daily") == ["working"]
-        assert await pod.agents.stranded.sweep() == 1
+        assert await pod.agents.stale_entries.sweep() == 1
         assert abs(await redis.zscore("waiting", "daily") - due) < 0.001
     assert seen.count("daily") == 1
 
@@ -151,7 +151,7 @@ async def test_a_run_whose_replica_cannot_tell_redis_of_its_end_is_moved_when_it
 async def test_a_run_that_lives_is_never_stranded(database, redis, seen):
     async with Pod(database, redis, held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("held") == 1)
-        assert [await pod.agents.stranded.sweep() for _ in range(3)] == [0, 0, 0]
+        assert [await pod.agents.stale_entries.sweep() for _ in range(3)] == [0, 0, 0]
         assert await in_sets(redis, "held") == ["working"]
 
 

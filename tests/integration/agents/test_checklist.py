@@ -255,7 +255,7 @@ async def test_an_entry_long_past_its_deadline_that_nobody_runs_is_given_back_on
         await until(lambda: seen.count("daily") == 1)
         due = await until(lambda: redis.zscore("waiting", "daily"))
         # Acquired by a member that lives, so nobody inherits it, and that knows nothing of it any more.
-        [fence] = (await pod.agents.records.members()).values()
+        [fence] = (await pod.agents.repository.members()).values()
         async with redis.pipeline(transaction=True) as all_at_once:
             all_at_once.zrem("waiting", "daily")
             all_at_once.zadd("working", {"daily": now_ms() / 1000 - 1})
@@ -270,7 +270,7 @@ async def test_an_entry_long_past_its_deadline_that_nobody_runs_is_given_back_on
 async def test_a_replica_whose_lease_is_taken_begins_anew_as_another_member(database, redis, seen):
     async with Pod(database, redis, lease_s=1.0, beat=every(50, seen.quick), held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("beat") >= 1 and seen.count("held") == 1)
-        [first] = await pod.agents.records.members()
+        [first] = await pod.agents.repository.members()
         await database.run(EXPIRE, first)
         await until(lambda: _another(pod, first), within_s=15)
         beats = seen.count("beat")
@@ -282,7 +282,7 @@ async def test_a_replica_whose_lease_is_taken_begins_anew_as_another_member(data
 
 
 async def _another(pod, first):
-    members = await pod.agents.records.members()
+    members = await pod.agents.repository.members()
     return members and first not in members
 
 

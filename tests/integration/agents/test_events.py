@@ -64,7 +64,7 @@ async def test_runs_of_a_shutdown_are_told_as_cancelled(database, redis, seen, t
 async def test_a_run_whose_replica_is_gone_is_told_as_lost_by_whoever_takes_over(database, redis, seen, told):
     async with Pod(database, redis, tell=told, lease_s=1.0, held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("held") == 1)
-        [first] = await pod.agents.records.members()
+        [first] = await pod.agents.repository.members()
         await database.run(EXPIRE, first)
         await until(lambda: "agent.lost" in told.of("held"), within_s=15)
     assert told.of("held").count("agent.lost") == 1

@@ -79,7 +79,7 @@ def test_a_run_that_is_stopped_before_its_first_step_gives_its_permit_back_once(
 async def test_an_end_just_before_a_shutdown_is_kept_with_its_cadence(database, redis, seen):
     """It waits to be written together with others when the process is told to end."""
     async with Pod(database, redis, beat=every(HOUR_MS, seen.quick)) as pod:
-        await until(lambda: pod.agents.endings.pending_count or seen.count("beat"))
+        await until(lambda: pod.agents.completer.pending_count or seen.count("beat"))
     [run] = await history(database, "beat")
     assert run["outcome"] == "SUCCEEDED"
     assert (await row(database, "beat"))["due_ms"] == run["started_ms"] + HOUR_MS
@@ -223,7 +223,7 @@ async def test_an_idle_replica_asks_redis_next_to_nothing(database, private_redi
     private = await private_redis()
     async with redis_async(private.url) as client, Pod(database, client, beat=every(HOUR_MS, seen.quick)) as pod:
         await until(lambda: client.zscore("waiting", "beat"))
-        await until(lambda: pod.agents.heirs._living is not None and pod.agents.endings.pending_count == 0)
+        await until(lambda: pod.agents.successors._live is not None and pod.agents.completer.pending_count == 0)
         await until(lambda: client.get("cleanup-leader"))
         cycles, asked = pod.agents.cycles, await _asked(client)
         began_at = time.monotonic()

@@ -173,7 +173,7 @@ async def test_with_all_pods_cleaning_each_leaves_what_is_anothers(database, red
     settings = {f"{orphans}force_all_pods": True, f"{orphans}interval_ms": 20, f"{orphans}threshold_ms": 0}
     async with Pod(database, redis, settings=settings, beat=every(HOUR_MS, seen.quick)) as pod:
         registry = pod.agents.registry
-        [me] = await pod.agents.records.members()
+        [me] = await pod.agents.repository.members()
         registry.set_members([me, "another"], me)
         mine = {name for name in names if registry.owns(name)}
         assert 0 < len(mine) < len(names)
@@ -245,7 +245,7 @@ async def test_a_refresh_over_its_budget_goes_on_where_it_stopped(database, redi
 
 
 async def _member(pod):
-    [(name, fence)] = (await pod.agents.records.members()).items()
+    [(name, fence)] = (await pod.agents.repository.members()).items()
     return type("Lease", (), {"name": name, "fence": fence})
 
 

@@ -317,7 +317,7 @@ async def test_permits_come_back_and_everybody_is_in_one_set_after_a_storm(datab
     for pod in [steady, *pods]:
         assert pod.agents.permits.held == 0
         assert len(pod.agents.runs) == 0
-        assert pod.agents.endings.pending_count == 0
+        assert pod.agents.completer.pending_count == 0
     assert not seen.overlaps
     assert [await in_sets(redis, name) for name in agents] == [["waiting"]] * len(agents)
     assert await redis.hlen("working-runs") == 0

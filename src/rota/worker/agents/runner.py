@@ -75,7 +75,7 @@ class WorkerAgents:
 
             leases = Leases(database, self._owner)
             self.agents = AgentScheduler(
-                self._settings, database, redis, declared, leases=leases, hook=self._hook, tell=self._tell
+                self._settings, database, redis, declared, leases=leases, hook=self._hook, publish_event=self._tell
             )
             await self.agents.run(life)
 
