@@ -87,8 +87,8 @@ class ServerUrls(msgspec.Struct, frozen=True):
         missing = [f"{name}.url" for name in SERVERS if name not in urls]
         if missing:
             raise InvalidSetting(
-                f"{' and '.join(missing)} must be set to run a replica against servers of yours; "
-                "`rota up` runs all three on this machine."
+                f"{' and '.join(missing)} must be set to run a replica on your own servers: set them, "
+                "or use `rota up`, which runs all three on this machine."
             )
         return cls(**urls)
 
@@ -257,7 +257,7 @@ async def _open_with_retry(settings: Settings, urls: ServerUrls, closing: AsyncE
         except Unavailable as error:
             if time.monotonic() >= give_up_at:
                 raise
-            log.warning("start_waits", code=error.code, because=error.sentence)
+            log.warning("server_connect_retry", code=error.code, because=error.sentence)
         await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
 
 
@@ -371,7 +371,9 @@ async def tombstone_unbooked(accounting: AccountingService, tokens: Sequence[int
     try:
         await accounting.release_tombstoned(sorted(unbooked))
     except RedisUnavailable as error:
-        log.warning("tokens_not_forgotten", tokens=len(unbooked), reason=error.sentence, remedy="the recount mends it")
+        log.warning(
+            "token_release_failed", tokens=len(unbooked), reason=error.sentence, remedy="reconciliation corrects it"
+        )
     return unbooked
 
 

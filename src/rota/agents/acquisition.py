@@ -30,12 +30,12 @@ from rota.model.settings.agents import AgentSchedulerSettings, BatchOperationsSe
 
 ATTEMPTS_MAX: Final = 100
 SKIPPED_PAGES_MAX: Final = 5
-ATTEMPTS = metrics.counter("rota_agents_acquire_attempts", "Cycles that looked for agents that are due.")
+ATTEMPTS = metrics.counter("rota_agents_acquire_attempts", "Acquisition cycles.")
 ACQUIRED = metrics.counter("rota_agents_acquire_acquired", "Agents acquired by this process.")
 ACQUIRE_DURATION = metrics.histogram(
-    "rota_agents_acquire_time_seconds", "Duration of acquiring agents and beginning their runs.", labels=("mode",)
+    "rota_agents_acquire_time_seconds", "Duration of acquiring agents and starting their runs.", labels=("mode",)
 )
-REFUSED = metrics.counter("rota_agents_acquire_refused", "Acquired agents that may not begin.", labels=("reason",))
+REFUSED = metrics.counter("rota_agents_acquire_refused", "Acquired agents whose run was refused.", labels=("reason",))
 
 
 class CycleResult(msgspec.Struct):

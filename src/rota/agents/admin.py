@@ -142,7 +142,7 @@ class AgentAdmin:
         async with self.database.transaction() as tx:
             found = await _lock_agent(tx, name)
             if found.backfilling:
-                raise Refused(f"Agent {name!r} is being backfilled: wait for its end, or stop it first.", agent=name)
+                raise Refused(f"Agent {name!r} already has a backfill: wait for its end, or stop it first.", agent=name)
             slots = _past_slots(found.spec, since, until, now_ms)
             backfill = Backfill(runs=len(slots), first=_utc_datetime(slots[0]), last=_utc_datetime(slots[-1]))
             next_ms = await tx.value(BACKFILL, name, now_ms, slots[0], slots[-1])
@@ -194,7 +194,7 @@ class AgentAdmin:
             elif not waits:
                 await index.forget([spec.name])
         except RedisUnavailable as error:
-            log.warning("agent_change_not_told", agent=spec.name, because=error.sentence)
+            log.warning("agent_redis_update_failed", agent=spec.name, because=error.sentence)
         # After the transaction and Redis: a woken scheduler reads Redis, which must be current by then.
         await self.database.run(WAKE, spec.name)
 
@@ -215,17 +215,21 @@ async def _lock_agent(tx: Transaction, name: str) -> _LockedAgent:
 
 def _past_slots(spec: AgentSpec, since: datetime, until: datetime, now_ms: int) -> Sequence[int]:
     if since.tzinfo is None or until.tzinfo is None:
-        raise InvalidInput("A backfill is from and to a moment with its time zone, such as 2026-01-31T00:00Z.")
+        raise InvalidInput("The backfill times need a time zone: write them as 2026-01-31T00:00Z.")
     from_ms, to_ms = (round(each.timestamp() * 1000) for each in (since, until))
     if from_ms < 0:
-        raise InvalidInput("A backfill begins in 1970 at the earliest.")
+        raise InvalidInput("The backfill begins before 1970: choose a later time.")
     if to_ms > now_ms:
-        raise InvalidInput("A backfill ends now at the latest: what comes later is run by the schedule.")
+        raise InvalidInput("The backfill ends in the future: end it now at the latest; the schedule runs later slots.")
     slots = slots_between(spec.schedule, from_ms, to_ms, BACKFILL_MAX + 1)
     if not slots:
-        raise InvalidInput(f"Agent {spec.name!r} runs {spec.schedule}, which has no moment in that time.")
+        raise InvalidInput(
+            f"Agent {spec.name!r} runs {spec.schedule}, which has no slot in that time: choose another time."
+        )
     if len(slots) > BACKFILL_MAX:
-        raise InvalidInput(f"That would be more than {BACKFILL_MAX} runs: backfill a shorter time, then the rest.")
+        raise InvalidInput(
+            f"That would be more than {BACKFILL_MAX} runs: backfill a shorter time first, then the rest."
+        )
     return slots
 
 
@@ -250,7 +254,7 @@ def _check_can_trigger(name: str, found: _LockedAgent) -> None:
 
 
 def _agent_not_found(name: str) -> NotFound:
-    return NotFound(f"There is no agent {name[:60]!r}: `rota agents list` shows those there are.", agent=name[:200])
+    return NotFound(f"There is no agent {name[:60]!r}: `rota agents list` shows all agents.", agent=name[:200])
 
 
 def _view(row: Record) -> AgentView:

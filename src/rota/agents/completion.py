@@ -28,9 +28,13 @@ from rota.model.settings.agents import AgentSchedulerSettings
 
 log = structlog.get_logger(__name__)
 
-EXHAUSTED = metrics.counter("rota_agents_schedule_retry_exhausted", "Moves of agents that Redis did not take at once.")
-RECOVERED = metrics.counter("rota_agents_schedule_recovery", "Moves that were tried again.", labels=("success",))
-MISMATCHES = metrics.counter("rota_agents_cas_contention", "Ends of runs that were not ours.", labels=("location",))
+EXHAUSTED = metrics.counter("rota_agents_schedule_retry_exhausted", "Agent updates that failed in Redis at first.")
+RECOVERED = metrics.counter(
+    "rota_agents_schedule_recovery", "Agent updates in Redis that were retried.", labels=("success",)
+)
+MISMATCHES = metrics.counter(
+    "rota_agents_cas_contention", "Ends of runs that this member no longer owned.", labels=("location",)
+)
 FLUSH_DELAY_S: Final = 0.2
 """How long ends wait for others, to share a batch."""
 FLUSH_THRESHOLD: Final = 50

@@ -30,7 +30,7 @@ WATCHDOG_WARN_INTERVAL_S: Final = 60.0
 CRON_INTERVAL_MS: Final = 60_000
 """The interval assumed for agents without one."""
 STALLS = metrics.counter(
-    "rota_agents_acquire_stall_detected", "Times nothing was due for longer than the shortest interval."
+    "rota_agents_acquire_stall_detected", "Times no agent was due for longer than the shortest interval."
 )
 
 
@@ -187,7 +187,9 @@ class Health:
         if is_stalled(tick) and now_s - self._stalled_at >= STALL_WARN_INTERVAL_S:
             self._stalled_at = now_s
             STALLS.inc()
-            log.info("agents_stalled", remedy="are they paused, or do they run elsewhere? see `rota agents list`")
+            log.info(
+                "agents_stalled", remedy="check `rota agents list` for paused agents, or agents that run elsewhere"
+            )
 
     def summary(self, now_s: float) -> str:
         """The summary line that operators know; its format is stable."""

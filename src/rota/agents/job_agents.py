@@ -21,7 +21,7 @@ AGENT_LABEL = "agent"
 
 def submitting_body(submitter: Submitter, spec: AgentSpec) -> AgentBody:
     """The body of an agent that submits a job."""
-    assert spec.job is not None, "an agent of this kind has a job"
+    assert spec.job is not None, "a job agent has a submission"
     job = spec.job
 
     async def body(run: AgentRun) -> None:

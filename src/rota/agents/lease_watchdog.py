@@ -72,7 +72,9 @@ def _close(steps: Any) -> None:
 
 
 def _log_blocked_loop() -> None:
-    log.critical("agents_block_the_loop", remedy="a body makes calls that block: make it a plain function")
+    log.critical(
+        "agents_event_loop_blocked", remedy="an agent body makes blocking calls: declare it as a plain function"
+    )
 
 
 class EventLoopWatchdog(threading.Thread):

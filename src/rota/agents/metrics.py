@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 _SCHEDULER_HELP: Final = {
     "registered_agents": "Agents that may run in this process.",
-    "active_agents": "Agents that run in this process.",
-    "ready_count": "Agents that are due and may run here, of those looked at.",
-    "oldest_overdue_seconds": "How long the first of them has been due.",
+    "active_agents": "Agents running in this process.",
+    "ready_count": "Due agents that may run here, of those examined.",
+    "oldest_overdue_seconds": "How long the oldest due agent has been due.",
     "degraded": "1 when agents wait longer than they should, else 0.",
-    "capacity_per_cycle": "Agents that a cycle could have begun.",
-    "ready_to_capacity_ratio": "Agents that are due and may run here, per place that was free.",
-    "semaphore_available": "Agents that could begin now.",
-    "permit_mismatch": "Permits that are held by no run: there should be none.",
-    "queue_depth": "Agents that are due, whoever may run them.",
-    "completion_queue_size": "Ends of runs that PostgreSQL or Redis has not heard of.",
+    "capacity_per_cycle": "Agents that a cycle could have started.",
+    "ready_to_capacity_ratio": "Due agents that may run here, per free permit.",
+    "semaphore_available": "Free permits.",
+    "permit_mismatch": "Permits held by no run; expected 0.",
+    "queue_depth": "Due agents, including those of other members.",
+    "completion_queue_size": "Ends of runs not yet written to PostgreSQL or Redis.",
     "time_offset_ms": "How far the clock of Redis is ahead of this machine's.",
 }
 _POOL_HELP: Final = {
-    "active": "Connections to Redis that agents use now.",
-    "idle": "Connections to Redis that agents could use.",
-    "waiters": "Calls of agents that wait for a connection to Redis.",
+    "active": "Redis connections in use by agents.",
+    "idle": "Idle Redis connections of agents.",
+    "waiters": "Agent calls waiting for a Redis connection.",
 }
 SCHEDULER_GAUGES: Final = {
     name: metrics.gauge(f"rota_agents_scheduler_{name}", help_text) for name, help_text in _SCHEDULER_HELP.items()

@@ -70,9 +70,9 @@ class OverlapReply(msgspec.Struct, frozen=True, tag="sampled"):
 
 
 LATENCY = metrics.histogram(
-    "rota_agents_scripts_latency_seconds", "Duration of script calls that were answered.", labels=("script",)
+    "rota_agents_scripts_latency_seconds", "Duration of successful script calls.", labels=("script",)
 )
-ERRORS = metrics.counter("rota_agents_scripts_errors", "Script calls that failed.", labels=("script", "reason"))
+ERRORS = metrics.counter("rota_agents_scripts_errors", "Failed script calls.", labels=("script", "reason"))
 READY = script(__package__, "ready", replies=ReadyReply)
 ACQUIRE = script(__package__, "acquire", replies=AcquireReply)
 FINISH = script(__package__, "finish", replies=FinishReply)
@@ -206,7 +206,7 @@ class AgentIndex:
                 raise
             keys = self.keys
             raise ScriptFailed(
-                f"One of the Redis keys {keys.waiting}, {keys.working} and {keys.runs} is in use for something else:"
+                f"One of the Redis keys {keys.waiting}, {keys.working} and {keys.runs} has a wrong type:"
                 " remove it, or choose other names with redis.scheduler.keys.",
                 **error.facts,
             ) from error

@@ -76,7 +76,7 @@ def compile_pattern(setting: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise InvalidSetting(
-            f"redis.agent.{setting} is no regular expression ({error}): correct it, or leave it out."
+            f"redis.agent.{setting} is not a valid regular expression ({error}): correct it, or leave it out."
         ) from None
 
 

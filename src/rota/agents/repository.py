@@ -226,8 +226,8 @@ def _fenced(lease: Lease) -> Iterator[None]:
         if error.sqlstate != STALE_FENCE_SQLSTATE:
             raise
         raise StaleFence(
-            f"The lease {lease.name} ran out or went to somebody else, so this write was refused: its agents are run"
-            " by others from here on.",
+            f"The lease {lease.name} expired or has another holder, so this write was refused: other members run its"
+            " agents from now on.",
             leases=[lease.name],
             fences=[lease.fence],
         ) from error

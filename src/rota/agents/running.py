@@ -25,11 +25,11 @@ from rota.model.failure_classes import ClassifyHook, FailureClass, classify
 log = structlog.get_logger(__name__)
 
 STOP_GRACE_S: Final = 5.0
-QUARANTINED = metrics.gauge("rota_agents_quarantined", "Runs of this process that ignore being stopped.")
+QUARANTINED = metrics.gauge("rota_agents_quarantined", "Runs of this process that ignore cancellation.")
 START_FAILURES = metrics.counter(
-    "rota_agents_acquire_submission_failures", "Runs that could not be started, by why.", labels=("reason",)
+    "rota_agents_acquire_submission_failures", "Runs that could not be started, by reason.", labels=("reason",)
 )
-RUNS_ENDED = metrics.counter("rota_agents_runs", "Runs of agents that ended in this process.", labels=("outcome",))
+RUNS_ENDED = metrics.counter("rota_agents_runs", "Agent runs that ended in this process.", labels=("outcome",))
 
 
 class AgentRun(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class ActiveRuns:
 
     def start(self, run: ActiveRun, body: AgentBody, dead_man_s: float | None) -> None:
         """Start a run. It is stopped `dead_man_s` after its acquisition; None: never."""
-        assert run.name not in self.by_name, "PostgreSQL lets an agent run once"
+        assert run.name not in self.by_name, "PostgreSQL allows one run per agent"
         self.by_name[run.name] = run
         if dead_man_s is not None:
             remaining_s = max(0.0, run.began_at + dead_man_s - self._clock.monotonic())
@@ -142,7 +142,12 @@ class ActiveRuns:
         for run in found:
             run.quarantined = True
             run.permit.release()
-            log.error("agent_quarantined", agent=run.name, run=run.number, remedy="its body ignores cancellation")
+            log.error(
+                "agent_quarantined",
+                agent=run.name,
+                run=run.number,
+                remedy="the body ignores cancellation: make it stop on CancelledError",
+            )
         QUARANTINED.set(len(self.stuck))
         return found
 
@@ -167,7 +172,7 @@ class ActiveRuns:
         except BodyFailed as failed:
             self._fail(run, str(failed), failed.failure)
         except (SystemExit, KeyboardInterrupt) as exit_:
-            self._fail(run, f"It tried to end the process ({type(exit_).__name__}).", FailureClass.UNKNOWN)
+            self._fail(run, f"It tried to exit the process ({type(exit_).__name__}).", FailureClass.UNKNOWN)
         except BaseException as error:  # noqa: BLE001 - a body's exception ends its run, not the process
             self._fail(run, format_exception(error), classify(error, self._hook))
 

@@ -164,7 +164,7 @@ class AgentScheduler:
                 async with self._hold as lease:
                     await self._serve_membership(life, lease)
             except LeaseLost as lost:
-                log.warning("agents_lease_lost", given_up=self.completer.discard_unrecorded(), because=lost.sentence)
+                log.warning("agents_lease_lost", discarded=self.completer.discard_unrecorded(), because=lost.sentence)
 
     async def _serve_membership(self, life: Lifecycle, lease: Lease) -> None:
         """One membership. However it ends, no body outlives it."""
@@ -328,7 +328,7 @@ class AgentScheduler:
     async def _take_over(self, lease: Lease) -> None:
         if released := await self.successors.take_over(lease):
             self.health.orphans += released
-            log.warning("agents_inherited", agents=released)
+            log.warning("agent_runs_taken_over", agents=released)
             self.pace.wake()
 
     async def _quarantine_stuck(self) -> None:

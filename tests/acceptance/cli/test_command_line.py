@@ -221,7 +221,7 @@ async def test_a_server_waits_for_servers_that_start_later_than_it(rota, stack, 
         "ROTA_NATS_URL": stack.nats_url,
     }
     server = await rota("server", env=env)
-    await server.said("start_waits")
+    await server.said("server_connect_retry")
     way.heal()
     await server.said("all_ready")
     server.send(signal.SIGTERM)

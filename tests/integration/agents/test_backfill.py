@@ -140,20 +140,20 @@ async def test_a_backfill_that_cannot_be_is_refused_with_a_sentence(database, re
     async with Pod(database, redis, **agents):
         await until(lambda: redis.zscore("waiting", "nightly"))
         wrong = [
-            ("nightly", day(2), day(1), "no moment in that time"),
-            ("nightly", day(1), datetime.now(UTC) + timedelta(hours=1), "ends now at the latest"),
+            ("nightly", day(2), day(1), "no slot in that time"),
+            ("nightly", day(1), datetime.now(UTC) + timedelta(hours=1), "in the future"),
             ("nightly", day(1).replace(tzinfo=None), day(2), "time zone"),
-            ("nightly", datetime.min.replace(tzinfo=UTC), day(2), "1970 at the earliest"),
-            ("nightly", datetime.max.replace(tzinfo=UTC), day(2), "no moment in that time"),
+            ("nightly", datetime.min.replace(tzinfo=UTC), day(2), "before 1970"),
+            ("nightly", datetime.max.replace(tzinfo=UTC), day(2), "no slot in that time"),
             ("beat", day(1), day(90), "more than 1000 runs"),
-            ("never", day(1), day(90), "no moment in that time"),
+            ("never", day(1), day(90), "no slot in that time"),
         ]
         for name, first, last, complaint in wrong:
             with pytest.raises(InvalidInput, match=complaint):
                 await admin.backfill(name, first, last)
         await admin.pause("nightly")
         await admin.backfill("nightly", day(1), day(3))
-        with pytest.raises(Refused, match="is being backfilled"):
+        with pytest.raises(Refused, match="already has a backfill"):
             await admin.backfill("nightly", day(5), day(6))
     assert not slots(seen)
 

@@ -205,7 +205,7 @@ async def test_an_end_that_is_not_ours_any_more_is_told_to_nobody_and_leaves_red
         AgentSchedulerSettings(),
         SystemClock(),
         lambda: 0.5,
-        ended=told.extend,
+        on_ended=told.extend,
     )
     for name in ("ours", "taken"):
         spec = AgentSpec(name=name, schedule=IntervalSchedule(1000))

@@ -194,7 +194,7 @@ async def test_an_orphan_pass_over_its_budget_leaves_the_rest(database, redis, s
     pod = Pod(database, redis, beat=every(HOUR_MS, seen.quick))
     await pod.agents.reconciler.load_agents()
     orphans = pod.agents.orphans
-    orphans._wanted = type(orphans._wanted)(threshold_ms=0, run_budget_ms=80)
+    orphans._options = type(orphans._options)(threshold_ms=0, run_budget_ms=80)
     orphans._clock = Stepping(0.03)
     async with pod.agents.leases.hold("agents:cleanup", kind="agents_cleanup", ttl_s=60) as lease:
         first = await orphans.sweep(lease)

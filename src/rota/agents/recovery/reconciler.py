@@ -23,11 +23,11 @@ from rota.model.errors import RotaError, ScriptFailed
 from rota.model.settings.agents import AgentSchedulerSettings
 
 CHUNK: Final = 1000
-REPOPULATE_DURATION = metrics.histogram(
-    "rota_agents_repopulate_time_seconds", "Duration of telling Redis who should wait there."
+REPOPULATE_DURATION = metrics.histogram("rota_agents_repopulate_time_seconds", "Duration of repopulating Redis.")
+REPOPULATE_ERRORS = metrics.counter(
+    "rota_agents_repopulate_errors", "Failed batches of repopulating Redis.", labels=("reason",)
 )
-REPOPULATE_ERRORS = metrics.counter("rota_agents_repopulate_errors", "Parts of it that failed.", labels=("reason",))
-ADDED = metrics.counter("rota_agents_repopulate_added", "Agents that Redis did not know, or knew too late.")
+ADDED = metrics.counter("rota_agents_repopulate_added", "Agents missing in Redis, or with too late a due time there.")
 
 
 class AgentReconciler:

@@ -21,9 +21,9 @@ from rota.infra.telemetry import metrics
 from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.settings.agents import OrphanCleanupSettings, ZombieCleanupSettings
 
-CLEANED = metrics.counter("rota_agents_cleanup_cleaned", "Agents that were stopped or given back.", labels=("type",))
+CLEANED = metrics.counter("rota_agents_cleanup_cleaned", "Agents that were stopped or released.", labels=("type",))
 INVALID_MEMBERS = metrics.counter(
-    "rota_agents_validation_invalid_member", "Entries that name no agent and were removed, by set.", labels=("where",)
+    "rota_agents_validation_invalid_member", "Removed entries that name no agent, by set.", labels=("where",)
 )
 TAKEOVER_GRACE_S: Final = 2.0
 """How long after lease expiry a member's runs are taken over: time for its bodies to end."""

@@ -82,7 +82,7 @@ def _decision_after_approval(
     if approval is None or stored is None:
         return decision
     if approval.hash != stored.hash:
-        why = f"what is stored is not what approval {approval.id} was asked for"
+        why = f"the stored job differs from what approval {approval.id} was requested for"
         return AdmissionDecision(AdmissionVerdict.DENY, Reason.APPROVAL_STALE.value, decision.said, why)
     if approval.state in (ApprovalState.REJECTED, ApprovalState.EXPIRED):
         return AdmissionDecision(

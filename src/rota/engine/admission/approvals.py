@@ -102,7 +102,9 @@ class Approver:
     async def _vote(self, request: Approval, voter: Voter, reason: str, *, agrees: bool) -> VoteResult:
         _check_reason(reason)
         if request.kind not in self.subjects:
-            raise ApprovalNotActionable(f"Nobody here carries out approvals of a {request.kind}: ask a server to.")
+            raise ApprovalNotActionable(
+                f"This process cannot apply an approval of a {request.kind}: use the HTTP API of a server."
+            )
         async with self.database.transaction() as tx:
             stored = await self.subjects[request.kind].lock(tx, request.subject)
             approval = await self.approvals.lock(tx, request.id)
@@ -157,7 +159,7 @@ class Approver:
             except PostgresUnavailable:
                 raise
             except Exception:
-                log.exception("approval_not_expired", approval=str(each))
+                log.exception("approval_expiry_failed", approval=str(each))
         await self.approvals.update_metrics()
         return expired
 
@@ -215,9 +217,7 @@ class _JobApprovalSubjects:
 
 
 def approval_not_found(reference: str) -> NotFound:
-    return NotFound(
-        f"Nothing called {reference[:64]!r} was asked to be approved: `rota approvals list` tells what was."
-    )
+    return NotFound(f"There is no approval of {reference[:64]!r}: `rota approvals list` shows all approvals.")
 
 
 def _state_after_vote(approval: Approval, *, agrees: bool) -> ApprovalState:
@@ -237,14 +237,14 @@ def _is_repeated_vote(approval: Approval, voter: Voter, *, agrees: bool) -> bool
 def _check_unchanged(approval: Approval, stored: bytes | None, *, agrees: bool) -> None:
     if stored is None:
         raise ApprovalNotActionable(
-            f"The {approval.kind} {approval.subject} does not wait for an approval any more: `rota explain` tells what"
-            " became of it.",
+            f"The {approval.kind} {approval.subject} no longer waits for an approval: `rota explain` shows what"
+            " happened to it.",
             approval=str(approval.id),
         )
     if agrees and stored != approval.hash:
         raise ApprovalStale(
-            f"What is stored of the {approval.kind} {approval.subject} is not what was asked to be approved: reject it,"
-            " and look into who changed it.",
+            f"The stored {approval.kind} {approval.subject} differs from what was submitted for approval: reject it,"
+            " and find out who changed it.",
             approval=str(approval.id),
         )
 
@@ -256,7 +256,7 @@ def _check_reason(reason: str) -> None:
 
 def _decision_text(state: ApprovalState, who: str, reason: str) -> str:
     if state is ApprovalState.EXPIRED:
-        return "nobody approved it in time"
+        return "not approved in time"
     return f"{state} by {who}{f': {reason}' if reason else ''}"
 
 

@@ -80,14 +80,18 @@ FAIL_OPEN_DECISION: Final = AdmissionDecision(
     because=FAIL_OPEN_TEXT,
 )
 
-DENIED = metrics.counter("rota_safety_denied", "Jobs that the policy did not let run.", labels=("topic",))
+DENIED = metrics.counter("rota_safety_denied", "Jobs denied by the policy.", labels=("topic",))
 NO_DECISION = metrics.counter(
-    "rota_safety_unavailable", "Jobs the policy gave no decision on, by topic.", labels=("topic",)
+    "rota_safety_unavailable",
+    "Jobs without a decision because the policy was unavailable, by topic.",
+    labels=("topic",),
 )
 FAILED_OPEN = metrics.counter(
-    "rota_scheduler_input_fail_open", "Jobs that ran without a word of the policy, by topic.", labels=("topic",)
+    "rota_scheduler_input_fail_open",
+    "Jobs admitted without a policy decision (fail-open), by topic.",
+    labels=("topic",),
 )
-DECISIONS = metrics.counter("rota_gate_decisions", "Decisions of the gate that took effect.", labels=("verdict",))
+DECISIONS = metrics.counter("rota_gate_decisions", "Admission decisions that took effect.", labels=("verdict",))
 
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 _IDS = msgspec.msgpack.Decoder(list[UUID])
@@ -152,7 +156,9 @@ class AdmissionController:
                 jobs |= dict.fromkeys(JobId(job) for job in _IDS.decode(delivery.data))
                 acknowledgements.append(None)
             except msgspec.DecodeError as error:
-                acknowledgements.append(Terminate(f"A message to the gatekeeper is no list of jobs: {error}."))
+                acknowledgements.append(
+                    Terminate(f"A message to the admission controller is not a list of job ids: {error}.")
+                )
         await self.decide_all(list(jobs))
         failpoints.hit("gatekeeper.after_commit_before_ack")
         return acknowledgements
@@ -190,7 +196,7 @@ class AdmissionController:
         decisions = await self._policy_decisions(pending)
         failpoints.hit("gatekeeper.after_decision")
         if self._clock.monotonic() - queried_at > DECISION_TTL_S:
-            log.warning("decision_too_old", jobs=len(pending))
+            log.warning("policy_decision_expired", jobs=len(pending))
             decisions = [UNAVAILABLE] * len(pending)
         return await self._apply(pending, decisions, now)
 

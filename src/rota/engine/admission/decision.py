@@ -116,7 +116,7 @@ def admission_decision_from(policy_decision: PolicyDecision, throttle_s: float) 
     except ValueError:
         effect, policy_decision = (
             PolicyEffect.DENY,
-            PolicyDecision(says=PolicyEffect.DENY, reason="The policy gave a decision that is none."),
+            PolicyDecision(says=PolicyEffect.DENY, reason="The policy returned an unknown decision."),
         )
     match effect:
         case PolicyEffect.ALLOW | PolicyEffect.ALLOW_WITH_CONSTRAINTS:

@@ -43,7 +43,9 @@ UNAVAILABLE_REASON: Final = Reason.POLICY_UNAVAILABLE.value
 RETRY_INTERVAL_S: Final = 1.0
 EXPIRE_INTERVAL_S: Final = 2.0
 
-REPLAYED = metrics.counter("rota_orphan_replayed", "Jobs taken up again that nobody worked on.", labels=("topic",))
+REPLAYED = metrics.counter(
+    "rota_orphan_replayed", "Undecided jobs that the pending replayer had decided.", labels=("topic",)
+)
 
 
 class JobApprovals(Protocol):

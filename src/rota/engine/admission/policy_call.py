@@ -24,15 +24,15 @@ async def query_kernel(
         async with asyncio.timeout(within_s):
             decisions = await kernel.check(questions)
     except TimeoutError as error:
-        raise Unavailable(f"The policy did not answer within {within_s:g} s: it is asked again.") from error
+        raise Unavailable(f"The policy did not answer within {within_s:g} s: the call is retried.") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise Unavailable("The call to the policy was cut off: it is asked again.") from error
+        raise Unavailable("The call to the policy was cut off: the call is retried.") from error
     if len(decisions) != len(questions) or not all(isinstance(decision, PolicyDecision) for decision in decisions):
         raise InvalidPolicyResponse(
-            f"The policy answered {len(questions)} questions with {len(decisions)} words: mend the kernel."
+            f"The policy answered {len(questions)} requests with {len(decisions)} decisions: fix the policy engine."
         )
     return decisions
 

@@ -103,7 +103,9 @@ class PolicyQueries:
     ) -> PolicySimulation:
         """Raises InvalidInput if the text is not a valid policy."""
         if not 0 < hours <= HOURS_MAX or not 1 <= most <= JOBS_MAX:
-            raise InvalidInput(f"Look back 0 to {HOURS_MAX:g} hours, at 1 to {JOBS_MAX} jobs.")
+            raise InvalidInput(
+                f"{hours:g} hours or {most} jobs is out of range: use at most {HOURS_MAX:g} hours and {JOBS_MAX} jobs."
+            )
         policy = await asyncio.to_thread(CompiledPolicy.of, text, source)
         tally = _SimulationTally(policy)
         async for page in self._records_since(hours, most):

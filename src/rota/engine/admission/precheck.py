@@ -47,7 +47,7 @@ COOL_DOWN_S: Final = 1.0
 CLOCK_SYNC_INTERVAL_S: Final = 30.0
 
 PRECHECKED = metrics.counter(
-    "rota_gate_ahead", "Jobs that the policy was asked about before they were written, by what came.", labels=("came",)
+    "rota_gate_ahead", "Jobs prechecked by the policy before the write, by result.", labels=("came",)
 )
 
 
@@ -103,7 +103,7 @@ class AdmissionPrecheck:
         try:
             return await query_kernel(self.kernel, questions, KERNEL_TIMEOUT_S)
         except Unavailable as error:
-            log.warning("policy_silent", questions=len(questions), reason=error.sentence)
+            log.warning("policy_unavailable", questions=len(questions), reason=error.sentence)
         except Exception:
             log.exception("policy_failed", questions=len(questions))
         self._cool_down_until = self._clock.monotonic() + COOL_DOWN_S

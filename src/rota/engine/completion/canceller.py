@@ -112,7 +112,7 @@ class JobCanceller:
         try:
             await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
         except NatsUnavailable:
-            log.info("cancel_not_told", runs=len(tokens))
+            log.info("cancel_publish_failed", runs=len(tokens))
 
 
 async def request_cancellation(database: Database, job: JobId, actor: str) -> bool:

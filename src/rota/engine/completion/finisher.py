@@ -62,9 +62,9 @@ ADD_ENDS = query(__package__, "frame_ends_add")
 FAILURES = query(__package__, "frame_failures")
 DISPATCH_FAILED = query(__package__, "dispatch_failed")
 
-COMPLETED = metrics.counter("rota_jobs_completed", "Jobs that ended, by how.", labels=("topic", "status"))
-LATE_ENDS = metrics.counter("rota_frames_late", "Ends of attempts that had ended before, or were never the sender's.")
-RETRIED = metrics.counter("rota_frames_retried", "Attempts that are tried again, by why.", labels=("reason",))
+COMPLETED = metrics.counter("rota_jobs_completed", "Jobs that ended, by state.", labels=("topic", "status"))
+LATE_ENDS = metrics.counter("rota_frames_late", "Late results: the attempt had ended before, or was not the sender's.")
+RETRIED = metrics.counter("rota_frames_retried", "Attempts that are retried, by reason.", labels=("reason",))
 
 WORKER_LOST: Final = "worker_lost"
 ARTIFACT_LIMIT: Final = "artifact_limit"
@@ -568,7 +568,7 @@ def _strip_excess_artifacts(frame: EndedAttempt, outcome: AttemptOutcome) -> End
     """Drop the output of a frame that exceeds the artifact limit of its policy."""
     if outcome.reason != ARTIFACT_LIMIT:
         return frame
-    error = "It left more bytes of artifacts than its policy allows."
+    error = "Its artifacts exceed the size limit of its policy: store less, or raise max_artifact_bytes."
     return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
 
 

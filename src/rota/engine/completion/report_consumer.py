@@ -39,9 +39,7 @@ TOKENS_MAX: Final = 1 << 20
 """Frames per message: a short message can name more than fit into memory, so ranges are checked before expansion."""
 CODE_MAX: Final = 100
 
-INVALID_MESSAGES = metrics.counter(
-    "rota_validation_rejections", "Messages that could not be read, by kind.", labels=("kind",)
-)
+INVALID_MESSAGES = metrics.counter("rota_validation_rejections", "Invalid messages, by kind.", labels=("kind",))
 REPORT_FRAMES = metrics.histogram(
     "rota_report_frames", "Frames ended by one transaction.", buckets=(1, 4, 16, 64, 256, 512, 1024, 2048, 4096)
 )
@@ -162,9 +160,9 @@ def _started_tokens(message: CoreMessage) -> Iterator[int]:
 def _check_report(report: Report) -> None:
     _check_ranges(report.done)
     if any(not 0 <= end.token < 2**53 for end in report.ends):
-        raise InvalidInput("A report names a token that cannot be one.")
+        raise InvalidInput("A report names an invalid token.")
     if not 0 <= report.took_ms < 2**53 or any(map(_is_invalid_end, report.ends)):
-        raise InvalidInput("A report tells of a time or a code that cannot be one.")
+        raise InvalidInput("A report contains an invalid duration or code.")
     runs = sorted([*report.done, *((end.token, 1) for end in report.ends)])
     if any(first + n > then for (first, n), (then, _) in pairwise(runs)):
         raise InvalidInput("A report ends a frame twice.")
@@ -184,6 +182,8 @@ def _is_invalid_end(end: AttemptResult) -> bool:
 
 def _check_ranges(runs: Sequence[TokenRange]) -> None:
     if any(first < 0 or not 0 < n <= RANGE_TOKENS_MAX or first + n > 2**53 for first, n in runs):
-        raise InvalidInput("A report names a run of tokens that cannot be one.")
+        raise InvalidInput("A report names an invalid token range.")
     if (frames := sum(n for _, n in runs)) > TOKENS_MAX:
-        raise InvalidInput(f"A report names {frames} frames, at most {TOKENS_MAX} are allowed: send several.")
+        raise InvalidInput(
+            f"A report names {frames} frames, more than the limit of {TOKENS_MAX}: send several reports."
+        )

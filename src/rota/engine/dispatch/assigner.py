@@ -69,9 +69,9 @@ MESSAGE_BYTES_MAX: Final = 400_000
 """Total input bytes in one message. NATS accepts 1 MiB per message, and one input is at most half of that."""
 BOOKING_BACKOFF: Final = Backoff(0.05, 2.0)
 
-DISPATCHED = metrics.counter("rota_jobs_dispatched", "Frames handed to workers.", labels=("topic",))
+DISPATCHED = metrics.counter("rota_jobs_dispatched", "Frames assigned to workers.", labels=("topic",))
 REFUSALS = metrics.counter(
-    "rota_dispatch_refusals", "Frames that went back to their place, by why.", labels=("reason",)
+    "rota_dispatch_refusals", "Claimed frames returned to the queue, by reason.", labels=("reason",)
 )
 
 _WORK = msgspec.msgpack.Decoder(Work)
@@ -231,13 +231,13 @@ class Assigner:
             try:
                 return await self.accounting.book(pending.key.show, groups)
             except RedisUnavailable:
-                log.warning("books_away", show=str(pending.key.show))
+                log.warning("accounting_unavailable", show=str(pending.key.show))
                 return [
                     BookingOutcome(declined=dict.fromkeys(group.tokens, DeclineReason.REDIS_OFF)) for group in groups
                 ]
             except PostgresUnavailable as error:
                 streak += 1
-                log.warning("booking_in_doubt", reason=error.sentence)
+                log.warning("booking_outcome_unknown", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))
 
     async def _publish(

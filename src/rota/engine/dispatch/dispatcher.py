@@ -67,7 +67,7 @@ UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
 """Pause between attempts to return unbooked claims while PostgreSQL is unavailable."""
 
 LATENCY = metrics.histogram(
-    "rota_dispatch_latency_seconds", "From the claim to the hand-over of a batch.", labels=("topic",)
+    "rota_dispatch_latency_seconds", "From the claim of a batch to its assignment.", labels=("topic",)
 )
 
 
@@ -147,7 +147,7 @@ class Dispatcher:
             except* (LeaseLost, StaleFence) as errors:
                 # Errors from a round arrive wrapped in the task group's exception group.
                 codes = sorted({type(error).__name__ for error in errors.exceptions})
-                log.warning("dispatcher_lost_its_lease", errors=codes, remedy="it goes on under a new one")
+                log.warning("dispatcher_lease_lost", errors=codes, remedy="a new lease is acquired automatically")
 
     async def _serve(self, life: Lifecycle) -> None:
         async with (
@@ -334,7 +334,7 @@ class Dispatcher:
                 # Always: the pending queues do not include lanes in which every frame is parked.
                 await self.parked_jobs.refresh()
         except PostgresUnavailable as error:
-            log.warning("look_failed", reason=error.sentence)
+            log.warning("pending_queues_refresh_failed", reason=error.sentence)
 
 
 def _chunks(tokens: Sequence[int], most: int = 4096) -> Iterable[Sequence[int]]:

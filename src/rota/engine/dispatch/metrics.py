@@ -12,12 +12,12 @@ from rota.model.reasons import Reason
 
 WAITING_FRAMES = metrics.gauge(
     "rota_frames_waiting_by_reason",
-    "Frames that this replica may claim, by why they were passed over last; queued: they were not.",
+    "Frames that this replica may claim, by the reason they were skipped last; queued: not skipped.",
     labels=("reason",),
 )
 WAITING_JOBS = metrics.gauge(
     "rota_jobs_waiting_by_reason",
-    "Live jobs that wait for something other than their turn, by why; counted by the leader.",
+    "Live jobs that wait for something other than queue order, by reason; counted by the leader.",
     labels=("reason",),
 )
 _WAITING_REASONS: Final = tuple(reason for reason in Reason if reason.tier is not None)

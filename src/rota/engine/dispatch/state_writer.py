@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 DEBOUNCE_S: Final = 0.2
 """Jobs that end within this time are not written."""
 MAX_BATCH: Final = 1000
-QUEUE_WAIT = metrics.histogram("rota_queue_wait_seconds", "From submission to the first hand-over.", labels=("topic",))
+QUEUE_WAIT = metrics.histogram("rota_queue_wait_seconds", "From submission to the first assignment.", labels=("topic",))
 
 
 class PendingState(NamedTuple):
@@ -81,7 +81,7 @@ class JobStateWriter:
                 await self.flush()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 # No decision depends on these states: keep dispatching and retry on the next flush.
-                log.warning("marks_wait", reason=str(error))
+                log.warning("job_state_write_failed", reason=str(error))
 
     @property
     def pending(self) -> int:

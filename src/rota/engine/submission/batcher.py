@@ -105,5 +105,5 @@ def _resolve(one: _QueuedSubmission, submitted: SubmitResult) -> None:
 
 def _caller_error(error: BaseException) -> BaseException:
     if isinstance(error, asyncio.CancelledError):
-        return Unavailable("This server is ending: submit again, to another or in a moment.")
+        return Unavailable("This server is shutting down: submit again, to another server or later.")
     return error

@@ -242,7 +242,7 @@ def validate_submissions(
     ]
     if sum(map(len, messages)) > BATCH_BYTES_MAX:
         raise InvalidInput(
-            f"Submissions of more than {BATCH_BYTES_MAX} bytes are too many for one call: submit them in parts."
+            f"Submissions of more than {BATCH_BYTES_MAX} bytes are too large for one call: submit them in parts."
         )
     return [
         validate_submission(decode_submission(message), may_be_critical=may_be_critical, own=own)

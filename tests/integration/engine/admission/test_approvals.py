@@ -139,7 +139,7 @@ async def test_what_nobody_approves_in_time_is_denied(desk, database):
     assert await desk.approver.expire() == 1
     assert await desk.state(soon) == ("DENIED", "approval_expired")
     assert (await desk.state(later))[0] == "APPROVAL_REQUIRED"
-    assert await letters(database) == [("approval_expired", "nobody approved it in time")]
+    assert await letters(database) == [("approval_expired", "not approved in time")]
     with pytest.raises(ApprovalResolved):
         await desk.approve(soon)
 
