@@ -148,7 +148,7 @@ async def test_strange_bodies_harm_nobody_else(database, redis, seen):
     }
     assert found["unshowable"]["error"] == "Unshowable"
     assert len(found["zeros"]["error"]) == 2000
-    assert "tried to end the process" in found["leaves"]["error"]
+    assert "tried to exit the process" in found["leaves"]["error"]
     assert found["group"]["failure"] == "TRANSIENT"
 
 

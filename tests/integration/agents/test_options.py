@@ -292,8 +292,8 @@ async def test_a_leader_that_stops_ends_the_pass_it_is_at(database, redis, seen)
     resting = asyncio.Event()
     async with pod:
         await began.wait()
-        rest = pod.agents._leading.wait_idle
-        pod.agents._leading.wait_idle = lambda: (resting.set(), rest())[1]
+        rest = pod.agents._orphan_sweep.wait_idle
+        pod.agents._orphan_sweep.wait_idle = lambda: (resting.set(), rest())[1]
         stopping = asyncio.create_task(pod.stop())
         await until(resting.is_set)
         go_on.set()

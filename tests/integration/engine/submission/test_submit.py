@@ -198,7 +198,7 @@ async def test_a_fault_in_one_submission_writes_none(submitter, database):
         await submitter.submit([task(), task(priority=0)])
     with pytest.raises(InvalidInput, match="too many for one call"):
         await submitter.submit([task()] * (BATCH_MAX + 1))
-    with pytest.raises(InvalidInput, match="67108864 bytes are too many"):
+    with pytest.raises(InvalidInput, match="67108864 bytes are too large"):
         await submitter.submit([b" " * 1_000_000] * 68)
     assert await submitter.submit([]) == []
     assert await left(database) == {}
