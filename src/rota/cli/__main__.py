@@ -1,4 +1,4 @@
-"""`python -m rota.cli`: the same as `rota`."""
+"""`python -m rota.cli` is the same as `rota`."""
 
 from rota.cli.main import main
 

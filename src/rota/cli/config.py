@@ -1,4 +1,4 @@
-"""`rota config show`: every setting, its value and where it came from. Secrets are masked in both forms."""
+"""`rota config show`: every setting, its value and its origin. Secrets are masked in every output format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(loaded: LoadedSettings, *, form: OutputFormat = OutputFormat.TEXT, out: TextIO | None = None) -> None:
-    """Write the settings to `out` (standard output): a table for people, or one array for programs."""
+    """Write the settings to `out` (default: standard output), as a table or as one JSON or YAML array."""
     out = out or sys.stdout
     if form.is_data:
         out.write(output.format_data(_data(loaded), form))
@@ -24,7 +24,7 @@ def show(loaded: LoadedSettings, *, form: OutputFormat = OutputFormat.TEXT, out:
 
 
 def _data(loaded: LoadedSettings) -> list[dict[str, object]]:
-    """Times are numbers in `unit`."""
+    """Durations are numbers in `unit`."""
     return [
         {
             "path": row.path,
@@ -45,6 +45,6 @@ def settings_table(loaded: LoadedSettings) -> Table:
     table.columns[0].no_wrap = True
     for row in rows(loaded):
         is_default = row.origin.source == "default"
-        # Text, not str: a value such as [a-z] is no markup.
+        # Text, not str: rich would parse a value such as [a-z] as markup.
         table.add_row(*(Text(cell, "dim" if is_default else "") for cell in (row.path, row.text, str(row.origin))))
     return table

@@ -1,4 +1,4 @@
-"""The commands, and nothing else: each reads the settings, calls one function, and prints what it returns."""
+"""The root command. Each command loads the settings, calls one function and prints its result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rota.cli.worker import commands as worker_commands
 from rota.cli.workflows import commands as workflows_commands
 from rota.model.errors import RotaError
 
-# Plain help: rich's panels triple the time until the first line.
+# No rich panels: they triple the time to the first line of help.
 app = typer.Typer(
     help="A distributed job scheduler that keeps exact books.",
     cls=usage_errors.RootGroup,
@@ -78,10 +78,10 @@ class MigrationPhase(StrEnum):
 
 
 def main() -> None:
-    """Run the command of `sys.argv`; an error is one sentence on standard error and a status that is not 0."""
+    """Run the command in `sys.argv`. An error prints one sentence to standard error; the exit status is not 0."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a mark still gets the sentence
+            stream.reconfigure(errors="replace")  # never fail on a character that the terminal cannot encode
     try:
         sys.exit(root_command()(prog_name="rota", standalone_mode=False) or ExitCode.OK)
     except RotaError as error:
@@ -93,13 +93,13 @@ def main() -> None:
         sys.exit(output.print_error(usage_errors.to_invalid_input(error)))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  the last net: nobody should ever see a traceback
+    except Exception as error:  # noqa: BLE001  last resort: users never see a traceback
         sys.exit(output.print_unexpected_error(error))
 
 
 @cache
 def root_command() -> Any:
-    """What `app` declares, which takes longer to make than most commands to run."""
+    """The Click command tree of `app`, cached: building it takes longer than most commands run."""
     return typer.main.get_command(app)
 
 
@@ -131,10 +131,10 @@ def up(
     from rota.infra import loop
 
     settings = load_settings(context, quietly=True).settings
-    beside = None if no_worker else EmbeddedWorkerOptions(with_app, context.obj)
+    embedded_worker = None if no_worker else EmbeddedWorkerOptions(with_app, context.obj)
     if detach:
-        sys.exit(local.up_detached(settings, context.obj, beside))
-    sys.exit(loop.run(local.up(settings, beside)))
+        sys.exit(local.up_detached(settings, context.obj, embedded_worker))
+    sys.exit(loop.run(local.up(settings, embedded_worker)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Exit statuses of every command, in one place; scripts rely on them. No I/O."""
+"""Exit statuses of every command. Scripts rely on them. No I/O."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ _BY_JOB_STATE: Final = {
 
 
 def exit_code_of_job(state: str) -> ExitCode:
-    """Of a job that has ended so."""
+    """Exit status for a job that ended in `state`."""
     return _BY_JOB_STATE.get(state, ExitCode.FAILED)

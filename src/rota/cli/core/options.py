@@ -1,4 +1,4 @@
-"""What commands share: options, and how the settings are read."""
+"""Options that commands share, and loading of the settings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OutputOption = Annotated[
 
 
 def load_settings(context: typer.Context, *, quietly: bool = False) -> LoadedSettings:
-    """The settings, from the file that `--config` names if it does; logs are written as they say from here on.
+    """Load the settings from `--config` or the default file, and configure logging as they say.
 
-    A command that answers and leaves has no news of its own, and `rota up` tells a person in its own words: `quietly`
-    keeps the level `info` for servers and workers.
+    `quietly` raises the log level `info` to `warning`: short-lived commands and `rota up` print their own messages, so
+    `info` is for servers and workers.
     """
     from rota.infra import settings_file
     from rota.infra.telemetry import logs
@@ -37,7 +37,7 @@ def load_settings(context: typer.Context, *, quietly: bool = False) -> LoadedSet
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, which takes longer to import than the help of a command to print."""
+    """`asyncio.run` with a late import: importing asyncio takes longer than printing a command's help."""
     import asyncio
 
     return asyncio.run(work)

@@ -1,7 +1,7 @@
-"""How commands answer: a table for people, JSON or YAML for programs, one sentence and a code for errors.
+"""Output of commands: tables for people, JSON or YAML for programs, one sentence and a code for errors.
 
-What is printed is never taken for markup, and control characters in it never reach the terminal: names, paths and
-messages of servers come from elsewhere. A reader that went away (`| head`) ends no work.
+Printed values come from other systems, so they are never parsed as markup and control characters never reach the
+terminal. A closed pipe (`| head`) does not abort the command.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 UNCUT_WIDTH_MAX = 20
-"""First columns up to this wide are never cut."""
+"""A first column up to this width is never truncated."""
 ID_CHARS_MIN = 13
-"""Characters of an id that are shown at least: those that tell when it was made."""
-# A pipe has no width: nothing that reads it should find a path broken over two lines.
+"""Minimum length of a shortened id: the timestamp part of a UUIDv7."""
+# A pipe has no width: programs that read it must not find a path broken over two lines.
 PIPE_WIDTH = 1000
 
 
 def console(out: TextIO | None = None) -> Console:
     from rich.console import Console
 
-    class Patient(Console):
+    class PipeSafeConsole(Console):
         def on_broken_pipe(self) -> None:
-            """By default the process would end here, with whatever it was doing."""
+            """Rich's default would exit the process in the middle of its work."""
             raise BrokenPipeError
 
     width = None if (out or sys.stdout).isatty() else PIPE_WIDTH
-    return Patient(file=out, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return PipeSafeConsole(file=out, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_data(answer: object, form: OutputFormat) -> None:
@@ -47,7 +47,7 @@ def print_data(answer: object, form: OutputFormat) -> None:
 
 
 def print_line(text: str, style: str = "") -> bool:
-    """Print a line at once, in colour to a terminal; False when nobody reads any more."""
+    """Print a line and flush, coloured on a terminal. False when standard output is closed."""
     with IgnoreBrokenPipe():
         if style and sys.stdout.isatty():
             console().print(printable(text), style=style)
@@ -59,7 +59,7 @@ def print_line(text: str, style: str = "") -> bool:
 
 
 def format_data(answer: object, form: OutputFormat) -> str:
-    """YAML says the same as JSON."""
+    """YAML has the same content as JSON."""
     import msgspec
 
     text = msgspec.json.encode(answer, enc_hook=str)
@@ -72,7 +72,7 @@ def format_data(answer: object, form: OutputFormat) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, short: bool = False) -> None:
-    """`short`: a terminal sees no more of each id than tells it from the others, with which it can be named, too."""
+    """Print a table; `short` cuts ids on a terminal to their shortest unambiguous prefix, which commands accept."""
     if short and sys.stdout.isatty():
         rows = _with_short_ids(rows)
     with IgnoreBrokenPipe():
@@ -86,7 +86,7 @@ def _with_short_ids(rows: Sequence[Sequence[object]]) -> Sequence[Sequence[objec
 
 
 def shorten_ids(ids: Sequence[str]) -> list[str]:
-    """As much of each as tells it from all the others."""
+    """The shortest prefixes, of one length, that keep the ids distinct."""
     for length in range(ID_CHARS_MIN, 36):
         cut = [text[:length] for text in ids]
         if len(set(cut)) == len(set(ids)) and not any(text.endswith("-") for text in cut):
@@ -95,30 +95,30 @@ def shorten_ids(ids: Sequence[str]) -> list[str]:
 
 
 class StyledText(str):
-    """A cell with a colour, which a pipe or NO_COLOR does without."""
+    """A table cell with a colour, which is dropped in a pipe or with NO_COLOR."""
 
     __slots__ = ("style",)
     style: str
 
     def __new__(cls, text: str, style: str) -> Self:
-        made = super().__new__(cls, text)
-        made.style = style
-        return made
+        styled = super().__new__(cls, text)
+        styled.style = style
+        return styled
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        drawn.add_row(*(Text(printable(str(cell)), getattr(cell, "style", "")) for cell in row))
-    if drawn.columns and rows:
-        # What names a thing is to be copied: a narrow terminal cuts the others.
+        table.add_row(*(Text(printable(str(cell)), getattr(cell, "style", "")) for cell in row))
+    if table.columns and rows:
+        # The first column holds the id or name to copy: a narrow terminal truncates the other columns.
         cells = max(len(str(row[0])) for row in rows)
-        drawn.columns[0].min_width = cells if cells <= UNCUT_WIDTH_MAX else None
-        drawn.columns[0].overflow = "fold"
-    return drawn
+        table.columns[0].min_width = cells if cells <= UNCUT_WIDTH_MAX else None
+        table.columns[0].overflow = "fold"
+    return table
 
 
 def print_text(text: str, style: str = "") -> None:
@@ -127,14 +127,14 @@ def print_text(text: str, style: str = "") -> None:
 
 
 def print_stderr(text: str) -> None:
-    """A line beside the answer, on standard error: whoever reads the answer in a pipe does not see it."""
+    """Print a side note to standard error, so that it does not mix with the data in a pipe."""
     with suppress(OSError):
         sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()
 
 
 def print_error(error: RotaError) -> int:
-    """Tell what is wrong on standard error; the exit status says whether the input or the world is to blame."""
+    """Print an error to standard error and return the exit status: bad input or failure."""
     sys.stderr.write(f"rota: {printable(error.sentence)} [{error.code}]\n")
     if isinstance(error, NotEnded):
         return ExitCode.NOT_ENDED
@@ -142,24 +142,22 @@ def print_error(error: RotaError) -> int:
 
 
 def print_unexpected_error(error: Exception) -> int:
-    """Something that nobody foresaw: one sentence all the same, and the trace for those who ask for debug logs."""
+    """Print a bug as one sentence; debug logs hold the traceback."""
     import asyncpg
     import structlog
 
     if isinstance(error, asyncpg.PostgresError):
         sentence = f"PostgreSQL refused: {error}; check the rights of its user and that the database is Rota's."
         return print_error(SetupFailed(sentence))
-    if structlog.is_configured():  # else the settings could not even be read, and it would print whatever it holds
+    if structlog.is_configured():  # without settings, structlog's default would print the traceback
         structlog.get_logger(__name__).debug("defect", exc_info=error)
-    trouble = f"{type(error).__name__}: {error}"
-    return print_error(
-        RotaError(f"This should not happen ({trouble}); please report it with ROTA_LOG_LEVEL=debug set.")
-    )
+    detail = f"{type(error).__name__}: {error}"
+    return print_error(RotaError(f"This should not happen ({detail}); please report it with ROTA_LOG_LEVEL=debug set."))
 
 
 def printable(text: str) -> str:
-    """`text` without control characters, which could move the cursor or hide a part of it; lines stay lines."""
-    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\N{REPLACEMENT CHARACTER}" for mark in text)
+    """`text` without control characters, which could move the cursor or hide text; newlines and tabs stay."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _write_stdout(text: str) -> None:
@@ -169,7 +167,7 @@ def _write_stdout(text: str) -> None:
 
 
 class IgnoreBrokenPipe:
-    """Around printing: when nobody reads any more, the rest goes nowhere."""
+    """Context manager around printing: after a broken pipe, further output is discarded."""
 
     def __enter__(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""In which form a command answers. Imported by every command, so it imports nothing."""
+"""Output formats of a command. Every command imports this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 class OutputFormat(StrEnum):
     TEXT = "text"
     WIDE = "wide"
-    """Text with all columns, and ids in full."""
+    """Text with all columns and full ids."""
     JSON = "json"
     YAML = "yaml"
 
     @property
     def is_data(self) -> bool:
-        """For programs: whole, and in the same words always."""
+        """For programs: complete and stable."""
         return self in (OutputFormat.JSON, OutputFormat.YAML)

@@ -1,4 +1,4 @@
-"""What people type for a thing: its name, its id, or the beginning of that."""
+"""Resolves what people type (a name, an id or an id prefix) to an id."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LIVE_JOBS_BY_NAME = query(__package__, "jobs_named_live")
 
 PREFIX_CHARS_MIN: Final = 4
 SUGGESTION_JOBS_MAX: Final = 200
-"""Jobs whose names may be meant by one that nobody has."""
+"""Most recent jobs whose names are candidates for "did you mean"."""
 _PREFIX_PATTERN = re.compile(r"[0-9a-f-]{4,36}", re.ASCII)
 
 
 async def find_job(jobs: JobQueries, text: str) -> JobId:
-    """The job whose id begins like this, or else the newest of this name."""
+    """The job with this id prefix, or else the newest job with this name."""
     found = await _by_prefix(jobs.database, JOBS_BY_PREFIX, "jobs", text)
     if found is None:
         found = await jobs.database.value(JOB_BY_NAME, text)
@@ -39,7 +39,7 @@ async def find_job(jobs: JobQueries, text: str) -> JobId:
 
 
 async def find_run(database: Database, text: str) -> RunId | None:
-    """The run of a workflow whose id begins like this; None: there is none, or a job whose id does."""
+    """The workflow run with this id prefix. None when there is no such run, or when a job has that prefix."""
     if await _by_prefix(database, JOBS_BY_PREFIX, "jobs", text) is not None:
         return None
     found = await _by_prefix(database, RUNS_BY_PREFIX, "runs", text)
@@ -47,7 +47,7 @@ async def find_run(database: Database, text: str) -> RunId | None:
 
 
 async def require_run(database: Database, text: str) -> RunId:
-    """The run whose id begins like this."""
+    """The run with this id prefix."""
     found = await _by_prefix(database, RUNS_BY_PREFIX, "runs", text)
     if found is None:
         run = parse_id(RunId, text)
@@ -56,20 +56,20 @@ async def require_run(database: Database, text: str) -> RunId:
 
 
 async def find_job_unambiguous(jobs: JobQueries, text: str) -> JobId:
-    """For what cannot be undone: by id, or by a name that a single live job has. It may be somebody else's, too."""
+    """For irreversible actions: by id prefix, or by a name that exactly one live job has, of any owner."""
     found = await _by_prefix(jobs.database, JOBS_BY_PREFIX, "jobs", text)
     if found is not None:
         return JobId(found)
-    named = [row["id"] for row in await jobs.database.rows(LIVE_JOBS_BY_NAME, text)]
-    if len(named) > 1:
-        raise InvalidInput(f"Several live jobs are called {text[:64]!r}: give the id of one ({_sample(named)}).")
-    if not named:
+    matches = [row["id"] for row in await jobs.database.rows(LIVE_JOBS_BY_NAME, text)]
+    if len(matches) > 1:
+        raise InvalidInput(f"Several live jobs are called {text[:64]!r}: give the id of one ({_sample(matches)}).")
+    if not matches:
         raise NotFound(f"There is no job with the id {text[:64]!r}, and no live one of that name: see `rota jobs`.")
-    return JobId(named[0])
+    return JobId(matches[0])
 
 
 def parse_full_id(text: str) -> UUID | None:
-    """An id that is written out names a thing that we need not keep: dead letters outlive their job."""
+    """A full id is accepted even when its job has been deleted, because dead letters outlive their job."""
     try:
         return UUID(text.strip())
     except ValueError:
@@ -77,7 +77,7 @@ def parse_full_id(text: str) -> UUID | None:
 
 
 async def find_layer(database: Database, text: str) -> LayerId:
-    """By its id or the beginning of that: names of layers are those of tasks, and the same in many jobs."""
+    """By id or id prefix only: a layer is named after its task, so names are ambiguous."""
     found = await _by_prefix(database, LAYERS_BY_PREFIX, "layers", text)
     if found is None:
         raise NotFound(f"There is no live layer with the id {text[:64]!r}: `rota job show JOB -o wide` tells them.")

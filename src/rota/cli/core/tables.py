@@ -1,4 +1,4 @@
-"""How the books look: tables with bars for people, plain values for JSON. No I/O.
+"""Quota tables: bars and tables for people, plain values for JSON. No I/O.
 
 People see cores as they typed them and `unlimited` where nothing limits, by the same rule that decides bookings
 (`rota.model.quota.effective_limit`). Programs get the stored limits as numbers in cores, -1 included.
@@ -40,14 +40,14 @@ EMPTY_MESSAGES: Final = {
 }
 
 ItemsByShow = Mapping[str, Sequence[QuotaItem]]
-"""Subscriptions or points by the name of their show."""
+"""Subscriptions or points by name of the show."""
 
 
 class Table(msgspec.Struct, frozen=True):
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     wide: Sequence[str] = ()
-    """Columns that are only shown to those who ask for all."""
+    """Columns shown only with `-o wide`."""
 
     def without_wide_columns(self) -> Table:
         kept = [at for at, column in enumerate(self.columns) if column not in self.wide]
@@ -56,7 +56,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class CliPage(msgspec.Struct, frozen=True):
-    """An answer in both forms: `data` for JSON, `parts` for people."""
+    """The result of a command in both forms: `data` for JSON and YAML, `parts` for people."""
 
     data: object
     parts: Sequence[str | Table]
@@ -147,7 +147,7 @@ def _gpus_text(kind: QuotaKind, field: str, item: QuotaItem) -> str:
 
 
 def _totals(shares: Sequence[QuotaItem]) -> tuple[int, int, int]:
-    """Size, burst and use of subscriptions together."""
+    """Total size, burst and usage of the subscriptions."""
     size, burst = (sum(share.limits[field] for share in shares) for field in ("int_size", "int_burst"))
     return size, burst, sum(share.usage.cores for share in shares)
 
@@ -157,9 +157,9 @@ def _totals_data(size: int, burst: int, used: int) -> dict[str, object]:
 
 
 def usage_bar(used: int, most: int | None, size: int = 0) -> str:
-    """How much of `most` is used, with a mark where the guaranteed `size` ends; nothing where there is no limit.
+    """A bar of `used` in `most` with a divider at the guaranteed `size`; empty when there is no limit.
 
-    Whatever is used fills a cell, and only what is full fills the last one.
+    Any usage fills at least one cell; the last cell is filled only at 100 %.
     """
     if most is None:
         return ""
@@ -180,7 +180,7 @@ def accounting_store(show: Show) -> str:
 
 
 def cap_of_field(kind: QuotaKind, field: str, limits: Mapping[str, int]) -> int | None:
-    """What a booking meets there; None when nothing limits it."""
+    """The limit that a booking is checked against; None when there is none."""
     if field in ("int_size", "int_min_cores", "int_min_gpus"):
         return limits[field]
     resource = Resource.GPUS if "gpu" in field else Resource.CORES
@@ -200,7 +200,7 @@ def show_data(show: Show) -> dict[str, object]:
 
 
 def item_data(item: QuotaItem) -> dict[str, object]:
-    """Limits go by the names of the options that set them."""
+    """Limits are named after the options that set them."""
     data: dict[str, object] = {"id": item.id, "name": item.name}
     for field in LIMIT_LABELS:
         if field in item.limits:
@@ -211,7 +211,7 @@ def item_data(item: QuotaItem) -> dict[str, object]:
 
 
 def _cores_number(amount: int) -> float:
-    """Cores of hundredths: a float's shortest text is exact to far more digits than the two there are."""
+    """Cores from centicores. A float's shortest decimal form is exact to far more than two digits."""
     if amount < 0:
         return amount
     return amount // 100 if amount % 100 == 0 else amount / 100

@@ -1,4 +1,4 @@
-"""What was typed: `--json` as people know it, and one sentence where it cannot be understood."""
+"""Usage errors: `--json` as an alias, and Typer's errors as one Rota sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from rota.model.errors import InvalidInput
 
-# Typer has no public name for it, and the same class under two private ones, by its version.
+# Typer has no public name for this class; its private name depends on the version.
 UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 _EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
@@ -20,30 +20,30 @@ _CHOICE: Final = re.compile(r"'(?P<given>[^']*)' is not one of (?P<choices>.+?)\
 
 
 class RootGroup(TyperGroup):
-    """All commands. `--json` is `-o json` for each of them; what follows `--` belongs to somebody else."""
+    """The root command group. Translates `--json` to `-o json` for every command, except after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, list(translate_args(args)))
 
 
 def translate_args(args: Sequence[str]) -> Iterator[str]:
-    ours = args.index("--") if "--" in args else len(args)
+    own_args = args.index("--") if "--" in args else len(args)
     for at, word in enumerate(args):
-        yield "--output=json" if at < ours and word == "--json" else word
+        yield "--output=json" if at < own_args and word == "--json" else word
 
 
 def to_invalid_input(error: Any) -> InvalidInput:
-    """Of what typer could not understand, in the words of every other error."""
+    """Typer's usage error as `InvalidInput`."""
     return InvalidInput(_sentence(error, _command_path(error)))
 
 
 def help_text(error: Any) -> str | None:
-    """Where nothing but the name of a group was typed: its help is the answer."""
+    """The help of a group that was called without a command; None for real errors."""
     return str(error.format_message()) if type(error).__name__ == "NoArgsIsHelpError" else None
 
 
 def _command_path(error: Any) -> str:
-    """What was typed of it before its arguments; those of groups in between are left out."""
+    """The command as typed, without arguments."""
     names, context = [], error.ctx
     while context is not None:
         names.append(context.info_name)
@@ -52,24 +52,24 @@ def _command_path(error: Any) -> str:
 
 
 def _sentence(error: Any, command: str) -> str:
-    told = error.message.rstrip(".")
+    message = error.message.rstrip(".")
     see = f"see `{command} --help`."
     if hasattr(error, "possibilities"):
         near = f"did you mean {min(error.possibilities)}?" if error.possibilities else see
         return f"{command} has no option {error.option_name[:64]}: {near}"
-    if told.startswith("No such command"):
-        typed, _, near = told.removeprefix("No such command ").partition(". Did you mean ")
+    if message.startswith("No such command"):
+        typed, _, near = message.removeprefix("No such command ").partition(". Did you mean ")
         near = near.rstrip("?").replace("'", "")
         return f"There is no command {typed}: {f'did you mean {_join_or(near)}?' if near else see}"
     if type(error).__name__ == "MissingParameter":
         return f"{_parameter_name(error)} is missing: {see}"
     if hasattr(error, "param"):
-        return _wrong_value(error, told.removeprefix("Value error, "), see)
-    if found := _EXTRA.fullmatch(told):
+        return _wrong_value(error, message.removeprefix("Value error, "), see)
+    if found := _EXTRA.fullmatch(message):
         return f"{command} takes fewer words, and {found[1][:64]} is too many: {see}"
-    if found := _MISSING_VALUE.fullmatch(told):
+    if found := _MISSING_VALUE.fullmatch(message):
         return f"{found[1]} needs a value: {see}"
-    return f"{told[0].upper()}{told[1:]}: {see}"
+    return f"{message[0].upper()}{message[1:]}: {see}"
 
 
 def _parameter_name(error: Any) -> str:
@@ -79,19 +79,19 @@ def _parameter_name(error: Any) -> str:
     return str(param.opts[0] if param.param_type_name == "option" else param.metavar or param.name.upper())
 
 
-def _wrong_value(error: Any, told: str, see: str) -> str:
-    if choice := _CHOICE.search(told):
+def _wrong_value(error: Any, message: str, see: str) -> str:
+    if choice := _CHOICE.search(message):
         import difflib
 
         choices = [word.strip(" '") for word in choice["choices"].split(",")]
         near = difflib.get_close_matches(choice["given"], choices, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(choices)}."
         return f"{_parameter_name(error)} cannot be {choice['given'][:64]!r}: {hint}"
-    if "valid integer" in told:
-        told = "it is a whole number"
-    elif "valid number" in told:
-        told = "it is a number"
-    return f"{_parameter_name(error)} is wrong: {told[0].lower()}{told[1:]}; {see}"
+    if "valid integer" in message:
+        message = "it is a whole number"
+    elif "valid number" in message:
+        message = "it is a number"
+    return f"{_parameter_name(error)} is wrong: {message[0].lower()}{message[1:]}; {see}"
 
 
 def _join_or(words: str) -> str:

@@ -1,9 +1,8 @@
-"""`rota submit`, `rota jobs` and `rota job`: jobs as people handle them, straight in PostgreSQL.
+"""`rota submit`, `rota jobs` and `rota job`, directly in PostgreSQL. Neither Redis nor NATS is needed.
 
-Neither Redis nor NATS need be there. A submission, or the mark that a job is to be cancelled, is committed before
-anything is printed; servers do the rest, now or when one is up. Whoever dies, or loses the reply, after a mark may give
-the same command again; a submission may be given again with the same `--key`. Waiting is looking: if it is interrupted
-the job goes on.
+A submission or a cancellation request is committed before anything is printed; servers do the rest, now or when one is
+up. After a crash or a lost reply, a cancellation can be repeated as it is, and a submission with the same `--key`.
+Waiting is polling: if it is interrupted, the job continues.
 """
 
 from __future__ import annotations
@@ -67,24 +66,24 @@ def run(settings: Settings, work: Callable[[JobQueries], Awaitable[CliPage]], *,
     print_page(asyncio.run(done()), form=form)
 
 
-def submit(settings: Settings, wanted: SubmitArgs, *, wait: bool, dry_run: bool, form: OutputFormat) -> int:
-    return asyncio.run(_submit(settings, wanted, wait=wait, dry_run=dry_run, form=form))
+def submit(settings: Settings, args: SubmitArgs, *, wait: bool, dry_run: bool, form: OutputFormat) -> int:
+    return asyncio.run(_submit(settings, args, wait=wait, dry_run=dry_run, form=form))
 
 
-async def _submit(settings: Settings, wanted: SubmitArgs, *, wait: bool, dry_run: bool, form: OutputFormat) -> int:
-    given = msgspec.structs.replace(
-        build_submission(wanted, current_actor(), _resolve_task(settings, wanted)), principal=current_actor()
+async def _submit(settings: Settings, args: SubmitArgs, *, wait: bool, dry_run: bool, form: OutputFormat) -> int:
+    submission = msgspec.structs.replace(
+        build_submission(args, current_actor(), _resolve_task(settings, args)), principal=current_actor()
     )
     async with open_jobs(settings) as jobs:
-        if wanted.after:
-            after = tuple([await find_job(jobs, each) for each in wanted.after])
-            given = msgspec.structs.replace(given, after=after)
+        if args.after:
+            after = tuple([await find_job(jobs, each) for each in args.after])
+            submission = msgspec.structs.replace(submission, after=after)
         if dry_run:
-            print_page(await dry_run_page(settings, jobs.database, given), form=form)
+            print_page(await dry_run_page(settings, jobs.database, submission), form=form)
             return 0
-        [submitted] = await build_submitter(settings, jobs.database).submit([given], may_be_critical=True)
-        if wanted.task and not submitted.already:
-            await _warn_unknown_task(jobs.database, wanted.task)
+        [submitted] = await build_submitter(settings, jobs.database).submit([submission], may_be_critical=True)
+        if args.task and not submitted.already:
+            await _warn_unknown_task(jobs.database, args.task)
         if not wait:
             print_page(jobs_view.submitted_page(submitted, await jobs.get(submitted.job)), form=form)
             return 0
@@ -92,29 +91,29 @@ async def _submit(settings: Settings, wanted: SubmitArgs, *, wait: bool, dry_run
         return await wait_until_ended(jobs, submitted.job, settings, form=form)
 
 
-def _resolve_task(settings: Settings, wanted: SubmitArgs) -> Task[..., Any] | None:
-    """As the app says that is named, or the one of the `rota up` whose servers are used."""
-    told = None if settings.postgres.url else read_up_info(settings)
-    if wanted.app or not wanted.task or told is None or not told.app:
-        return load_declared_task(wanted)
+def _resolve_task(settings: Settings, args: SubmitArgs) -> Task[..., Any] | None:
+    """The task as declared by `--app`, or by the app of the local `rota up` when that instance's servers are used."""
+    up_info = None if settings.postgres.url else read_up_info(settings)
+    if args.app or not args.task or up_info is None or not up_info.app:
+        return load_declared_task(args)
     try:
-        return load_declared_task(msgspec.structs.replace(wanted, app=told.app, app_folder=Path(told.folder)))
+        return load_declared_task(msgspec.structs.replace(args, app=up_info.app, app_folder=Path(up_info.folder)))
     except InvalidInput as error:
-        if error.facts.get("kind") != "task":  # a task of other workers is no news
-            output.print_stderr(f"What {wanted.task} declares that it needs is not known here: {error.sentence}")
+        if error.facts.get("kind") != "task":  # the task may belong to other workers
+            output.print_stderr(f"What {args.task} declares that it needs is not known here: {error.sentence}")
         return None
 
 
 def _report_job_id(submitted: SubmitResult) -> None:
-    word = "Found" if submitted.already else "Submitted"
-    output.print_stderr(f"{word} job {submitted.job}.")
+    verb = "Found" if submitted.already else "Submitted"
+    output.print_stderr(f"{verb} job {submitted.job}.")
 
 
 async def _warn_unknown_task(database: Database, task: str) -> None:
-    """Not refused: a worker that knows it may come later."""
-    hellos = [msgspec.msgpack.decode(row["hello"], type=Register) for row in await database.rows(WORKER_TASKS)]
-    known = {name for hello in hellos for name in hello.tasks}
-    if task in known or not hellos:
+    """Warn only: a worker that has the task may start later."""
+    registrations = [msgspec.msgpack.decode(row["hello"], type=Register) for row in await database.rows(WORKER_TASKS)]
+    known = {name for registration in registrations for name in registration.tasks}
+    if task in known or not registrations:
         return
     near = difflib.get_close_matches(task, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"they have {', '.join(sorted(known)[:5]) or 'no task'}."
@@ -126,8 +125,8 @@ def wait_for_job(settings: Settings, prefix: str, timeout: str | None, *, watch:
 
     async def done() -> int:
         async with open_jobs(settings) as jobs:
-            job, picture = await find_job(jobs, prefix), JobProgressDisplay() if watch else None
-            return await wait_until_ended(jobs, job, settings, form=form, within_s=within_s, picture=picture)
+            job, display = await find_job(jobs, prefix), JobProgressDisplay() if watch else None
+            return await wait_until_ended(jobs, job, settings, form=form, within_s=within_s, display=display)
 
     return asyncio.run(done())
 
@@ -135,15 +134,15 @@ def wait_for_job(settings: Settings, prefix: str, timeout: str | None, *, watch:
 def parse_state(text: str | None) -> JobState | None:
     if text is None:
         return None
-    word = text.upper().replace("-", "_")
-    if word not in JobState.__members__:
-        raise unknown_name_error("state", word, [state.value for state in JobState])
-    return JobState[word]
+    name = text.upper().replace("-", "_")
+    if name not in JobState.__members__:
+        raise unknown_name_error("state", name, [state.value for state in JobState])
+    return JobState[name]
 
 
-async def list_jobs(jobs: JobQueries, wanted: JobFilter, limit: int, after: str | None) -> CliPage:
+async def list_jobs(jobs: JobQueries, job_filter: JobFilter, limit: int, after: str | None) -> CliPage:
     before = await find_job(jobs, after) if after else None
-    return jobs_view.jobs_page(await jobs.list(wanted, after=before, most=limit), limit)
+    return jobs_view.jobs_page(await jobs.list(job_filter, after=before, most=limit), limit)
 
 
 def make_job_filter(
@@ -159,23 +158,25 @@ def make_job_filter(
 
 async def retry_job(settings: Settings, jobs: JobQueries, prefix: str, *, every_frame: bool) -> CliPage:
     job = await find_job(jobs, prefix)
-    reopener = build_resubmitter(with_local_store(settings), Queue(jobs.database))
+    resubmitter = build_resubmitter(with_local_store(settings), Queue(jobs.database))
     async with jobs.database.transaction() as tx:
-        made = await reopener.retry_job(job, every_frame=every_frame, by=current_actor(), on=tx)
-        entry = AuditEntry(current_actor(), "job.retry", f"job:{job}", {"job": str(made.job), "frames": made.frames})
+        result = await resubmitter.retry_job(job, every_frame=every_frame, by=current_actor(), on=tx)
+        entry = AuditEntry(
+            current_actor(), "job.retry", f"job:{job}", {"job": str(result.job), "frames": result.frames}
+        )
         await audit.append(tx, [entry])
-    return jobs_view.retried_page(made)
+    return jobs_view.retried_page(result)
 
 
 async def remediate_job(settings: Settings, jobs: JobQueries, prefix: str, remediation: str) -> CliPage:
     job = await find_job(jobs, prefix)
-    reopener = build_resubmitter(with_local_store(settings), Queue(jobs.database))
+    resubmitter = build_resubmitter(with_local_store(settings), Queue(jobs.database))
     async with jobs.database.transaction() as tx:
-        made = await reopener.remediate(job, remediation, by=current_actor(), on=tx)
-        detail = {"job": str(made.job), "remediation": remediation}
+        result = await resubmitter.remediate(job, remediation, by=current_actor(), on=tx)
+        detail = {"job": str(result.job), "remediation": remediation}
         await audit.append(tx, [AuditEntry(current_actor(), "job.remediate", f"job:{job}", detail)])
-    data = {"job": made.job, "remediation_of": made.old, "frames": made.frames}
-    return CliPage(data, [f"Job {made.job} is job {made.old} in the way its policy suggests."])
+    data = {"job": result.job, "remediation_of": result.old, "frames": result.frames}
+    return CliPage(data, [f"Job {result.job} is job {result.old} in the way its policy suggests."])
 
 
 async def show_job(jobs: JobQueries, prefix: str) -> CliPage:
@@ -184,18 +185,18 @@ async def show_job(jobs: JobQueries, prefix: str) -> CliPage:
 
 
 async def show_results(jobs: JobQueries, prefix: str, settings: Settings, *, frame: int | None, limit: int) -> CliPage:
-    """What its frames returned, and why those failed that did; frames that returned nothing are only counted."""
+    """Values of succeeded frames and errors of failed ones; frames that returned nothing are only counted."""
     if not 1 <= limit <= RESULTS_MAX:
         raise InvalidInput(f"{limit} is no number of results: give 1 to {RESULTS_MAX}.")
     job = await jobs.get(await find_job(jobs, prefix))
     found: list[tuple[Layer, FrameEnd, jobs_view.FrameValue]] = []
     for layer in job.layers:
-        place = 0 if frame is None else layer.frames.queue_number(frame)
-        if place is None:
+        queue_number = 0 if frame is None else layer.frames.queue_number(frame)
+        if queue_number is None:
             continue
-        ends = await jobs.frame_ends(layer.id, frame=place, most=1 if frame is not None else limit - len(found))
-        wanted = [end for end in ends if frame is None or end.frame == place]
-        found += [(layer, end, await frame_value(jobs, job, layer, end, settings)) for end in wanted]
+        ends = await jobs.frame_ends(layer.id, frame=queue_number, most=1 if frame is not None else limit - len(found))
+        selected = [end for end in ends if frame is None or end.frame == queue_number]
+        found += [(layer, end, await frame_value(jobs, job, layer, end, settings)) for end in selected]
         if len(found) >= limit:
             break
     return jobs_view.results_page(job, found, limit)
@@ -203,10 +204,10 @@ async def show_results(jobs: JobQueries, prefix: str, settings: Settings, *, fra
 
 async def cancel_jobs(jobs: JobQueries, prefixes: Sequence[str]) -> CliPage:
     found = [await find_job_unambiguous(jobs, prefix) for prefix in prefixes]
-    marked = [await request_cancellation(jobs.database, job, current_actor()) for job in found]
+    requested = [await request_cancellation(jobs.database, job, current_actor()) for job in found]
     deadline = time.monotonic() + CANCEL_WAIT_S
     while True:
         ended = [await jobs.get(job) for job in found]
         if all(job.state.terminal for job in ended) or time.monotonic() >= deadline:
-            return jobs_view.cancelled_page(ended, marked)
+            return jobs_view.cancelled_page(ended, requested)
         await asyncio.sleep(POLL_INTERVAL_MAX_S / 5)

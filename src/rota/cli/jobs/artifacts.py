@@ -1,7 +1,7 @@
-"""`rota job artifacts`: files that the frames of a job have left, listed or fetched.
+"""`rota job artifacts`: list or fetch the files that a job's frames produced.
 
-A file is written beside its place and moved there when it is complete, and what is there already is left alone, so the
-same command may be given again. Names come from workers: one that would lead out of the directory is refused.
+A file is written under a temporary name and renamed when complete, and an identical existing file is left alone, so the
+command can be repeated. File names come from workers: a name that leads out of the directory is refused.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def show_artifacts(
 
 
 async def _check_readable(jobs: JobQueries, job: JobView, name: str | None, frame: int | None) -> None:
-    """Raises when there may be files, and they are kept back."""
+    """Raise when there may be files whose output is withheld."""
     for layer in _layers(job, name):
-        place = 0 if frame is None else layer.frames.queue_number(frame)
-        kept = await jobs.withheld_outputs(layer.id, frame=place, most=1) if place is not None else {}
+        queue_number = 0 if frame is None else layer.frames.queue_number(frame)
+        kept = await jobs.withheld_outputs(layer.id, frame=queue_number, most=1) if queue_number is not None else {}
         for at, output in kept.items():
-            if frame is None or at == place:
+            if frame is None or at == queue_number:
                 check_readable(output, job.id, layer.frames.number(at))
 
 
@@ -76,41 +76,43 @@ def _layers(job: JobView, name: str | None) -> list[Layer]:
 
 
 async def _files(jobs: JobQueries, layer: Layer, frame: int | None) -> list[ArtifactFile]:
-    place = 0 if frame is None else layer.frames.queue_number(frame)
-    if place is None:
+    queue_number = 0 if frame is None else layer.frames.queue_number(frame)
+    if queue_number is None:
         return []
-    kept = await jobs.artifacts(layer.id, frame=place, most=1 if frame is not None else FRAMES_MAX)
+    kept = await jobs.artifacts(layer.id, frame=queue_number, most=1 if frame is not None else FRAMES_MAX)
     return [
-        ArtifactFile(layer, one, BlobPointer.parse(one.pointer)) for one in kept if frame is None or one.frame == place
+        ArtifactFile(layer, one, BlobPointer.parse(one.pointer))
+        for one in kept
+        if frame is None or one.frame == queue_number
     ]
 
 
 def _target_path(job: JobView, file: ArtifactFile, to: Path) -> Path:
-    """Below `to`: by layer where there are several, and by frame where there are."""
+    """Below `to`: by layer when the job has several, by frame when it has several."""
     parts = [file.layer.name.replace("/", "_")] if len(job.layers) > 1 else []
     if sum(layer.frames.count for layer in job.layers) > 1:
         parts.append(str(file.frame))
     return to.joinpath(*parts, check_artifact_name(file.kept.name))
 
 
-async def _fetch(store: BlobStore, file: ArtifactFile, place: Path) -> Path:
+async def _fetch(store: BlobStore, file: ArtifactFile, path: Path) -> Path:
     data = await store.get(file.kept.pointer)
     try:
-        _write(place, data)
+        _write(path, data)
     except OSError as error:
-        raise SetupFailed(f"{place} cannot be written ({error.strerror}): fetch to a directory that can.") from error
-    return place
+        raise SetupFailed(f"{path} cannot be written ({error.strerror}): fetch to a directory that can.") from error
+    return path
 
 
-def _write(place: Path, data: bytes) -> None:
-    if place.exists():
-        if place.read_bytes() != data:
-            raise InvalidInput(f"{place} is there already and is another file: fetch to another directory.")
+def _write(path: Path, data: bytes) -> None:
+    if path.exists():
+        if path.read_bytes() != data:
+            raise InvalidInput(f"{path} is there already and is another file: fetch to another directory.")
         return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{secrets.token_hex(8)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
     temporary.write_bytes(data)
-    temporary.replace(place)
+    temporary.replace(path)
 
 
 def _list_page(job: JobView, files: list[ArtifactFile]) -> CliPage:
@@ -125,7 +127,7 @@ def _list_page(job: JobView, files: list[ArtifactFile]) -> CliPage:
 
 
 def _fetched_page(files: list[ArtifactFile], places: list[Path], to: Path) -> CliPage:
-    data = [_data(file) | {"path": str(place)} for file, place in zip(files, places, strict=True)]
+    data = [_data(file) | {"path": str(path)} for file, path in zip(files, places, strict=True)]
     total = sum(file.pointer.size for file in files)
     return CliPage(data, [f"Fetched {pluralize(len(files), 'file')} to {to}, {pluralize(total, 'byte')} in all."])
 

@@ -1,4 +1,4 @@
-"""`rota submit`, `rota jobs`, `rota explain`, and what `rota job` does besides caps."""
+"""Typer commands `rota submit`, `rota jobs`, `rota explain`, and those of `rota job` except caps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StreamName = Literal["stdout", "stderr", "log"]
 
 
 class SubmitCommand(TyperCommand):
-    """Whatever follows `--` is a command as it stands, and never taken for options or arguments of ours."""
+    """Takes everything after `--` as the command to run, never as options or arguments of `rota submit`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -103,15 +103,15 @@ def submit(
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Submit a task, or after `--` a command: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
-    said = locals()  # each parameter that `Wanted` knows has its name there
+    params = locals()  # parameters have the names of the fields of SubmitArgs
     from rota.cli.jobs import actions as jobs_actions
     from rota.cli.jobs.submit_args import SubmitArgs
 
-    given = {name: said[name] for name in SubmitArgs.__struct_fields__ if said.get(name) is not None}
-    wanted = SubmitArgs(argv=context.meta.get(ARGV_KEY, ()), **given)
+    fields = {name: params[name] for name in SubmitArgs.__struct_fields__ if params.get(name) is not None}
+    submit_args = SubmitArgs(argv=context.meta.get(ARGV_KEY, ()), **fields)
     sys.exit(
         jobs_actions.submit(
-            load_settings(context, quietly=True).settings, wanted, wait=wait, dry_run=dry_run, form=form
+            load_settings(context, quietly=True).settings, submit_args, wait=wait, dry_run=dry_run, form=form
         )
     )
 
@@ -130,8 +130,8 @@ def jobs_list(
     """Jobs that wait, run and have ended, the newest first."""
     from rota.cli.jobs import actions as jobs_actions
 
-    wanted = jobs_actions.make_job_filter(show, state, topic, reason, label)
-    _print(context, form, lambda found: jobs_actions.list_jobs(found, wanted, limit, after))
+    job_filter = jobs_actions.make_job_filter(show, state, topic, reason, label)
+    _print(context, form, lambda jobs: jobs_actions.list_jobs(jobs, job_filter, limit, after))
 
 
 def explain(
@@ -141,9 +141,9 @@ def explain(
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Why a job is not running, or what a run of a workflow waits for, and what would help."""
-    from rota.cli.jobs import explain_view as explaining
+    from rota.cli.jobs import explain_view
 
-    _print(context, form, lambda found: explaining.explain_page(found, which, layer))
+    _print(context, form, lambda jobs: explain_view.explain_page(jobs, which, layer))
 
 
 @job_app.command("show")
@@ -151,7 +151,7 @@ def job_show(context: typer.Context, which: JobArg, form: OutputOption = OutputF
     """Everything about a job: its layers, how many of its frames are in which state, and its history."""
     from rota.cli.jobs import actions as jobs_actions
 
-    _print(context, form, lambda found: jobs_actions.show_job(found, which))
+    _print(context, form, lambda jobs: jobs_actions.show_job(jobs, which))
 
 
 @job_app.command("wait")
@@ -196,7 +196,7 @@ def job_retry(
 
     settings = load_settings(context, quietly=True).settings
     jobs_actions.run(
-        settings, lambda found: jobs_actions.retry_job(settings, found, which, every_frame=everything), form=form
+        settings, lambda jobs: jobs_actions.retry_job(settings, jobs, which, every_frame=everything), form=form
     )
 
 
@@ -213,7 +213,7 @@ def job_remediate(
     from rota.cli.jobs import actions as jobs_actions
 
     settings = load_settings(context, quietly=True).settings
-    jobs_actions.run(settings, lambda found: jobs_actions.remediate_job(settings, found, which, remediation), form=form)
+    jobs_actions.run(settings, lambda jobs: jobs_actions.remediate_job(settings, jobs, which, remediation), form=form)
 
 
 @job_app.command("cancel")
@@ -230,7 +230,7 @@ def job_cancel(
     """Stop jobs: what waits never starts, what runs is asked to stop and then killed."""
     from rota.cli.jobs import actions as jobs_actions
 
-    _print(context, form, lambda found: jobs_actions.cancel_jobs(found, which))
+    _print(context, form, lambda jobs: jobs_actions.cancel_jobs(jobs, which))
 
 
 @job_app.command("logs")
@@ -269,7 +269,7 @@ def job_results(
 
     settings = load_settings(context, quietly=True).settings
     jobs_actions.run(
-        settings, lambda found: jobs_actions.show_results(found, which, settings, frame=frame, limit=limit), form=form
+        settings, lambda jobs: jobs_actions.show_results(jobs, which, settings, frame=frame, limit=limit), form=form
     )
 
 

@@ -1,4 +1,4 @@
-"""`rota submit --dry-run`: whether it would be taken, and what would become of it. Changes nothing."""
+"""`rota submit --dry-run`: whether the submission would be accepted, and what would happen to it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rota.model.settings import Settings
 from rota.runtime import build_submitter
 
 
-async def dry_run_page(settings: Settings, database: Database, given: Submission) -> CliPage:
-    found = await dry_run(database, given, build_submitter(settings, database).gate, may_be_critical=True)
-    starts = sum(layer.starts for layer in found.explained.layers)
+async def dry_run_page(settings: Settings, database: Database, submission: Submission) -> CliPage:
+    result = await dry_run(database, submission, build_submitter(settings, database).gate, may_be_critical=True)
+    starts = sum(layer.starts for layer in result.explained.layers)
     data = {
-        "already": found.job.id if found.already else None,
-        "gate": {"verdict": found.gate.verdict, "reason": found.gate.reason or None},
-        "state": found.job.state,
-        "frames": sum(layer.frames.count for layer in found.job.layers),
+        "already": result.job.id if result.already else None,
+        "gate": {"verdict": result.gate.verdict, "reason": result.gate.reason or None},
+        "state": result.job.state,
+        "frames": sum(layer.frames.count for layer in result.job.layers),
         "starts": starts,
-        "explained": msgspec.to_builtins(found.explained),
+        "explained": msgspec.to_builtins(result.explained),
     }
-    return CliPage(data, [*_lines(found, starts)])
+    return CliPage(data, [*_lines(result, starts)])
 
 
-def _lines(found: SubmissionDryRun, starts: int) -> Iterator[str]:
-    job = found.job
-    if found.already:
+def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
+    job = result.job
+    if result.already:
         yield f"Nothing would be submitted: job {job.id} was submitted with this key before, it is {job.state}."
         return
     frames = sum(layer.frames.count for layer in job.layers)
@@ -43,10 +43,10 @@ def _lines(found: SubmissionDryRun, starts: int) -> Iterator[str]:
     for layer in job.layers:
         spec = f"{layer.frames.count} ({format_frames(layer.frames)})"
         yield f"  {layer.name}: {spec}, {resources_text(layer)} per frame"
-    yield f"  policy: {_GATE_TEXT[found.gate.verdict]}{f' ({found.gate.reason})' if found.gate.reason else ''}"
-    if found.gate.verdict is AdmissionVerdict.ALLOW:
+    yield f"  policy: {_GATE_TEXT[result.gate.verdict]}{f' ({result.gate.reason})' if result.gate.reason else ''}"
+    if result.gate.verdict is AdmissionVerdict.ALLOW:
         yield f"  {pluralize(starts, 'frame')} of {frames} would start now."
-    yield from waiting_lines(found.explained, named=len(job.layers) > 1)
+    yield from waiting_lines(result.explained, named=len(job.layers) > 1)
     yield "Nothing was changed."
 
 

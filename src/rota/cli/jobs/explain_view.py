@@ -1,4 +1,4 @@
-"""`rota explain`: why a job is not running, or what a run waits for, as told from PostgreSQL alone. Words only."""
+"""`rota explain`: formats why a job is not running or what a run waits for. The facts come from PostgreSQL alone."""
 
 from __future__ import annotations
 
@@ -29,64 +29,68 @@ async def explain_page(jobs: JobQueries, prefix: str, layer: str | None = None) 
     if run is not None:
         return await explain_run_page(jobs.database, run)
     which = await find_job(jobs, prefix)
-    told = await Explainer(jobs.database).explain(which, layer=layer)
-    lines = [*_ended_lines(told)] if told.state.terminal else [*_live_lines(told, await jobs.get(which))]
-    return CliPage(msgspec.to_builtins(told), lines)
+    explanation = await Explainer(jobs.database).explain(which, layer=layer)
+    lines = (
+        [*_ended_lines(explanation)]
+        if explanation.state.terminal
+        else [*_live_lines(explanation, await jobs.get(which))]
+    )
+    return CliPage(msgspec.to_builtins(explanation), lines)
 
 
 async def explain_run_page(database: Database, run: RunId) -> CliPage:
-    told = await RunExplainer(Explainer(database)).explain(run)
-    return CliPage(msgspec.to_builtins(told), [*_run_lines(told)])
+    explanation = await RunExplainer(Explainer(database)).explain(run)
+    return CliPage(msgspec.to_builtins(explanation), [*_run_lines(explanation)])
 
 
-def _run_lines(told: RunExplanation) -> Iterator[str]:
-    yield f"{told.workflow} {told.run}: {told.state}"
-    if not told.reasons:
-        yield f"  {told.sentence}"
-    for reason in told.reasons:
-        inside = f"(run {reason.run}) " if reason.run != told.run else ""
+def _run_lines(explanation: RunExplanation) -> Iterator[str]:
+    yield f"{explanation.workflow} {explanation.run}: {explanation.state}"
+    if not explanation.reasons:
+        yield f"  {explanation.sentence}"
+    for reason in explanation.reasons:
+        inside = f"(run {reason.run}) " if reason.run != explanation.run else ""
         yield f"  {reason.code}: {inside}{reason.sentence}"
         yield f"    {reason.remedy}"
-    for job in told.jobs:
+    for job in explanation.jobs:
         if not job.state.terminal and job.reasons:
             yield f"  Job {job.job} ({job.name}) is {job.state}:"
             yield from (f"  {line}" for line in waiting_lines(job, named=len(job.layers) > 1))
 
 
-def _ended_lines(told: JobExplanation) -> Iterator[str]:
-    yield f"{told.name} {told.job}: {told.state}"
-    yield f"  {told.sentence}"
+def _ended_lines(explanation: JobExplanation) -> Iterator[str]:
+    yield f"{explanation.name} {explanation.job}: {explanation.state}"
+    yield f"  {explanation.sentence}"
 
 
-def _live_lines(told: JobExplanation, job: JobView) -> Iterator[str]:
+def _live_lines(explanation: JobExplanation, job: JobView) -> Iterator[str]:
     each = "; ".join(f"{resources_text(layer)} per frame" for layer in job.layers)
-    waiting = pluralize(told.waiting, "frame")
-    yield f"{told.name} {told.job}: {told.state}, {waiting} waiting, {told.on_workers} on workers ({each})."
-    yield from waiting_lines(told, named=len(job.layers) > 1)
-    for run in told.running[:RUNNING_SHOWN_MAX]:
+    waiting = pluralize(explanation.waiting, "frame")
+    yield f"{explanation.name} {explanation.job}: {explanation.state}, {waiting} waiting, {explanation.on_workers} on workers ({each})."
+    yield from waiting_lines(explanation, named=len(job.layers) > 1)
+    for run in explanation.running[:RUNNING_SHOWN_MAX]:
         since_s = (datetime.now(UTC) - run.since).total_seconds()
         yield f"  {pluralize(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {humanize_duration(since_s)}."
-    if told.waiting and told.not_known:
-        yield f"  (Not known here: {told.not_known}.)"
+    if explanation.waiting and explanation.not_known:
+        yield f"  (Not known here: {explanation.not_known}.)"
 
 
-def waiting_lines(told: JobExplanation, *, named: bool) -> Iterator[str]:
-    """What holds it, and when it starts; layers by name where there are several."""
-    for reason in told.reasons:
+def waiting_lines(explanation: JobExplanation, *, named: bool) -> Iterator[str]:
+    """Reasons, remedies and the expected start; with layer names when `named`."""
+    for reason in explanation.reasons:
         yield from _reason_lines(reason, named=named)
-    if not told.reasons:
-        yield f"  {told.sentence}"
-    for layer in told.layers:
+    if not explanation.reasons:
+        yield f"  {explanation.sentence}"
+    for layer in explanation.layers:
         yield f"  {_start_text(layer, named=named)}"
-    yield from _deadline_lines(told)
+    yield from _deadline_lines(explanation)
 
 
-def _deadline_lines(told: JobExplanation) -> Iterator[str]:
-    """What ends it if it waits for too long."""
-    if told.waiting and told.wait_until is not None:
-        yield f"  It fails unless a frame of it starts within {_remaining_text(told.wait_until)}."
-    if told.deadline_at is not None:
-        yield f"  It must have ended in {_remaining_text(told.deadline_at)}, or is stopped."
+def _deadline_lines(explanation: JobExplanation) -> Iterator[str]:
+    """Deadlines that end the job."""
+    if explanation.waiting and explanation.wait_until is not None:
+        yield f"  It fails unless a frame of it starts within {_remaining_text(explanation.wait_until)}."
+    if explanation.deadline_at is not None:
+        yield f"  It must have ended in {_remaining_text(explanation.deadline_at)}, or is stopped."
 
 
 def _remaining_text(at: datetime) -> str:

@@ -1,7 +1,7 @@
-"""`rota job logs`: what a frame wrote, as far as it was kept.
+"""`rota job logs`: the stored output of a frame.
 
-Logs travel past the streams of the bus and are written a moment after the frame; what is missing is said where it is
-missing. What frames write comes from elsewhere, so a terminal sees no control characters of it; a pipe gets the bytes.
+Logs bypass the JetStream streams and are stored shortly after the frame ends; gaps are reported where they occur.
+Frame output is untrusted: a terminal gets it without control characters, a pipe gets the raw bytes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def show_logs(
     async def done() -> list[LogSegment]:
         async with open_jobs(settings) as jobs:
             job = await find_job(jobs, which)
-            wanted = STREAMS if stream is None else (stream,)
-            return [piece for each in wanted for piece in await _read_all(jobs, job, each, frame, layer, attempt)]
+            streams = STREAMS if stream is None else (stream,)
+            return [segment for each in streams for segment in await _read_all(jobs, job, each, frame, layer, attempt)]
 
-    pieces = asyncio.run(done())
+    segments = asyncio.run(done())
     if form.is_data:
-        output.print_data([_data(piece) for piece in pieces], form)
-    elif pieces:
-        write_logs(pieces)
+        output.print_data([_data(segment) for segment in segments], form)
+    elif segments:
+        write_logs(segments)
     else:
         output.print_stderr("Nothing that it wrote is kept.")
 
@@ -55,15 +55,15 @@ def show_logs(
 async def _read_all(
     jobs: JobQueries, job: JobId, stream: Stream, frame: int | None, layer: str | None, attempt: int | None
 ) -> list[LogSegment]:
-    logs, pieces, after = LogReader(jobs.database), list[LogSegment](), 0
-    while len(pieces) < CHUNKS_MAX:
-        some = await logs.read(job, frame, layer=layer, attempt=attempt, stream=stream, after=after, most=READ_MAX)
-        fresh = [piece for piece in some if piece.data or piece.dropped]
-        pieces += fresh
-        if len(some) < READ_MAX or not fresh:
+    logs, segments, after = LogReader(jobs.database), list[LogSegment](), 0
+    while len(segments) < CHUNKS_MAX:
+        batch = await logs.read(job, frame, layer=layer, attempt=attempt, stream=stream, after=after, most=READ_MAX)
+        fresh = [segment for segment in batch if segment.data or segment.dropped]
+        segments += fresh
+        if len(batch) < READ_MAX or not fresh:
             break
-        after = pieces[-1].at + len(pieces[-1].data)
-    return pieces
+        after = segments[-1].at + len(segments[-1].data)
+    return segments
 
 
 def follow_logs(
@@ -75,7 +75,7 @@ def follow_logs(
     stream: Stream | None,
     form: OutputFormat,
 ) -> None:
-    """What a frame writes, as it comes, until its job has ended; of its last attempt."""
+    """Print the output of the frame's last attempt as it arrives, until the job has ended."""
 
     async def done() -> None:
         async with open_jobs(settings) as jobs:
@@ -85,13 +85,13 @@ def follow_logs(
             )
             while True:
                 ended = (await jobs.get(job)).state.terminal
-                pieces = await tail.read_new(job)
+                segments = await tail.read_new(job)
                 if form.is_data:
-                    for piece in pieces:
-                        output.print_line(msgspec.json.encode(_data(piece)).decode())
+                    for segment in segments:
+                        output.print_line(msgspec.json.encode(_data(segment)).decode())
                 else:
-                    write_logs(pieces)
-                if ended and (tail.over or not pieces):
+                    write_logs(segments)
+                if ended and (tail.over or not segments):
                     return
                 await asyncio.sleep(LOG_LAG_MAX_S if ended else POLL_INTERVAL_S)
 
@@ -99,7 +99,7 @@ def follow_logs(
 
 
 class LogTail:
-    """What came since the last look; from the beginning again when another attempt writes."""
+    """Reads segments since the last poll; starts over when a new attempt writes."""
 
     def __init__(self, jobs: JobQueries, frame: int | None, layer: str | None, streams: Sequence[Stream]) -> None:
         self._logs = LogReader(jobs.database)
@@ -108,29 +108,29 @@ class LogTail:
         self._ends: dict[Stream, int] = dict.fromkeys(streams, 0)
         self._attempt = 0
         self.over = False
-        """Nothing follows in any stream."""
+        """All streams have ended."""
 
     async def read_new(self, job: JobId) -> list[LogSegment]:
         found: list[LogSegment] = []
         last: set[Stream] = set()
         for stream in self._ends:
-            for piece in await self._read(job, stream):
-                if piece.last:
+            for segment in await self._read(job, stream):
+                if segment.last:
                     last.add(stream)
-                if piece.data or piece.dropped:
-                    found.append(piece)
-                    self._ends[stream] = piece.at + len(piece.data)
+                if segment.data or segment.dropped:
+                    found.append(segment)
+                    self._ends[stream] = segment.at + len(segment.data)
         self.over = len(last) == len(self._ends)
         return found
 
     async def _read(self, job: JobId, stream: Stream) -> list[LogSegment]:
-        pieces = await self._read_chunks(job, stream)
-        if pieces and pieces[-1].attempt > self._attempt:
+        segments = await self._read_chunks(job, stream)
+        if segments and segments[-1].attempt > self._attempt:
             if self._attempt:
                 self._ends = dict.fromkeys(self._ends, 0)
-                pieces = await self._read_chunks(job, stream)
-            self._attempt = pieces[-1].attempt
-        return pieces
+                segments = await self._read_chunks(job, stream)
+            self._attempt = segments[-1].attempt
+        return segments
 
     async def _read_chunks(self, job: JobId, stream: Stream) -> list[LogSegment]:
         after = self._ends[stream]
@@ -138,35 +138,35 @@ class LogTail:
 
 
 async def read_first_frame(jobs: JobQueries, job: JobId) -> list[LogSegment]:
-    """What the first frame wrote; it comes a moment after the end of the frame, if anything does."""
+    """Output of the first frame; it is stored shortly after the frame ends, if there is any."""
     for _ in range(round(LOG_LAG_MAX_S / POLL_INTERVAL_S)):
-        pieces = await LogReader(jobs.database).read(job, most=READ_MAX)
-        if any(piece.last for piece in pieces):
-            return pieces
+        segments = await LogReader(jobs.database).read(job, most=READ_MAX)
+        if any(segment.last for segment in segments):
+            return segments
         await asyncio.sleep(POLL_INTERVAL_S)
     return await LogReader(jobs.database).read(job, most=READ_MAX)
 
 
-def write_logs(pieces: Sequence[LogSegment]) -> None:
+def write_logs(segments: Sequence[LogSegment]) -> None:
     with output.IgnoreBrokenPipe():
-        for piece in pieces:
-            if gap := piece.dropped + piece.lost:
-                why = "more than is kept" if piece.dropped else "lost on the way"
-                output.print_stderr(f"({pluralize(gap, 'byte')} of {piece.stream} are missing here: {why})")
+        for segment in segments:
+            if gap := segment.dropped + segment.lost:
+                why = "more than is kept" if segment.dropped else "lost on the way"
+                output.print_stderr(f"({pluralize(gap, 'byte')} of {segment.stream} are missing here: {why})")
             if sys.stdout.isatty():
-                sys.stdout.write(output.printable(piece.data.decode(errors="replace")))
+                sys.stdout.write(output.printable(segment.data.decode(errors="replace")))
             else:
-                sys.stdout.buffer.write(piece.data)
+                sys.stdout.buffer.write(segment.data)
                 sys.stdout.buffer.flush()
         sys.stdout.flush()
 
 
-def _data(piece: LogSegment) -> dict[str, object]:
+def _data(segment: LogSegment) -> dict[str, object]:
     return {
-        "attempt": piece.attempt,
-        "stream": piece.stream,
-        "at": piece.at,
-        "text": piece.data.decode(errors="replace"),
-        "dropped": piece.dropped,
-        "lost": piece.lost,
+        "attempt": segment.attempt,
+        "stream": segment.stream,
+        "at": segment.at,
+        "text": segment.data.decode(errors="replace"),
+        "dropped": segment.dropped,
+        "lost": segment.lost,
     }

@@ -1,3 +1,3 @@
 -- name: jobs_tasks
--- What the workers said of themselves that are up.
+-- Registrations of the workers that are up.
 SELECT hello FROM rota.worker WHERE state = 'up'

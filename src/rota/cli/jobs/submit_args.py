@@ -1,7 +1,7 @@
-"""What `rota submit` was told, made into a submission. No I/O but importing the app that declares the task.
+"""Builds a `Submission` from the arguments of `rota submit`. No I/O except importing the app that declares the task.
 
-A word after the task is JSON where it reads as JSON, `name=value` is an argument by its name, and anything else is
-text. What begins like JSON and is none was meant to be, and is refused.
+An argument of the task is JSON if it parses as JSON, a keyword argument if it is `name=value`, and otherwise text.
+Text that starts like JSON but does not parse is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _JSON_PREFIXES: Final = ("{", "[", '"')
 
 
 class SubmitArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line; None where nothing was said."""
+    """The command line; None for options that were not given."""
 
     task: str | None = None
     words: Sequence[str] = ()
@@ -73,32 +73,32 @@ class SubmitArgs(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
-def build_submission(wanted: SubmitArgs, actor: str, declared: Task[..., Any] | None = None) -> Submission:
-    """What is given wins over what the task declares, and that over what Rota takes to be meant."""
-    if wanted.file is not None:
-        if msgspec.structs.replace(wanted, file=None) != SubmitArgs():
+def build_submission(args: SubmitArgs, actor: str, declared: Task[..., Any] | None = None) -> Submission:
+    """Options take precedence over the task's declaration, and that over Rota's defaults."""
+    if args.file is not None:
+        if msgspec.structs.replace(args, file=None) != SubmitArgs():
             raise InvalidInput("A submission from a file says everything: leave the task and the other options out.")
-        return _submission_from_file(wanted.file, actor)
-    if bool(wanted.task) == bool(wanted.argv):
+        return _submission_from_file(args.file, actor)
+    if bool(args.task) == bool(args.argv):
         raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
     job: dict[str, Any] = {
-        "folder": wanted.folder,
-        "dept": wanted.dept,
-        "topic": wanted.topic or (declared.topic if declared else wanted.task),
-        "name": wanted.name,
-        "priority": _parse_priority(wanted.priority),
-        "labels": parse_labels(wanted.labels),
-        "requires": tuple(wanted.requires),
-        "max_wait_s": _parse_seconds(wanted.max_wait),
-        "max_cores": wanted.max_cores,
-        "after_failed": wanted.after_failed,
-        "run_at": _parse_start_time(wanted.at),
-        "idempotency_key": wanted.key,
+        "folder": args.folder,
+        "dept": args.dept,
+        "topic": args.topic or (declared.topic if declared else args.task),
+        "name": args.name,
+        "priority": _parse_priority(args.priority),
+        "labels": parse_labels(args.labels),
+        "requires": tuple(args.requires),
+        "max_wait_s": _parse_seconds(args.max_wait),
+        "max_cores": args.max_cores,
+        "after_failed": args.after_failed,
+        "run_at": _parse_start_time(args.at),
+        "idempotency_key": args.key,
     }
-    if wanted.deadline is not None:
-        job["budget"] = Budget(deadline_ms=round(parse_duration(wanted.deadline) * 1000))
-    layer = LayerSpec(**_layer_fields(wanted, declared.work if declared else None))
-    return Submission(show=wanted.show, layers=(layer,), actor_id=actor, actor_type=ACTOR_TYPE, **_drop_unset(job))
+    if args.deadline is not None:
+        job["budget"] = Budget(deadline_ms=round(parse_duration(args.deadline) * 1000))
+    layer = LayerSpec(**_layer_fields(args, declared.work if declared else None))
+    return Submission(show=args.show, layers=(layer,), actor_id=actor, actor_type=ACTOR_TYPE, **_drop_unset(job))
 
 
 def _submission_from_file(path: Path, actor: str) -> Submission:
@@ -111,7 +111,7 @@ def _submission_from_file(path: Path, actor: str) -> Submission:
     if not isinstance(given, dict):
         raise InvalidInput(f"{path} is no submission: write its fields, such as show and layers.")
     try:
-        # As msgpack, since JSON has no word for some numbers.
+        # msgpack, because JSON cannot represent some numbers.
         return decode_submission(
             msgspec.msgpack.encode({"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE} | given)
         )
@@ -119,25 +119,25 @@ def _submission_from_file(path: Path, actor: str) -> Submission:
         raise InvalidInput(f"{path} holds what cannot be submitted: {error}.") from error
 
 
-def _layer_fields(wanted: SubmitArgs, declared: Work | None) -> dict[str, Any]:
+def _layer_fields(args: SubmitArgs, declared: Work | None) -> dict[str, Any]:
     given = {
-        "task": wanted.task,
-        "argv": tuple(wanted.argv),
-        "input": parse_arguments(wanted.words),
-        "frames": wanted.frames,
-        "cores": wanted.cores,
-        "gpus": wanted.gpus,
-        "memory": wanted.memory,
-        "retries": wanted.retries,
-        "timeout_s": _parse_seconds(wanted.timeout),
-        "artifacts": tuple(wanted.artifacts),
-        "limits": parse_limits(wanted.limits) if wanted.limits else None,
+        "task": args.task,
+        "argv": tuple(args.argv),
+        "input": parse_arguments(args.words),
+        "frames": args.frames,
+        "cores": args.cores,
+        "gpus": args.gpus,
+        "memory": args.memory,
+        "retries": args.retries,
+        "timeout_s": _parse_seconds(args.timeout),
+        "artifacts": tuple(args.artifacts),
+        "limits": parse_limits(args.limits) if args.limits else None,
     }
     return (_declared_fields(declared) if declared else {}) | _drop_unset(given)
 
 
 def _declared_fields(work: Work) -> dict[str, Any]:
-    """What a task declares of its frames."""
+    """Fields of a layer as the task declares them."""
     tries = work.retries
     return {
         "cores": work.cores / 100,
@@ -155,40 +155,40 @@ def _drop_unset(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != () and value != {}}
 
 
-def load_declared_task(wanted: SubmitArgs) -> Task[..., Any] | None:
-    """The task as its app has it; None where no app is named."""
-    if wanted.app is None:
+def load_declared_task(args: SubmitArgs) -> Task[..., Any] | None:
+    """The task as its app declares it; None without `--app`."""
+    if args.app is None:
         return None
-    if wanted.task is None:
+    if args.task is None:
         raise InvalidInput("--app says what a task needs, and a command was given: leave it out.")
-    tasks = load_app.load(wanted.app, wanted.app_folder or Path.cwd()).tasks
-    if wanted.task not in tasks:
-        raise unknown_name_error("task", wanted.task, tasks)
-    return tasks[wanted.task]
+    tasks = load_app.load(args.app, args.app_folder or Path.cwd()).tasks
+    if args.task not in tasks:
+        raise unknown_name_error("task", args.task, tasks)
+    return tasks[args.task]
 
 
-def parse_arguments(words: Sequence[str]) -> dict[str, Any] | None:
-    """What a task is called with."""
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of the task."""
     args, kwargs = [], {}
-    for word in words:
-        by_name = _KEYWORD_ARGUMENT.fullmatch(word)
+    for text in texts:
+        by_name = _KEYWORD_ARGUMENT.fullmatch(text)
         if by_name is None:
-            args.append(_parse_value(word))
+            args.append(_parse_value(text))
         elif by_name[1] in kwargs:
             raise InvalidInput(f"The argument {by_name[1][:64]} was given twice: give it once.")
         else:
             kwargs[by_name[1]] = _parse_value(by_name[2])
-    return {"args": args, "kwargs": kwargs} if words else None
+    return {"args": args, "kwargs": kwargs} if texts else None
 
 
-def _parse_value(word: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
-        return msgspec.json.decode(word)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        if word.lstrip().startswith(_JSON_PREFIXES):
-            shown = word if len(word) <= 40 else f"{word[:37]}..."
+        if text.lstrip().startswith(_JSON_PREFIXES):
+            shown = text if len(text) <= 40 else f"{text[:37]}..."
             raise InvalidInput(f"The argument {shown} is no JSON: {str(error)[:200].rstrip('.')}.") from None
-        return word
+        return text
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:
@@ -226,7 +226,7 @@ def _parse_seconds(text: str | None) -> float | None:
 
 
 def _parse_start_time(text: str | None) -> datetime | None:
-    """A time of day in ISO 8601, in our time zone where it names none; or a while from now on."""
+    """An ISO 8601 time, in the local time zone unless it names one, or a duration from now."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How jobs look: tables, a bar and sentences for people, plain values for JSON. No I/O but the bar's."""
+"""Formats jobs: tables, bars and sentences for people, plain values for JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PRIORITY_NAMES: Final = {number: word for word, number in PRIORITIES.items()}
 
 
 class FrameValue(msgspec.Struct, frozen=True):
-    """What a frame returned; a problem where it cannot be read."""
+    """The return value of a frame, or the problem that prevents reading it."""
 
     value: Any = msgspec.UNSET
     problem: str | None = None
@@ -59,7 +59,7 @@ def submitted_page(submitted: SubmitResult, job: JobView) -> CliPage:
 def jobs_page(page: JobsPage, limit: int) -> CliPage:
     lines = page.items
     data = [msgspec.structs.asdict(line) for line in lines]
-    # Where few of many agree, the list ends before all were looked at.
+    # With a selective filter, the page can end before all jobs were scanned.
     more = [f"There may be more: `--after {page.next}` goes on."] if page.next and len(lines) < limit else []
     if not lines:
         return CliPage(data, [NO_JOBS, *more])
@@ -90,23 +90,23 @@ def state_style(state: JobState) -> str:
     return "cyan" if state in (JobState.DISPATCHED, JobState.RUNNING) else ""
 
 
-def retried_page(made: ResubmitResult) -> CliPage:
-    data = {"job": made.job, "retry_of": made.old, "frames": made.frames}
-    return CliPage(data, [f"Job {made.job} runs {pluralize(made.frames, 'frame')} of job {made.old} again."])
+def retried_page(result: ResubmitResult) -> CliPage:
+    data = {"job": result.job, "retry_of": result.old, "frames": result.frames}
+    return CliPage(data, [f"Job {result.job} runs {pluralize(result.frames, 'frame')} of job {result.old} again."])
 
 
 def _duration_text(began: datetime, ended: datetime | None) -> str:
     return "" if ended is None else humanize_duration(max(0.0, (ended - began).total_seconds()))
 
 
-def job_page(job: JobView, left: tuple[int, int] = (0, 0)) -> CliPage:
-    """`left` is how many artifacts it has, and how many bytes they are."""
+def job_page(job: JobView, artifact_totals: tuple[int, int] = (0, 0)) -> CliPage:
+    """`artifact_totals` is the number of artifacts and their total size in bytes."""
     layers = Table(
         ("layer", "runs", "frames", "needs", *(_state_label(state) for state in _present_states(job)), "id"),
         [(*_layer_row(layer, _present_states(job)), layer.id) for layer in job.layers],
         wide=("id",),
     )
-    files, size = left
+    files, size = artifact_totals
     facts = _fact_lines(job)
     if files:
         facts.append(
@@ -121,7 +121,7 @@ def _headline(job: JobView) -> str:
 
 
 def reason_meaning(reason: str) -> str:
-    """In a sentence; nothing for what is no word of `rota.model.reasons`."""
+    """The meaning of a reason code; empty when `rota.model.reasons` does not have it."""
     try:
         return Reason(reason).meaning
     except ValueError:
@@ -131,7 +131,7 @@ def reason_meaning(reason: str) -> str:
 def _reason_suffix(reason: str | None) -> str:
     if reason is None:
         return ""
-    return f" ({reason}: {told.rstrip('.')})" if (told := reason_meaning(reason)) else f" ({reason})"
+    return f" ({reason}: {meaning.rstrip('.')})" if (meaning := reason_meaning(reason)) else f" ({reason})"
 
 
 def _fact_lines(job: JobView) -> list[str]:
@@ -148,15 +148,15 @@ def _fact_lines(job: JobView) -> list[str]:
     return facts
 
 
-def _policy_text(said: PolicyDecisionView) -> str:
-    by = f"rule {said.rule}" if said.rule else "its default"
-    of = f" of snapshot {said.snapshot[:12]}" if said.snapshot else ", without asking it"
-    limits = f"; {json_text(said.constraints)}" if said.constraints else ""
-    return f"says {said.says.value} by {by}{of}{f': {said.reason}' if said.reason else ''}{limits}"
+def _policy_text(decision: PolicyDecisionView) -> str:
+    by = f"rule {decision.rule}" if decision.rule else "its default"
+    of = f" of snapshot {decision.snapshot[:12]}" if decision.snapshot else ", without asking it"
+    limits = f"; {json_text(decision.constraints)}" if decision.constraints else ""
+    return f"says {decision.says.value} by {by}{of}{f': {decision.reason}' if decision.reason else ''}{limits}"
 
 
 def _present_states(job: JobView) -> list[FrameState]:
-    """States that some frame is in, live ones first."""
+    """States of at least one frame, live ones first."""
     return [state for state in FrameState if any(state in layer.counts for layer in job.layers)]
 
 
@@ -193,8 +193,8 @@ def cores_with_unit(amount: int) -> str:
 
 def _history_text(job: JobView) -> str:
     steps = [
-        f"{moment.state} {_format_clock(moment.at)}" + (f" ({moment.reason})" if moment.reason else "")
-        for moment in job.history
+        f"{change.state} {_format_clock(change.at)}" + (f" ({change.reason})" if change.reason else "")
+        for change in job.history
     ]
     return "  " + " > ".join(steps)
 
@@ -204,7 +204,7 @@ def job_data(job: JobView) -> dict[str, object]:
     data["details"] = _to_plain(job.details)
     data["policy"] = _to_plain(job.policy) if job.policy is not None else None
     data["layers"] = [layer_data(layer) for layer in job.layers]
-    data["history"] = [msgspec.structs.asdict(moment) for moment in job.history]
+    data["history"] = [msgspec.structs.asdict(change) for change in job.history]
     return data
 
 
@@ -226,7 +226,7 @@ def layer_data(layer: Layer) -> dict[str, object]:
 
 
 def _to_plain(struct: msgspec.Struct) -> object:
-    """Without what was never said; what only msgpack can write is told as text."""
+    """Without unset fields; values that only msgpack can encode become text."""
     return msgspec.json.decode(msgspec.json.encode(struct, enc_hook=str))
 
 
@@ -253,10 +253,10 @@ def results_page(job: JobView, found: Sequence[tuple[Layer, FrameEnd, FrameValue
     silent = sum(layer.counts.get(FrameState.SUCCEEDED, 0) for layer in job.layers)
     silent -= sum(end.state is FrameState.SUCCEEDED for _, end, _ in found)
     if not found:
-        told = (
+        why = (
             f"{pluralize(silent, 'frame')} succeeded and returned nothing" if silent else "no frame of it has ended yet"
         )
-        return CliPage(data, [f"Job {job.id} has no results: {told}."])
+        return CliPage(data, [f"Job {job.id} has no results: {why}."])
     several_layers = len(job.layers) > 1
     rows = [
         (
@@ -297,9 +297,9 @@ def value_data(value: FrameValue) -> dict[str, object]:
     return {"value": None if value.value is msgspec.UNSET else value.value}
 
 
-def cancelled_page(jobs: Sequence[JobView], marked: Sequence[bool]) -> CliPage:
+def cancelled_page(jobs: Sequence[JobView], requested: Sequence[bool]) -> CliPage:
     data, parts = [], []
-    for job, was_live in zip(jobs, marked, strict=True):
+    for job, was_live in zip(jobs, requested, strict=True):
         data.append({"job": job.id, "state": job.state, "changed": was_live})
         parts.append(_cancelled_text(job, was_live=was_live))
     return CliPage(data, parts)

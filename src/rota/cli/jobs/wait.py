@@ -1,6 +1,6 @@
-"""Waiting for a job to end: looking again and again, with a picture of how far it is where a person looks.
+"""Polls a job until it ends, with a progress display on a terminal.
 
-If it is interrupted the job goes on. The exit status tells how the job ended (`rota.cli.core.exit_codes`).
+If the wait is interrupted, the job continues. The exit status says how the job ended (`rota.cli.core.exit_codes`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ async def wait_until_ended(
     *,
     form: OutputFormat,
     within_s: float | None = None,
-    picture: ProgressBar | JobProgressDisplay | None = None,
+    display: ProgressBar | JobProgressDisplay | None = None,
 ) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     try:
-        job = await _poll_until_ended(jobs, which, within_s, picture or ProgressBar())
+        job = await _poll_until_ended(jobs, which, within_s, display or ProgressBar())
     except asyncio.CancelledError:
         output.print_stderr(
             f"Not waiting any more; the job goes on: `rota job wait {which}`, `rota job cancel {which}`."
@@ -60,15 +60,15 @@ async def wait_until_ended(
 
 
 async def _poll_until_ended(
-    jobs: JobQueries, which: JobId, within_s: float | None, picture: ProgressBar | JobProgressDisplay
+    jobs: JobQueries, which: JobId, within_s: float | None, display: ProgressBar | JobProgressDisplay
 ) -> JobView:
-    """The job as it ended, or as it is when the time is over."""
+    """The job as it ended, or its state at the deadline."""
     deadline = None if within_s is None else time.monotonic() + within_s
     pause_s = POLL_INTERVAL_MIN_S
-    with picture:
+    with display:
         while True:
             job = await jobs.get(which)
-            picture.show(job)
+            display.show(job)
             if job.state.terminal or (deadline is not None and time.monotonic() >= deadline):
                 return job
             await asyncio.sleep(pause_s if deadline is None else min(pause_s, max(0.0, deadline - time.monotonic())))
@@ -76,7 +76,7 @@ async def _poll_until_ended(
 
 
 async def _ended_page(jobs: JobQueries, job: JobView, settings: Settings) -> CliPage:
-    """With what it returned, when that is one value."""
+    """Includes the return value when the job has a single frame."""
     failed = [end for layer in job.layers for end in await _failures(jobs, layer)]
     single = _is_one_frame(job) and job.state is JobState.SUCCEEDED
     layer = job.layers[0]

@@ -1,6 +1,6 @@
-"""The picture of `rota job watch`: a bar for each layer, redrawn in place; in a pipe, a line when it has changed.
+"""Live display of `rota job watch`: a bar for each layer, redrawn in place; in a pipe, one line per change.
 
-It is drawn on standard error: standard output is for how the job ended.
+It is written to standard error; standard output is for the result of the job.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 LAYERS_SHOWN_MAX: Final = 12
 BAR_CELLS: Final = 24
 LINE_INTERVAL_S: Final = 1.0
-"""In a pipe, a line at most so often."""
+"""Minimum interval between lines in a pipe."""
 PACE_WINDOW_S: Final = 15.0
-"""How far back the pace is taken from."""
+"""Window over which the pace is measured."""
 _COLOURS: Final = {
     FrameState.SUCCEEDED: "green",
     FrameState.OUTPUT_QUARANTINED: "magenta",
@@ -36,14 +36,14 @@ _COLOURS: Final = {
     FrameState.CANCELLED: "yellow",
     FrameState.DISPATCHED: "cyan",
 }
-"""In the order in which they are drawn; what waits is left empty."""
+"""In drawing order; waiting frames are left empty."""
 
 
 class JobProgressDisplay:
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._told = ""
-        self._told_at = float("-inf")
+        self._last_line = ""
+        self._last_line_at = float("-inf")
         self._pace: deque[tuple[float, int]] = deque()
 
     def __enter__(self) -> Self:
@@ -66,12 +66,12 @@ class JobProgressDisplay:
         if self._live is not None:
             self._live.update(self._render(job), refresh=True)
         elif (
-            now - self._told_at >= LINE_INTERVAL_S
-            and (line := _progress_line(job)) != self._told
+            now - self._last_line_at >= LINE_INTERVAL_S
+            and (line := _progress_line(job)) != self._last_line
             and not job.state.terminal
         ):
             output.print_stderr(line)
-            self._told, self._told_at = line, now
+            self._last_line, self._last_line_at = line, now
 
     def _render(self, job: JobView) -> RenderableType:
         from rich.console import Group
@@ -107,7 +107,7 @@ class JobProgressDisplay:
 
 
 def layer_bar(layer: Layer, cells: int = BAR_CELLS) -> Text:
-    """Its frames, coloured by how they are."""
+    """The frames of a layer, coloured by state."""
     from rich.text import Text
 
     text, filled, total = Text(), 0, max(1, layer.frames.count)
