@@ -1,0 +1,1 @@
+"""`rota agents`: lists and controls recurring agents, in PostgreSQL and Redis."""

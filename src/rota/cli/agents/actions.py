@@ -1,4 +1,4 @@
-"""`rota agents`: each command is one change with its audit entry, or one read."""
+"""`rota agents`: each command is one read, or one change with its audit entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rota.model.units import humanize_duration
 
 NO_AGENTS = "There is no agent: `@app.agent(every=...)` declares one, and `rota worker APP` runs it."
 CLOCK_SKEW_MAX = timedelta(seconds=5)
-"""What this machine calls now may lie in the future of Redis."""
+"""Tolerance for a local clock that is ahead of Redis."""
 
 
 def run(settings: Settings, work: Callable[[AgentAdmin], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -74,39 +74,39 @@ async def show_agent(admin: AgentAdmin, name: str) -> CliPage:
 
 async def pause_agent(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.pause(name)
-    told = f"Agent {name} is paused." if changed else f"Nothing changed: agent {name} was paused before."
-    return CliPage({"agent": name, "changed": changed}, [told])
+    text = f"Agent {name} is paused." if changed else f"Nothing changed: agent {name} was paused before."
+    return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def resume_agent(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.resume(name)
-    told = (
+    text = (
         f"Agent {name} runs again, next {_due_text(await admin.show(name))}."
         if changed
         else "Nothing changed: it runs."
     )
-    return CliPage({"agent": name, "changed": changed}, [told])
+    return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def trigger_agent(admin: AgentAdmin, name: str) -> CliPage:
     now = await admin.trigger(name)
-    told = f"Agent {name} is due now." if now else f"Agent {name} runs; it will once more when that run has ended."
-    return CliPage({"agent": name, "queued": not now}, [told])
+    text = f"Agent {name} is due now." if now else f"Agent {name} runs; it will once more when that run has ended."
+    return CliPage({"agent": name, "queued": not now}, [text])
 
 
 async def backfill_agent(admin: AgentAdmin, name: str, since: str, until: str) -> CliPage:
-    told = await admin.backfill(
+    backfill = await admin.backfill(
         name, _parse_time(since), _parse_time(until) if until else datetime.now(UTC) - CLOCK_SKEW_MAX
     )
-    span_told = f"from {_format_time(told.first)} to {_format_time(told.last)}"
-    data: dict[str, Any] = {"agent": name, **msgspec.to_builtins(told)}
-    return CliPage(data, [f"Agent {name} runs {told.runs} times more, {span_told}, one by one."])
+    span = f"from {_format_time(backfill.first)} to {_format_time(backfill.last)}"
+    data: dict[str, Any] = {"agent": name, **msgspec.to_builtins(backfill)}
+    return CliPage(data, [f"Agent {name} runs {backfill.runs} times more, {span}, one by one."])
 
 
 async def stop_backfill(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.stop_backfill(name)
-    told = f"The backfill of agent {name} is over." if changed else f"Nothing changed: agent {name} has no backfill."
-    return CliPage({"agent": name, "changed": changed}, [told])
+    text = f"The backfill of agent {name} is over." if changed else f"Nothing changed: agent {name} has no backfill."
+    return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def remove_agent(admin: AgentAdmin, name: str) -> CliPage:
@@ -124,11 +124,12 @@ async def agent_history(admin: AgentAdmin, name: str, most: int) -> CliPage:
 
 
 async def agents_health(admin: AgentAdmin) -> CliPage:
-    told = await health_summary.summarize_health(admin, datetime.now(UTC))
-    counted = ", ".join(f"{count} {state}" for state, count in told.agents.items()) or "no agents"
-    lines = [f"{told.health}: {counted}, run by {len(told.members)} replicas.", *(f"{each}." for each in told.reasons)]
-    members = [Table(("replica",), [(name,) for name in told.members])] if told.members else []
-    return CliPage(msgspec.to_builtins(told), [*lines, *members])
+    health = await health_summary.summarize_health(admin, datetime.now(UTC))
+    counts = ", ".join(f"{count} {state}" for state, count in health.agents.items()) or "no agents"
+    lines = [f"{health.health}: {counts}, run by {len(health.members)} replicas."]
+    lines += [f"{each}." for each in health.reasons]
+    members = [Table(("replica",), [(name,) for name in health.members])] if health.members else []
+    return CliPage(msgspec.to_builtins(health), [*lines, *members])
 
 
 def _parse_time(text: str) -> datetime:
@@ -181,8 +182,8 @@ def _due_text(agent: AgentView) -> str:
     return f"in {humanize_duration(left_s)}" if left_s > 0 else "now"
 
 
-def _elapsed_text(moment: datetime) -> str:
-    return humanize_duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+def _elapsed_text(started: datetime) -> str:
+    return humanize_duration(max(0.0, (datetime.now(UTC) - started).total_seconds()))
 
 
 def _format_time(at: datetime) -> str:
@@ -190,5 +191,5 @@ def _format_time(at: datetime) -> str:
 
 
 def _data(agent: AgentView) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(agent)
-    return told
+    data: dict[str, Any] = msgspec.to_builtins(agent)
+    return data

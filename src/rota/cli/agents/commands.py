@@ -1,4 +1,4 @@
-"""`rota agents`: recurring work, and what can be done with it."""
+"""Typer commands of `rota agents`."""
 
 from __future__ import annotations
 

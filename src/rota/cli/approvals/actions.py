@@ -1,4 +1,4 @@
-"""`rota approvals`: works on PostgreSQL, as the user of this process, who is an operator of every show."""
+"""`rota approvals`: works directly on PostgreSQL, as the current user, who is an operator of every show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT_CHARS_MAX: Final = 2000
 
 class ApprovalContext:
     def __init__(self, database: Database) -> None:
-        # What is approved or denied here was never queued, so nothing is booked, and Redis need not hear of it.
+        # No Redis: a job that waits for approval was never queued, so nothing is booked.
         finisher = Finisher(database, Queue(database), AccountingService(database, None))
         self.approver = Approver(database, AdmissionController(database, finisher))
         self.jobs = JobQueries(database)
@@ -55,8 +55,8 @@ def run(settings: Settings, work: Callable[[ApprovalContext], Awaitable[CliPage]
     print_page(asyncio.run(done()), form=form)
 
 
-async def list_approvals(desk: ApprovalContext, state: str, limit: int) -> CliPage:
-    found = await desk.approver.approvals.list(state=_parse_state(state), most=limit)
+async def list_approvals(approvals: ApprovalContext, state: str, limit: int) -> CliPage:
+    found = await approvals.approver.approvals.list(state=_parse_state(state), most=limit)
     data = [msgspec.to_builtins(approval_view(each)) for each in found]
     if not found:
         return CliPage(data, [NO_APPROVALS if state == "pending" else "There is no such approval."])
@@ -64,17 +64,17 @@ async def list_approvals(desk: ApprovalContext, state: str, limit: int) -> CliPa
     return CliPage(data, [Table(columns, [_row(each) for each in found])])
 
 
-async def show_approval(desk: ApprovalContext, which: str) -> CliPage:
-    found = await desk.approver.find(which)
+async def show_approval(approvals: ApprovalContext, which: str) -> CliPage:
+    found = await approvals.approver.find(which)
     lines: list[str | Table] = [*_summary_lines(found)]
     data: dict[str, object] = {"approval": msgspec.to_builtins(approval_view(found)), "job": None, "step": None}
     if found.kind == "step":
-        step = await desk.steps.step_approval_view(found)
+        step = await approvals.steps.step_approval_view(found)
         lines += ["", *_step_lines(step)] if step is not None else ["The run is not kept any more."]
         data["step"] = msgspec.to_builtins(step)
     else:
         try:
-            job = await desk.jobs.get(parse_id(JobId, found.subject))
+            job = await approvals.jobs.get(parse_id(JobId, found.subject))
         except NotFound:
             lines.append("The job is not kept any more.")
         else:
@@ -84,19 +84,19 @@ async def show_approval(desk: ApprovalContext, which: str) -> CliPage:
     return CliPage(data, lines)
 
 
-async def approve(desk: ApprovalContext, which: str, reason: str) -> CliPage:
-    said = await desk.approver.approve(await desk.approver.find(which), desk.voter, reason)
-    return _vote_page(said, "Nothing changed: that was said before.")
+async def approve(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
+    result = await approvals.approver.approve(await approvals.approver.find(which), approvals.voter, reason)
+    return _vote_page(result, "Nothing changed: that was said before.")
 
 
-async def reject(desk: ApprovalContext, which: str, reason: str) -> CliPage:
-    said = await desk.approver.reject(await desk.approver.find(which), desk.voter, reason)
-    return _vote_page(said, "Nothing changed: it was refused before.")
+async def reject(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
+    result = await approvals.approver.reject(await approvals.approver.find(which), approvals.voter, reason)
+    return _vote_page(result, "Nothing changed: it was refused before.")
 
 
-def _vote_page(said: VoteResult, unchanged: str) -> CliPage:
-    data = {"approval": msgspec.to_builtins(approval_view(said.approval)), "changed": said.changed}
-    return CliPage(data, [_outcome_text(said.approval) if said.changed else unchanged])
+def _vote_page(result: VoteResult, unchanged: str) -> CliPage:
+    data = {"approval": msgspec.to_builtins(approval_view(result.approval)), "changed": result.changed}
+    return CliPage(data, [_outcome_text(result.approval) if result.changed else unchanged])
 
 
 def _outcome_text(approval: Approval) -> str:
@@ -151,12 +151,12 @@ def _remaining_text(approval: Approval) -> str:
 def _summary_lines(approval: Approval) -> list[str]:
     by = f"rule {approval.rule}" if approval.rule else "the policy"
     by += f" of snapshot {approval.snapshot[:12]}" if approval.snapshot else ""
-    by, did = ("its workflow", "started") if approval.kind == "step" else (by, "submitted")
+    by, verb = ("its workflow", "started") if approval.kind == "step" else (by, "submitted")
     who = ", ".join(approval.approvers) or f"every operator of {approval.show}"
     lines = [
         f"Approval {approval.id} of {approval.kind} {approval.subject}: {approval.state}",
         f"  asked for by {by}{f': {approval.reason}' if approval.reason else ''}",
-        f"  {did} by {approval.principal or approval.actor or 'nobody who is known'}, {_age_text(approval)} ago",
+        f"  {verb} by {approval.principal or approval.actor or 'nobody who is known'}, {_age_text(approval)} ago",
         f"  {approval.agreed} of {approval.quorum} have agreed; may: {who}",
     ]
     if left := _remaining_text(approval):
@@ -181,7 +181,7 @@ def _step_lines(step: StepApprovalView) -> list[str]:
 
 
 def _layer_lines(job: JobView) -> list[str]:
-    """What its layers are called with; secrets in it are masked, here as everywhere."""
+    """Input and environment of each layer, with secrets masked."""
     lines = []
     for layer in job.layers:
         lines.append(f"  {layer.name} runs {layer.work.task or ' '.join(layer.work.argv)}")

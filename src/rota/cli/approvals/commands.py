@@ -1,4 +1,4 @@
-"""`rota approvals`: what waits for people to agree, and what they say."""
+"""Typer commands of `rota approvals`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def approvals_list(
     """What waits for people to agree, the oldest first."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda desk: approvals_actions.list_approvals(desk, state, limit))
+    _print(context, form, lambda approvals: approvals_actions.list_approvals(approvals, state, limit))
 
 
 @approvals_app.command("show")
@@ -47,7 +47,7 @@ def approvals_show(context: typer.Context, which: ApprovalArg, form: OutputOptio
     """Exactly what is to be approved: the job or step, what asks for it, who may agree, and the time left."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda desk: approvals_actions.show_approval(desk, which))
+    _print(context, form, lambda approvals: approvals_actions.show_approval(approvals, which))
 
 
 @approvals_app.command("approve")
@@ -57,7 +57,7 @@ def approvals_approve(
     """Agree. Once enough have, the job or step goes on; who submitted or started it cannot."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda desk: approvals_actions.approve(desk, which, reason))
+    _print(context, form, lambda approvals: approvals_actions.approve(approvals, which, reason))
 
 
 @approvals_app.command("reject")
@@ -67,7 +67,7 @@ def approvals_reject(
     """Refuse: the job or step is denied."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda desk: approvals_actions.reject(desk, which, reason))
+    _print(context, form, lambda approvals: approvals_actions.reject(approvals, which, reason))
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[ApprovalContext], Awaitable[CliPage]]) -> None:

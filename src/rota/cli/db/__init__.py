@@ -1,0 +1,1 @@
+"""`rota db` and `rota audit`; `open_database` is how every command reaches PostgreSQL."""

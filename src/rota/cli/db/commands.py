@@ -1,4 +1,4 @@
-"""`rota db` and `rota audit`: the schema and the audit log, through a URL or the local stack that is up here."""
+"""`rota db` and `rota audit`: the schema and the audit log, at `postgres.url` or in the local stack."""
 
 from __future__ import annotations
 

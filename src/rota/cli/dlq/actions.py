@@ -1,9 +1,11 @@
-"""`rota dlq`: look at what was given up, and decide what becomes of it.
+"""`rota dlq`: lists dead letters and failed frames, and retries, moves, discards or purges them.
 
-An act is counted, asked for and done, in three steps with no connection open while a person thinks. It touches nothing
-that came after the count and never more than was counted; what somebody else took meanwhile is told. It is done in
-batches, each with its audit entry: whoever dies, or loses the reply, between two has done a part, and the same command
-does the rest. What is named by id is done in one transaction, all of it or nothing.
+An action counts the entries, asks for confirmation and then applies, with no connection open while it waits for the
+answer. It never touches entries newer than the count, nor more of them; entries that another process removed in the
+meantime are reported.
+
+With filters it runs in batches, each one transaction with its audit entry: after a crash or a lost reply between two
+batches, the same command does the rest. Entries named by id are changed in one transaction, all or none.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ DlqActionName = Literal["retry", "move", "discard", "purge"]
 
 
 class DlqAction(msgspec.Struct, frozen=True):
-    """What can be done, in the words in which it is asked for and told."""
+    """An action and its texts: the question, the dry-run result and the result."""
 
     name: DlqActionName
     question: str
@@ -66,7 +68,7 @@ DLQ_ACTIONS: Final[Mapping[DlqActionName, DlqAction]] = {
 
 
 class DlqSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed to say which."""
+    """The selection as typed."""
 
     ids: Sequence[str] | None = None
     queue: str | None = None
@@ -78,7 +80,7 @@ class DlqSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> dict[str, object]:
-        """What is set, without the limit, which chooses nothing."""
+        """Filters that are set, without `limit`, which selects nothing."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value and name != "limit"}
 
 
@@ -90,93 +92,97 @@ class DlqRequest(msgspec.Struct, frozen=True):
 
 
 class DlqMatchCount(msgspec.Struct, frozen=True):
-    """`number` of the `matched` would be touched; `which` is what they agree with."""
+    """The action applies to `number` of the `matched` entries that match `which`."""
 
     which: DeadLetterFilter | FailedFilter
     matched: int
     number: int
 
 
-def show_list(settings: Settings, given: DlqSelection, *, failed: bool, after: str | None, form: OutputFormat) -> None:
+def show_list(
+    settings: Settings, selection: DlqSelection, *, failed: bool, after: str | None, form: OutputFormat
+) -> None:
     start = _parse_entry_id(after) if after is not None else -1
-    limit = given.limit or 0
+    limit = selection.limit or 0
     check_count("entries to list", limit, REMOVE_MAX)
 
-    async def found() -> CliPage:
+    async def load() -> CliPage:
         async with open_queue(settings) as queue:
-            pile = group_for(settings, queue, await _build_filter(queue, given, failed=failed))
-            return dlq_view.list_page(await pile.find(start, limit), await pile.count(), pile.noun)
+            group = group_for(settings, queue, await _build_filter(queue, selection, failed=failed))
+            return dlq_view.list_page(await group.find(start, limit), await group.count(), group.noun)
 
-    print_page(asyncio.run(found()), form=form)
+    print_page(asyncio.run(load()), form=form)
 
 
 def show_entry(settings: Settings, text: str, *, failed: bool, form: OutputFormat) -> None:
-    one = _parse_entry_id(text)
+    entry_id = _parse_entry_id(text)
 
-    async def found() -> CliPage:
+    async def load() -> CliPage:
         async with open_queue(settings) as queue:
-            pile = group_for(settings, queue, FailedFilter(tokens=[one]) if failed else DeadLetterFilter(ids=[one]))
-            for each in await pile.find(-1, 1):
+            group = group_for(
+                settings, queue, FailedFilter(tokens=[entry_id]) if failed else DeadLetterFilter(ids=[entry_id])
+            )
+            for each in await group.find(-1, 1):
                 return dlq_view.entry_page(each)
-            raise await pile.missing_error()
+            raise await group.missing_error()
 
-    print_page(asyncio.run(found()), form=form)
+    print_page(asyncio.run(load()), form=form)
 
 
-def run_action(settings: Settings, asked: DlqRequest, *, yes: bool, dry_run: bool, form: OutputFormat) -> int:
-    """The exit status: 1 when it was declined."""
-    _check_selection(asked)
-    counted = asyncio.run(_count_matches(settings, asked))
+def run_action(settings: Settings, request: DlqRequest, *, yes: bool, dry_run: bool, form: OutputFormat) -> int:
+    """Returns the exit status: 1 when the user declined."""
+    _check_selection(request)
+    counted = asyncio.run(_count_matches(settings, request))
     done = None
     if counted.number and not dry_run:
-        if not yes and not _confirm(asked.act.question.format(_amount_text(asked, counted))):
+        if not yes and not _confirm(request.act.question.format(_amount_text(request, counted))):
             sys.stderr.write("Nothing was changed.\n")
             return 1
-        done = asyncio.run(_apply(settings, asked, counted))
-    noun = _noun(asked)
-    told = (
-        asked.act.would.format(_amount_text(asked, counted))
+        done = asyncio.run(_apply(settings, request, counted))
+    noun = _noun(request)
+    text = (
+        request.act.would.format(_amount_text(request, counted))
         if done is None
-        else _done_text(asked, counted, len(done.gone))
+        else _done_text(request, counted, len(done.gone))
     )
-    page = dlq_view.action_page(asked.act.name, noun, counted.matched, counted.number, done, told)
+    page = dlq_view.action_page(request.act.name, noun, counted.matched, counted.number, done, text)
     print_page(page, form=form)
     return 0
 
 
-def _check_selection(asked: DlqRequest) -> None:
-    if asked.given.limit is not None:
-        check_count(f"{_noun(asked)}s", asked.given.limit, ID_LIMIT)
-        if asked.given.ids:
+def _check_selection(request: DlqRequest) -> None:
+    if request.given.limit is not None:
+        check_count(f"{_noun(request)}s", request.given.limit, ID_LIMIT)
+        if request.given.ids:
             raise InvalidInput("--limit goes with filters: ids that are named are all meant.")
-    if asked.given.filters or asked.everything:
+    if request.given.filters or request.everything:
         return
     options = "--queue, --reason, --job or --older-than"
-    if asked.act.name == "purge":
+    if request.act.name == "purge":
         options = f"--kind, {options}"
-    more = "" if asked.act.needs_filter else ", or take --all"
-    raise InvalidInput(f"Say which {_noun(asked)}s to {asked.act.name}: name ids, or filter by {options}{more}.")
+    more = "" if request.act.needs_filter else ", or take --all"
+    raise InvalidInput(f"Say which {_noun(request)}s to {request.act.name}: name ids, or filter by {options}{more}.")
 
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         words = question[0].lower() + question[1:-1]
         raise InvalidInput(f"Nobody is there to be asked whether to {words}: say --yes, or --dry-run to only see that.")
-    sys.stderr.write(f"{question} [y/N] ")  # not on standard output, which is the answer's
+    sys.stderr.write(f"{question} [y/N] ")  # standard output is for the result
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-async def _count_matches(settings: Settings, asked: DlqRequest) -> DlqMatchCount:
+async def _count_matches(settings: Settings, request: DlqRequest) -> DlqMatchCount:
     async with open_queue(settings) as queue:
-        which = await _build_filter(queue, asked.given, failed=asked.failed)
-        if asked.act.name == "retry" and isinstance(which, DeadLetterFilter):
+        which = await _build_filter(queue, request.given, failed=request.failed)
+        if request.act.name == "retry" and isinstance(which, DeadLetterFilter):
             which = _retry_filter(which)
-        pile = group_for(settings, queue, which)
-        matched = await pile.count()
-        if matched < len(pile.named):
-            raise await pile.missing_error()
-        return DlqMatchCount(which, matched, min(matched, asked.given.limit or matched))
+        group = group_for(settings, queue, which)
+        matched = await group.count()
+        if matched < len(group.named):
+            raise await group.missing_error()
+        return DlqMatchCount(which, matched, min(matched, request.given.limit or matched))
 
 
 def _retry_filter(which: DeadLetterFilter) -> DeadLetterFilter:
@@ -187,19 +193,19 @@ def _retry_filter(which: DeadLetterFilter) -> DeadLetterFilter:
     return msgspec.structs.replace(which, kind=which.kind or "frame")
 
 
-async def _apply(settings: Settings, asked: DlqRequest, counted: DlqMatchCount) -> DlqActionResult:
-    """What was touched; each turn of the loop removes some or is the last."""
+async def _apply(settings: Settings, request: DlqRequest, counted: DlqMatchCount) -> DlqActionResult:
+    """Remove matching entries in batches; every pass removes some or is the last."""
     done = DlqActionResult()
     async with open_queue(settings) as queue:
-        pile = group_for(settings, queue, counted.which)
+        group = group_for(settings, queue, counted.which)
         while len(done.gone) < counted.number:
             async with queue.database.transaction() as tx:
                 most = min(REMOVE_MAX, counted.number - len(done.gone))
-                removed = await pile.remove(asked.act.name, most, tx)
-                if pile.named and len(removed.gone) < counted.number:
-                    raise await pile.missing_error()
+                removed = await group.remove(request.act.name, most, tx)
+                if group.named and len(removed.gone) < counted.number:
+                    raise await group.missing_error()
                 if removed.gone:
-                    await audit.append(tx, [_audit_entry(asked, removed)])
+                    await audit.append(tx, [_audit_entry(request, removed)])
                 failpoints.hit("dlq.after_batch_before_commit")
             done = DlqActionResult([*done.gone, *removed.gone], [*done.jobs, *removed.jobs])
             if not removed.gone:
@@ -207,41 +213,41 @@ async def _apply(settings: Settings, asked: DlqRequest, counted: DlqMatchCount) 
     return done
 
 
-def _audit_entry(asked: DlqRequest, removed: DlqActionResult) -> AuditEntry:
-    given = {name: value for name, value in asked.given.filters.items() if name != "ids"}
-    detail = {"given": given, "number": len(removed.gone), "first_ids": removed.gone[:IDS_IN_AUDIT]}
+def _audit_entry(request: DlqRequest, removed: DlqActionResult) -> AuditEntry:
+    filters = {name: value for name, value in request.given.filters.items() if name != "ids"}
+    detail = {"given": filters, "number": len(removed.gone), "first_ids": removed.gone[:IDS_IN_AUDIT]}
     if removed.jobs:
         detail["jobs"] = [str(each.job) for each in removed.jobs[:IDS_IN_AUDIT]]
-    return AuditEntry(current_actor(), f"dlq.{asked.act.name}", f"{_noun(asked).replace(' ', '_')}s", detail)
+    return AuditEntry(current_actor(), f"dlq.{request.act.name}", f"{_noun(request).replace(' ', '_')}s", detail)
 
 
-async def _build_filter(queue: Queue, given: DlqSelection, *, failed: bool) -> DeadLetterFilter | FailedFilter:
-    """By the clock of PostgreSQL, and nothing that came after this moment."""
-    ids = sorted({_parse_entry_id(text) for text in given.ids}) if given.ids else None
+async def _build_filter(queue: Queue, selection: DlqSelection, *, failed: bool) -> DeadLetterFilter | FailedFilter:
+    """The filter, limited to entries up to now by PostgreSQL's clock."""
+    ids = sorted({_parse_entry_id(text) for text in selection.ids}) if selection.ids else None
     if ids:
         check_count("ids", len(ids), REMOVE_MAX)
     job = None
-    if given.job is not None:
-        job = parse_full_id(given.job) or await find_job(JobQueries(queue.database), given.job)
-    age_s = _parse_age_s(given.older_than) if given.older_than is not None else 0.0
+    if selection.job is not None:
+        job = parse_full_id(selection.job) or await find_job(JobQueries(queue.database), selection.job)
+    age_s = _parse_age_s(selection.older_than) if selection.older_than is not None else 0.0
     before = (await storage_report.storage_state(queue.database)).as_of - timedelta(seconds=age_s)
-    if given.reason is not None and not 0 < len(given.reason) <= 100:
+    if selection.reason is not None and not 0 < len(selection.reason) <= 100:
         raise InvalidInput("A reason is a code of 1 to 100 characters, as `rota dlq list` shows it.")
-    if given.queue is not None:
-        await _check_queue(queue, given.queue)
+    if selection.queue is not None:
+        await _check_queue(queue, selection.queue)
     if not failed:
         return DeadLetterFilter(
-            ids=ids, kind=given.kind, reason=given.reason, queue=given.queue, job=job, before=before
+            ids=ids, kind=selection.kind, reason=selection.reason, queue=selection.queue, job=job, before=before
         )
-    if given.kind is not None and given.kind != "frame":
+    if selection.kind is not None and selection.kind != "frame":
         raise InvalidInput(
-            f"Only frames fail and are kept: leave out --failed to see dead letters of kind {given.kind}."
+            f"Only frames fail and are kept: leave out --failed to see dead letters of kind {selection.kind}."
         )
-    return FailedFilter(tokens=ids, reason=given.reason, queue=given.queue, job=job, before=before)
+    return FailedFilter(tokens=ids, reason=selection.reason, queue=selection.queue, job=job, before=before)
 
 
 async def _check_queue(queue: Queue, name: str) -> None:
-    """Refused, with the nearest name, unless there is such a queue; what is no frame may name one that is not ours."""
+    """Raise, with the closest name, unless the queue exists or a dead letter names it (those may be foreign)."""
     check_queue_name(name)
     names = [info.queue for info in await queue.queues()]
     if name not in names and not await queue.dead_letters.count(DeadLetterFilter(queue=name)):
@@ -261,16 +267,16 @@ def _parse_age_s(text: str) -> float:
     return age_s
 
 
-def _noun(asked: DlqRequest) -> str:
-    return FailedFrameGroup.noun if asked.failed else DeadLetterGroup.noun
+def _noun(request: DlqRequest) -> str:
+    return FailedFrameGroup.noun if request.failed else DeadLetterGroup.noun
 
 
-def _amount_text(asked: DlqRequest, counted: DlqMatchCount) -> str:
+def _amount_text(request: DlqRequest, counted: DlqMatchCount) -> str:
     if counted.number < counted.matched:
-        return f"{counted.number} of {dlq_view.pluralize(counted.matched, _noun(asked))}"
-    return dlq_view.pluralize(counted.number, _noun(asked))
+        return f"{counted.number} of {dlq_view.pluralize(counted.matched, _noun(request))}"
+    return dlq_view.pluralize(counted.number, _noun(request))
 
 
-def _done_text(asked: DlqRequest, counted: DlqMatchCount, done: int) -> str:
-    told = asked.act.done.format(dlq_view.pluralize(done, _noun(asked)))
-    return told if done == counted.number else f"{told} {counted.number - done} had left meanwhile."
+def _done_text(request: DlqRequest, counted: DlqMatchCount, done: int) -> str:
+    text = request.act.done.format(dlq_view.pluralize(done, _noun(request)))
+    return text if done == counted.number else f"{text} {counted.number - done} had left meanwhile."

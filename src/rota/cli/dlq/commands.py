@@ -1,4 +1,4 @@
-"""`rota dlq`: dead letters, and failed frames that may become some."""
+"""Typer commands of `rota dlq`."""
 
 from __future__ import annotations
 
@@ -67,8 +67,12 @@ def dlq_list(
     """Dead letters, or failed frames, the oldest first."""
     from rota.cli.dlq import actions as dlq_actions
 
-    given = dlq_actions.DlqSelection(queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit)
-    dlq_actions.show_list(load_settings(context, quietly=True).settings, given, failed=failed, after=after, form=form)
+    selection = dlq_actions.DlqSelection(
+        queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit
+    )
+    dlq_actions.show_list(
+        load_settings(context, quietly=True).settings, selection, failed=failed, after=after, form=form
+    )
 
 
 @dlq_app.command("show")
@@ -100,10 +104,10 @@ def dlq_retry(
     """Queue frames again, with all their attempts. Those that are named are retried together or not at all."""
     from rota.cli.dlq import actions as dlq_actions
 
-    given = dlq_actions.DlqSelection(
+    selection = dlq_actions.DlqSelection(
         ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit
     )
-    _run_action(context, "retry", given, failed, everything, yes, dry_run, form)
+    _run_action(context, "retry", selection, failed, everything, yes, dry_run, form)
 
 
 @dlq_app.command("move")
@@ -126,8 +130,10 @@ def dlq_move(
     """
     from rota.cli.dlq import actions as dlq_actions
 
-    given = dlq_actions.DlqSelection(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
-    _run_action(context, "move", given, True, everything, yes, dry_run, form)
+    selection = dlq_actions.DlqSelection(
+        ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit
+    )
+    _run_action(context, "move", selection, True, everything, yes, dry_run, form)
 
 
 @dlq_app.command("discard")
@@ -149,8 +155,10 @@ def dlq_discard(
     """
     from rota.cli.dlq import actions as dlq_actions
 
-    given = dlq_actions.DlqSelection(ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit)
-    _run_action(context, "discard", given, True, False, yes, dry_run, form)
+    selection = dlq_actions.DlqSelection(
+        ids=ids, queue=queue, reason=reason, job=job, older_than=older_than, limit=limit
+    )
+    _run_action(context, "discard", selection, True, False, yes, dry_run, form)
 
 
 @dlq_app.command("purge")
@@ -170,16 +178,16 @@ def dlq_purge(
     """Forget dead letters for good. Needs a filter: everything at once cannot be purged."""
     from rota.cli.dlq import actions as dlq_actions
 
-    given = dlq_actions.DlqSelection(
+    selection = dlq_actions.DlqSelection(
         ids=ids, queue=queue, kind=kind, reason=reason, job=job, older_than=older_than, limit=limit
     )
-    _run_action(context, "purge", given, False, False, yes, dry_run, form)
+    _run_action(context, "purge", selection, False, False, yes, dry_run, form)
 
 
 def _run_action(
     context: typer.Context,
     name: DlqActionName,
-    given: DlqSelection,
+    selection: DlqSelection,
     failed: bool,
     everything: bool,
     yes: bool,
@@ -188,6 +196,6 @@ def _run_action(
 ) -> None:
     from rota.cli.dlq import actions as dlq_actions
 
-    asked = dlq_actions.DlqRequest(dlq_actions.DLQ_ACTIONS[name], given, failed=failed, everything=everything)
+    request = dlq_actions.DlqRequest(dlq_actions.DLQ_ACTIONS[name], selection, failed=failed, everything=everything)
     settings = load_settings(context, quietly=True).settings
-    sys.exit(dlq_actions.run_action(settings, asked, yes=yes, dry_run=dry_run, form=form))
+    sys.exit(dlq_actions.run_action(settings, request, yes=yes, dry_run=dry_run, form=form))

@@ -1,4 +1,4 @@
-"""The two piles `rota dlq` handles, dead letters and failed frames: what may be done to which."""
+"""One interface for the entries of `rota dlq`: dead letters and failed frames, and the actions that each supports."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from rota.runtime import build_resubmitter
 
 
 class DlqActionResult(msgspec.Struct, frozen=True):
-    """Ids of what an act removed, and the jobs that run it again."""
+    """Ids of the removed entries, and the jobs that run them again."""
 
     gone: Sequence[int] = ()
     jobs: Sequence[ResubmitResult] = ()
 
 
 class DeadLetterGroup:
-    """Dead letters that agree with `which`."""
+    """Dead letters that match `which`."""
 
     noun = "dead letter"
 
     def __init__(self, settings: Settings, queue: Queue, which: DeadLetterFilter) -> None:
-        self._letters = queue.dead_letters
-        self._reopener = build_resubmitter(with_local_store(settings), queue)
+        self._dead_letters = queue.dead_letters
+        self._resubmitter = build_resubmitter(with_local_store(settings), queue)
         self._which = which
         self.named = which.ids or ()
 
     async def count(self) -> int:
-        return await self._letters.count(self._which)
+        return await self._dead_letters.count(self._which)
 
     async def find(self, after: int, most: int) -> Sequence[DeadLetter]:
-        return await self._letters.find(self._which, after=after, most=most)
+        return await self._dead_letters.find(self._which, after=after, most=most)
 
     async def remove(self, act: str, most: int, tx: Transaction) -> DlqActionResult:
         match act:
             case "retry":
-                retried = await self._reopener.retry_dead_letters(self._which, most=most, by=current_actor(), on=tx)
+                retried = await self._resubmitter.retry_dead_letters(self._which, most=most, by=current_actor(), on=tx)
                 return DlqActionResult(retried.gone, retried.jobs)
             case "purge":
-                return DlqActionResult(await self._letters.purge(self._which, most=most, on=tx))
+                return DlqActionResult(await self._dead_letters.purge(self._which, most=most, on=tx))
         raise AssertionError(act)
 
     async def missing_error(self) -> InvalidInput:
-        """Why the first of the named ones that does not agree is not to be had."""
-        agreeing = {letter.id for letter in await self.find(0, len(self.named))}
-        one = next((each for each in self.named if each not in agreeing), self.named[0])
-        for letter in await self._letters.find(DeadLetterFilter(ids=[one]), most=1):
-            if letter.kind != self._which.kind == "frame":
-                why = f"is of kind {letter.kind}, and only frames can be queued again from here"
+        """Why the first of the named ids cannot be used: it does not exist or does not match."""
+        matching = {entry.id for entry in await self.find(0, len(self.named))}
+        one = next((each for each in self.named if each not in matching), self.named[0])
+        for entry in await self._dead_letters.find(DeadLetterFilter(ids=[one]), most=1):
+            if entry.kind != self._which.kind == "frame":
+                why = f"is of kind {entry.kind}, and only frames can be queued again from here"
             else:
                 why = "does not agree with the other filters"
             return InvalidInput(f"Dead letter {one} {why}: nothing was changed.", id=one)
@@ -63,13 +63,13 @@ class DeadLetterGroup:
 
 
 class FailedFrameGroup:
-    """Failed frames, kept for their retention, that agree with `which`."""
+    """Failed frames within their retention that match `which`."""
 
     noun = "failed frame"
 
     def __init__(self, settings: Settings, queue: Queue, which: FailedFilter) -> None:
         self._failed = queue.failed
-        self._reopener = build_resubmitter(with_local_store(settings), queue)
+        self._resubmitter = build_resubmitter(with_local_store(settings), queue)
         self._which = which
         self.named = which.tokens or ()
 
@@ -82,7 +82,7 @@ class FailedFrameGroup:
     async def remove(self, act: str, most: int, tx: Transaction) -> DlqActionResult:
         match act:
             case "retry":
-                retried = await self._reopener.retry_failed(self._which, most=most, by=current_actor(), on=tx)
+                retried = await self._resubmitter.retry_failed(self._which, most=most, by=current_actor(), on=tx)
                 return DlqActionResult(retried.gone, retried.jobs)
             case "move":
                 return DlqActionResult(await self._failed.move_to_dead_letters(self._which, most=most, on=tx))
@@ -91,8 +91,8 @@ class FailedFrameGroup:
         raise AssertionError(act)
 
     async def missing_error(self) -> InvalidInput:
-        agreeing = {frame.token for frame in await self.find(-1, len(self.named))}
-        one = next((each for each in self.named if each not in agreeing), self.named[0])
+        matching = {frame.token for frame in await self.find(-1, len(self.named))}
+        one = next((each for each in self.named if each not in matching), self.named[0])
         if await self._failed.count(FailedFilter(tokens=[one])):
             why = f"Failed frame {one} does not agree with the other filters: nothing was changed."
         else:

@@ -1,4 +1,4 @@
-"""How dead letters and failed frames look. No I/O."""
+"""Formats dead letters and failed frames. No I/O."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ JOBS_SHOWN_MAX: Final = 20
 NO_MATCH: Final = "No {} agrees with that."
 
 
-def list_page(items: Sequence[DlqEntry], agreeing: int, noun: str) -> CliPage:
-    """`agreeing` is how many there are on all pages."""
+def list_page(items: Sequence[DlqEntry], matched: int, noun: str) -> CliPage:
+    """`matched` is the number on all pages."""
     data = [{name: value for name, value in entry_fields(item).items() if name != "payload"} for item in items]
     if not items:
         return CliPage(data, [NO_MATCH.format(noun)])
     parts: list[str | Table] = [_table(items)]
-    if agreeing > len(items):
+    if matched > len(items):
         last = entry_fields(items[-1])["id"]
-        parts.append(f"{len(items)} of {pluralize(agreeing, noun)}; `--after {last}` shows the next, `--limit` more.")
+        parts.append(f"{len(items)} of {pluralize(matched, noun)}; `--after {last}` shows the next, `--limit` more.")
     return CliPage(data, parts)
 
 
@@ -37,22 +37,22 @@ def _table(items: Sequence[DlqEntry]) -> Table:
     columns = ("id", "kind", "reason", "queue", "job", "frame", "attempt", "since", "error")
     rows = []
     for item in items:
-        told = entry_fields(item)
-        since, error = format_time(told["since"]), first_error_line(told["error"])
-        rows.append((*("-" if told[name] is None else told[name] for name in columns[:7]), since, error))
+        fields = entry_fields(item)
+        since, error = format_time(fields["since"]), first_error_line(fields["error"])
+        rows.append((*("-" if fields[name] is None else fields[name] for name in columns[:7]), since, error))
     return Table(columns, rows)
 
 
 def entry_page(item: DlqEntry) -> CliPage:
-    told = entry_fields(item)
-    shown = told | {"since": format_time(told["since"]), "payload": payload_text(item.payload)}
-    return CliPage(told, [f"{name:<8} {value}" for name, value in shown.items() if value is not None])
+    fields = entry_fields(item)
+    shown = fields | {"since": format_time(fields["since"]), "payload": payload_text(item.payload)}
+    return CliPage(fields, [f"{name:<8} {value}" for name, value in shown.items() if value is not None])
 
 
 def action_page(
     action: str, noun: str, matched: int, chosen: int, done: DlqActionResult | None, sentence: str
 ) -> CliPage:
-    """`done` is None when nothing was tried."""
+    """`done` is None when nothing was attempted."""
     jobs = done.jobs if done is not None else ()
     data = {
         "action": action,
@@ -77,11 +77,11 @@ def _jobs_table(jobs: Sequence[ResubmitResult]) -> str | Table:
 
 
 def entry_fields(item: DlqEntry) -> dict[str, object]:
-    """The same for both, by the names that the columns have."""
-    told = msgspec.structs.asdict(item)
+    """The same fields for both kinds of entry, named as the columns."""
+    fields = msgspec.structs.asdict(item)
     if isinstance(item, FailedFrame):
-        return {"id": told.pop("token"), "kind": "frame", "since": told.pop("failed_at")} | told
-    return {"id": told.pop("id"), "kind": told.pop("kind"), "since": told.pop("created_at")} | told
+        return {"id": fields.pop("token"), "kind": "frame", "since": fields.pop("failed_at")} | fields
+    return {"id": fields.pop("id"), "kind": fields.pop("kind"), "since": fields.pop("created_at")} | fields
 
 
 def format_time(when: object) -> str:
@@ -95,7 +95,7 @@ def first_error_line(error: object) -> str:
 
 
 def payload_text(payload: bytes | None) -> str | None:
-    """Text as text, anything else by its size."""
+    """UTF-8 payloads as text, others by size."""
     if payload is None:
         return None
     try:

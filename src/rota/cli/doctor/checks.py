@@ -1,6 +1,6 @@
-"""`rota doctor`: looks at everything Rota needs, and says what to do where it is not well. Changes nothing.
+"""`rota doctor`: checks everything Rota needs, and says how to fix problems. Read-only.
 
-Each check has a time limit; what cannot be looked at, because a server is away, is told once and skipped after that.
+Each check has a timeout. When a server does not answer, one check fails and the checks that depend on it are skipped.
 The exit status is 1 when a check failed; warnings alone leave it 0.
 """
 
@@ -56,7 +56,7 @@ SCRIPTS: Final = (
 )
 CHECK_TIMEOUT_S: Final = 20.0
 HEARTBEAT_AGE_MAX_S: Final = 12.0
-"""Without a heartbeat, as of the last snapshot, which is written every few seconds."""
+"""Maximum age of a heartbeat; the snapshot that holds it is itself a few seconds old."""
 _POSTGRES_CHECKS: Final = (
     "schema",
     "connections",
@@ -129,11 +129,11 @@ async def _check_database(
 
 async def _check_schema(database: Database) -> list[DoctorCheck]:
     lines = await migration_status(database)
-    strange = [line.name for line in lines if line.state not in ("applied", "pending")]
+    unknown = [line.name for line in lines if line.state not in ("applied", "pending")]
     missing = [line.name for line in lines if line.state == "pending"]
-    if strange:
+    if unknown:
         remedy = "Run the version of Rota that made it, or `rota db status` for what differs."
-        return [fail("schema", f"{strange[0]} in the database is not that of this Rota.", remedy, strange=strange)]
+        return [fail("schema", f"{unknown[0]} in the database is not that of this Rota.", remedy, strange=unknown)]
     if missing:
         remedy = "`rota db migrate` applies them."
         return [fail("schema", f"{len(missing)} migrations are missing, first {missing[0]}.", remedy, missing=missing)]
@@ -141,22 +141,22 @@ async def _check_schema(database: Database) -> list[DoctorCheck]:
 
 
 async def _check_workers(database: Database, client: redis.asyncio.Redis | None, facts: Record) -> list[DoctorCheck]:
-    """Who is up is in PostgreSQL; when each was heard, in the snapshot that servers keep in Redis."""
+    """Worker states come from PostgreSQL, heartbeat ages from the snapshot that servers keep in Redis."""
     ages = await _heartbeat_ages_s(client) if client is not None else {}
     silent = [each.name for each in await worker_records(database) if ages.get(str(each.id), 0.0) > HEARTBEAT_AGE_MAX_S]
     return [doctor_view.workers_check(facts["workers"], silent, facts["lost"])]
 
 
 async def _heartbeat_ages_s(client: redis.asyncio.Redis) -> dict[str, float]:
-    """For how long each worker has not been heard, by its id; nothing where no server has written of any yet."""
+    """Age of the last heartbeat by worker id; empty when no server has written a snapshot yet."""
     with translate_errors(client):
         document = await client.get(RedisKeys().workers_snapshot())
         seconds, micros = await client.time()
     if document is None:
         return {}
-    seen = msgspec.json.decode(document, type=snapshot.RegistrySnapshot)
-    since_s = seconds + micros / 1e6 - seen.captured_at.replace(tzinfo=UTC).timestamp()
-    return {each.worker_id: since_s + each.age_ms / 1000 for each in seen.workers}
+    registry = msgspec.json.decode(document, type=snapshot.RegistrySnapshot)
+    since_s = seconds + micros / 1e6 - registry.captured_at.replace(tzinfo=UTC).timestamp()
+    return {each.worker_id: since_s + each.age_ms / 1000 for each in registry.workers}
 
 
 async def _check_queue(database: Database) -> list[DoctorCheck]:
@@ -164,8 +164,8 @@ async def _check_queue(database: Database) -> list[DoctorCheck]:
     pinning = [session for session in await storage_report.long_transactions(database) if session.pins or session.slots]
     if pinning:
         who = ", ".join(f"{each.application or 'process'} {each.pid}" for each in pinning[:3])
-        said = f"{len(pinning)} transactions have been open for long, and keep old rows from being removed: {who}."
-        return [warn("queue", said, "End them, or have their program commit sooner.", sessions=pinning)]
+        text = f"{len(pinning)} transactions have been open for long, and keep old rows from being removed: {who}."
+        return [warn("queue", text, "End them, or have their program commit sooner.", sessions=pinning)]
     if not state.counters_trusted:
         return [warn("queue", "Counters are not kept, so counting reads rows.", "`rota queue rebuild-counts` begins.")]
     return [ok("queue", "Counters are kept, and nobody holds up its storage.", keeper=state.keeper)]
@@ -175,11 +175,11 @@ async def _check_ledger(
     database: Database, client: redis.asyncio.Redis | None, settings: Settings
 ) -> list[DoctorCheck]:
     live = client if settings.accounting.redis.enabled else None
-    books = AccountingService(database, live)
-    shows = await books.admin.shows()
+    accounting = AccountingService(database, live)
+    shows = await accounting.admin.shows()
     if live is None and any(show.managed for show in shows):
         return skipped(["books"], "Redis, which keeps some of them, does not answer")
-    found = [await auditing.audit(books, show) for show in shows]
+    found = [await auditing.audit(accounting, show) for show in shows]
     wrong = [each.show.name for each in found if not each.ok]
     if wrong:
         remedy = "`rota ledger audit` shows every key, `--repair` brings them to what PostgreSQL says."
@@ -189,7 +189,7 @@ async def _check_ledger(
 
 
 async def _connect_redis(settings: Settings, url: str | None, found: list[DoctorCheck]) -> redis.asyncio.Redis | None:
-    """A client, if it answers; what was found is added."""
+    """A client if Redis answers, otherwise None; appends its checks to `found`."""
     if not url:
         found += [fail("Redis", "None is known.", "Set redis.url, or start one with `rota up`.")]
         found += skipped(_REDIS_CHECKS, "there is no Redis")
@@ -225,10 +225,10 @@ def _check_redis_memory(info: dict[str, Any]) -> DoctorCheck:
     version = info.get("valkey_version", info["redis_version"])
     used, most = int(info["used_memory"]), int(info.get("maxmemory", 0))
     facts = {"version": version, "used_bytes": used, "max_bytes": most, "clients": int(info["connected_clients"])}
-    said = f"{kind} {version} answers, {info['used_memory_human']} in use."
+    text = f"{kind} {version} answers, {info['used_memory_human']} in use."
     if most and used > 0.9 * most:
-        return warn("Redis", f"{said[:-1]} of {info['maxmemory_human']}.", "Raise its maxmemory.", **facts)
-    return ok("Redis", said, **facts)
+        return warn("Redis", f"{text[:-1]} of {info['maxmemory_human']}.", "Raise its maxmemory.", **facts)
+    return ok("Redis", text, **facts)
 
 
 async def _check_nats(settings: Settings, url: str | None) -> list[DoctorCheck]:
@@ -254,32 +254,32 @@ async def _check_streams(bus: Bus, settings: Settings) -> list[DoctorCheck]:
     sizes = {spec.name: await bus.stream_state(spec.name) for spec in streams(settings.nats)}
     missing = [name for name, size in sizes.items() if size is None]
     if missing:
-        said = f"There is no stream {' and '.join(missing)}."
+        text = f"There is no stream {' and '.join(missing)}."
         return [
-            fail("streams", said, "A server makes them when it starts: `rota up` or `rota server`.", missing=missing)
+            fail("streams", text, "A server makes them when it starts: `rota up` or `rota server`.", missing=missing)
         ]
     parts = ", ".join(f"{name} holds {size.messages} messages" for name, size in sizes.items() if size is not None)
     return [ok("streams", f"{parts}.", **sizes)]
 
 
 def _check_disks(settings: Settings) -> list[DoctorCheck]:
-    """Those that this machine can see: of the local stack, and of the store where one is set."""
-    places = {"disk": data_dir(settings)} if read_up_info(settings) else {}
+    """Disks that this machine can see: the local stack's and the blob store's."""
+    paths = {"disk": data_dir(settings)} if read_up_info(settings) else {}
     if settings.store.directory:
-        places["disk of the store"] = Path(settings.store.directory)
+        paths["disk of the store"] = Path(settings.store.directory)
     found = []
-    for name, place in places.items():
+    for name, path in paths.items():
         try:
-            usage = shutil.disk_usage(place)
+            usage = shutil.disk_usage(path)
         except OSError as error:
-            found.append(fail(name, f"{place} cannot be looked at ({error.strerror}).", "See that it is there."))
+            found.append(fail(name, f"{path} cannot be looked at ({error.strerror}).", "See that it is there."))
         else:
-            found.append(doctor_view.disk_check(name, str(place), usage.free, usage.total))
+            found.append(doctor_view.disk_check(name, str(path), usage.free, usage.total))
     return found or skipped(["disk"], "servers and store are on other machines")
 
 
 async def _with_timeout(name: str, checks: Awaitable[list[DoctorCheck]]) -> list[DoctorCheck]:
-    """Also when it takes too long, or goes wrong in a way that has a sentence."""
+    """Run a check; a timeout or a Rota error becomes a failed check."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await checks
@@ -290,13 +290,13 @@ async def _with_timeout(name: str, checks: Awaitable[list[DoctorCheck]]) -> list
 
 
 def checks_page(found: Sequence[DoctorCheck]) -> CliPage:
-    worst = [check for check in found if check.grade is Grade.FAIL]
+    failed = [check for check in found if check.grade is Grade.FAIL]
     warned = [check for check in found if check.grade is Grade.WARN]
-    data = {"ok": not worst, "checks": [msgspec.to_builtins(check, enc_hook=str) for check in found]}
+    data = {"ok": not failed, "checks": [msgspec.to_builtins(check, enc_hook=str) for check in found]}
     rows = [(_GRADE_LABELS[check.grade], check.name, check.sentence) for check in found]
     parts: list[str | Table] = [Table(("", "check", "found"), rows)]
-    if worst or warned:
-        parts += ["", *(f"{check.name}: {check.remedy}" for check in (*worst, *warned))]
+    if failed or warned:
+        parts += ["", *(f"{check.name}: {check.remedy}" for check in (*failed, *warned))]
     else:
         parts += ["", "All is well."]
     return CliPage(data, parts)

@@ -1,4 +1,4 @@
-"""`rota doctor` and the policy: whether the file can be read, or the kernel answers. Nothing where there is none."""
+"""`rota doctor`: whether the policy file is valid, or the policy kernel answers. No check without a policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECK_NAME = "policy"
 async def check_policy(settings: Settings) -> list[DoctorCheck]:
     if not factory.has_policy(settings):
         return []
-    where = f"the kernel at {settings.safety_kernel.addr}" if settings.safety_kernel.addr else settings.policy.file
+    source = f"the kernel at {settings.safety_kernel.addr}" if settings.safety_kernel.addr else settings.policy.file
     try:
         kernel = factory.open_kernel(settings, None)
         assert kernel is not None
@@ -22,18 +22,20 @@ async def check_policy(settings: Settings) -> list[DoctorCheck]:
             [now, *_] = await kernel.list_snapshots()
         finally:
             await kernel.close()
-    except InvalidInput as wrong:
+    except InvalidInput as invalid:
         return [
-            fail(CHECK_NAME, wrong.sentence, "Servers keep the policy they have and do not start anew: mend the file.")
+            fail(
+                CHECK_NAME, invalid.sentence, "Servers keep the policy they have and do not start anew: mend the file."
+            )
         ]
-    except RotaError as away:
+    except RotaError as error:
         return [
-            fail(CHECK_NAME, away.sentence, "Jobs wait until it answers: start `rota kernel`, see safety_kernel.addr.")
+            fail(CHECK_NAME, error.sentence, "Jobs wait until it answers: start `rota kernel`, see safety_kernel.addr.")
         ]
     return [
         ok(
             CHECK_NAME,
-            f"{pluralize(now.rules, 'rule')} by {where}, snapshot {now.id}.",
+            f"{pluralize(now.rules, 'rule')} by {source}, snapshot {now.id}.",
             snapshot=now.id,
             rules=now.rules,
         )

@@ -1,6 +1,6 @@
 -- name: doctor
--- How PostgreSQL is, and what waits for longer than it should.
--- Jobs that are in one of their states for $2 seconds, and of the lease $1 who holds it. Each count ends at a thousand.
+-- State of PostgreSQL, the holder of lease $1, and jobs that have been in a transient state for $2 seconds or longer.
+-- Job and proc counts stop at 1000.
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
        extract(epoch FROM clock_timestamp())::float8 AS now_s,
        current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS most,

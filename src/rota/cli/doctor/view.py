@@ -1,4 +1,4 @@
-"""What `rota doctor` finds: one sentence for each check, and what to do where it is not well. Pure."""
+"""Grades the facts that `rota doctor` collects: one sentence for each check, and a remedy for each problem. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Grade(StrEnum):
     WARN = "warn"
     FAIL = "fail"
     SKIPPED = "skipped"
-    """It could not be looked at, for what another check tells."""
+    """Not run, because of a problem that another check reports."""
 
 
 class DoctorCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,16 +55,16 @@ def skipped(names: Sequence[str], why: str) -> list[DoctorCheck]:
 
 
 def clock_check(server: str, ahead_s: float, took_s: float) -> DoctorCheck:
-    """`ahead_s`: how far its clock is ahead of ours; half of `took_s` may be owed to the way there."""
+    """`ahead_s`: how far the server's clock is ahead of ours; up to half of `took_s` may be network latency."""
     name, off_s = f"clock of {server}", max(0.0, abs(ahead_s) - took_s / 2)
     facts = {"ahead_ms": round(ahead_s * 1000, 1), "took_ms": round(took_s * 1000, 1)}
     if off_s < SKEW_WARN_S:
         return ok(
             name, f"It agrees with that of this machine within {humanize_duration(max(off_s, took_s / 2))}.", **facts
         )
-    said = f"It is {humanize_duration(off_s)} {'ahead of' if ahead_s > 0 else 'behind'} that of this machine."
+    text = f"It is {humanize_duration(off_s)} {'ahead of' if ahead_s > 0 else 'behind'} that of this machine."
     remedy = "Have both follow the same time server (NTP); deadlines and ages are shown wrongly meanwhile."
-    return (fail if off_s >= SKEW_FAIL_S else warn)(name, said, remedy, **facts)
+    return (fail if off_s >= SKEW_FAIL_S else warn)(name, text, remedy, **facts)
 
 
 def postgres_check(version: str, number: int) -> DoctorCheck:
@@ -74,11 +74,11 @@ def postgres_check(version: str, number: int) -> DoctorCheck:
 
 
 def connections_check(used: int, most: int) -> DoctorCheck:
-    said, facts = f"{used} of {most} connections of PostgreSQL are in use.", {"used": used, "most": most}
+    text, facts = f"{used} of {most} connections of PostgreSQL are in use.", {"used": used, "most": most}
     if used < most * CONNECTIONS_WARN:
-        return ok("connections", said, **facts)
+        return ok("connections", text, **facts)
     remedy = "Raise max_connections, lower postgres.pool_max of servers, or put a pooler before it."
-    return (fail if used >= most - 3 else warn)("connections", said, remedy, **facts)
+    return (fail if used >= most - 3 else warn)("connections", text, remedy, **facts)
 
 
 def servers_check(leader: str | None, dispatchers: int) -> DoctorCheck:
@@ -99,21 +99,21 @@ def outbox_check(depth: int, oldest_s: float | None, parked: int) -> DoctorCheck
         return warn("outbox", f"{pluralize(parked, 'message')} can never be published.", remedy, **facts)
     if oldest_s is None or oldest_s < OUTBOX_WARN_S:
         return ok("outbox", f"{pluralize(depth, 'message')} on the way to NATS.", **facts)
-    said = f"{pluralize(depth, 'message')} wait for NATS, the oldest for {humanize_duration(oldest_s)}."
+    text = f"{pluralize(depth, 'message')} wait for NATS, the oldest for {humanize_duration(oldest_s)}."
     remedy = "See that a server is up and NATS answers; they are published by themselves then."
-    return (fail if oldest_s >= OUTBOX_FAIL_S else warn)("outbox", said, remedy, **facts)
+    return (fail if oldest_s >= OUTBOX_FAIL_S else warn)("outbox", text, remedy, **facts)
 
 
 def jobs_check(ending: int, pending: int, orphans: int) -> DoctorCheck:
     facts = {"ending": ending, "pending": pending, "frames_without_worker": orphans}
     if orphans:
-        said = f"{pluralize(orphans, 'frame')} are booked on workers that are gone."
-        return fail("jobs", said, "A server that leads takes them back within seconds: see `servers` above.", **facts)
+        text = f"{pluralize(orphans, 'frame')} are booked on workers that are gone."
+        return fail("jobs", text, "A server that leads takes them back within seconds: see `servers` above.", **facts)
     late = [(ending, "being ended"), (pending, "waiting for the policy")]
-    told = " and ".join(f"{pluralize(n, 'job')} {word}" for n, word in late if n)
-    if told:
-        said = f"For longer than {humanize_duration(STUCK_AGE_S)}: {told}."
-        return warn("jobs", said, "`rota jobs --state PENDING` and `rota explain JOB` tell more.", **facts)
+    late_text = " and ".join(f"{pluralize(n, 'job')} {state}" for n, state in late if n)
+    if late_text:
+        text = f"For longer than {humanize_duration(STUCK_AGE_S)}: {late_text}."
+        return warn("jobs", text, "`rota jobs --state PENDING` and `rota explain JOB` tell more.", **facts)
     return ok(
         "jobs",
         f"None is stuck: nothing is being ended or undecided for longer than {humanize_duration(STUCK_AGE_S)}.",
@@ -124,24 +124,24 @@ def jobs_check(ending: int, pending: int, orphans: int) -> DoctorCheck:
 def workers_check(up: int, silent: Sequence[str], lost: int) -> DoctorCheck:
     facts = {"up": up, "silent": list(silent), "lost_within_an_hour": lost}
     if silent:
-        said = f"{pluralize(len(silent), 'worker')} of {up} fell silent: {', '.join(silent[:5])}."
-        return warn("workers", said, "Look at these machines; their frames run elsewhere within seconds.", **facts)
+        text = f"{pluralize(len(silent), 'worker')} of {up} fell silent: {', '.join(silent[:5])}."
+        return warn("workers", text, "Look at these machines; their frames run elsewhere within seconds.", **facts)
     if lost:
-        said = f"{pluralize(up, 'worker')} up, and {lost} lost within the last hour."
-        return warn("workers", said, "`rota workers --all` names them; look at these machines.", **facts)
+        text = f"{pluralize(up, 'worker')} up, and {lost} lost within the last hour."
+        return warn("workers", text, "`rota workers --all` names them; look at these machines.", **facts)
     if not up:
         return warn("workers", "No worker is up, so nothing runs.", "`rota worker` starts one.", **facts)
     return ok("workers", f"{pluralize(up, 'worker')} up, none silent, none lost within the last hour.", **facts)
 
 
-def disk_check(name: str, place: str, free: int, total: int) -> DoctorCheck:
-    share = free / total if total else 0.0
-    said = f"{_gib(free)} of {_gib(total)} are free at {place}."
-    facts: dict[str, object] = {"place": place, "free": free, "total": total}
-    if share >= DISK_FREE_WARN:
-        return ok(name, said, **facts)
+def disk_check(name: str, path: str, free: int, total: int) -> DoctorCheck:
+    free_ratio = free / total if total else 0.0
+    text = f"{_gib(free)} of {_gib(total)} are free at {path}."
+    facts: dict[str, object] = {"place": path, "free": free, "total": total}
+    if free_ratio >= DISK_FREE_WARN:
+        return ok(name, text, **facts)
     remedy = "Make room, or lower retention.jobs and the retention of results and logs."
-    return (fail if share < DISK_FREE_FAIL else warn)(name, said, remedy, **facts)
+    return (fail if free_ratio < DISK_FREE_FAIL else warn)(name, text, remedy, **facts)
 
 
 def _gib(amount: int) -> str:

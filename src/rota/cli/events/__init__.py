@@ -1,0 +1,1 @@
+"""`rota events`: follows the event stream of the HTTP API."""

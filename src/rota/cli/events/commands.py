@@ -1,4 +1,4 @@
-"""`rota events`."""
+"""Typer command `rota events`."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def events(
     from rota.cli.events import stream as events_stream
 
     settings = load_settings(context, quietly=True).settings
-    asked = {"show": show, "job": job, "run": workflow_run, "kind": ",".join(kind or ())}
-    run_async(events_stream.follow(settings, {name: value for name, value in asked.items() if value}, after, form))
+    filters = {"show": show, "job": job, "run": workflow_run, "kind": ",".join(kind or ())}
+    run_async(events_stream.follow(settings, {name: value for name, value in filters.items() if value}, after, form))

@@ -1,8 +1,8 @@
-"""Following events: line by line, asked of the API, through cuts and restarts of servers.
+"""Follows events from the API and prints them line by line, across disconnects and server restarts.
 
-It goes on behind the last event it has seen, so nothing is told twice and nothing is left out; where the server says
-that some are missing (`reset`) this is told. A key that is refused, or a filter that is wrong, ends it with a sentence;
-a server that is away is waited for. It ends when nobody reads what it prints.
+After a disconnect it resumes after the last event it received, so no event is printed twice or skipped; a gap that the
+server reports (`reset`) is printed. A refused key or an invalid filter ends it with an error; an unavailable server is
+retried. It ends when its output pipe is closed.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ FAILURE_KINDS: Final = frozenset(
 )
 
 
-async def follow(settings: Settings, asked: Mapping[str, str], after: str, form: OutputFormat) -> None:
-    wire = HttpClient(partial(find_endpoint, settings))
+async def follow(settings: Settings, filters: Mapping[str, str], after: str, form: OutputFormat) -> None:
+    client = HttpClient(partial(find_endpoint, settings))
     try:
-        async for told in follow_events(wire, EVENTS_PATH, asked, after=after, on_away=_report_unavailable):
-            if not _print_event(told.data, form):
+        async for message in follow_events(client, EVENTS_PATH, filters, after=after, on_away=_report_unavailable):
+            if not _print_event(message.data, form):
                 return
     finally:
-        await wire.close()
+        await client.close()
 
 
-def _report_unavailable(away: Unavailable) -> None:
-    output.print_stderr(f"rota: {away.sentence} Trying on.")
+def _report_unavailable(error: Unavailable) -> None:
+    output.print_stderr(f"rota: {error.sentence} Trying on.")
 
 
-def _print_event(told: str, form: OutputFormat) -> bool:
+def _print_event(data: str, form: OutputFormat) -> bool:
     if form is OutputFormat.JSON:
-        return output.print_line(told)
-    event = msgspec.json.decode(told, type=Event)
+        return output.print_line(data)
+    event = msgspec.json.decode(data, type=Event)
     if form is OutputFormat.YAML:
         return output.print_line(f"---\n{output.format_data(event, form)}".rstrip())
     return output.print_line(format_event(event), _style(event))
@@ -64,8 +64,8 @@ def format_event(event: Event) -> str:
     facts = " ".join(f"{name}={value}" for name, value in event.facts.items())
     at = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
     ids = (f"run={event.run}" if event.run else "", str(event.job) if event.job else "")
-    words = (at, f"{event.kind:<15}", event.show or "-", *ids, facts)
-    return "  ".join(word for word in words if word)
+    parts = (at, f"{event.kind:<15}", event.show or "-", *ids, facts)
+    return "  ".join(part for part in parts if part)
 
 
 def _style(event: Event) -> str:

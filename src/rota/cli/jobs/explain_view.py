@@ -65,11 +65,12 @@ def _ended_lines(explanation: JobExplanation) -> Iterator[str]:
 def _live_lines(explanation: JobExplanation, job: JobView) -> Iterator[str]:
     each = "; ".join(f"{resources_text(layer)} per frame" for layer in job.layers)
     waiting = pluralize(explanation.waiting, "frame")
-    yield f"{explanation.name} {explanation.job}: {explanation.state}, {waiting} waiting, {explanation.on_workers} on workers ({each})."
+    head = f"{explanation.name} {explanation.job}: {explanation.state}"
+    yield f"{head}, {waiting} waiting, {explanation.on_workers} on workers ({each})."
     yield from waiting_lines(explanation, named=len(job.layers) > 1)
     for run in explanation.running[:RUNNING_SHOWN_MAX]:
-        since_s = (datetime.now(UTC) - run.since).total_seconds()
-        yield f"  {pluralize(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {humanize_duration(since_s)}."
+        age = humanize_duration((datetime.now(UTC) - run.since).total_seconds())
+        yield f"  {pluralize(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {age}."
     if explanation.waiting and explanation.not_known:
         yield f"  (Not known here: {explanation.not_known}.)"
 

@@ -234,8 +234,9 @@ def ended_page(job: JobView, failed: Sequence[tuple[Layer, FrameEnd]], values: S
     assert job.finished_at is not None, "it has ended"
     took = humanize_duration(max(0.0, (job.finished_at - job.submitted_at).total_seconds()))
     good = sum(layer.counts.get(FrameState.SUCCEEDED, 0) for layer in job.layers)
+    frames = pluralize(_frame_count(job), "frame")
     parts: list[str | Table] = [
-        f"{job.name} {job.state} after {took}{_reason_suffix(job.reason)}: {good} of {pluralize(_frame_count(job), 'frame')} succeeded."
+        f"{job.name} {job.state} after {took}{_reason_suffix(job.reason)}: {good} of {frames} succeeded."
     ]
     parts += [_failure_text(job, layer, end) for layer, end in failed]
     parts += [str(value) for value in values]
@@ -245,7 +246,8 @@ def ended_page(job: JobView, failed: Sequence[tuple[Layer, FrameEnd]], values: S
 def _failure_text(job: JobView, layer: Layer, end: FrameEnd) -> str:
     frame = f"Frame {layer.frames.number(end.frame)}" if _frame_count(job) > 1 else "It"
     tries = f" at attempt {end.attempt}" if end.attempt > 1 else ""
-    return f"{frame} ended as {end.state}{tries}: {end.code or 'no code'}{f', {_truncate(end.error)}' if end.error else ''}"
+    error = f", {_truncate(end.error)}" if end.error else ""
+    return f"{frame} ended as {end.state}{tries}: {end.code or 'no code'}{error}"
 
 
 def results_page(job: JobView, found: Sequence[tuple[Layer, FrameEnd, FrameValue]], limit: int) -> CliPage:

@@ -1,0 +1,1 @@
+"""`rota keys`: API keys and their grants."""

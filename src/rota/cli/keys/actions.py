@@ -1,7 +1,8 @@
-"""`rota keys`: each command is one change with its audit entry, or one read.
+"""`rota keys`: each command is one read, or one change with its audit entry.
 
-Whoever loses the reply to `create` has a key that nobody can use: it is listed as never used, and `create` names it the
-next time the same name is given. `revoke` may be given again: what is revoked stays so.
+- `create`, reply lost: the key exists but its secret is lost. It is listed as never used, and the next `create` with
+  the same name mentions it.
+- `revoke`, reply lost: repeat it; revocation is idempotent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rota.model.units import humanize_duration, parse_duration
 from rota.server.access import ApiKey, ApiKeyStore
 
 NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` makes one."
-SECRET_NOTICE = "It is shown this once: keep it where only its user can read it."  # noqa: S105 - a sentence about it
+SHOWN_ONCE_NOTE = "It is shown this once: keep it where only its user can read it."
 
 
 def run(settings: Settings, work: Callable[[ApiKeyStore], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -40,13 +41,14 @@ async def create_key(
 ) -> CliPage:
     specs = _grant_specs(parse_role(role), shows)
     lasts_s = None if expires is None else parse_duration(expires)
-    twins = [key for key in await keys.list() if key.name == name]
-    made = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s)
-    notes = [_duplicate_note(twin) for twin in twins]
-    expiry = f", until {_format_time(made.key.expires_at)}" if made.key.expires_at else ""
-    told = f"Made key {made.key.id} ({name}): {_grants_text(made.key)}{expiry}."
+    duplicates = [key for key in await keys.list() if key.name == name]
+    created = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s)
+    notes = [_duplicate_note(duplicate) for duplicate in duplicates]
+    expiry = f", until {_format_time(created.key.expires_at)}" if created.key.expires_at else ""
+    text = f"Made key {created.key.id} ({name}): {_grants_text(created.key)}{expiry}."
     return CliPage(
-        _data(made.key) | {"key": made.plain.text, "notes": notes}, [told, made.plain.text, SECRET_NOTICE, *notes]
+        _data(created.key) | {"key": created.plain.text, "notes": notes},
+        [text, created.plain.text, SHOWN_ONCE_NOTE, *notes],
     )
 
 
@@ -73,12 +75,12 @@ async def list_keys(keys: ApiKeyStore, *, everything: bool) -> CliPage:
 async def revoke_key(keys: ApiKeyStore, text: str) -> CliPage:
     found = await keys.find(text)
     key, changed = await keys.revoke(found.id, actor=current_actor())
-    told = (
+    text = (
         f"Key {key.id} ({key.name}) is revoked: it is refused everywhere within a second."
         if changed
         else f"Nothing changed: key {key.id} ({key.name}) was revoked {_age_text(key.revoked_at)}."
     )
-    return CliPage(_data(key) | {"changed": changed}, [told])
+    return CliPage(_data(key) | {"changed": changed}, [text])
 
 
 def _row(key: ApiKey) -> tuple[object, ...]:
@@ -94,7 +96,7 @@ def _data(key: ApiKey) -> dict[str, object]:
 
 
 def _grants_text(key: ApiKey) -> str:
-    """`submitter in film, short`; what is left when shows were deleted may be nothing."""
+    """For example `submitter in film, short`. Empty grants are possible after shows were deleted."""
     roles = dict.fromkeys(grant.role for grant in key.grants)
     return "; ".join(f"{role} in {_shows_text(key, role)}" for role in roles) or "nothing"
 
@@ -109,5 +111,5 @@ def _format_time(at: datetime | None) -> str:
 
 
 def _age_text(at: datetime | None) -> str:
-    """As this machine's clock has it, which may lag behind that of PostgreSQL."""
+    """By this machine's clock, which may lag behind PostgreSQL's."""
     return f"{humanize_duration(max(0.0, (datetime.now(UTC) - at).total_seconds()))} ago" if at else ""

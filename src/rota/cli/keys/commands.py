@@ -1,4 +1,4 @@
-"""`rota keys`: who may call the API, and what each may do there."""
+"""Typer commands of `rota keys`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keys_create(
     """Make a key. It is shown this once."""
     from rota.cli.keys import actions as keys_actions
 
-    _print(context, form, lambda access: keys_actions.create_key(access, name, role, show, expires))
+    _print(context, form, lambda keys: keys_actions.create_key(keys, name, role, show, expires))
 
 
 @keys_app.command("list")
@@ -53,7 +53,7 @@ def keys_list(
     """Every key, what it may do, and when it was last used."""
     from rota.cli.keys import actions as keys_actions
 
-    _print(context, form, lambda access: keys_actions.list_keys(access, everything=everything))
+    _print(context, form, lambda keys: keys_actions.list_keys(keys, everything=everything))
 
 
 @keys_app.command("revoke")
@@ -67,7 +67,7 @@ def keys_revoke(
     """Let a key in no more, anywhere, within a second."""
     from rota.cli.keys import actions as keys_actions
 
-    _print(context, form, lambda access: keys_actions.revoke_key(access, key))
+    _print(context, form, lambda keys: keys_actions.revoke_key(keys, key))
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[ApiKeyStore], Awaitable[CliPage]]) -> None:

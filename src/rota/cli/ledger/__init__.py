@@ -1,0 +1,1 @@
+"""`rota ledger`: audits and repairs quota accounting, and shows live usage."""

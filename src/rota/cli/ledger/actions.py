@@ -1,7 +1,7 @@
-"""`rota ledger`: whether the books agree, and how they fill.
+"""`rota ledger`: checks quota accounting and shows usage.
 
-`audit` compares Redis, the five tables and procs key by key, without stopping anybody; its exit status is 1 when
-something does not agree. `--repair` brings all of them to what PostgreSQL says, and audits again.
+`audit` compares Redis, the five accounting tables and the procs key by key, without blocking bookings; its exit status
+is 1 on a mismatch. `--repair` sets all of them to PostgreSQL's values and audits again.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ PROBLEM_TEXTS = {
 
 
 async def audit(settings: Settings, name: str | None, *, repair: bool, form: OutputFormat, whole: bool) -> int:
-    async with quota_actions.open_accounting(settings) as books:
-        shows = [await books.admin.show(name)] if name else await books.admin.shows()
+    async with quota_actions.open_accounting(settings) as accounting:
+        shows = [await accounting.admin.show(name)] if name else await accounting.admin.shows()
         if repair:
-            await _repair(books, shows)
-            shows = [await books.admin.show(show.name) for show in shows]
-        found = [await auditing.audit(books, show) for show in shows]
-        strangers = await _unknown_keys(books) if name is None else []
-        page = _audit_page(found, strangers, whole=whole)
+            await _repair(accounting, shows)
+            shows = [await accounting.admin.show(show.name) for show in shows]
+        found = [await auditing.audit(accounting, show) for show in shows]
+        unknown_keys = await _unknown_keys(accounting) if name is None else []
+        page = _audit_page(found, unknown_keys, whole=whole)
     quota_actions.print_page(page, form=form)
-    return 0 if all(each.ok for each in found) and not strangers else 1
+    return 0 if all(each.ok for each in found) and not unknown_keys else 1
 
 
-async def _repair(books: AccountingService, shows: Sequence[Show]) -> None:
+async def _repair(accounting: AccountingService, shows: Sequence[Show]) -> None:
     for show in shows:
-        await auditing.repair(books, show)
-    if books.live:
-        await live_reader.unlink(books.live.client, await _unknown_keys(books))
+        await auditing.repair(accounting, show)
+    if accounting.live:
+        await live_reader.unlink(accounting.live.client, await _unknown_keys(accounting))
 
 
-async def _unknown_keys(books: AccountingService) -> list[str]:
-    return await auditing.orphan_keys(books.live, list(await books.managed_shows())) if books.live else []
+async def _unknown_keys(accounting: AccountingService) -> list[str]:
+    return (
+        await auditing.orphan_keys(accounting.live, list(await accounting.managed_shows())) if accounting.live else []
+    )
 
 
-def _audit_page(found: Sequence[LedgerAudit], strangers: Sequence[str], *, whole: bool) -> CliPage:
+def _audit_page(found: Sequence[LedgerAudit], unknown_keys: Sequence[str], *, whole: bool) -> CliPage:
     parts: list[str | Table] = []
     for each in found:
         parts.append(_summary(each))
@@ -64,33 +66,35 @@ def _audit_page(found: Sequence[LedgerAudit], strangers: Sequence[str], *, whole
         if lines:
             columns = ("level", "name", "procs", "table", "Redis", "")
             parts.append(Table(columns, [_line_row(line) for line in lines]))
-    if strangers:
-        parts.append(f"Keys in Redis that no show knows: {', '.join(strangers[:5])}{', …' if strangers[5:] else ''}")
-    if strangers or not all(each.ok for each in found):
+    if unknown_keys:
+        parts.append(
+            f"Keys in Redis that no show knows: {', '.join(unknown_keys[:5])}{', …' if unknown_keys[5:] else ''}"
+        )
+    if unknown_keys or not all(each.ok for each in found):
         parts.append("`rota ledger audit --repair` brings everything to what PostgreSQL says.")
-    data = {"ok": all(each.ok for each in found) and not strangers, "shows": found, "strangers": strangers}
+    data = {"ok": all(each.ok for each in found) and not unknown_keys, "shows": found, "strangers": unknown_keys}
     return CliPage(data, parts or ["There is no show yet: `rota show create NAME` makes one."])
 
 
 def _summary(found: LedgerAudit) -> str:
     wrong = sum(line.problem is not None for line in found.lines)
-    keeper = "Redis and PostgreSQL" if found.show.managed else "PostgreSQL"
+    stores = "Redis and PostgreSQL" if found.show.managed else "PostgreSQL"
     if found.seeded is False:
         return f"{found.show.name}: Redis has not been seeded under fence {found.show.fence}; nothing can be booked."
     if wrong:
         return f"{found.show.name}: {wrong} of {len(found.lines)} keys do not agree."
-    return f"{found.show.name}: {len(found.lines)} keys agree in {keeper}."
+    return f"{found.show.name}: {len(found.lines)} keys agree in {stores}."
 
 
 def _line_row(line: LedgerAuditLine) -> tuple[str, ...]:
-    told = PROBLEM_TEXTS[line.problem] if line.problem else ""
+    problem = PROBLEM_TEXTS[line.problem] if line.problem else ""
     return (
         line.level.value,
         line.name,
         _usage_text(line.procs),
         _usage_text(line.table),
         _usage_text(line.redis),
-        told,
+        problem,
     )
 
 
@@ -101,55 +105,55 @@ def _usage_text(usage: Usage | None) -> str:
 
 
 async def watch(settings: Settings, *, every_s: float, once: bool, form: OutputFormat) -> None:
-    """Until Ctrl-C, or once."""
-    async with quota_actions.open_accounting(settings) as books:
+    """Print usage until Ctrl-C, or once."""
+    async with quota_actions.open_accounting(settings) as accounting:
         if once or form.is_data:
-            quota_actions.print_page(await _usage_page(books), form=form)
+            quota_actions.print_page(await _usage_page(accounting), form=form)
             return
-        await _watch_live(books, every_s)
+        await _watch_live(accounting, every_s)
 
 
-async def _watch_live(books: AccountingService, every_s: float) -> None:
+async def _watch_live(accounting: AccountingService, every_s: float) -> None:
     from rich.live import Live
 
     with Live(console=output.console(), auto_refresh=False) as view:
         while True:
-            [part] = (await _usage_page(books)).parts
+            [part] = (await _usage_page(accounting)).parts
             view.update(output.make_table(part.columns, part.rows) if isinstance(part, Table) else part, refresh=True)
             await asyncio.sleep(every_s)
 
 
-async def _usage_page(books: AccountingService) -> CliPage:
+async def _usage_page(accounting: AccountingService) -> CliPage:
     rows: list[tuple[str, ...]] = []
     data = []
-    for show in await books.admin.shows():
-        shares = await books.admin.subscriptions(show.name)
-        told, where = await _current_usage(books, show)
+    for show in await accounting.admin.shows():
+        shares = await accounting.admin.subscriptions(show.name)
+        usages, source = await _current_usage(accounting, show)
         for share in shares:
-            usage = told.get(script_args.counter_name(Level.SUBSCRIPTION, share.id), share.usage)
-            rows.append(_subscription_row(show, share, usage, where))
-            data.append({"show": show_data(show), "pool": share.name, "used": usage, "kept": where})
+            usage = usages.get(script_args.counter_name(Level.SUBSCRIPTION, share.id), share.usage)
+            rows.append(_subscription_row(show, share, usage, source))
+            data.append({"show": show_data(show), "pool": share.name, "used": usage, "kept": source})
     columns = ("show", "pool", "used", "size", "burst", "of burst", "GPUs", "told by")
     return CliPage(data, [Table(columns, rows) if rows else "No show has a subscription yet: see `rota sub --help`."])
 
 
-async def _current_usage(books: AccountingService, show: Show) -> tuple[dict[str, Usage], str]:
-    """What is used now by short name, and who says so."""
-    if not show.managed or books.live is None:
+async def _current_usage(accounting: AccountingService, show: Show) -> tuple[dict[str, Usage], str]:
+    """Current usage by counter name, and the store it was read from."""
+    if not show.managed or accounting.live is None:
         return {}, "PostgreSQL"
-    keys = books.live.keys.show_keys(str(show.id))
+    keys = accounting.live.keys.show_keys(str(show.id))
     try:
-        if not await books.live.is_seeded(show.id, show.fence):
+        if not await accounting.live.is_seeded(show.id, show.fence):
             return {}, "PostgreSQL (Redis is not seeded)"
         found = await live_reader.read_counters(
-            books.live.client, keys, await live_reader.names_in_use(books.live.client, keys)
+            accounting.live.client, keys, await live_reader.names_in_use(accounting.live.client, keys)
         )
     except RedisUnavailable:
         return {}, "PostgreSQL (Redis is away)"
     return {name: each.usage for name, each in found.items() if each.usage}, "Redis"
 
 
-def _subscription_row(show: Show, share: QuotaItem, usage: Usage, where: str) -> tuple[str, ...]:
+def _subscription_row(show: Show, share: QuotaItem, usage: Usage, source: str) -> tuple[str, ...]:
     burst = cap_of_field("subscription", "int_burst", share.limits)
     size = share.limits["int_size"]
     return (
@@ -160,5 +164,5 @@ def _subscription_row(show: Show, share: QuotaItem, usage: Usage, where: str) ->
         cores_text(burst or 0),
         usage_bar(usage.cores, burst, size),
         str(usage.gpus),
-        where,
+        source,
     )

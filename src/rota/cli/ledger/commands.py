@@ -1,4 +1,4 @@
-"""The commands of `rota ledger`."""
+"""Typer commands of `rota ledger`."""
 
 from __future__ import annotations
 

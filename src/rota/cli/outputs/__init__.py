@@ -1,0 +1,1 @@
+"""`rota outputs`: lists, releases and redacts outputs that the output policy withholds."""

@@ -1,6 +1,6 @@
-"""`rota outputs`: each command is one change with its audit entry, or one read, straight in PostgreSQL.
+"""`rota outputs`: each command is one read, or one change with its audit entry, directly in PostgreSQL.
 
-Whoever loses the reply may give the same command again: what is released or redacted stays so.
+After a lost reply the same command can be repeated: release and redaction are idempotent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_OUTPUTS: Final = "No output is kept back."
 
 
 class OutputContext(msgspec.Struct, frozen=True):
-    """Where commands work."""
+    """The dependencies of the commands."""
 
     database: Database
     desk: OutputReview
@@ -62,9 +62,9 @@ async def list_outputs(
 
 
 async def show_output(at: OutputContext, output: int, *, reveal: bool) -> CliPage:
-    told = await at.desk.get(output)
-    data = msgspec.to_builtins(told.line) | {"checks": msgspec.to_builtins(told.checks), "artifacts": told.artifacts}
-    parts: list[str | Table] = [*_output_lines(told), _findings_table(told.checks)]
+    view = await at.desk.get(output)
+    data = msgspec.to_builtins(view.line) | {"checks": msgspec.to_builtins(view.checks), "artifacts": view.artifacts}
+    parts: list[str | Table] = [*_output_lines(view), _findings_table(view.checks)]
     if reveal:
         value = decode_value(await at.desk.content(output, at.who))
         data["value"] = value
@@ -80,9 +80,9 @@ async def redact_output(at: OutputContext, output: int, reason: str, *, whole: b
     return _change_page(await at.desk.redact(output, at.who, reason, whole=whole), "Redacted")
 
 
-def _change_page(told: OutputReviewResult, act: str) -> CliPage:
-    sentence = f"{act} output {told.id} of job {told.job}." if told.changed else f"Output {told.id} was so already."
-    return CliPage(msgspec.to_builtins(told), [sentence])
+def _change_page(view: OutputReviewResult, verb: str) -> CliPage:
+    sentence = f"{verb} output {view.id} of job {view.job}." if view.changed else f"Output {view.id} was so already."
+    return CliPage(msgspec.to_builtins(view), [sentence])
 
 
 def _outputs_table(lines: Sequence[OutputSummary]) -> Table:
@@ -94,8 +94,8 @@ def _outputs_table(lines: Sequence[OutputSummary]) -> Table:
     return Table(columns, rows)
 
 
-def _output_lines(told: OutputView) -> list[str]:
-    line = told.line
+def _output_lines(view: OutputView) -> list[str]:
+    line = view.line
     shown = {
         "output": line.id,
         "state": line.state,
@@ -104,7 +104,7 @@ def _output_lines(told: OutputView) -> list[str]:
         "show": line.show,
         "topic": line.topic,
         "reason": line.reason or None,
-        "files": ", ".join(told.artifacts) or None,
+        "files": ", ".join(view.artifacts) or None,
     }
     return [f"{name:<8} {value}" for name, value in shown.items() if value is not None]
 
@@ -112,7 +112,7 @@ def _output_lines(told: OutputView) -> list[str]:
 def _findings_table(checks: Sequence[OutputCheck]) -> str | Table:
     rows: list[tuple[object, ...]] = []
     for check in checks:
-        said = (check.phase, check.says, check.rule or "-", check.by)
+        check_cells = (check.phase, check.says, check.rule or "-", check.by)
         found: list[tuple[object, ...]] = [(each.name, each.where, each.offset, each.length) for each in check.findings]
-        rows += [(*said, *each) for each in found or [("-", "-", "-", "-")]]
+        rows += [(*check_cells, *each) for each in found or [("-", "-", "-", "-")]]
     return Table(("check", "says", "rule", "by", "found", "where", "offset", "length"), rows) if rows else "No check."

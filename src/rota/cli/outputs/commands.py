@@ -1,4 +1,4 @@
-"""`rota outputs`: what the output policy keeps back, and who lets it out."""
+"""Typer commands of `rota outputs`."""
 
 from __future__ import annotations
 

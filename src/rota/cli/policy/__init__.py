@@ -1,0 +1,1 @@
+"""`rota policy`: checks, tests, simulates, explains and reloads the policy."""

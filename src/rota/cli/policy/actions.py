@@ -1,4 +1,4 @@
-"""`rota policy`: each command is one question, or one word to those who decide."""
+"""`rota policy`: each command is one read, or one reload request to the servers or the kernel."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ FATE_TEXTS = {
 def check_policy_file(file: Path) -> CliPage:
     found = lint.lint_policy(read_text(file), str(file))
     limits = f", {pluralize(found.velocity_limits, 'velocity limit')}" if found.velocity_limits else ""
-    told = f"{file} is a policy of {pluralize(found.rules, 'rule')}{limits}; what no rule is for is {_effect_text(found.default)}."
-    return CliPage(msgspec.to_builtins(found), [told, f"Snapshot {found.snapshot}.", *found.notes])
+    text = f"{file} is a policy of {pluralize(found.rules, 'rule')}{limits}; what no rule is for is {_effect_text(found.default)}."
+    return CliPage(msgspec.to_builtins(found), [text, f"Snapshot {found.snapshot}.", *found.notes])
 
 
-def run_policy_cases(file: Path, beside: Path | None) -> tuple[CliPage, bool]:
-    """And whether every case passed."""
-    beside = beside or file.with_name(f"{file.stem}.cases.yaml")
-    found = policy_tests.run_cases(read_text(file), read_text(beside), str(file), str(beside))
+def run_policy_cases(file: Path, cases: Path | None) -> tuple[CliPage, bool]:
+    """The page, and whether every case passed."""
+    cases = cases or file.with_name(f"{file.stem}.cases.yaml")
+    found = policy_tests.run_cases(read_text(file), read_text(cases), str(file), str(cases))
     failed = [case for case in found.cases if not case.passed]
     rows = [
-        (f"{beside}:{case.line}", case.name, case.expected, f"{case.said} by {case.rule or 'the default'}", case.reason)
+        (f"{cases}:{case.line}", case.name, case.expected, f"{case.said} by {case.rule or 'the default'}", case.reason)
         for case in failed
     ]
     parts: list[str | Table] = [Table(("case", "name", "expected", "said", "reason"), rows)] if rows else []
@@ -89,8 +89,8 @@ async def explain_policy(settings: Settings, job: str, submission: Path | None, 
     kernel = _kernel(settings, file)
     try:
         if submission is not None:
-            asked = submission_policy_request(_read_submission(submission))
-            return _explain_page(job_policy_explanation(asked, await kernel.explain(asked)))
+            request = submission_policy_request(_read_submission(submission))
+            return _explain_page(job_policy_explanation(request, await kernel.explain(request)))
         async with db_commands.open_database(settings) as database:
             await check_current(database)
             return _explain_page(
@@ -101,7 +101,7 @@ async def explain_policy(settings: Settings, job: str, submission: Path | None, 
 
 
 def _kernel(settings: Settings, file: Path | None) -> PolicyKernel:
-    """The one that is set; a file of ours is read by this process, as servers read theirs."""
+    """The configured policy engine, or one for `file` that runs in this process."""
     if file is not None:
         return kernel_from_text(read_text(file), str(file))
     found = factory.open_kernel(settings, None)
@@ -119,30 +119,36 @@ def _read_submission(path: Path) -> Submission:
         raise InvalidInput(f"{path} is empty: write a submission.")
     try:
         return msgspec.convert(reader.to_builtins(node), Submission)
-    except msgspec.ValidationError as wrong:
-        raise reader.error(node, str(wrong)) from None
+    except msgspec.ValidationError as error:
+        raise reader.error(node, str(error)) from None
 
 
-def _explain_page(told: JobPolicyExplanation) -> CliPage:
-    word = told.word
-    lines = [f"It is {_effect_text(word.says)} by {_rule_text(word.rule)}: {word.reason}.", *_extra_lines(told)]
-    if (was := told.was) is not None and (was.says, was.rule) != (word.says, word.rule):
+def _explain_page(explanation: JobPolicyExplanation) -> CliPage:
+    decision = explanation.word
+    lines = [
+        f"It is {_effect_text(decision.says)} by {_rule_text(decision.rule)}: {decision.reason}.",
+        *_extra_lines(explanation),
+    ]
+    if (was := explanation.was) is not None and (was.says, was.rule) != (decision.says, decision.rule):
         lines.append(f"When it was decided it was {_effect_text(was.says)} by {_rule_text(was.rule)}: {was.reason}.")
-    rows = [_finding_row(each) for each in told.findings]
-    return CliPage(msgspec.to_builtins(told), [*lines, Table(("rule", "line", "decision", "it", "because"), rows)])
+    rows = [_finding_row(each) for each in explanation.findings]
+    return CliPage(
+        msgspec.to_builtins(explanation), [*lines, Table(("rule", "line", "decision", "it", "because"), rows)]
+    )
 
 
 def _rule_text(rule: str) -> str:
     return f"rule {rule}" if rule else "the default"
 
 
-def _extra_lines(told: JobPolicyExplanation) -> Iterator[str]:
-    if told.word.constraints:
-        yield f"Constraints: {msgspec.json.encode(told.word.constraints).decode()}."
-    if told.approval is not None:
-        expires = f", within {told.approval.expires_s:g} s" if told.approval.expires_s else ""
-        yield f"Approval of {told.approval.quorum}{expires}."
-    for each in told.word.remediations:
+def _extra_lines(explanation: JobPolicyExplanation) -> Iterator[str]:
+    decision, approval = explanation.word, explanation.approval
+    if decision.constraints:
+        yield f"Constraints: {msgspec.json.encode(decision.constraints).decode()}."
+    if approval is not None:
+        expires = f", within {approval.expires_s:g} s" if approval.expires_s else ""
+        yield f"Approval of {approval.quorum}{expires}."
+    for each in decision.remediations:
         yield f"Instead: {each.title or each.id} {each.summary}".rstrip() + "."
 
 
@@ -179,8 +185,8 @@ async def reload_policy(settings: Settings) -> CliPage:
     async with db_commands.open_database(settings) as database:
         await check_current(database)
         await request_reload(database, current_actor())
-    told = f"Every server reads {file.path} now: {pluralize(found.size, 'rule')}, snapshot {found.snapshot}."
-    return CliPage({"snapshot": found.snapshot, "changed": None}, [told])
+    text = f"Every server reads {file.path} now: {pluralize(found.size, 'rule')}, snapshot {found.snapshot}."
+    return CliPage({"snapshot": found.snapshot, "changed": None}, [text])
 
 
 async def _reload_kernel(settings: Settings) -> CliPage:
@@ -192,8 +198,8 @@ async def _reload_kernel(settings: Settings) -> CliPage:
         [now, *_] = await kernel.list_snapshots()
     finally:
         await kernel.close()
-    told = "reads another policy" if changed else "has the same policy as before"
+    text = "reads another policy" if changed else "has the same policy as before"
     return CliPage(
         {"snapshot": now.id, "changed": changed},
-        [f"The kernel {told}: {pluralize(now.rules, 'rule')}, snapshot {now.id}."],
+        [f"The kernel {text}: {pluralize(now.rules, 'rule')}, snapshot {now.id}."],
     )

@@ -1,4 +1,4 @@
-"""`rota policy`: whether a file is a policy, what it says, and what it would change."""
+"""Typer commands of `rota policy`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def policy_test(
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 
-    page, is_good = policy_actions.run_policy_cases(file, cases)
+    page, passed = policy_actions.run_policy_cases(file, cases)
     print_page(page, form=form)
-    sys.exit(ExitCode.OK if is_good else ExitCode.FAILED)
+    sys.exit(ExitCode.OK if passed else ExitCode.FAILED)
 
 
 @policy_app.command("simulate")

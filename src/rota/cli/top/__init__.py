@@ -1,0 +1,1 @@
+"""`rota top`: a live view of shows, pools, workers and jobs. `data` polls PostgreSQL, `view` renders the snapshots."""

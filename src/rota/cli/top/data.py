@@ -1,8 +1,8 @@
-"""`rota top`: everything at a glance, again and again. Reads, and changes nothing.
+"""`rota top`: polls a snapshot of the whole system from PostgreSQL. Read-only.
 
-A look is a handful of statements, however much waits: shares, jobs, workers, pools. They walk what runs and the
-counters of queues, never what waits. What runs is what rows of `proc` hold; Redis is not asked. While PostgreSQL does
-not answer the last picture stays, and says so.
+A snapshot is a few statements (shares, jobs, workers, pools). They read running frames and queue counters, never
+waiting frames, so the cost does not depend on the backlog. Usage comes from `proc` rows, not from Redis. While
+PostgreSQL does not answer, the last snapshot stays with an error message.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ TOP_JOBS = query(__package__, "top_jobs")
 
 JOBS_SHOWN_MAX: Final = 50
 LIVE_JOBS_MAX: Final = 100_001
-"""Live jobs are counted so far and no further."""
+"""Live jobs are counted up to this number."""
 PACES_MAX: Final = 60
 
 
 class SubscriptionUsage(msgspec.Struct, frozen=True):
-    """A show in a pool, cores in hundredths; what waits and has ended is of the whole show."""
+    """A show's use of a pool, in centicores; `waiting`, `ended` and `failed` are of the whole show."""
 
     show: str
     pool: str | None
@@ -74,7 +74,7 @@ class LiveJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Its workers together, cores in hundredths."""
+    """Totals of a pool's workers, in centicores."""
 
     name: str
     status: str
@@ -87,20 +87,20 @@ class PoolUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopSnapshot(msgspec.Struct, kw_only=True):
-    """One look."""
+    """One poll."""
 
     at: datetime
     shares: list[SubscriptionUsage]
     jobs: list[LiveJob]
     live: int
-    """Live jobs; `LIVE_MOST` stands for that many and more."""
+    """Number of live jobs; `LIVE_JOBS_MAX` means that many or more."""
     workers: list[WorkerRecord]
     pools: list[PoolUsage]
     took_ms: float = 0.0
     per_s: float | None = None
-    """Frames that ended a second since the look before."""
+    """Frames ended per second since the previous poll."""
     paces: Sequence[float] = ()
-    """The same of the last looks."""
+    """`per_s` of the previous polls."""
     problem: str = ""
 
     @property
@@ -139,24 +139,24 @@ async def _read_pools(database: Database, workers: Sequence[WorkerRecord]) -> li
     routes, now_ms = await routing.read(), routing.clock.now_ms()
     found = []
     for name, pool in sorted(routes.pools.items()):
-        there = [worker for worker in workers if worker.pool == name]
+        members = [worker for worker in workers if worker.pool == name]
         found.append(
             PoolUsage(
                 name=name,
                 status=pool.spec.status_at(now_ms).value,
-                workers=len(there),
-                frames=sum(worker.frames for worker in there),
-                cores=sum(worker.hello.cores for worker in there),
-                cores_used=sum(worker.cores for worker in there),
-                gpus=sum(worker.hello.gpus for worker in there),
-                gpus_used=sum(worker.gpus for worker in there),
+                workers=len(members),
+                frames=sum(worker.frames for worker in members),
+                cores=sum(worker.hello.cores for worker in members),
+                cores_used=sum(worker.cores for worker in members),
+                gpus=sum(worker.hello.gpus for worker in members),
+                gpus_used=sum(worker.gpus for worker in members),
             )
         )
     return found
 
 
 class TopPoller:
-    """Looks that know of the ones before them."""
+    """Takes snapshots and derives rates from consecutive ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -166,24 +166,24 @@ class TopPoller:
 
     async def poll(self) -> TopSnapshot:
         try:
-            seen = await read_snapshot(self._database)
-        except PostgresUnavailable as away:
+            snapshot = await read_snapshot(self._database)
+        except PostgresUnavailable as error:
             if self._last is None:
                 raise
-            self._last.problem = away.sentence
+            self._last.problem = error.sentence
             return self._last
         now = time.monotonic()
         if self._last is not None and now > self._last_at:
-            # Discarded frames are not counted any more, so it may go down.
-            seen.per_s = max(0.0, (seen.ended - self._last.ended) / (now - self._last_at))
-            self._paces.append(seen.per_s)
-        seen.paces = tuple(self._paces)
-        self._last, self._last_at = seen, now
-        return seen
+            # The count can decrease: discarded frames are no longer counted.
+            snapshot.per_s = max(0.0, (snapshot.ended - self._last.ended) / (now - self._last_at))
+            self._paces.append(snapshot.per_s)
+        snapshot.paces = tuple(self._paces)
+        self._last, self._last_at = snapshot, now
+        return snapshot
 
 
 def show_top(settings: Settings, *, every_s: float, once: bool, form: OutputFormat) -> None:
-    """Until q or Ctrl-C; once where nobody looks."""
+    """Poll until q or Ctrl-C; only once when standard output is not a terminal."""
     with suppress(KeyboardInterrupt):
         asyncio.run(_show_top(settings, every_s=every_s, once=once or form.is_data, form=form))
 
@@ -191,24 +191,24 @@ def show_top(settings: Settings, *, every_s: float, once: bool, form: OutputForm
 async def _show_top(settings: Settings, *, every_s: float, once: bool, form: OutputFormat) -> None:
     async with db_commands.open_database(settings) as database:
         await check_current(database)
-        looking, console = TopPoller(database), output.console()
+        poller, console = TopPoller(database), output.console()
         if form.is_data:
-            output.print_data(snapshot_data(await looking.poll()), form)
+            output.print_data(snapshot_data(await poller.poll()), form)
         elif once or not console.is_terminal:
             with output.IgnoreBrokenPipe():
-                console.print(top_view.render(await looking.poll(), _width(console), None))
+                console.print(top_view.render(await poller.poll(), _width(console), None))
         else:
-            await _show_live(looking, console, every_s)
+            await _show_live(poller, console, every_s)
 
 
-async def _show_live(looking: TopPoller, console: Console, every_s: float) -> None:
+async def _show_live(poller: TopPoller, console: Console, every_s: float) -> None:
     from rich.live import Live
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         async with _quit_key() as pressed:
             while True:
-                seen = await looking.poll()
-                live.update(top_view.render(seen, console.width, console.height), refresh=True)
+                snapshot = await poller.poll()
+                live.update(top_view.render(snapshot, console.width, console.height), refresh=True)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(every_s):
                         if await pressed():
@@ -217,7 +217,7 @@ async def _show_live(looking: TopPoller, console: Console, every_s: float) -> No
 
 @asynccontextmanager
 async def _quit_key() -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Gives what waits until q is pressed. Nothing is echoed meanwhile, and the terminal is left as it was."""
+    """Yield a function that waits until q is pressed. Turns echo off, and restores the terminal on exit."""
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
@@ -258,22 +258,22 @@ def _width(console: Console) -> int:
     return console.width if console.is_terminal else top_view.PIPE_WIDTH
 
 
-def snapshot_data(seen: TopSnapshot) -> dict[str, object]:
-    """For programs: cores as numbers of cores."""
+def snapshot_data(snapshot: TopSnapshot) -> dict[str, object]:
+    """For programs: cores as numbers, not centicores."""
     return {
-        "at": seen.at,
-        "waiting": seen.waiting,
-        "running": seen.running,
-        "ended": seen.ended,
-        "live_jobs": seen.live,
+        "at": snapshot.at,
+        "waiting": snapshot.waiting,
+        "running": snapshot.running,
+        "ended": snapshot.ended,
+        "live_jobs": snapshot.live,
         "shows": [
             msgspec.structs.asdict(share)
             | {"size": share.size / 100, "burst": share.burst / 100, "cores": share.cores / 100}
-            for share in seen.shares
+            for share in snapshot.shares
         ],
         "pools": [
             msgspec.structs.asdict(pool) | {"cores": pool.cores / 100, "cores_used": pool.cores_used / 100}
-            for pool in seen.pools
+            for pool in snapshot.pools
         ],
         "workers": [
             {
@@ -287,7 +287,7 @@ def snapshot_data(seen: TopSnapshot) -> dict[str, object]:
                 "gpus": worker.hello.gpus,
                 "used_gpus": worker.gpus,
             }
-            for worker in seen.workers
+            for worker in snapshot.workers
         ],
-        "jobs": [msgspec.structs.asdict(job) for job in seen.jobs],
+        "jobs": [msgspec.structs.asdict(job) for job in snapshot.jobs],
     }

@@ -1,6 +1,6 @@
 -- name: top_jobs
--- Live jobs worth a look, at most $1 of each kind: those with most frames on workers, then the newest.
--- And how many are live, counted up to $2.
+-- At most $1 live jobs: those with the most frames on workers, then the newest. Also the number of live jobs, counted
+-- up to $2.
 WITH busy AS MATERIALIZED (
   SELECT pk_job, count(*) AS running FROM rota.proc GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $1::integer
 ), newest AS MATERIALIZED (
@@ -20,7 +20,7 @@ CROSS JOIN LATERAL (
 ORDER BY c.running DESC, j.pk_job DESC LIMIT $1
 
 -- name: top_shares
--- Every show with its share of every pool, what runs on it, and what waits of the show in all; pool is null without a share.
+-- Subscriptions with their usage, and the waiting frames of the whole show; pool is null for a show without any.
 WITH used AS MATERIALIZED (
   SELECT pk_show, pk_alloc, count(*) AS frames, sum(int_cores_reserved)::bigint AS cores,
          sum(int_gpus_reserved)::bigint AS gpus

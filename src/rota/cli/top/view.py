@@ -1,6 +1,6 @@
-"""How `rota top` looks: bars that fill a terminal of any size from 60 columns on. No I/O.
+"""Renders `rota top` for terminals of 60 columns or more. No I/O.
 
-Bars are told apart by their marks, too: NO_COLOR takes nothing away.
+Bars differ in their characters as well as in colour, so NO_COLOR loses no information.
 """
 
 from __future__ import annotations
@@ -22,51 +22,59 @@ if TYPE_CHECKING:
     from rota.engine.queries.workers import WorkerRecord
 
 PIPE_WIDTH: Final = 100
-"""In a pipe."""
+"""Width in a pipe."""
 Column = tuple[str, int, Literal["left", "right"]]
-"""Its heading, its width, and to which side its cells go."""
+"""Heading, width and alignment."""
 _SPARK_CHARS: Final = "▁▂▃▄▅▆▇█"
 _STATE_STYLES: Final = {"RUNNING": "green", "DISPATCHED": "cyan", "SCHEDULED": "blue", "PENDING": "yellow"}
 
 
-def render(seen: TopSnapshot, width: int, height: int | None) -> Group:
-    """`height` None: as long as it gets."""
-    wanted = {"shows": len(seen.shares), "pools": len(seen.pools), "workers": len(seen.workers), "jobs": len(seen.jobs)}
-    room = allocate_rows(wanted, height)
-    busiest = sorted(seen.workers, key=lambda worker: (-worker.frames, worker.pool, worker.name))
-    sections = {
-        "shows": _subscriptions_section(seen.shares[: room["shows"]], wanted["shows"], width),
-        "pools": _pools_section(seen.pools[: room["pools"]], wanted["pools"], width),
-        "workers": _workers_section(busiest[: room["workers"]], wanted["workers"], width),
-        "jobs": _jobs_section(seen.jobs[: room["jobs"]], wanted["jobs"], width),
+def render(snapshot: TopSnapshot, width: int, height: int | None) -> Group:
+    """`height` None means unlimited."""
+    counts = {
+        "shows": len(snapshot.shares),
+        "pools": len(snapshot.pools),
+        "workers": len(snapshot.workers),
+        "jobs": len(snapshot.jobs),
     }
-    lines: list[Text | Table] = [_header_line(seen, width, is_live=height is not None), _counts_line(seen, width)]
+    rows = allocate_rows(counts, height)
+    busiest = sorted(snapshot.workers, key=lambda worker: (-worker.frames, worker.pool, worker.name))
+    sections = {
+        "shows": _subscriptions_section(snapshot.shares[: rows["shows"]], counts["shows"], width),
+        "pools": _pools_section(snapshot.pools[: rows["pools"]], counts["pools"], width),
+        "workers": _workers_section(busiest[: rows["workers"]], counts["workers"], width),
+        "jobs": _jobs_section(snapshot.jobs[: rows["jobs"]], counts["jobs"], width),
+    }
+    lines: list[Text | Table] = [
+        _header_line(snapshot, width, is_live=height is not None),
+        _counts_line(snapshot, width),
+    ]
     for name, section in sections.items():
-        if room[name] or not wanted[name]:
+        if rows[name] or not counts[name]:
             lines += [Text(""), section]
     return Group(*lines)
 
 
-def allocate_rows(wanted: dict[str, int], height: int | None) -> dict[str, int]:
-    """How many rows each section gets: all it wants where there is room, else as many as the others."""
+def allocate_rows(counts: dict[str, int], height: int | None) -> dict[str, int]:
+    """Rows for each section: all of them if they fit, otherwise shared evenly."""
     if height is None:
-        return wanted
-    # Each section has a blank line and a heading; an empty one has a sentence.
-    left = max(0, height - 2 - 2 * len(wanted) - sum(not n for n in wanted.values()))
-    given = dict.fromkeys(wanted, 0)
-    while left and (needy := [name for name, n in wanted.items() if given[name] < n]):
-        for name in needy[:left]:
-            given[name] += 1
-        left -= min(left, len(needy))
-    return given
+        return counts
+    # Each section needs a blank line and a heading; an empty one needs one line for its message.
+    left = max(0, height - 2 - 2 * len(counts) - sum(not n for n in counts.values()))
+    rows = dict.fromkeys(counts, 0)
+    while left and (unfilled := [name for name, n in counts.items() if rows[name] < n]):
+        for name in unfilled[:left]:
+            rows[name] += 1
+        left -= min(left, len(unfilled))
+    return rows
 
 
-def _header_line(seen: TopSnapshot, width: int, *, is_live: bool) -> Text:
-    text = Text.assemble(("rota top", "bold"), f"  {seen.at:%H:%M:%S}")
-    if seen.problem:
-        text.append(f"  {printable(seen.problem)}", "bold red")
+def _header_line(snapshot: TopSnapshot, width: int, *, is_live: bool) -> Text:
+    text = Text.assemble(("rota top", "bold"), f"  {snapshot.at:%H:%M:%S}")
+    if snapshot.problem:
+        text.append(f"  {printable(snapshot.problem)}", "bold red")
     else:
-        text.append(f"  looked in {seen.took_ms:.0f} ms", "dim")
+        text.append(f"  looked in {snapshot.took_ms:.0f} ms", "dim")
     hint = "q quits"
     if is_live and len(text) + len(hint) + 2 <= width:
         text.append(" " * (width - len(text) - len(hint))).append(hint, "dim")
@@ -74,15 +82,15 @@ def _header_line(seen: TopSnapshot, width: int, *, is_live: bool) -> Text:
     return text
 
 
-def _counts_line(seen: TopSnapshot, width: int) -> Text:
-    waiting = (f"{seen.waiting:,}", "yellow" if seen.waiting else "")
-    running = (f"{seen.running:,}", "green" if seen.running else "")
-    more = "+" if seen.live > 100_000 else ""
-    text = Text.assemble("frames  ", waiting, " waiting  ", running, " on workers  ", f"{seen.ended:,} ended")
-    text.append(f"   jobs  {min(seen.live, 100_000):,}{more} live")
-    if seen.per_s is not None:
-        text.append(f"   {seen.per_s:,.1f} frames/s ").append(
-            _sparkline(seen.paces, max(0, width - len(text) - 1)), "cyan"
+def _counts_line(snapshot: TopSnapshot, width: int) -> Text:
+    waiting = (f"{snapshot.waiting:,}", "yellow" if snapshot.waiting else "")
+    running = (f"{snapshot.running:,}", "green" if snapshot.running else "")
+    more = "+" if snapshot.live > 100_000 else ""
+    text = Text.assemble("frames  ", waiting, " waiting  ", running, " on workers  ", f"{snapshot.ended:,} ended")
+    text.append(f"   jobs  {min(snapshot.live, 100_000):,}{more} live")
+    if snapshot.per_s is not None:
+        text.append(f"   {snapshot.per_s:,.1f} frames/s ").append(
+            _sparkline(snapshot.paces, max(0, width - len(text) - 1)), "cyan"
         )
     text.truncate(width, overflow="ellipsis")
     return text
@@ -97,36 +105,36 @@ def _sparkline(paces: Sequence[float], cells: int) -> str:
 
 
 def gauge(used: int, most: int, size: int, cells: int) -> Text:
-    """How much of `most` is used: green up to `size`, yellow beyond, red when full; a mark where the size ends."""
+    """A bar of `used` in `most`: green up to `size`, yellow beyond, red when full, with a divider at `size`."""
     if cells < 4:
         return Text("")
     if most <= 0:
         return Text("nothing may run".ljust(cells)[:cells], "dim")
-    marked = 0 < size < most
-    inner = cells - marked
+    has_divider = 0 < size < most
+    inner = cells - has_divider
     filled = min(inner, max(used * inner // most, int(used > 0)))
-    end = size * inner // most if marked else inner
-    colour = "red" if used >= most else "yellow" if marked and used > size else "green"
+    end = size * inner // most if has_divider else inner
+    colour = "red" if used >= most else "yellow" if has_divider and used > size else "green"
     text = Text()
     for first, last in ((0, end), (end, inner)):
         full = max(0, min(filled, last) - first)
         text.append("█" * full, colour).append("░" * (last - first - full), "dim")
-        if marked and last == end:
+        if has_divider and last == end:
             text.append("│", "bold")
     return text
 
 
 def _section_table(columns: Sequence[Column], rows: Sequence[Sequence[Text | str]], width: int) -> Table:
-    """Columns without a width are left out."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), width=width, header_style="bold dim", show_edge=False)
+    """Columns of width 0 are omitted."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), width=width, header_style="bold dim", show_edge=False)
     kept = [at for at, (_, cells, _) in enumerate(columns) if cells]
     for at in kept:
         heading, cells, justify = columns[at]
-        drawn.add_column(heading, width=cells, justify=justify, no_wrap=True, overflow="ellipsis")
+        table.add_column(heading, width=cells, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        drawn.add_row(*(row[at] for at in kept))
-    drawn.expand = True
-    return drawn
+        table.add_row(*(row[at] for at in kept))
+    table.expand = True
+    return table
 
 
 def _subscriptions_section(shares: Sequence[SubscriptionUsage], of: int, width: int) -> Table | Text:
@@ -145,10 +153,10 @@ def _subscriptions_section(shares: Sequence[SubscriptionUsage], of: int, width: 
         ("waiting", 9, "right"),
     ]
     rows: list[list[Text | str]] = []
-    told: set[str] = set()
+    seen_shows: set[str] = set()
     for share in shares:
-        first = share.show not in told
-        told.add(share.show)
+        first = share.show not in seen_shows
+        seen_shows.add(share.show)
         rows.append(
             [
                 Text(printable(share.show), "" if first else "dim"),
@@ -209,15 +217,15 @@ def _workers_section(workers: Sequence[WorkerRecord], of: int, width: int) -> Ta
     ]
     rows: list[list[Text | str]] = []
     for worker in workers:
-        hello = worker.hello
+        registration = worker.hello
         rows.append(
             [
                 Text(printable(worker.name)),
                 Text(printable(worker.pool)),
-                gauge(worker.cores, hello.cores, 0, cells),
-                f"{cores_text(worker.cores)}/{cores_text(hello.cores)}",
-                f"{worker.gpus}/{hello.gpus}" if hello.gpus else "",
-                f"{worker.frames}/{hello.slots}" if hello.slots else str(worker.frames),
+                gauge(worker.cores, registration.cores, 0, cells),
+                f"{cores_text(worker.cores)}/{cores_text(registration.cores)}",
+                f"{worker.gpus}/{registration.gpus}" if registration.gpus else "",
+                f"{worker.frames}/{registration.slots}" if registration.slots else str(worker.frames),
             ]
         )
     return _section_table(columns, rows, width)
@@ -257,19 +265,19 @@ def _jobs_section(jobs: Sequence[LiveJob], of: int, width: int) -> Table | Text:
 
 
 def _progress_bar(job: LiveJob, cells: int) -> Text:
-    """Green for what succeeded, red for what ended otherwise, cyan for what runs."""
+    """Green: succeeded. Red: ended otherwise. Cyan: running."""
     total, text, filled, so_far = max(1, job.frames), Text(), 0, 0
-    for n, colour, mark in (
+    for n, colour, char in (
         (job.succeeded, "green", "█"),
         (job.ended - job.succeeded, "red", "▓"),
         (job.running, "cyan", "▒"),
     ):
         so_far += n
         upto = min(cells, so_far * cells // total)
-        text.append(mark * (upto - filled), colour)
+        text.append(char * (upto - filled), colour)
         filled = upto
     return text.append("░" * (cells - filled), "dim")
 
 
-def _heading(word: str, shown: int, of: int) -> str:
-    return word if shown == of else f"{word} {shown} of {of}"
+def _heading(title: str, shown: int, of: int) -> str:
+    return title if shown == of else f"{title} {shown} of {of}"

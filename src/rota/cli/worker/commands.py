@@ -1,4 +1,4 @@
-"""`rota worker`: a process that runs frames."""
+"""Typer command `rota worker`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def worker(
     The first signal lets frames finish, the second gives them back at once. For frames only NATS is spoken to: the one
     of nats.url, or of the `rota up` in this directory. Agents need PostgreSQL and Redis, too.
     """
-    from rota.cli.worker import process as command
+    from rota.cli.worker import process
 
-    wanted = command.WorkerArgs(
+    args = process.WorkerArgs(
         app=app,
         pool=pool,
         slots=slots,
@@ -54,4 +54,4 @@ def worker(
         capabilities=tuple(capability or ()),
         agents=agents,
     )
-    sys.exit(command.run(load_settings(context).settings, wanted))
+    sys.exit(process.run(load_settings(context).settings, args))

@@ -1,4 +1,4 @@
-"""What `rota worker` does: find the app, look at the machine, and live until a signal."""
+"""`rota worker`: loads the app, detects the machine's resources, and runs the worker until a signal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rota.worker.worker import Worker
 
 
 class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line; None: as the settings or the machine say."""
+    """The command line; None means the value of the settings or of the machine."""
 
     app: str = ""
     pool: str | None = None
@@ -47,17 +47,17 @@ class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     agents: bool = True
-    """Whether agents of the app run here, too."""
+    """Whether to run the app's agents as well."""
 
 
-def run(settings: Settings, wanted: WorkerArgs) -> int:
+def run(settings: Settings, args: WorkerArgs) -> int:
     folder = Path.cwd()
-    app = load_app.load(wanted.app, folder) if wanted.app else None
+    app = load_app.load(args.app, folder) if args.app else None
     with _work_dir(settings) as work_dir:
-        plan = WorkerConfig(
-            offer=build_registration(settings, wanted),
+        config = WorkerConfig(
+            offer=build_registration(settings, args),
             tasks=app.tasks if app else {},
-            app=wanted.app,
+            app=args.app,
             folder=folder,
             work_dir=work_dir,
             keep_dirs=settings.worker.keep_dirs,
@@ -67,13 +67,13 @@ def run(settings: Settings, wanted: WorkerArgs) -> int:
             drain_s=settings.worker.drain_timeout,
             store=_store(settings.store),
         )
-        agents = _agent_services(settings, app, plan) if app is not None and app.recurring and wanted.agents else []
-        return loop.run(_serve(plan, nats_target(settings), settings, agents))
+        agents = _agent_services(settings, app, config) if app is not None and app.recurring and args.agents else []
+        return loop.run(_serve(config, nats_target(settings), settings, agents))
 
 
-def _agent_services(settings: Settings, app: Rota, plan: WorkerConfig) -> list[Service]:
-    """None, and a line about it, where PostgreSQL or Redis is not known: frames need neither."""
-    # With all that a server needs, which a worker of frames alone does not.
+def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list[Service]:
+    """Empty, with a message on standard error, when PostgreSQL or Redis is not configured: frames need neither."""
+    # Late imports: they load server code, which a worker without agents does not need.
     from rota.cli.core import output
     from rota.cli.local.up import local_url
     from rota.runtime import build_submitter, postgres_target, redis_target
@@ -85,30 +85,30 @@ def _agent_services(settings: Settings, app: Rota, plan: WorkerConfig) -> list[S
     if not settings.redis.scheduler.enabled:
         return []
     if postgres is None or redis is None:
-        output.print_stderr(f"Agents of {plan.app} do not run here: set postgres.url and redis.url, which they need.")
+        output.print_stderr(f"Agents of {config.app} do not run here: set postgres.url and redis.url, which they need.")
         return []
     events = AgentEvents(nats_target(settings), settings.nats)
     agents = WorkerAgents(
         settings,
         app.recurring,
-        plan.app,
-        plan.folder,
+        config.app,
+        config.folder,
         postgres_target(settings, postgres),
         redis_target(settings, redis, "agents"),
         lambda database: build_submitter(settings, database),
-        plan.offer.name,
+        config.offer.name,
         app.failure_hook,
         events.teller.emit,
     )
     return [Service("agent_events", events.run), Service("agents", agents.run)]
 
 
-async def _serve(plan: WorkerConfig, target: NatsTarget, settings: Settings, agents: list[Service]) -> int:
-    worker = Worker(plan, target, streams(settings.nats))
-    # What is loaded by now stays: the collector need not look at it each time frames have come and gone.
+async def _serve(config: WorkerConfig, target: NatsTarget, settings: Settings, agents: list[Service]) -> int:
+    worker = Worker(config, target, streams(settings.nats))
+    # Exclude everything loaded so far from garbage collection: it lives as long as the process.
     gc.collect()
     gc.freeze()
-    supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=plan.drain_s + 10.0)
+    supervisor = Supervisor(start_timeout_s=YEAR_S, drain_budget_s=config.drain_s + 10.0)
     supervisor.add(
         *_listener_services(supervisor, settings),
         Service("worker", worker.run),
@@ -116,59 +116,59 @@ async def _serve(plan: WorkerConfig, target: NatsTarget, settings: Settings, age
     )
     status = await run_until_signalled(supervisor)
     if worker.left_behind:
-        # They ignore every cancellation, and asyncio would wait for them.
+        # The remaining tasks ignore cancellation, and asyncio.run would wait for them.
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
 def _listener_services(supervisor: Supervisor, settings: Settings) -> list[Service]:
-    """Health and metrics of this worker, for those who ask for a port."""
-    wanted = settings.worker
-    if not wanted.metrics_port:
+    """Health and metrics endpoints of this worker, if a port is configured."""
+    worker = settings.worker
+    if not worker.metrics_port:
         return []
-    from rota.infra.service.listener import HttpListener  # with an HTTP server, which a worker does not need
+    from rota.infra.service.listener import HttpListener  # late import: loads an HTTP server
 
-    return [HttpListener(supervisor, host=wanted.metrics_host, port=wanted.metrics_port).service]
+    return [HttpListener(supervisor, host=worker.metrics_host, port=worker.metrics_port).service]
 
 
-def build_registration(settings: Settings, wanted: WorkerArgs) -> RegistrationInfo:
+def build_registration(settings: Settings, args: WorkerArgs) -> RegistrationInfo:
     return RegistrationInfo(
-        name=wanted.name or replica_name(),
-        pool=wanted.pool or settings.worker.pool,
-        slots=wanted.slots or settings.worker.slots,
-        cores=host_metrics.cores() if wanted.cores is None else parse_cores(wanted.cores),
-        gpus=host_metrics.Gpus().count if wanted.gpus is None else wanted.gpus,
-        memory_mb=host_metrics.memory_mb() if wanted.memory is None else parse_memory(wanted.memory),
-        labels=dict(_parse_label(text) for text in wanted.labels),
-        capabilities=wanted.capabilities,
+        name=args.name or replica_name(),
+        pool=args.pool or settings.worker.pool,
+        slots=args.slots or settings.worker.slots,
+        cores=host_metrics.cores() if args.cores is None else parse_cores(args.cores),
+        gpus=host_metrics.Gpus().count if args.gpus is None else args.gpus,
+        memory_mb=host_metrics.memory_mb() if args.memory is None else parse_memory(args.memory),
+        labels=dict(_parse_label(text) for text in args.labels),
+        capabilities=args.capabilities,
     )
 
 
-def _store(wanted: StoreSettings) -> FileStore | None:
-    return FileStore(Path(wanted.directory), wanted.most_bytes) if wanted.directory else None
+def _store(settings: StoreSettings) -> FileStore | None:
+    return FileStore(Path(settings.directory), settings.most_bytes) if settings.directory else None
 
 
-def _limits(wanted: CommandLimitsSettings) -> ProcessLimits:
-    return ProcessLimits(wanted.cpu_seconds, wanted.address_mib, wanted.open_files, wanted.file_mib)
+def _limits(settings: CommandLimitsSettings) -> ProcessLimits:
+    return ProcessLimits(settings.cpu_seconds, settings.address_mib, settings.open_files, settings.file_mib)
 
 
 def nats_target(settings: Settings) -> NatsTarget:
-    wanted = settings.nats
-    url = wanted.url or _local_url(settings)
+    nats = settings.nats
+    url = nats.url or _local_url(settings)
     if url is None:
         raise InvalidSetting("nats.url must be set to run a worker, unless `rota up` runs in this directory.")
     return NatsTarget(
         url=url,
-        prefix=wanted.prefix,
-        connect_timeout_s=wanted.connect_timeout,
-        publish_timeout_s=wanted.publish_timeout,
+        prefix=nats.prefix,
+        connect_timeout_s=nats.connect_timeout,
+        publish_timeout_s=nats.publish_timeout,
         name=replica_name(),
     )
 
 
 def _local_url(settings: Settings) -> str | None:
-    from rota.cli.local.up import local_url  # with all that a server needs, which a worker does not
+    from rota.cli.local.up import local_url  # late import: loads server code
 
     return local_url(settings, "nats")
 
@@ -182,16 +182,16 @@ def _parse_label(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _work_dir(settings: Settings) -> Iterator[Path]:
-    """The directory of the settings, or one of our own that goes with us."""
-    given = settings.worker.work_dir
+    """The configured directory, or a temporary one that is removed on exit."""
+    configured = settings.worker.work_dir
     try:
-        if given:
-            Path(given).mkdir(parents=True, exist_ok=True)
-        made = Path(given).resolve() if given else Path(tempfile.mkdtemp(prefix="rota-worker-"))
+        if configured:
+            Path(configured).mkdir(parents=True, exist_ok=True)
+        work_dir = Path(configured).resolve() if configured else Path(tempfile.mkdtemp(prefix="rota-worker-"))
     except OSError as error:
         raise SetupFailed(f"Cannot make the directory for frames ({error}): set worker.work-dir to a place.") from error
     try:
-        yield made
+        yield work_dir
     finally:
-        if not given:
-            shutil.rmtree(made, ignore_errors=True)
+        if not configured:
+            shutil.rmtree(work_dir, ignore_errors=True)
