@@ -1,0 +1,1 @@
+"""`rota pool topics|map|unmap|drain|activate` and `rota workers`."""

@@ -1,6 +1,6 @@
-"""Pools as they are routed to: each command is one change with its audit entry, or one read.
+"""Routing of topics to pools: each command is one read, or one change with its audit entry.
 
-Servers hear of a change at once. Whoever loses the reply may give the same command again: what is set stays set.
+Servers are notified of a change. After a lost reply the same command can be repeated: changes are idempotent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _pool_text(pool: Pool, now_ms: int) -> str:
 async def map_topic(routing: RouteStore, topic: str, pools: Sequence[str]) -> CliPage:
     before = await routing.read()
     changed = await routing.set_topic(topic, pools, actor=current_actor())
-    told = f"Topic {topic} runs on {', then '.join(pools)}"
+    text = f"Topic {topic} runs on {', then '.join(pools)}"
     notes = []
     if before.uses_default_pool and changed and topic != ANY_TOPIC:
         notes.append(
@@ -80,7 +80,7 @@ async def map_topic(routing: RouteStore, topic: str, pools: Sequence[str]) -> Cl
         )
     data = {"topic": topic, "pools": list(pools), "changed": changed, "notes": notes}
     return CliPage(
-        data, [f"{told} now." if changed else f"Nothing changed: {told[0].lower()}{told[1:]} already.", *notes]
+        data, [f"{text} now." if changed else f"Nothing changed: {text[0].lower()}{text[1:]} already.", *notes]
     )
 
 
@@ -90,11 +90,11 @@ async def unmap_topic(routing: RouteStore, topic: str) -> CliPage:
         raise unknown_name_error("topic", topic, before.topics)
     await routing.remove_topic(topic, actor=current_actor())
     after = await routing.read()
-    left = ", then ".join(pool.name for pool in after.pools_for(topic))
-    then = f"its jobs go to {left}" if left else "its jobs have no pool and fail"
+    remaining = ", then ".join(pool.name for pool in after.pools_for(topic))
+    effect = f"its jobs go to {remaining}" if remaining else "its jobs have no pool and fail"
     return CliPage(
         {"topic": topic, "changed": True, "pools": _pool_names(after, topic)},
-        [f"Topic {topic} is not mapped any more: {then}."],
+        [f"Topic {topic} is not mapped any more: {effect}."],
     )
 
 
@@ -106,16 +106,16 @@ async def drain_pool(routing: RouteStore, name: str, timeout: str) -> CliPage:
     timeout_s = round(parse_duration(timeout))
     changed = await routing.drain(name, actor=current_actor(), timeout_s=timeout_s)
     data = {"pool": name, "status": "draining", "changed": changed}
-    told = (
+    text = (
         f"Pool {name} gets nothing new; what runs there ends."
         if changed
         else f"Nothing changed: pool {name} drains already."
     )
-    return CliPage(data, [told])
+    return CliPage(data, [text])
 
 
 async def activate_pool(routing: RouteStore, name: str) -> CliPage:
     changed = await routing.activate(name, actor=current_actor())
     data = {"pool": name, "status": "active", "changed": changed}
-    told = f"Pool {name} takes frames again." if changed else f"Nothing changed: pool {name} is active already."
-    return CliPage(data, [told])
+    text = f"Pool {name} takes frames again." if changed else f"Nothing changed: pool {name} is active already."
+    return CliPage(data, [text])

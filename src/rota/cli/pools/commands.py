@@ -1,4 +1,4 @@
-"""`rota pool topics|map|unmap|drain|activate` and `rota workers`: where frames may run, and who runs them."""
+"""Typer commands `rota pool topics|map|unmap|drain|activate` and `rota workers`."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def workers(
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Who is up, what each has, and what is booked there."""
-    from rota.cli.pools import workers as working
+    from rota.cli.pools import workers as pool_workers
 
-    _print(context, form, lambda routing: working.list_workers(routing.database, names or (), everyone=everyone))
+    _print(context, form, lambda routing: pool_workers.list_workers(routing.database, names or (), everyone=everyone))
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[RouteStore], Awaitable[CliPage]]) -> None:

@@ -1,4 +1,4 @@
-"""`rota workers`: who is up, what they have and what is booked there, as PostgreSQL knows it."""
+"""`rota workers`: workers with their resources and bookings, as stored in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ async def list_workers(database: Database, names: Sequence[str], *, everyone: bo
 
 
 def _match_workers(workers: Sequence[WorkerRecord], text: str) -> list[WorkerRecord]:
-    """Several may have had a name one after the other."""
+    """By name or id prefix. Several workers may have had the same name, one after the other."""
     by_name = [worker for worker in workers if worker.name == text]
-    begun = [worker for worker in workers if len(text) >= PREFIX_CHARS_MIN and str(worker.id).startswith(text.lower())]
-    if not (by_name or begun):
+    by_prefix = [
+        worker for worker in workers if len(text) >= PREFIX_CHARS_MIN and str(worker.id).startswith(text.lower())
+    ]
+    if not (by_name or by_prefix):
         raise unknown_name_error("worker", text, [worker.name for worker in workers])
-    return by_name or begun
+    return by_name or by_prefix
 
 
 def workers_page(workers: Sequence[WorkerRecord]) -> CliPage:
@@ -71,7 +73,7 @@ def _tasks_text(names: Sequence[str]) -> str:
 
 
 def _data(worker: WorkerRecord) -> dict[str, object]:
-    hello = worker.hello
+    registration = worker.hello
     return {
         "id": worker.id,
         "name": worker.name,
@@ -79,13 +81,13 @@ def _data(worker: WorkerRecord) -> dict[str, object]:
         "state": worker.state,
         "up_at": worker.up_at,
         "ended_at": worker.ended_at,
-        "slots": hello.slots,
-        "cores": hello.cores / 100,
-        "gpus": hello.gpus,
-        "memory_mb": hello.memory_mb,
-        "labels": hello.labels,
-        "capabilities": hello.capabilities,
-        "tasks": hello.tasks,
+        "slots": registration.slots,
+        "cores": registration.cores / 100,
+        "gpus": registration.gpus,
+        "memory_mb": registration.memory_mb,
+        "labels": registration.labels,
+        "capabilities": registration.capabilities,
+        "tasks": registration.tasks,
         "frames": worker.frames,
         "used_cores": worker.cores / 100,
         "used_gpus": worker.gpus,

@@ -1,0 +1,1 @@
+"""`rota queue`: counts, pausing and storage of the queues, directly in PostgreSQL."""

@@ -1,7 +1,7 @@
-"""`rota queue`: each command opens PostgreSQL, asks or changes one thing, and prints a page.
+"""`rota queue`: each command makes one read or one change in PostgreSQL. Neither Redis nor NATS is needed.
 
-Neither Redis nor NATS need be there. What an operator changes is committed with its audit entry before anything is
-printed; whoever dies, or loses the reply, before that may give the same command again.
+A change commits with its audit entry before anything is printed; after a crash or a lost reply the same command can be
+repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(settings: Settings, work: Callable[[Queue], Awaitable[CliPage]], *, form
 
 
 async def show_counts(queue: Queue, names: Sequence[str], *, fast: bool) -> CliPage:
-    """Without counters there is nothing to be fast with: then the rows are counted."""
+    """`fast` needs trusted counters; without them the rows are counted."""
     await resolve_queues(queue, names)
     trusted = (await storage_report.storage_state(queue.database)).counters_trusted
     found = await (queue.counts_fast if fast and trusted else queue.counts_exact)(list(names) or None)
@@ -71,24 +71,24 @@ async def rebuild_counts(queue: Queue, mode: CounterMode) -> CliPage:
             detail = {"mode": mode, "was": before.counter_mode, "trusted_before": before.counters_trusted}
             await audit.append(tx, [AuditEntry(current_actor(), "queue.rebuild_counts", "queues", detail)])
     except asyncpg.LockNotAvailableError:
-        held = await storage_report.long_transactions(queue.database, older_than_s=0.0)
-        raise Refused(queue_view.blocked_message(held)) from None
+        transactions = await storage_report.long_transactions(queue.database, older_than_s=0.0)
+        raise Refused(queue_view.blocked_message(transactions)) from None
     return queue_view.rebuilt_page(await queue.counts_exact(), before, mode, took_s=time.monotonic() - began)
 
 
-async def show_storage(queue: Queue, wanted: CounterMode) -> CliPage:
+async def show_storage(queue: Queue, counter_mode: CounterMode) -> CliPage:
     database = queue.database
     return queue_view.storage_page(
         await storage_report.storage_state(database),
         await storage_report.slots(database),
         await storage_report.table_sizes(database),
         await storage_report.long_transactions(database),
-        wanted,
+        counter_mode,
     )
 
 
 async def resolve_queues(queue: Queue, names: Iterable[str]) -> list[QueueInfo]:
-    """What is known of these queues; refused, with the nearest name, when there is none of that name."""
+    """The queues with these names; raises, with the closest name, for an unknown one."""
     queues = {info.queue: info for info in await queue.queues()}
     for name in names:
         if name not in queues:

@@ -1,4 +1,4 @@
-"""`rota queue`: what waits, runs and has ended, and how the storage is."""
+"""Typer commands of `rota queue`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def queue_counts(
     """
     from rota.cli.queue import actions as queue_actions
 
-    _print(context, form, lambda found: queue_actions.show_counts(found, queues or [], fast=fast))
+    _print(context, form, lambda queue: queue_actions.show_counts(queue, queues or [], fast=fast))
 
 
 @queue_app.command("list")
@@ -54,7 +54,7 @@ def queue_pause(context: typer.Context, name: QueueNameArg, form: OutputOption =
     """Let nothing more be claimed from a queue. What runs goes on, and frames may still be queued."""
     from rota.cli.queue import actions as queue_actions
 
-    _print(context, form, lambda found: queue_actions.set_paused(found, name, paused=True))
+    _print(context, form, lambda queue: queue_actions.set_paused(queue, name, paused=True))
 
 
 @queue_app.command("resume")
@@ -62,7 +62,7 @@ def queue_resume(context: typer.Context, name: QueueNameArg, form: OutputOption 
     """Let frames of a paused queue be claimed again."""
     from rota.cli.queue import actions as queue_actions
 
-    _print(context, form, lambda found: queue_actions.set_paused(found, name, paused=False))
+    _print(context, form, lambda queue: queue_actions.set_paused(queue, name, paused=False))
 
 
 @queue_app.command("rebuild-counts")
@@ -75,7 +75,7 @@ def queue_rebuild_counts(context: typer.Context, form: OutputOption = OutputForm
     from rota.cli.queue import actions as queue_actions
 
     mode = load_settings(context, quietly=True).settings.queue.counter_mode
-    _print(context, form, lambda found: queue_actions.rebuild_counts(found, mode))
+    _print(context, form, lambda queue: queue_actions.rebuild_counts(queue, mode))
 
 
 @queue_app.command("storage")
@@ -87,7 +87,7 @@ def queue_storage(context: typer.Context, form: OutputOption = OutputFormat.TEXT
     from rota.cli.queue import actions as queue_actions
 
     mode = load_settings(context, quietly=True).settings.queue.counter_mode
-    _print(context, form, lambda found: queue_actions.show_storage(found, mode))
+    _print(context, form, lambda queue: queue_actions.show_storage(queue, mode))
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[Queue], Awaitable[CliPage]]) -> None:

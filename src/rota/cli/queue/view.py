@@ -1,4 +1,4 @@
-"""How the queue looks: tables and sentences for people, plain values for JSON. No I/O."""
+"""Formats queues: tables and sentences for people, plain values for JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def queues_page(queues: Sequence[QueueInfo], counts: Mapping[str, QueueCounts], 
         oldest = "-" if age_s is None else humanize_duration(age_s)
         kept = "dead letters" if info.dlq_on_fail else "retention"
         rows.append((info.queue, _state_text(info), counted.waiting, oldest, counted.running, info.shards, kept))
-        told = {"waiting": counted.waiting, "running": counted.running, "oldest_s": age_s}
-        data.append(msgspec.structs.asdict(info) | told)
+        fields = {"waiting": counted.waiting, "running": counted.running, "oldest_s": age_s}
+        data.append(msgspec.structs.asdict(info) | fields)
     columns = ("queue", "state", "waiting", "oldest", "running", "shards", "failed frames go to")
     return CliPage(data, [Table(columns, rows) if rows else NO_QUEUE])
 
@@ -68,45 +68,49 @@ def rebuilt_page(
     changed = f" (was {before.counter_mode})" if before.counter_mode != mode else ""
     if mode == "scan":
         return CliPage(data, [f"Counters are off{changed}: every exact count reads all rows from now on."])
-    anew = f"Counted {pluralize(len(counts), 'queue')} anew in {humanize_duration(took_s)}"
-    return CliPage(data, [f"{anew}; the counters are kept as {mode}{changed} and are trusted."])
+    rebuilt = f"Counted {pluralize(len(counts), 'queue')} anew in {humanize_duration(took_s)}"
+    return CliPage(data, [f"{rebuilt}; the counters are kept as {mode}{changed} and are trusted."])
 
 
-def blocked_message(held: Sequence[LongTransaction]) -> str:
-    who = f" ({_session_text(held[0])})" if held else ""
-    return f"Counts cannot be rebuilt while a transaction that changed them is open{who}: end it, or try again later."
+def blocked_message(transactions: Sequence[LongTransaction]) -> str:
+    session = f" ({_session_text(transactions[0])})" if transactions else ""
+    return (
+        f"Counts cannot be rebuilt while a transaction that changed them is open{session}: end it, or try again later."
+    )
 
 
 def storage_page(
     state: StorageState,
     slots: Sequence[SlotState],
     tables: Sequence[TableSize],
-    held: Sequence[LongTransaction],
-    wanted: CounterMode,
+    transactions: Sequence[LongTransaction],
+    configured_mode: CounterMode,
 ) -> CliPage:
     data = {
         **msgspec.structs.asdict(state),
         "slots": [msgspec.structs.asdict(slot) | {"state": slot_state_text(slot)} for slot in slots],
         "tables": tables,
-        "sessions": held,
+        "sessions": transactions,
     }
     columns = ("slot", "generation", "state", "waiting", "running", "size", "held by")
-    ring = Table(columns, [_slot_row(slot, held) for slot in slots])
+    ring = Table(columns, [_slot_row(slot, transactions) for slot in slots])
     rows = [(t.name, SIDE_TABLES[t.name], t.rows, t.dead_rows, format_size(t.bytes)) for t in tables]
-    beside = Table(("table", "holds", "rows about", "dead about", "size"), rows)
-    return CliPage(data, [ring, "", beside, "", *_status_lines(state, wanted), *map(_session_effects, held)])
+    side_tables = Table(("table", "holds", "rows about", "dead about", "size"), rows)
+    return CliPage(
+        data, [ring, "", side_tables, "", *_status_lines(state, configured_mode), *map(_session_effects, transactions)]
+    )
 
 
-def _slot_row(slot: SlotState, held: Iterable[LongTransaction]) -> tuple[object, ...]:
-    holders = [str(session.pid) for session in held if slot.number in session.slots]
-    word = slot_state_text(slot)
+def _slot_row(slot: SlotState, transactions: Iterable[LongTransaction]) -> tuple[object, ...]:
+    holders = [str(session.pid) for session in transactions if slot.number in session.slots]
+    state = slot_state_text(slot)
     name = "kept" if slot.number == RING_SLOTS else slot.number
-    generation = "-" if slot.generation is None or word == "empty" else slot.generation
-    return (name, generation, word, slot.waiting, slot.running, format_size(slot.bytes), ", ".join(holders))
+    generation = "-" if slot.generation is None or state == "empty" else slot.generation
+    return (name, generation, state, slot.waiting, slot.running, format_size(slot.bytes), ", ".join(holders))
 
 
 def slot_state_text(slot: SlotState) -> str:
-    """Open: new frames go here. Live: something has not ended. Ended: pruned next. Empty: free for its next turn."""
+    """Open: new frames go here. Live: not all frames have ended. Ended: pruned next. Empty: free for reuse."""
     if slot.is_open:
         return "open"
     if slot.waiting or slot.running:
@@ -114,7 +118,7 @@ def slot_state_text(slot: SlotState) -> str:
     return "ended" if slot.holds and slot.number < RING_SLOTS else "empty"
 
 
-def _status_lines(state: StorageState, wanted: CounterMode) -> Iterator[str]:
+def _status_lines(state: StorageState, configured_mode: CounterMode) -> Iterator[str]:
     yield f"The open slot has been in use for {humanize_duration(state.open_s)}."
     if state.counter_mode == "scan":
         yield "Counters are off: every exact count reads all rows."
@@ -122,9 +126,9 @@ def _status_lines(state: StorageState, wanted: CounterMode) -> Iterator[str]:
         trust = "are trusted" if state.counters_trusted else "are NOT trusted, so exact counts read all rows"
         deltas = f"{pluralize(state.pending_deltas, 'delta')} to be folded"
         yield f"Counters ({state.counter_mode}) {trust}; {deltas}."
-    if state.counter_mode != wanted:
-        yield f"queue.counter_mode says {wanted}: `rota queue rebuild-counts` changes to that."
-    elif not state.counters_trusted and wanted != "scan":
+    if state.counter_mode != configured_mode:
+        yield f"queue.counter_mode says {configured_mode}: `rota queue rebuild-counts` changes to that."
+    elif not state.counters_trusted and configured_mode != "scan":
         yield "`rota queue rebuild-counts` counts anew."
     if state.keeper:
         yield f"Upkeep is done by {state.keeper.partition('/')[0]}."

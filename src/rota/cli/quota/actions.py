@@ -1,8 +1,8 @@
-"""`rota show`, `pool`, `dept`, `folder`, `sub`, `job` and `layer`: the books as an operator handles them.
+"""`rota show`, `pool`, `dept`, `folder`, `sub`, `job` and `layer`: reads and changes of quota.
 
-Each command opens the books at the URL that is set, or of the local stack that is up here, makes one call, prints a
-page and closes. A change is committed with its audit entry before anything is printed. Whoever dies, or loses the
-reply, before that may give the same command again: a limit that is set stays set, and a name that is taken is refused.
+Each command opens the accounting service at the configured URL or in the local stack, makes one call and prints a page.
+A change commits with its audit entry before anything is printed. After a crash or a lost reply the same command can be
+repeated: setting a limit is idempotent, and creating an existing name is refused.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ _INTEGER = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 
 @asynccontextmanager
 async def open_accounting(settings: Settings) -> AsyncIterator[AccountingService]:
-    """Redis must be named, since whatever is changed is told to it; it need not be up."""
+    """Redis must be configured, because every change is published to it; it need not be up."""
     url = settings.postgres.url or local_url(settings, "postgres")
     if not url:
         raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
     database = await Database.open(runtime.postgres_target(settings, url))
     try:
         await check_current(database)
-        async with runtime.open_accounting(settings, database, local_url(settings, "redis")) as books:
-            yield books
+        async with runtime.open_accounting(settings, database, local_url(settings, "redis")) as accounting:
+            yield accounting
     finally:
         await database.close()
 
 
 def read(settings: Settings, page: Callable[[AccountingService], Awaitable[CliPage]], *, form: OutputFormat) -> None:
-    async def found() -> CliPage:
-        async with open_accounting(settings) as books:
-            return await page(books)
+    async def load() -> CliPage:
+        async with open_accounting(settings) as accounting:
+            return await page(accounting)
 
-    print_page(asyncio.run(found()), form=form)
+    print_page(asyncio.run(load()), form=form)
 
 
 def change(
     settings: Settings, work: Callable[[QuotaAdmin, str], Awaitable[QuotaChange]], *, form: OutputFormat
 ) -> None:
-    """Run `work` in the name of who called us."""
+    """Run `work` as the current user."""
 
     async def done() -> QuotaChange:
-        async with open_accounting(settings) as books:
-            return await books.change(lambda admin: work(admin, current_actor()))
+        async with open_accounting(settings) as accounting:
+            return await accounting.change(lambda admin: work(admin, current_actor()))
 
     print_page(change_page(asyncio.run(done())), form=form)
 
 
 def current_actor() -> str:
-    """Who is written to the audit trail: the user of this process, whatever the environment says."""
+    """The actor of audit entries: the user id of this process, regardless of the environment."""
     try:
         return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
     except KeyError:
@@ -85,8 +85,8 @@ def print_page(page: CliPage, *, form: OutputFormat) -> None:
         return
     for part in page.parts:
         if isinstance(part, Table):
-            drawn = part if form is OutputFormat.WIDE else part.without_wide_columns()
-            output.print_table(drawn.columns, drawn.rows, short=form is not OutputFormat.WIDE)
+            table = part if form is OutputFormat.WIDE else part.without_wide_columns()
+            output.print_table(table.columns, table.rows, short=form is not OutputFormat.WIDE)
         else:
             output.print_text(part)
 
@@ -101,12 +101,12 @@ async def create_subscription(
 async def change_subscription(
     admin: QuotaAdmin, actor: str, show: str, pool: str, size: str | None, burst: str | None, gpu_burst: str | None
 ) -> QuotaChange:
-    """A burst in percent is taken of the size that is given, or else of the one that is there."""
-    whole: CoresInput | None = size
+    """A burst in percent refers to the new size if there is one, otherwise to the current size."""
+    base_size: CoresInput | None = size
     if size is None and burst is not None and _PERCENT.fullmatch(burst):
         sizes = {share.name: share.limits["int_size"] for share in await admin.subscriptions(show)}
-        whole = Decimal(sizes.get(pool, 0)).scaleb(-2)
-    cores = None if burst is None else parse_burst(burst, whole)
+        base_size = Decimal(sizes.get(pool, 0)).scaleb(-2)
+    cores = None if burst is None else parse_burst(burst, base_size)
     gpus = None if gpu_burst is None else parse_gpu_count(gpu_burst)
     return await admin.change_subscription(show, pool, actor=actor, size=size, burst=cores, gpu_burst=gpus)
 
@@ -114,25 +114,25 @@ async def change_subscription(
 async def change_job(
     admin: QuotaAdmin, actor: str, show: str, job: str, max_cores: str | None, max_gpus: str | None
 ) -> QuotaChange:
-    given = parse_caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = JobId(parse_full_id(job) or await find_job_unambiguous(JobQueries(admin.database), job))
-    return await admin.change_job(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
+    caps = parse_caps(max_cores=max_cores, max_gpus=max_gpus)
+    job_id = JobId(parse_full_id(job) or await find_job_unambiguous(JobQueries(admin.database), job))
+    return await admin.change_job(show, job_id, actor=actor, max_cores=caps.max_cores, max_gpus=caps.max_gpus)
 
 
 async def change_layer(
     admin: QuotaAdmin, actor: str, show: str, layer: str, max_cores: str | None, max_gpus: str | None
 ) -> QuotaChange:
-    given = parse_caps(max_cores=max_cores, max_gpus=max_gpus)
-    found = LayerId(parse_full_id(layer) or await find_layer(admin.database, layer))
-    return await admin.change_layer(show, found, actor=actor, max_cores=given.max_cores, max_gpus=given.max_gpus)
+    caps = parse_caps(max_cores=max_cores, max_gpus=max_gpus)
+    layer_id = LayerId(parse_full_id(layer) or await find_layer(admin.database, layer))
+    return await admin.change_layer(show, layer_id, actor=actor, max_cores=caps.max_cores, max_gpus=caps.max_gpus)
 
 
 def parse_burst(burst: str, size: CoresInput | None) -> CoresInput:
-    """The burst as Admin takes it: `150%` is that share of `size`, anything else is cores."""
-    found = _PERCENT.fullmatch(burst)
-    if found is None or size is None:
+    """The burst as `QuotaAdmin` expects it: `150%` is relative to `size`, anything else is cores."""
+    percent = _PERCENT.fullmatch(burst)
+    if percent is None or size is None:
         return burst
-    share = Decimal(parse_cores(size)) * Decimal(found[1]).scaleb(-4)
+    share = Decimal(parse_cores(size)) * Decimal(percent[1]).scaleb(-4)
     return f"{share.normalize():f}"
 
 
@@ -143,7 +143,7 @@ def parse_caps(
     min_gpus: str | None = None,
     max_gpus: str | None = None,
 ) -> CapsUpdate:
-    """What the options say; `unlimited` may be typed as it is shown."""
+    """The caps from the options; `unlimited` is accepted as it is printed."""
     return CapsUpdate(
         min_cores=min_cores,
         max_cores="-1" if max_cores == UNLIMITED_TEXT else max_cores,

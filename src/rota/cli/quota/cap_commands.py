@@ -1,4 +1,4 @@
-"""`rota folder`, `rota dept`, `rota job` and `rota layer`: caps inside a show."""
+"""Typer commands of `rota folder`, `rota dept`, and the caps of `rota job` and `rota layer`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder_list(context: typer.Context, show: ShowName, form: OutputOption = Out
     """A show's folders and what is used of their caps."""
     from rota.cli.quota import queries as quota_queries
 
-    read(context, form, lambda books: quota_queries.list_folders(books, show))
+    read(context, form, lambda accounting: quota_queries.list_folders(accounting, show))
 
 
 @folder_app.command("create")
@@ -110,7 +110,7 @@ def dept_list(
     """Every department and the shows it works on; with a show, its caps there and what is used of them."""
     from rota.cli.quota import queries as quota_queries
 
-    read(context, form, lambda books: quota_queries.list_departments(books, show))
+    read(context, form, lambda accounting: quota_queries.list_departments(accounting, show))
 
 
 @dept_app.command("create")

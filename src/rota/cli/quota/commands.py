@@ -1,4 +1,4 @@
-"""`rota show`, `rota pool` and `rota sub`: shows, pools, and each show's share of a pool."""
+"""Typer commands of `rota show`, `rota pool` and `rota sub`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show_info(context: typer.Context, name: Name, form: OutputOption = OutputFor
     """All limits of a show, and what is used of each."""
     from rota.cli.quota import queries as quota_queries
 
-    read(context, form, lambda books: quota_queries.show_info(books, name))
+    read(context, form, lambda accounting: quota_queries.show_info(accounting, name))
 
 
 @show_app.command("create")
@@ -142,7 +142,7 @@ def sub_list(context: typer.Context, show: ShowName, form: OutputOption = Output
     """A show's shares and what is used of them. The mark in a bar is where the size ends, its end the burst."""
     from rota.cli.quota import queries as quota_queries
 
-    read(context, form, lambda books: quota_queries.list_subscriptions(books, show))
+    read(context, form, lambda accounting: quota_queries.list_subscriptions(accounting, show))
 
 
 @sub_app.command("create")

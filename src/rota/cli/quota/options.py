@@ -1,4 +1,4 @@
-"""What the commands of the books share: their arguments, their options, and how a command is run."""
+"""Arguments and options of the quota commands, and how they run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(context: typer.Context, form: OutputFormat, page: Callable[[AccountingS
 def change(
     context: typer.Context, form: OutputFormat, work: Callable[[QuotaAdmin, str], Awaitable[QuotaChange]]
 ) -> None:
-    """`work` is given the books' Admin, and in whose name it is done."""
+    """Run `work` with the `QuotaAdmin` and the actor, and print the change."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.change(load_settings(context, quietly=True).settings, work, form=form)

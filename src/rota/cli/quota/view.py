@@ -1,4 +1,4 @@
-"""What a change did, in the words of the commands: what is there now, what was there before, what to expect of it."""
+"""Formats a quota change: the new state, the previous one, and notes about unexpected effects. No I/O."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sentence(change: QuotaChange) -> str:
         case "delete":
             return f"Deleted {_subject(change)}."
         case "rename":
-            assert after is not None, "what is renamed stays"
+            assert after is not None, "a rename keeps the object"
             return f"Renamed {_subject_text(change, before)} to {after.name}."
         case "set_managed":
             return f"{_accounting_store(after)} keeps the books of {_subject(change)} now."
@@ -70,7 +70,7 @@ def _unchanged_sentence(change: QuotaChange) -> str:
 
 
 def _accounting_store(thing: Show | QuotaItem | None) -> str:
-    assert isinstance(thing, Show), "only shows have books"
+    assert isinstance(thing, Show), "only shows have accounts"
     return accounting_store(thing)
 
 
@@ -79,7 +79,7 @@ def _subject(change: QuotaChange) -> str:
 
 
 def _subject_text(change: QuotaChange, thing: Show | QuotaItem | None) -> str:
-    assert thing is not None, "a change is of something"
+    assert thing is not None, "a change has a subject"
     inside = f" of show {change.show.name}" if change.show and change.kind != "show" else ""
     return f"{_KIND_NAMES.get(change.kind, change.kind)} {thing.name}{inside}"
 
@@ -101,11 +101,11 @@ def _difference(change: QuotaChange) -> str:
     before, after = change.before, change.after
     if isinstance(before, Show) and isinstance(after, Show):
         return f"{_max_jobs_text(after)} at once (was {_max_jobs_text(before)})"
-    assert isinstance(before, QuotaItem), "what has limits is no show"
-    assert isinstance(after, QuotaItem), "what has limits is no show"
+    assert isinstance(before, QuotaItem), "an object with limits is not a show"
+    assert isinstance(after, QuotaItem), "an object with limits is not a show"
     return ", ".join(
-        f"{word} {limit_text(change.kind, field, after.limits)} (was {limit_text(change.kind, field, before.limits)})"
-        for field, word in LIMIT_LABELS.items()
+        f"{label} {limit_text(change.kind, field, after.limits)} (was {limit_text(change.kind, field, before.limits)})"
+        for field, label in LIMIT_LABELS.items()
         if after.limits.get(field) != before.limits.get(field)
     )
 
@@ -115,7 +115,7 @@ def _max_jobs_text(show: Show) -> str:
 
 
 def _notes(change: QuotaChange) -> Iterator[str]:
-    """Limits that are allowed, and do what not everybody expects."""
+    """Notes about valid limits with effects that may surprise."""
     after = change.after
     if not isinstance(after, QuotaItem) or not after.limits:
         return

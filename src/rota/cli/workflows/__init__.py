@@ -1,0 +1,1 @@
+"""`rota workflow`: definitions and runs of workflows. `load_file` reads definitions from YAML, JSON or Python."""

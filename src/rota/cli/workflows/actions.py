@@ -1,4 +1,4 @@
-"""`rota workflow`: each command is one change with its audit entry, or one read. Servers advance what is started."""
+"""`rota workflow`: each command is one read, or one change with its audit entry. Servers execute the runs."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ POLL_INTERVAL_S: Final = 0.2
 FINAL_STATE_KEY: Final = "ended"
 DEFAULT_SHOW: Final = "default"
 OUTPUT_CHARS_MAX: Final = 1000
-"""Characters of what a run returned, in text."""
+"""Maximum characters of a run's output in text format."""
 
 
 class WorkflowContext(msgspec.Struct, frozen=True):
-    """What the commands work with."""
+    """The dependencies of the commands."""
 
     desk: RunCommands
     looking: RunQueries
@@ -64,7 +64,7 @@ class StartRunArgs(msgspec.Struct, frozen=True):
     dry_run: bool = False
     wait: bool = False
     follow: bool = False
-    """While it waits, tell beside the answer what happens."""
+    """While waiting, print the timeline to standard error."""
 
 
 def run(settings: Settings, work: Callable[[WorkflowContext], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -86,15 +86,19 @@ def validate_file(file: str) -> CliPage:
     return CliPage(_plan_data(flow), [f"{file} is a workflow of {steps}.", _steps_table(flow)])
 
 
-async def declare_workflow(office: WorkflowContext, file: str) -> CliPage:
-    made = [await office.desk.declare(spec, office.actor) for spec in load_file.read_definitions(file)][-1]
-    name = made.flow.spec.name
-    told = f"The workflow {name} has version {made.version}." if made.made else f"Nothing changed: {name} is the same."
-    return CliPage({"workflow": name, "version": made.version, "changed": made.made}, [told])
+async def declare_workflow(context: WorkflowContext, file: str) -> CliPage:
+    declared = [await context.desk.declare(spec, context.actor) for spec in load_file.read_definitions(file)][-1]
+    name = declared.flow.spec.name
+    text = (
+        f"The workflow {name} has version {declared.version}."
+        if declared.made
+        else f"Nothing changed: {name} is the same."
+    )
+    return CliPage({"workflow": name, "version": declared.version, "changed": declared.made}, [text])
 
 
-async def list_definitions(office: WorkflowContext) -> CliPage:
-    found = await office.desk.definitions.latest()
+async def list_definitions(context: WorkflowContext) -> CliPage:
+    found = await context.desk.definitions.latest()
     if not found:
         return CliPage([], [NO_DEFINITIONS])
     rows = [(each.name, each.show, each.version, each.steps, each.runs, each.description) for each in found]
@@ -102,57 +106,57 @@ async def list_definitions(office: WorkflowContext) -> CliPage:
     return CliPage([msgspec.to_builtins(each) for each in found], [Table(columns, rows)])
 
 
-async def start_run(office: WorkflowContext, wanted: StartRunArgs) -> CliPage:
-    show, name = wanted.show or DEFAULT_SHOW, wanted.what
-    given = _parse_inputs(wanted.inputs)
-    specs = load_file.read_definitions(wanted.what) if load_file.is_definition_file(wanted.what) else []
+async def start_run(context: WorkflowContext, args: StartRunArgs) -> CliPage:
+    show, name = args.show or DEFAULT_SHOW, args.what
+    inputs = _parse_inputs(args.inputs)
+    specs = load_file.read_definitions(args.what) if load_file.is_definition_file(args.what) else []
     spec = specs[-1] if specs else None
     if spec is not None:
-        if wanted.show not in ("", spec.show):
+        if args.show not in ("", spec.show):
             raise InvalidInput(f"{name} is for show {spec.show!r}: leave out --show, or write `show` into the file.")
         show, name = spec.show, spec.name
-        for each in specs if not wanted.dry_run else ():
-            await office.desk.declare(each, office.actor)
-    if wanted.dry_run:
+        for each in specs if not args.dry_run else ():
+            await context.desk.declare(each, context.actor)
+    if args.dry_run:
         flow = (
             compile_workflow(spec)
             if spec is not None
-            else (await office.desk.definitions.find(show, name, wanted.version)).flow
+            else (await context.desk.definitions.find(show, name, args.version)).flow
         )
-        return CliPage(_data(dry_run_workflow(flow, given)), ["Nothing was started.", _steps_table(flow)])
-    told = await office.desk.start(show, name, given, actor=office.actor, version=wanted.version, key=wanted.key)
-    return await _wait_for_run(office, told, follow=wanted.follow) if wanted.wait else _started_page(told)
+        return CliPage(_data(dry_run_workflow(flow, inputs)), ["Nothing was started.", _steps_table(flow)])
+    started = await context.desk.start(show, name, inputs, actor=context.actor, version=args.version, key=args.key)
+    return await _wait_for_run(context, started, follow=args.follow) if args.wait else _started_page(started)
 
 
-def _started_page(told: RunStartResult) -> CliPage:
-    return CliPage(_data(told), [_started_text(told), f"`rota workflow show {told.run}` says how far it is."])
+def _started_page(started: RunStartResult) -> CliPage:
+    return CliPage(_data(started), [_started_text(started), f"`rota workflow show {started.run}` says how far it is."])
 
 
-def _started_text(told: RunStartResult) -> str:
-    return f"Run {told.run} was there before." if told.already else f"Run {told.run} has begun."
+def _started_text(started: RunStartResult) -> str:
+    return f"Run {started.run} was there before." if started.already else f"Run {started.run} has begun."
 
 
-async def _wait_for_run(office: WorkflowContext, told: RunStartResult, *, follow: bool) -> CliPage:
-    seen = 0
+async def _wait_for_run(context: WorkflowContext, started: RunStartResult, *, follow: bool) -> CliPage:
+    printed = 0
     if follow:
-        output.print_stderr(_started_text(told))
+        output.print_stderr(_started_text(started))
     while True:
-        found = await office.looking.get(told.run)
+        found = await context.looking.get(started.run)
         if follow:
-            moments = await office.looking.timeline(told.run)
-            for each in moments[seen:]:
-                output.print_stderr("  ".join(word for word in _moment_row(each) if word))
-            seen = len(moments)
+            moments = await context.looking.timeline(started.run)
+            for each in moments[printed:]:
+                output.print_stderr("  ".join(cell for cell in _moment_row(each) if cell))
+            printed = len(moments)
         if found.state.ended:
             break
         await asyncio.sleep(POLL_INTERVAL_S)
-    page = await _run_page(office, found)
+    page = await _run_page(context, found)
     assert isinstance(page.data, dict)
     return CliPage({**page.data, FINAL_STATE_KEY: found.state.value}, page.parts)
 
 
-async def list_runs(office: WorkflowContext, show: str, name: str, state: str, most: int) -> CliPage:
-    found = await office.looking.page(
+async def list_runs(context: WorkflowContext, show: str, name: str, state: str, most: int) -> CliPage:
+    found = await context.looking.page(
         shows=[show] if show else None, workflow=name or None, state=_parse_state(state), most=most
     )
     if not found:
@@ -162,12 +166,12 @@ async def list_runs(office: WorkflowContext, show: str, name: str, state: str, m
     return CliPage([msgspec.to_builtins(each) for each in found], [Table(columns, rows, wide=("error",))])
 
 
-async def show_run(office: WorkflowContext, text: str) -> CliPage:
-    return await _run_page(office, await office.looking.get(await _find_run(office, text)))
+async def show_run(context: WorkflowContext, text: str) -> CliPage:
+    return await _run_page(context, await context.looking.get(await _find_run(context, text)))
 
 
-async def _run_page(office: WorkflowContext, found: WorkflowRunView) -> CliPage:
-    saga = await office.looking.saga(found.show_id, str(found.id))
+async def _run_page(context: WorkflowContext, found: WorkflowRunView) -> CliPage:
+    saga = await context.looking.saga(found.show_id, str(found.id))
     parts: list[str | Table] = [f"Run {found.id} of {found.workflow} (version {found.version}) is {found.state}."]
     if found.error:
         parts.append(found.error)
@@ -182,7 +186,7 @@ async def _run_page(office: WorkflowContext, found: WorkflowRunView) -> CliPage:
 
 
 def wait_text(run: WorkflowRunView) -> str:
-    """What keeps a run from going on, in words."""
+    """What a run is waiting for."""
     if run.state is RunState.PAUSED:
         return f"a person: `rota workflow resume {run.id}`"
     if run.state is RunState.COMPENSATING:
@@ -202,13 +206,13 @@ def _step_wait_text(run: RunId, step: WorkflowStepView) -> str:
 
 def _saga_parts(saga: SagaView) -> list[str | Table]:
     rows = [(entry.step, entry.state, entry.undo or "", entry.error or "") for entry in saga.entries]
-    told = {"open": "can be undone", "rolling_back": "is being undone", "rolled_back": "was undone"}
-    what = told.get(saga.state, "was undone in part")
+    texts = {"open": "can be undone", "rolling_back": "is being undone", "rolled_back": "was undone"}
+    what = texts.get(saga.state, "was undone in part")
     return [f"What it did {what}, the last first:", Table(("step", "state", "by job", "why"), rows)]
 
 
-async def show_timeline(office: WorkflowContext, text: str) -> CliPage:
-    found = await office.looking.timeline(await _find_run(office, text))
+async def show_timeline(context: WorkflowContext, text: str) -> CliPage:
+    found = await context.looking.timeline(await _find_run(context, text))
     data = [{"at": _data(each.at), **_data(each.happened)} for each in found]
     return CliPage(data, [Table(("at", "step", "what", "why"), [_moment_row(each) for each in found])])
 
@@ -217,41 +221,41 @@ def _moment_row(each: RunTimelineEntry) -> tuple[str, str, str, str]:
     return _format_time(each.at, ms=True), each.happened.step or "(run)", each.happened.what, each.happened.why
 
 
-async def cancel_run(office: WorkflowContext, text: str) -> CliPage:
-    run = await _find_run(office, text)
-    return _changed_page(run, await office.desk.cancel(run, office.actor), "stops")
+async def cancel_run(context: WorkflowContext, text: str) -> CliPage:
+    run = await _find_run(context, text)
+    return _changed_page(run, await context.desk.cancel(run, context.actor), "stops")
 
 
-async def pause_run(office: WorkflowContext, text: str) -> CliPage:
-    run = await _find_run(office, text)
-    return _changed_page(run, await office.desk.pause(run, office.actor), "begins no further step")
+async def pause_run(context: WorkflowContext, text: str) -> CliPage:
+    run = await _find_run(context, text)
+    return _changed_page(run, await context.desk.pause(run, context.actor), "begins no further step")
 
 
-async def resume_run(office: WorkflowContext, text: str) -> CliPage:
-    run = await _find_run(office, text)
-    return _changed_page(run, await office.desk.resume(run, office.actor), "goes on")
+async def resume_run(context: WorkflowContext, text: str) -> CliPage:
+    run = await _find_run(context, text)
+    return _changed_page(run, await context.desk.resume(run, context.actor), "goes on")
 
 
 def _changed_page(run: RunId, changed: bool, does: str) -> CliPage:
-    told = f"Run {run} {does}." if changed else f"Nothing changed: run {run} has ended."
-    return CliPage({"run": str(run), "changed": changed}, [told])
+    text = f"Run {run} {does}." if changed else f"Nothing changed: run {run} has ended."
+    return CliPage({"run": str(run), "changed": changed}, [text])
 
 
-async def rerun_from_step(office: WorkflowContext, text: str, step: str) -> CliPage:
-    return _started_page(await office.desk.rerun(await _find_run(office, text), step, office.actor))
+async def rerun_from_step(context: WorkflowContext, text: str, step: str) -> CliPage:
+    return _started_page(await context.desk.rerun(await _find_run(context, text), step, context.actor))
 
 
-async def roll_back_run(office: WorkflowContext, text: str) -> CliPage:
-    run = await _find_run(office, text)
-    entries = await office.desk.roll_back(run, office.actor)
+async def roll_back_run(context: WorkflowContext, prefix: str) -> CliPage:
+    run = await _find_run(context, prefix)
+    entries = await context.desk.roll_back(run, context.actor)
     jobs = "1 job" if entries == 1 else f"{entries} jobs"
-    told = f"What {jobs} of run {run} did is being undone." if entries else "Nothing is left to undo."
-    return CliPage({"run": str(run), "entries": entries}, [told])
+    text = f"What {jobs} of run {run} did is being undone." if entries else "Nothing is left to undo."
+    return CliPage({"run": str(run), "entries": entries}, [text])
 
 
-def _parse_inputs(given: Sequence[str]) -> dict[str, Any]:
+def _parse_inputs(inputs: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in map(_parse_input, given):
+    for name, value in map(_parse_input, inputs):
         if name in found:
             raise InvalidInput(f"The input {name} is given twice: leave one out.")
         found[name] = value
@@ -293,8 +297,8 @@ def _parse_state(text: str) -> RunState | None:
         raise InvalidInput(f"{text[:40]!r} is no state of a run: use one of {', '.join(RunState)}.") from None
 
 
-async def _find_run(office: WorkflowContext, text: str) -> RunId:
-    return await require_run(office.looking.database, text)
+async def _find_run(context: WorkflowContext, text: str) -> RunId:
+    return await require_run(context.looking.database, text)
 
 
 def _run_row(line: WorkflowRunSummary) -> tuple[object, ...]:
@@ -312,13 +316,13 @@ def _step_row(step: WorkflowStepView) -> tuple[object, ...]:
 
 
 def _truncate(value: object) -> str:
-    told = msgspec.json.encode(value).decode()
-    return told if len(told) <= OUTPUT_CHARS_MAX else f"{told[:OUTPUT_CHARS_MAX]}... (all of it: -o json)"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= OUTPUT_CHARS_MAX else f"{text[:OUTPUT_CHARS_MAX]}... (all of it: -o json)"
 
 
 def _format_time(at: datetime, *, ms: bool = False) -> str:
-    told = at.astimezone(UTC)
-    return f"{told:%Y-%m-%d %H:%M:%S}.{told.microsecond // 1000:03}" if ms else f"{told:%Y-%m-%d %H:%M:%S}"
+    utc = at.astimezone(UTC)
+    return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03}" if ms else f"{utc:%Y-%m-%d %H:%M:%S}"
 
 
 def _data(value: object) -> Any:

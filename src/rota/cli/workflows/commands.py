@@ -1,4 +1,4 @@
-"""`rota workflow`: definitions, and runs of them."""
+"""Typer commands of `rota workflow`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def workflow_declare(context: typer.Context, file: DefinitionFileArg, form: Outp
     """Make a definition known; one that differs from the latest is a new version. Runs keep theirs."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.declare_workflow(office, file))
+    _print(context, form, lambda workflows: workflows_actions.declare_workflow(workflows, file))
 
 
 @workflow_app.command("definitions")
@@ -74,9 +74,9 @@ def workflow_run(
     from rota.cli.workflows import actions as workflows_actions
 
     follow = form is OutputFormat.TEXT and sys.stderr.isatty()
-    given = tuple(inputs or ())
-    wanted = workflows_actions.StartRunArgs(what, given, show, version, key, dry_run=dry_run, wait=wait, follow=follow)
-    _print(context, form, lambda office: workflows_actions.start_run(office, wanted))
+    values = tuple(inputs or ())
+    args = workflows_actions.StartRunArgs(what, values, show, version, key, dry_run=dry_run, wait=wait, follow=follow)
+    _print(context, form, lambda workflows: workflows_actions.start_run(workflows, args))
 
 
 @workflow_app.command("list")
@@ -91,7 +91,7 @@ def workflow_list(
     """Runs, the newest first."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.list_runs(office, show, name, state, most))
+    _print(context, form, lambda workflows: workflows_actions.list_runs(workflows, show, name, state, most))
 
 
 @workflow_app.command("show")
@@ -99,7 +99,7 @@ def workflow_show(context: typer.Context, run: RunArg, form: OutputOption = Outp
     """A run with its steps: what each does or waits for, and what is to be undone."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.show_run(office, run))
+    _print(context, form, lambda workflows: workflows_actions.show_run(workflows, run))
 
 
 @workflow_app.command("timeline")
@@ -107,7 +107,7 @@ def workflow_timeline(context: typer.Context, run: RunArg, form: OutputOption = 
     """Everything that happened to a run, in order."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.show_timeline(office, run))
+    _print(context, form, lambda workflows: workflows_actions.show_timeline(workflows, run))
 
 
 @workflow_app.command("cancel")
@@ -115,7 +115,7 @@ def workflow_cancel(context: typer.Context, run: RunArg, form: OutputOption = Ou
     """Stop what a run does; what it did is undone if its workflow says so."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.cancel_run(office, run))
+    _print(context, form, lambda workflows: workflows_actions.cancel_run(workflows, run))
 
 
 @workflow_app.command("pause")
@@ -123,7 +123,7 @@ def workflow_pause(context: typer.Context, run: RunArg, form: OutputOption = Out
     """Let no further step begin; those under way go on."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.pause_run(office, run))
+    _print(context, form, lambda workflows: workflows_actions.pause_run(workflows, run))
 
 
 @workflow_app.command("resume")
@@ -131,7 +131,7 @@ def workflow_resume(context: typer.Context, run: RunArg, form: OutputOption = Ou
     """Let steps begin again."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.resume_run(office, run))
+    _print(context, form, lambda workflows: workflows_actions.resume_run(workflows, run))
 
 
 @workflow_app.command("rerun")
@@ -144,7 +144,7 @@ def workflow_rerun(
     """A new run from a step on, with what came before taken over from one that has ended."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.rerun_from_step(office, run, step))
+    _print(context, form, lambda workflows: workflows_actions.rerun_from_step(workflows, run, step))
 
 
 @workflow_app.command("rollback")
@@ -152,7 +152,7 @@ def workflow_rollback(context: typer.Context, run: RunArg, form: OutputOption = 
     """Undo what a run did that has ended, or what could not be undone before."""
     from rota.cli.workflows import actions as workflows_actions
 
-    _print(context, form, lambda office: workflows_actions.roll_back_run(office, run))
+    _print(context, form, lambda workflows: workflows_actions.roll_back_run(workflows, run))
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[WorkflowContext], Awaitable[CliPage]]) -> None:

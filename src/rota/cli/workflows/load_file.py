@@ -1,4 +1,4 @@
-"""Definitions of workflows by what a person types: `trip.yaml`, `trip.py`, or `trip.py:trip` of an app with several."""
+"""Loads workflow definitions by what a person types: `trip.yaml`, `trip.py`, or `trip.py:trip` for one of several."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
 def is_definition_file(what: str) -> bool:
-    """Whether it names a file, and not a workflow that was declared."""
+    """Whether `what` names a file rather than a declared workflow."""
     return Path(what).suffix in SUFFIXES or bool(_split_python_ref(what)[0])
 
 
 def read_definitions(what: str) -> list[WorkflowSpec]:
-    """What is to be declared: the workflow that is meant comes last, after those that it runs."""
+    """The definitions to declare: the named workflow last, after the workflows it runs."""
     file, name = _split_python_ref(what)
     if not file:
         return [yaml_loader.read(Path(what))]
@@ -28,16 +28,16 @@ def read_definitions(what: str) -> list[WorkflowSpec]:
     if not name and len(flows) == 1:
         [name] = flows
     if name not in flows:
-        there = ", ".join(f"{file}:{each}" for each in flows)
-        raise InvalidInput(f"{what} names no workflow: write {there}." if flows else f"{file} declares no workflow.")
+        names = ", ".join(f"{file}:{each}" for each in flows)
+        raise InvalidInput(f"{what} names no workflow: write {names}." if flows else f"{file} declares no workflow.")
     return list({each.name: each.spec for each in _with_dependencies(flows[name])}.values())
 
 
 def _split_python_ref(what: str) -> tuple[str, str]:
-    """A file and the name of a workflow in it, or nothing."""
+    """A Python file and the name of a workflow in it; both empty for anything else."""
     file, _, name = what.rpartition(":")
     return (what, "") if what.endswith(".py") else (file, name) if file.endswith(".py") else ("", "")
 
 
 def _with_dependencies(workflow: Workflow[..., Any]) -> list[Workflow[..., Any]]:
-    return [*(below for used in workflow.uses for below in _with_dependencies(used)), workflow]
+    return [*(each for dependency in workflow.uses for each in _with_dependencies(dependency)), workflow]
