@@ -131,10 +131,10 @@ def up(
     from rota.infra import loop
 
     settings = load_settings(context, quietly=True).settings
-    embedded_worker = None if no_worker else EmbeddedWorkerOptions(with_app, context.obj)
+    worker_options = None if no_worker else EmbeddedWorkerOptions(with_app, context.obj)
     if detach:
-        sys.exit(local.up_detached(settings, context.obj, embedded_worker))
-    sys.exit(loop.run(local.up(settings, embedded_worker)))
+        sys.exit(local.up_detached(settings, context.obj, worker_options))
+    sys.exit(loop.run(local.up(settings, worker_options)))
 
 
 @app.command()

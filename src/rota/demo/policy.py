@@ -1,4 +1,4 @@
-"""The part of the demo that a policy plays: a job that is denied, and one that waits until somebody approves it."""
+"""Policy scenario of the demo: a denied job, and a job that waits for an approval."""
 
 from __future__ import annotations
 
@@ -29,28 +29,32 @@ rules:
 WaitUntil = Callable[[Callable[[DemoSnapshot], bool], str], Awaitable[DemoSnapshot]]
 
 
-async def run_policy_scenario(farm: DemoStack, story: DemoReport, until: WaitUntil) -> None:
-    """Both jobs were submitted."""
-    seen = await until(lambda seen: seen.jobs[WIPED].state.terminal, "the denial")
-    said = seen.jobs[WIPED].policy
-    story.check(
-        seen.jobs[WIPED].state is JobState.DENIED and said is not None,
-        f"wipe is denied and never ran: rule {said.rule if said is not None else '?'}",
+async def run_policy_scenario(cluster: DemoStack, report: DemoReport, until: WaitUntil) -> None:
+    """Expects both jobs to be submitted."""
+    snapshot = await until(lambda snapshot: snapshot.jobs[WIPED].state.terminal, "the denial")
+    decision = snapshot.jobs[WIPED].policy
+    report.check(
+        snapshot.jobs[WIPED].state is JobState.DENIED and decision is not None,
+        f"wipe is denied and never ran: rule {decision.rule if decision is not None else '?'}",
     )
-    await until(lambda seen: seen.jobs[PUBLISHED].state is JobState.APPROVAL_REQUIRED, "the demand for an approval")
-    story.check(await _submitter_is_refused(farm), "publish waits for an approval, which who submitted it cannot give")
-    asked = await farm.replica.engine.approver.find(str(farm.submitted[PUBLISHED]))
-    said_by = Voter("dora", "demo:dora", is_operator=True)
-    granted = await farm.replica.engine.approver.approve(asked, said_by, "looked at")
-    await until(lambda seen: seen.jobs[PUBLISHED].state is JobState.SUCCEEDED, "the end of publish")
-    story.check(granted.changed, "dora has approved it: the policy is asked once more, and it runs")
+    await until(
+        lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.APPROVAL_REQUIRED, "the demand for an approval"
+    )
+    report.check(
+        await _submitter_is_refused(cluster), "publish waits for an approval, which who submitted it cannot give"
+    )
+    approval = await cluster.replica.engine.approver.find(str(cluster.submitted[PUBLISHED]))
+    voter = Voter("dora", "demo:dora", is_operator=True)
+    granted = await cluster.replica.engine.approver.approve(approval, voter, "looked at")
+    await until(lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.SUCCEEDED, "the end of publish")
+    report.check(granted.changed, "dora has approved it: the policy is asked once more, and it runs")
 
 
-async def _submitter_is_refused(farm: DemoStack) -> bool:
-    approver = farm.replica.engine.approver
-    asked = await approver.find(str(farm.submitted[PUBLISHED]))
+async def _submitter_is_refused(cluster: DemoStack) -> bool:
+    approver = cluster.replica.engine.approver
+    approval = await approver.find(str(cluster.submitted[PUBLISHED]))
     try:
-        await approver.approve(asked, Voter(ACTOR, ACTOR, is_operator=True))
+        await approver.approve(approval, Voter(ACTOR, ACTOR, is_operator=True))
     except SelfApprovalDenied:
         return True
     return False

@@ -1,6 +1,6 @@
-"""`rota demo`: a farm from nothing, two shows that share it, and what goes wrong on such a day; counted at the end.
+"""`rota demo`: starts a stack, shares it between two shows, injects failures, and checks the totals at the end.
 
-Every line it prints is checked before it is printed: a promise that is not kept ends the demo with status 1.
+Every line is checked before it is printed: a failed check ends the demo with status 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rota.accounting.audit import LedgerAuditLine
-from rota.accounting.audit import audit as audit_books
+from rota.accounting.audit import audit as audit_ledger
 from rota.cli.jobs.view import frame_counts
 from rota.demo import policy as demo_policy
 from rota.demo import trip as demo_trip
@@ -58,75 +58,79 @@ PULSE_RUNS_MIN: Final = 5
 async def run() -> int:
     task = asyncio.current_task()
     assert task
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left behind
-    with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder, DemoReport() as story:
-        story.heading("A farm from nothing")
-        async with DemoStack.open(Path(folder), demo_policy.POLICY) as farm:
-            demo = Demo(farm, story)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # clean up on SIGTERM
+    with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder, DemoReport() as report:
+        report.heading("A farm from nothing")
+        async with DemoStack.open(Path(folder), demo_policy.POLICY) as cluster:
+            demo = Demo(cluster, report)
             await demo.prepare()
             await demo.run_scenarios()
             await demo.check_totals()
-        story.check(True, "everything has stopped")
+        report.check(True, "everything has stopped")
     return 0
 
 
 class Demo:
-    def __init__(self, farm: DemoStack, story: DemoReport) -> None:
-        self.farm = farm
-        self.story = story
+    def __init__(self, cluster: DemoStack, report: DemoReport) -> None:
+        self.cluster = cluster
+        self.report = report
         self._most: Counter[str] = Counter()
-        self._looks = 0
+        self._polls = 0
 
     async def prepare(self) -> None:
-        farm, story = self.farm, self.story
-        names = ", ".join(server.binary.label for server in farm.stack.servers.values())
-        story.check(True, f"{names} and a server are up, schema made by {farm.migrations} migrations")
-        await farm.create_show(FILM, {"farm": (8, 12, -1), "gpu": (4, 4, 2)})
-        await farm.create_show(SHORT, {"farm": (4, 6, -1)})
+        cluster, report = self.cluster, self.report
+        names = ", ".join(server.binary.label for server in cluster.stack.servers.values())
+        report.check(True, f"{names} and a server are up, schema made by {cluster.migrations} migrations")
+        await cluster.create_show(FILM, {"farm": (8, 12, -1), "gpu": (4, 4, 2)})
+        await cluster.create_show(SHORT, {"farm": (4, 6, -1)})
         for topic, pool in (("*", "farm"), ("train", "gpu")):
-            await RouteStore(farm.database).set_topic(topic, [pool], actor=ACTOR)
+            await RouteStore(cluster.database).set_topic(topic, [pool], actor=ACTOR)
         for name in ("anna", "bert"):
-            farm.start_worker(name, pool="farm", cores=8)
-        farm.start_worker("cleo", pool="gpu", cores=4, gpus=2)
-        seen = await self.wait_until(lambda seen: len(seen.workers) == len(farm.processes), "the workers")
-        told = ", ".join(f"{worker.name} ({worker.hello.cores // 100} cores)" for worker in seen.workers)
-        story.check(True, f"workers, each a process of its own: {told}; cleo has 2 GPUs")
+            cluster.start_worker(name, pool="farm", cores=8)
+        cluster.start_worker("cleo", pool="gpu", cores=4, gpus=2)
+        snapshot = await self.wait_until(
+            lambda snapshot: len(snapshot.workers) == len(cluster.processes), "the workers"
+        )
+        workers = ", ".join(f"{worker.name} ({worker.hello.cores // 100} cores)" for worker in snapshot.workers)
+        report.check(True, f"workers, each a process of its own: {workers}; cleo has 2 GPUs")
 
     async def observe(self) -> DemoSnapshot:
-        """For the picture, and for the most that each show was ever seen to use."""
-        seen = await self.farm.snapshot()
-        self._looks += 1
+        """Draw the dashboard, and record the maximum usage of each show."""
+        snapshot = await self.cluster.snapshot()
+        self._polls += 1
         for show in BURSTS:
-            self._most[show] = max(self._most[show], seen.used_cores(show, "farm"))
-        if "comp" in seen.jobs:
-            self._most["comp"] = max(self._most["comp"], _running_frames(seen, "comp"))
-        self.story.draw(seen)
-        return seen
+            self._most[show] = max(self._most[show], snapshot.used_cores(show, "farm"))
+        if "comp" in snapshot.jobs:
+            self._most["comp"] = max(self._most["comp"], _running_frames(snapshot, "comp"))
+        self.report.draw(snapshot)
+        return snapshot
 
     async def wait_until(self, condition: Callable[[DemoSnapshot], bool], what: str) -> DemoSnapshot:
-        """The farm at the first moment at which this is so."""
+        """The first snapshot that satisfies `condition`."""
         deadline = time.monotonic() + WAIT_TIMEOUT_S
-        while not condition(seen := await self.observe()):
+        while not condition(snapshot := await self.observe()):
             if time.monotonic() > deadline:
                 raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s in vain for {what}; please report it.")
             await asyncio.sleep(POLL_INTERVAL_S)
-        return seen
+        return snapshot
 
     async def run_scenarios(self) -> None:
         await self._submit_jobs()
         await self._check_full_subscription()
         await self._check_quarantined_output()
-        await demo_policy.run_policy_scenario(self.farm, self.story, self.wait_until)
-        await demo_trip.run_saga_scenario(self.farm, self.story, self.observe)
+        await demo_policy.run_policy_scenario(self.cluster, self.report, self.wait_until)
+        await demo_trip.run_saga_scenario(self.cluster, self.report, self.observe)
         await self._check_cancelled_job()
         await self._check_killed_worker()
         await self._check_raised_cap()
         await self._check_flushed_redis()
-        await self.wait_until(lambda seen: all(job.state.terminal for job in seen.jobs.values()), "the end of all jobs")
+        await self.wait_until(
+            lambda snapshot: all(job.state.terminal for job in snapshot.jobs.values()), "the end of all jobs"
+        )
 
     async def _submit_jobs(self) -> None:
-        self.story.heading(f"Two shows, {len(FRAMES)} jobs, {sum(FRAMES.values())} frames")
-        submit = self.farm.submit
+        self.report.heading(f"Two shows, {len(FRAMES)} jobs, {sum(FRAMES.values())} frames")
+        submit = self.cluster.submit
         await submit(_job(FILM, "render", 1.2))
         await submit(_job(FILM, "train", 1.5, layer={"gpus": 1}))
         await submit(_job(SHORT, "comp", 0.8, task="render", max_cores=1))
@@ -137,138 +141,140 @@ class Demo:
         await submit(_job(SHORT, PUBLISHED, 0.1, task="render", principal=ACTOR))
 
     async def _check_full_subscription(self) -> None:
-        await self.wait_until(lambda seen: seen.used_cores(FILM, "farm") == BURSTS[FILM], "a full share")
-        kept = await self._is_explained_by("render", "quota_subscription")
-        self.story.check(kept, "film has all 12 cores of its share: render waits, quota_subscription")
-        seen = await self.wait_until(lambda seen: _running_frames(seen, "train") == 2, "two GPUs in use")
-        self.story.check(_running_frames(seen, "train") == 2, "cleo runs one frame of train on each of its 2 GPUs")
+        await self.wait_until(lambda snapshot: snapshot.used_cores(FILM, "farm") == BURSTS[FILM], "a full share")
+        passed = await self._is_explained_by("render", "quota_subscription")
+        self.report.check(passed, "film has all 12 cores of its share: render waits, quota_subscription")
+        snapshot = await self.wait_until(lambda snapshot: _running_frames(snapshot, "train") == 2, "two GPUs in use")
+        self.report.check(_running_frames(snapshot, "train") == 2, "cleo runs one frame of train on each of its 2 GPUs")
 
     async def _is_explained_by(self, name: str, reason: str) -> bool:
-        """Whether `rota explain` says so, in one of a few looks: between two frames there is room for a moment."""
+        """Whether `rota explain` gives this reason in one of several polls: between two frames capacity may be free."""
         for _ in range(20):
-            told = await self.farm.replica.engine.explainer.explain(self.farm.submitted[name])
-            if reason in [each.code for each in told.reasons]:
+            explanation = await self.cluster.replica.engine.explainer.explain(self.cluster.submitted[name])
+            if reason in [each.code for each in explanation.reasons]:
                 return True
             await asyncio.sleep(POLL_INTERVAL_S / 4)
         return False
 
     async def _check_quarantined_output(self) -> None:
-        """Of notes, which returned a key."""
+        """The output of `notes`, which returned a key."""
         await self.wait_until(
-            lambda seen: seen.jobs["notes"].state is JobState.OUTPUT_QUARANTINED, "a quarantined output"
+            lambda snapshot: snapshot.jobs["notes"].state is JobState.OUTPUT_QUARANTINED, "a quarantined output"
         )
-        kept = await self.farm.first_result("notes")
-        self.story.check(kept is None, "notes returned a key of AWS: its output is quarantined, and nobody reads it")
-        await self.farm.redact_output("notes")
-        told = await self.farm.first_result("notes")
-        self.story.check(
-            told == {"note": "used [REDACTED] for node 7"}, f"redacted by an operator it is let out: {told}"
+        value = await self.cluster.first_result("notes")
+        self.report.check(value is None, "notes returned a key of AWS: its output is quarantined, and nobody reads it")
+        await self.cluster.redact_output("notes")
+        value = await self.cluster.first_result("notes")
+        self.report.check(
+            value == {"note": "used [REDACTED] for node 7"}, f"redacted by an operator it is let out: {value}"
         )
 
     async def _check_cancelled_job(self) -> None:
-        await self.wait_until(lambda seen: _running_frames(seen, "oops") > 0, "frames of oops")
-        job = self.farm.submitted["oops"]
+        await self.wait_until(lambda snapshot: _running_frames(snapshot, "oops") > 0, "frames of oops")
+        job = self.cluster.submitted["oops"]
         began = time.monotonic()
-        await self.farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
-        seen = await self.wait_until(lambda seen: seen.jobs["oops"].state is JobState.CANCELLED, "the end of oops")
-        await self.wait_until(lambda seen: _running_frames(seen, "oops") == 0, "frames of oops to stop")
-        ended = _counts(seen, "oops")[FrameState.CANCELLED]
+        await self.cluster.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
+        snapshot = await self.wait_until(
+            lambda snapshot: snapshot.jobs["oops"].state is JobState.CANCELLED, "the end of oops"
+        )
+        await self.wait_until(lambda snapshot: _running_frames(snapshot, "oops") == 0, "frames of oops to stop")
+        ended = _counts(snapshot, "oops")[FrameState.CANCELLED]
         took_s = time.monotonic() - began
-        self.story.check(
+        self.report.check(
             ended == FRAMES["oops"], f"oops is cancelled: {ended} frames, those that ran stopped {took_s:.1f} s later"
         )
 
     async def _check_killed_worker(self) -> None:
-        seen = await self.wait_until(
-            lambda seen: any(w.name == "bert" and w.frames > 3 for w in seen.workers), "work for bert"
+        snapshot = await self.wait_until(
+            lambda snapshot: any(w.name == "bert" and w.frames > 3 for w in snapshot.workers), "work for bert"
         )
-        bert = next(worker for worker in seen.workers if worker.name == "bert")
-        self.farm.kill_worker("bert")
+        bert = next(worker for worker in snapshot.workers if worker.name == "bert")
+        self.cluster.kill_worker("bert")
         began = time.monotonic()
-        await self.wait_until(lambda seen: bert.id not in seen.busy_workers, "the frames of bert")
+        await self.wait_until(lambda snapshot: bert.id not in snapshot.busy_workers, "the frames of bert")
         took_s = time.monotonic() - began
-        lost = await self.farm.database.value(LOST_FRAMES, bert.id)
-        self.story.check(lost > 0, f"bert was killed with -9: its {lost} frames wait again {took_s:.1f} s later")
+        lost = await self.cluster.database.value(LOST_FRAMES, bert.id)
+        self.report.check(lost > 0, f"bert was killed with -9: its {lost} frames wait again {took_s:.1f} s later")
 
     async def _check_raised_cap(self) -> None:
-        await self.wait_until(lambda seen: _counts(seen, "comp")[FrameState.SUCCEEDED] > 3, "frames of comp")
-        job, kept = self.farm.submitted["comp"], await self._is_explained_by("comp", "quota_job")
-        self.story.check(kept, "comp waits at its own cap of 1 core: quota_job")
-        self.story.check(self._most["comp"] == 1, "and was never seen with more than 1")
-        await self.farm.books.change(
+        await self.wait_until(lambda snapshot: _counts(snapshot, "comp")[FrameState.SUCCEEDED] > 3, "frames of comp")
+        job, passed = self.cluster.submitted["comp"], await self._is_explained_by("comp", "quota_job")
+        self.report.check(passed, "comp waits at its own cap of 1 core: quota_job")
+        self.report.check(self._most["comp"] == 1, "and was never seen with more than 1")
+        await self.cluster.accounting.change(
             lambda admin: admin.change_job(SHORT, job, max_cores=RAISED_CAP_CORES, actor=ACTOR)
         )
         began = time.monotonic()
-        await self.wait_until(lambda seen: _running_frames(seen, "comp") > 1, "more of comp")
-        self.story.check(
+        await self.wait_until(lambda snapshot: _running_frames(snapshot, "comp") > 1, "more of comp")
+        self.report.check(
             True, f"its cap is raised to {RAISED_CAP_CORES}: more of it runs {time.monotonic() - began:.1f} s later"
         )
 
     async def _check_flushed_redis(self) -> None:
-        live = self.farm.books.live
+        live = self.cluster.accounting.live
         assert live is not None, "shows of the demo are managed"
-        done = _counts(await self.farm.snapshot(), "render")[FrameState.SUCCEEDED]
+        done = _counts(await self.cluster.snapshot(), "render")[FrameState.SUCCEEDED]
         await live.client.flushdb()
         await self.wait_until(
-            lambda seen: _counts(seen, "render")[FrameState.SUCCEEDED] > done + 20, "frames after that"
+            lambda snapshot: _counts(snapshot, "render")[FrameState.SUCCEEDED] > done + 20, "frames after that"
         )
-        self.story.check(True, "Redis was emptied: its books are rebuilt from PostgreSQL, and frames go on")
+        self.report.check(True, "Redis was emptied: its books are rebuilt from PostgreSQL, and frames go on")
 
     async def check_totals(self) -> None:
-        farm, story = self.farm, self.story
-        seen = await farm.snapshot()
-        story.draw(seen)
-        story.heading("Counted at the end")
+        cluster, report = self.cluster, self.report
+        snapshot = await cluster.snapshot()
+        report.draw(snapshot)
+        report.heading("Counted at the end")
         expected = {name: {FrameState.SUCCEEDED: n} for name, n in FRAMES.items()}
         expected["flaky"] = {FrameState.SUCCEEDED: FRAMES["flaky"] - 1, FrameState.FAILED: 1}
         expected["oops"] = {FrameState.CANCELLED: FRAMES["oops"]}
         expected[WIPED] = {FrameState.DENIED: FRAMES[WIPED]}
-        counted = {name: dict(_counts(seen, name)) for name in FRAMES}
-        story.check(counted == expected, f"{sum(FRAMES.values())} frames, and each ended in the way it should")
-        row = await farm.database.row(FRAME_RESULTS, list(farm.submitted.values()))
+        counted = {name: dict(_counts(snapshot, name)) for name in FRAMES}
+        report.check(counted == expected, f"{sum(FRAMES.values())} frames, and each ended in the way it should")
+        row = await cluster.database.row(FRAME_RESULTS, list(cluster.submitted.values()))
         assert row is not None
         good = sum(each.get(FrameState.SUCCEEDED, 0) for each in expected.values())
-        story.check(
+        report.check(
             (row["ends"], row["frames"]) == (good, good),
             f"{row['ends']} results of {row['frames']} frames: none lost, none twice; "
             f"{row['retried']} attempts were made again, {row['lost']} of them bert's",
         )
         for show, burst in BURSTS.items():
             most = self._most[show]
-            story.check(
+            report.check(
                 most <= burst,
-                f"{show} was never seen above {burst // 100} cores in {self._looks} looks (most {most / 100:g})",
+                f"{show} was never seen above {burst // 100} cores in {self._polls} looks (most {most / 100:g})",
             )
         await self._check_agent_runs()
         await self._check_ledger_empty()
-        whole = await audit.verify(farm.database)
-        story.check(whole.ok, f"{whole.checked} entries of the audit log, every hash recomputed")
+        audit_result = await audit.verify(cluster.database)
+        report.check(audit_result.ok, f"{audit_result.checked} entries of the audit log, every hash recomputed")
 
     async def _check_agent_runs(self) -> None:
-        """An agent of the app: bert's death and the emptied Redis have not made it run early, twice or no more."""
-        runs = await self.farm.agent_runs("pulse")
+        """The killed worker and the flushed Redis must not make the agent run early, twice or no more."""
+        runs = await self.cluster.agent_runs("pulse")
         good = [run for run in runs if run.outcome == "SUCCEEDED"]
         apart = [after.started - before.started for before, after in pairwise(runs) if before in good]
-        kept = (
+        passed = (
             len(good) > PULSE_RUNS_MIN
             and min(apart, default=PULSE_INTERVAL) >= PULSE_INTERVAL
             and len(good) >= len(runs) - 1
         )
-        where = len({run.replica for run in runs})
-        self.story.check(
-            kept,
-            f"pulse, an agent, ran {len(runs)} times on {where} workers through all of it, never less than"
+        replicas = len({run.replica for run in runs})
+        self.report.check(
+            passed,
+            f"pulse, an agent, ran {len(runs)} times on {replicas} workers through all of it, never less than"
             f" {PULSE_INTERVAL.total_seconds():g} s apart (at most {max(apart, default=PULSE_INTERVAL).total_seconds():.1f})",
         )
 
     async def _check_ledger_empty(self) -> None:
-        for show in await self.farm.books.admin.shows():
-            found = await audit_books(self.farm.books, show)
+        for show in await self.cluster.accounting.admin.shows():
+            found = await audit_ledger(self.cluster.accounting, show)
             empty = all(_is_empty(line) for line in found.lines)
             text = (
                 f"the books of {show.name} are empty: {len(found.lines)} keys agree in Redis and PostgreSQL, all at 0"
             )
-            self.story.check(found.ok and empty, text)
+            self.report.check(found.ok and empty, text)
 
 
 def _job(
@@ -280,12 +286,12 @@ def _job(
     return Submission(show=show, name=name, topic=name, layers=(spec,), **more)
 
 
-def _counts(seen: DemoSnapshot, job: str) -> Counter[FrameState]:
-    return Counter(frame_counts(seen.jobs[job]))
+def _counts(snapshot: DemoSnapshot, job: str) -> Counter[FrameState]:
+    return Counter(frame_counts(snapshot.jobs[job]))
 
 
-def _running_frames(seen: DemoSnapshot, job: str) -> int:
-    return _counts(seen, job)[FrameState.DISPATCHED]
+def _running_frames(snapshot: DemoSnapshot, job: str) -> int:
+    return _counts(snapshot, job)[FrameState.DISPATCHED]
 
 
 def _is_empty(line: LedgerAuditLine) -> bool:

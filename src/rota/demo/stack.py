@@ -1,4 +1,4 @@
-"""The demo's farm: servers of its own, a replica in this process, and workers as processes that can be killed."""
+"""The demo's stack: its own servers, a replica in this process, and worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ DRAIN_TIMEOUT_S: Final = 20.0
 
 
 class DemoSnapshot(msgspec.Struct, frozen=True):
-    """The farm at one moment."""
+    """State of the stack at one moment."""
 
     jobs: dict[str, JobView]
     workers: list[WorkerRecord]
     shares: dict[str, list[QuotaItem]]
-    """Subscriptions by the name of their show, with what Redis counts."""
+    """Subscriptions by name of the show, with their usage in Redis."""
 
     @property
     def busy_workers(self) -> set[UUID]:
-        """Workers on which something is booked, or that are up."""
+        """Workers that are up or have bookings."""
         return {worker.id for worker in self.workers if worker.frames or worker.ended_at is None}
 
     def used_cores(self, show: str, pool: str) -> int:
-        """Cores in hundredths."""
+        """Centicores in use."""
         return next(share.usage.cores for share in self.shares[show] if share.name == pool)
 
 
@@ -59,7 +59,7 @@ class DemoStack:
     def __init__(self, stack: LocalStack, replica: runtime.Replica, folder: Path) -> None:
         self.stack = stack
         self.replica = replica
-        self.books = replica.accounting
+        self.accounting = replica.accounting
         self.database = replica.database
         self.jobs = JobQueries(replica.database)
         self.submitted: dict[str, JobId] = {}
@@ -82,19 +82,19 @@ class DemoStack:
             replica = await closing.enter_async_context(runtime.Replica.open(_settings(rules), urls))
             replica.supervisor.add(stack.service)
             await closing.enter_async_context(replica.supervisor.running())
-            farm = cls(stack, replica, folder)
-            farm.migrations = len(applied)
-            closing.push_async_callback(farm.stop_workers)
-            yield farm
+            cluster = cls(stack, replica, folder)
+            cluster.migrations = len(applied)
+            closing.push_async_callback(cluster.stop_workers)
+            yield cluster
 
     def start_worker(self, name: str, *, pool: str, cores: int, gpus: int = 0) -> None:
-        words = [APP, "--name", name, "--pool", pool, "--cores", str(cores), "--gpus", str(gpus)]
-        found = {f"ROTA_{server.upper()}_URL": self.stack.url(server) for server in runtime.SERVERS}
-        found |= {
+        args = [APP, "--name", name, "--pool", pool, "--cores", str(cores), "--gpus", str(gpus)]
+        env = {f"ROTA_{server.upper()}_URL": self.stack.url(server) for server in runtime.SERVERS}
+        env |= {
             "ROTA_WORKER_WORK_DIR": str(self._folder / "work"),
             "ROTA_REDIS_SCHEDULER_REFRESH_PERIOD_SECONDS": "2",
         }
-        self.processes[name] = spawn_worker(words, os.environ | found, self._folder / f"worker-{name}.log")
+        self.processes[name] = spawn_worker(args, os.environ | env, self._folder / f"worker-{name}.log")
 
     def kill_worker(self, name: str) -> None:
         self.processes[name].send_signal(signal.SIGKILL)
@@ -108,9 +108,9 @@ class DemoStack:
                 await process.wait(1.0)
 
     async def create_show(self, name: str, shares: dict[str, tuple[int, int, int]]) -> None:
-        """A show that Redis keeps the books of, with shares of pools: size, burst, GPUs."""
-        change = self.books.change
-        known = {item.name for item in [*await self.books.admin.pools(), *await self.books.admin.depts()]}
+        """Create a managed show with shares of pools: size, burst, GPUs."""
+        change = self.accounting.change
+        known = {item.name for item in [*await self.accounting.admin.pools(), *await self.accounting.admin.depts()]}
         for pool in shares.keys() - known:
             await change(partial(QuotaAdmin.create_pool, name=pool, actor=ACTOR))
         if "default" not in known:
@@ -121,45 +121,47 @@ class DemoStack:
             share = partial(QuotaAdmin.create_subscription, show=name, pool=pool, actor=ACTOR)
             await change(partial(share, size=size, burst=burst, gpu_burst=gpus))
 
-    async def submit(self, given: Submission) -> JobId:
-        [submitted] = await self._submitter.submit([given])
-        self.submitted[given.name] = submitted.job
+    async def submit(self, submission: Submission) -> JobId:
+        [submitted] = await self._submitter.submit([submission])
+        self.submitted[submission.name] = submitted.job
         return submitted.job
 
     async def first_result(self, name: str) -> object:
-        """What the first frame of a job returned, as anybody may read it."""
+        """Return value of a job's first frame, as any reader gets it; None if it is withheld."""
         job = await self.jobs.get(self.submitted[name])
         [end] = await self.jobs.frame_ends(job.layers[0].id, most=1)
         return None if end.value is None else msgspec.msgpack.decode(end.value)
 
     async def redact_output(self, name: str) -> None:
-        """As an operator would who did not submit it."""
-        desk = OutputReview(self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.finisher)
-        [kept] = await desk.page(job=self.submitted[name])
-        await desk.redact(kept.id, OutputReviewer(ACTOR, (ACTOR,)), "the key is nobody's business")
+        """Redact as an operator who did not submit the job."""
+        review = OutputReview(
+            self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.finisher
+        )
+        [output] = await review.page(job=self.submitted[name])
+        await review.redact(output.id, OutputReviewer(ACTOR, (ACTOR,)), "the key is nobody's business")
 
     async def agent_runs(self, agent: str) -> Sequence[AgentRunView]:
-        """The last runs of an agent, in the order in which they began."""
+        """The last runs of an agent, by start time."""
         keys = self.replica.settings.redis.scheduler.keys
         admin = agents_admin.AgentAdmin(self.database, self.replica.agents, keys, ACTOR)
         return sorted(await admin.history(agent), key=lambda run: run.started)
 
     async def snapshot(self) -> DemoSnapshot:
         jobs = {name: await self.jobs.get(job) for name, job in self.submitted.items()}
-        # Read anew: with the fence that holds now, without which Redis is not believed.
-        shares = {show.name: await self._subscriptions(show) for show in await self.books.admin.shows()}
+        # Read the shows again: Redis is only trusted under the current fence.
+        shares = {show.name: await self._subscriptions(show) for show in await self.accounting.admin.shows()}
         return DemoSnapshot(jobs, await known_workers(self.database, everyone=True), shares)
 
     async def _subscriptions(self, show: Show) -> list[QuotaItem]:
-        counting = await ShowUsage.of(self.books, show)
-        return list(counting.with_usage(Level.SUBSCRIPTION, await self.books.admin.subscriptions(show.name)))
+        usage = await ShowUsage.of(self.accounting, show)
+        return list(usage.with_usage(Level.SUBSCRIPTION, await self.accounting.admin.subscriptions(show.name)))
 
 
 def _settings(rules: Path) -> Settings:
-    plain = Settings()
+    defaults = Settings()
     return msgspec.structs.replace(
-        plain,
-        listen=msgspec.structs.replace(plain.listen, port=0),
-        policy=msgspec.structs.replace(plain.policy, file=str(rules)),
-        output_policy=msgspec.structs.replace(plain.output_policy, enabled=True),
+        defaults,
+        listen=msgspec.structs.replace(defaults.listen, port=0),
+        policy=msgspec.structs.replace(defaults.policy, file=str(rules)),
+        output_policy=msgspec.structs.replace(defaults.output_policy, enabled=True),
     )

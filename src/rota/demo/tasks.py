@@ -1,4 +1,4 @@
-"""What the demo's workers run. Frames return something, so that each of their ends is kept."""
+"""The app of the demo's workers. Every frame returns a value, so that each of its results is stored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ app = Rota()
 
 @app.task
 async def render(seconds: float) -> str:
-    """Frames differ in how long they take, the same ones in every run."""
-    now = context()
-    await asyncio.sleep(seconds * (0.6 + 0.1 * (now.frame * 7 % 9)))
-    return f"frame.{now.frame:04d}.exr"
+    """Durations differ between frames, but are the same in every run."""
+    frame_context = context()
+    await asyncio.sleep(seconds * (0.6 + 0.1 * (frame_context.frame * 7 % 9)))
+    return f"frame.{frame_context.frame:04d}.exr"
 
 
 @app.task
@@ -25,25 +25,25 @@ async def train(seconds: float) -> list[int]:
 
 @app.task
 async def notes(number: float) -> dict[str, str]:
-    """Says more than it should: a key, made up and put together, as a careless program would print it."""
+    """Leaks a (fake) key, as a careless program would."""
     return {"note": f"used {'AKIA'}{'DEMO' * 4} for node {number:g}"}
 
 
 @app.agent(every="1s", timeout="10s")
 async def pulse() -> None:
-    """Runs on whichever worker takes it, through all that happens to them."""
+    """Runs on whichever worker acquires it."""
 
 
 @app.task
 async def flaky(broken: int) -> int:
     """Every first attempt fails; one frame never succeeds."""
-    now = context()
+    frame_context = context()
     await asyncio.sleep(0.1)
-    if now.frame == broken:
-        raise Fatal(f"there is no texture for frame {now.frame}")
-    if now.attempt == 1:
+    if frame_context.frame == broken:
+        raise Fatal(f"there is no texture for frame {frame_context.frame}")
+    if frame_context.attempt == 1:
         raise Retry("the file server hung up", after=1.0)
-    return now.attempt
+    return frame_context.attempt
 
 
 @app.task
@@ -62,7 +62,7 @@ async def give_back(booking: str) -> str:
 
 @app.workflow(show="short", priority=8)
 def trip(steps: Steps, city: str) -> dict[str, str]:
-    """Three things that are worth nothing without each other."""
+    """Three bookings that are only useful together."""
     flight = steps.job("flight", book.call("flight", city), compensate=give_back.call)
     hotel = steps.job("hotel", book.call("hotel", city), compensate=give_back.call, after=flight)
     car = steps.job("car", book.call("car", city), compensate=give_back.call, after=hotel)

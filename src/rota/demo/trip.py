@@ -1,4 +1,4 @@
-"""The part of the demo that a workflow plays: of three things to book the last cannot be had, and all is undone."""
+"""Workflow scenario of the demo: the last of three bookings fails, and the others are compensated."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ WAIT_TIMEOUT_S: Final = 60.0
 EXPECTED_COMPENSATIONS: Final = [("hotel", "done"), ("flight", "done")]
 
 
-async def run_saga_scenario(farm: DemoStack, story: DemoReport, look: Callable[[], Awaitable[DemoSnapshot]]) -> None:
-    desk, runs = farm.replica.workflows, RunQueries(farm.database)
-    await desk.declare(trip.spec, ACTOR)
+async def run_saga_scenario(
+    cluster: DemoStack, report: DemoReport, observe: Callable[[], Awaitable[DemoSnapshot]]
+) -> None:
+    workflows, runs = cluster.replica.workflows, RunQueries(cluster.database)
+    await workflows.declare(trip.spec, ACTOR)
     began = time.monotonic()
-    started = await desk.start(trip.spec.show, trip.name, {"city": "Oslo"}, actor=ACTOR)
-    run = await _wait_until_ended(runs, started.run, look)
+    started = await workflows.start(trip.spec.show, trip.name, {"city": "Oslo"}, actor=ACTOR)
+    run = await _wait_until_ended(runs, started.run, observe)
     saga = await runs.saga(run.show_id, str(run.id))
     states = {step.id: step.state.value for step in run.steps}
-    story.check(
+    report.check(
         states == {"flight": "SUCCEEDED", "hotel": "SUCCEEDED", "car": "FAILED"} and run.state is RunState.FAILED,
         "trip, a workflow, books a flight and a hotel, and there is no car left in Oslo: its run fails",
     )
-    story.check(
+    report.check(
         saga is not None
         and [(each.step, each.state) for each in saga.entries] == EXPECTED_COMPENSATIONS
-        and await _undone_in_order(farm, saga),
+        and await _undone_in_order(cluster, saga),
         f"both are given back, the last first: the hotel, then the flight ({time.monotonic() - began:.1f} s in all)",
     )
 
 
 async def _wait_until_ended(
-    runs: RunQueries, run: RunId, look: Callable[[], Awaitable[DemoSnapshot]]
+    runs: RunQueries, run: RunId, observe: Callable[[], Awaitable[DemoSnapshot]]
 ) -> WorkflowRunView:
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not (found := await runs.get(run)).state.ended:
         if time.monotonic() > deadline:
             raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s in vain for a trip to end; please report it.")
-        await look()
+        await observe()
         await asyncio.sleep(POLL_INTERVAL_S)
     return found
 
 
-async def _undone_in_order(farm: DemoStack, saga: SagaView) -> bool:
-    """Whether each was undone before the next began to be."""
-    hotel, flight = [await _compensation_job(farm, entry) for entry in saga.entries]
-    assert hotel.finished_at is not None, "a saga that has ended waits for nothing"
+async def _undone_in_order(cluster: DemoStack, saga: SagaView) -> bool:
+    """Whether each compensation finished before the next started."""
+    hotel, flight = [await _compensation_job(cluster, entry) for entry in saga.entries]
+    assert hotel.finished_at is not None, "the compensations of an ended saga have ended"
     return hotel.finished_at <= flight.submitted_at
 
 
-async def _compensation_job(farm: DemoStack, entry: SagaEntryView) -> JobView:
-    assert entry.undo is not None, "what is done was done by a job"
-    return await farm.jobs.get(JobId(entry.undo))
+async def _compensation_job(cluster: DemoStack, entry: SagaEntryView) -> JobView:
+    assert entry.undo is not None, "a done compensation has a job"
+    return await cluster.jobs.get(JobId(entry.undo))

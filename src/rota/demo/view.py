@@ -1,6 +1,6 @@
-"""How the demo tells its story: lines that are checked before they are printed, above a picture of the farm.
+"""The demo's report: lines that are checked before they are printed, above a live dashboard of the stack.
 
-In a terminal the picture is drawn anew a few times a second; in a pipe there are the lines alone.
+A terminal redraws the dashboard a few times a second; a pipe gets only the lines.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ class DemoReport:
     def heading(self, text: str) -> None:
         self.console.print(Text(text, style="bold"))
 
-    def check(self, kept: bool, text: str) -> None:
-        """A promise, and whether it is kept; the first that is not ends the demo."""
-        if not kept:
+    def check(self, passed: bool, text: str) -> None:
+        """Print a checked statement; the first that does not hold ends the demo."""
+        if not passed:
             raise RotaError(f"The demo found a promise broken: {text}; please report it.")
         self.console.print(Text.assemble(f"  {time.monotonic() - self.began:5.1f} s ", ("✓", "green"), f" {text}"))
 
-    def draw(self, seen: DemoSnapshot) -> None:
+    def draw(self, snapshot: DemoSnapshot) -> None:
         if self._live is None:
             return
         if not self._live.is_started:
             self._live.start()
-        self._live.update(Group(*_dashboard(seen)), refresh=True)
+        self._live.update(Group(*_dashboard(snapshot)), refresh=True)
 
 
-def _dashboard(seen: DemoSnapshot) -> list[RenderableType]:
-    return [Text(""), _subscription_table(seen), Text(""), _worker_table(seen), Text(""), _job_table(seen)]
+def _dashboard(snapshot: DemoSnapshot) -> list[RenderableType]:
+    return [Text(""), _subscription_table(snapshot), Text(""), _worker_table(snapshot), Text(""), _job_table(snapshot)]
 
 
-def _subscription_table(seen: DemoSnapshot) -> Table:
+def _subscription_table(snapshot: DemoSnapshot) -> Table:
     rows = []
-    for show, shares in seen.shares.items():
+    for show, shares in snapshot.shares.items():
         for share in shares:
             burst, size = cap_of_field("subscription", "int_burst", share.limits), share.limits["int_size"]
             used = f"{cores_text(share.usage.cores)} of {cores_text(burst or 0)} cores"
@@ -70,26 +70,26 @@ def _subscription_table(seen: DemoSnapshot) -> Table:
     return output.make_table(("show", "pool", "in use", "of burst", ""), rows)
 
 
-def _worker_table(seen: DemoSnapshot) -> Table:
+def _worker_table(snapshot: DemoSnapshot) -> Table:
     rows = []
-    for worker in seen.workers:
+    for worker in snapshot.workers:
         filled = usage_bar(worker.cores, worker.hello.cores)
         runs = f"{worker.frames} frames" if worker.state == "up" or worker.frames else worker.state
         rows.append((worker.name, worker.pool, runs, filled, f"{worker.gpus} GPUs"))
     return output.make_table(("worker", "pool", "runs", "of its cores", ""), rows)
 
 
-def _job_table(seen: DemoSnapshot) -> Table:
-    drawn = output.make_table(("job", "show", "state", "frames", "waiting", "running"), [])
-    for job in seen.jobs.values():
+def _job_table(snapshot: DemoSnapshot) -> Table:
+    table = output.make_table(("job", "show", "state", "frames", "waiting", "running"), [])
+    for job in snapshot.jobs.values():
         counts = frame_counts(job)
         numbers = (str(counts.get(FrameState.WAITING, 0)), str(counts.get(FrameState.DISPATCHED, 0)))
-        drawn.add_row(job.name, job.show, job.state.lower(), _frame_bar(job), *numbers)
-    return drawn
+        table.add_row(job.name, job.show, job.state.lower(), _frame_bar(job), *numbers)
+    return table
 
 
 def _frame_bar(job: JobView) -> Text:
-    """A cell for each part of its frames, coloured by how they ended."""
+    """The frames of a job, coloured by how they ended."""
     counts, total = frame_counts(job), sum(layer.frames.count for layer in job.layers)
     text, filled = Text(), 0
     for state, colour in _COLOURS.items():

@@ -1,7 +1,7 @@
-"""The key of a `rota up`: made once, kept in its data directory, and taken in by PostgreSQL.
+"""The API key of a `rota up`: created once, stored in the data directory, and registered in PostgreSQL.
 
-The file is written first: if we die before PostgreSQL has the key, the next `rota up` finds the file and takes the same
-key in. One that was revoked or has expired stays so, and a new one is made; that is how it is replaced.
+The file is written first: after a crash before the registration, the next `rota up` registers the key in the file. A
+revoked or expired key stays so, and a new one is created; this is how a key is replaced.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ACTOR: Final = "rota up"
 
 
 async def ensure_key(database: Database, folder: Path) -> None:
-    kept = api_key.read_key(folder)
-    if kept is not None and await _is_accepted(database, kept):
+    stored = api_key.read_key(folder)
+    if stored is not None and await _is_accepted(database, stored):
         (folder / api_key.KEY_FILE).chmod(0o600)
         return
-    made = new_key(secrets.token_bytes(ENTROPY_BYTES))
-    api_key.write_key(folder, made)
+    created = new_key(secrets.token_bytes(ENTROPY_BYTES))
+    api_key.write_key(folder, created)
     failpoints.hit("access.after_file_before_row")
-    await _register(database, made)
+    await _register(database, created)
 
 
-async def _is_accepted(database: Database, kept: PlainKey) -> bool:
-    """Whether it opens, now that PostgreSQL was given the chance to take it in."""
+async def _is_accepted(database: Database, stored: PlainKey) -> bool:
+    """Whether PostgreSQL accepts the key, after registering it if it is unknown."""
     try:
-        await KeyCheck(database).check(kept.text)
+        await KeyCheck(database).check(stored.text)
     except Unauthenticated as refused:
-        return refused.facts["reason"] == "unknown" and await _register(database, kept)
+        return refused.facts["reason"] == "unknown" and await _register(database, stored)
     return True
 
 

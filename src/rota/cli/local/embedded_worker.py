@@ -1,8 +1,8 @@
-"""The worker that `rota up` runs beside the server, so that one command is enough to run jobs.
+"""The worker process that `rota up` runs with the server, so that one command is enough to run jobs.
 
-It is a `rota worker` in a process and session of its own: Ctrl-C in the terminal reaches the server alone, which lets
-the worker finish first, while results are still taken. It never outlives the server: the kernel kills it when that
-dies, and its frames wait again once somebody is up to notice. One that dies is started again, as another incarnation.
+It is a `rota worker` in its own process and session: Ctrl-C in the terminal reaches only the server, which drains the
+worker first, while it still accepts results. The worker never outlives the server: the kernel kills it when the server
+dies, and its frames are requeued once a server is up. A worker that dies is restarted with a new session.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from rota.runtime import Replica
 POLL_INTERVAL_S: Final = 0.02
 _CODE_SUFFIX = re.compile(r" \[[a-z_]+\]$")
 KILL_TIMEOUT_S: Final = 1.5
-"""Less than a cancelled service may take."""
+"""Shorter than the supervisor's limit for a cancelled service."""
 
 
 class EmbeddedWorkerOptions(msgspec.Struct, frozen=True):
-    """What `rota up` was told about its worker."""
+    """Options of `rota up` for its worker."""
 
     app: str = ""
     config: Path | None = None
 
 
 class EmbeddedWorker:
-    def __init__(self, beside: EmbeddedWorkerOptions, settings: Settings, replica: Replica, folder: Path) -> None:
+    def __init__(self, options: EmbeddedWorkerOptions, settings: Settings, replica: Replica, folder: Path) -> None:
         self.name = socket.gethostname()
-        self.app = beside.app
-        self._config = beside.config
+        self.app = options.app
+        self._config = options.config
         self._settings = settings
         self._replica = replica
         self._folder = folder
@@ -59,7 +59,7 @@ class EmbeddedWorker:
         return Service("worker", self._run)
 
     def registered_worker(self) -> WorkerInfo | None:
-        """As the server of this process hears it."""
+        """The worker as registered at this process's server."""
         workers = self._replica.engine.registry.workers.values()
         return next((worker for worker in workers if worker.name == self.name and worker.confirmed), None)
 
@@ -94,36 +94,36 @@ class EmbeddedWorker:
         return self._folder / "log" / "worker.log"
 
     def _spawn(self) -> ChildProcess:
-        words = [*([self.app] if self.app else []), "--name", self.name]
-        return spawn_worker(words, os.environ | self._environment(), self._log_path, self._config)
+        args = [*([self.app] if self.app else []), "--name", self.name]
+        return spawn_worker(args, os.environ | self._environment(), self._log_path, self._config)
 
     def _environment(self) -> dict[str, str]:
-        """What it cannot find out by itself, since `up.json` is written when it is there."""
-        wanted = self._settings
-        # It must have given its frames back before the time of the server is over.
-        drain_s = min(wanted.worker.drain_timeout, wanted.service.drain_timeout / 2)
+        """Settings that the worker cannot find in `up.json`, which is written after the worker is ready."""
+        settings = self._settings
+        # The worker must return its frames before the server's drain timeout ends.
+        drain_s = min(settings.worker.drain_timeout, settings.service.drain_timeout / 2)
         found = {"ROTA_NATS_URL": self._replica.urls.nats, "ROTA_WORKER_DRAIN_TIMEOUT": f"{drain_s * 1000:.0f}ms"}
-        # For its agents; frames need neither.
+        # For agents; frames need neither.
         found |= {"ROTA_POSTGRES_URL": self._replica.urls.postgres, "ROTA_REDIS_URL": self._replica.urls.redis}
-        if wanted.store.directory:
-            found["ROTA_STORE_DIRECTORY"] = wanted.store.directory
-        if not wanted.worker.work_dir:
-            # A temporary one would stay behind when it is killed.
+        if settings.store.directory:
+            found["ROTA_STORE_DIRECTORY"] = settings.store.directory
+        if not settings.worker.work_dir:
+            # A temporary directory would be left behind when the worker is killed.
             found["ROTA_WORKER_WORK_DIR"] = str(self._folder / "work")
         return found
 
 
-def spawn_worker(words: Sequence[str], env: Mapping[str, str], log: Path, config: Path | None = None) -> ChildProcess:
-    """`rota worker WORDS` in a session of its own, which dies with this process."""
+def spawn_worker(args: Sequence[str], env: Mapping[str, str], log: Path, config: Path | None = None) -> ChildProcess:
+    """Start `rota worker ARGS` in its own session; it dies with this process."""
     launch = [sys.executable, "-I", "-S", str(LAUNCHER), "--parent", str(os.getpid())]
     launch += ["--deathsig", str(int(signal.SIGKILL)), *(["--guard"] if NEEDS_GUARD else []), "--"]
-    # -P: a file in the current directory must not be taken for a module of ours or of a library.
+    # -P: a file in the current directory must not shadow a module.
     rota = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else [])]
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with log.open("wb") as file:
             child = subprocess.Popen(
-                [*launch, *rota, "worker", *words],
+                [*launch, *rota, "worker", *args],
                 stdin=subprocess.PIPE if NEEDS_GUARD else subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -136,7 +136,7 @@ def spawn_worker(words: Sequence[str], env: Mapping[str, str], log: Path, config
 
 
 async def _wait_exit_or_drain(process: ChildProcess, life: Lifecycle) -> None:
-    """Until it has ended, or is to end."""
+    """Wait until the process has exited or the service is draining."""
     tasks = {asyncio.create_task(process.wait()), asyncio.create_task(life.until_draining())}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -147,8 +147,8 @@ async def _wait_exit_or_drain(process: ChildProcess, life: Lifecycle) -> None:
 
 
 def _last_log_line(process: ChildProcess) -> str:
-    """The sentence with which it ended, without our name and its code."""
+    """The error message with which the worker exited, without prefix and code."""
     with suppress(OSError):
-        if said := process.log_tail():
-            return _CODE_SUFFIX.sub("", said.splitlines()[-1].removeprefix("rota: "))
+        if tail := process.log_tail():
+            return _CODE_SUFFIX.sub("", tail.splitlines()[-1].removeprefix("rota: "))
     return f"it ended with status {process.status}."

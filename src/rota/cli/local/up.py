@@ -1,7 +1,7 @@
 """`rota up`, `rota down` and `rota status`: Rota on one machine.
 
-`up` owns the data directory. It writes `<data>/up.json` when everything is ready and removes it when it stops; who
-owns the directory is told by its lock alone, so a file left behind by a killed `up` misleads nobody.
+`up` owns the data directory. It writes `<data>/up.json` when everything is ready and removes it when it stops. Only the
+directory's lock identifies the owner, so a stale file of a killed `up` is ignored.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ DEFAULT_POOL = "local"
 
 
 class UpInfo(msgspec.Struct):
-    """What a running `rota up` tells others: `up.json`."""
+    """Contents of `up.json`, which describes a running `rota up` to other commands."""
 
     pid: int
     listen: str
     urls: runtime.ServerUrls
     worker: str = ""
-    """Its name; empty without one."""
+    """Name of the worker; empty without one."""
     app: str = ""
     folder: str = ""
-    """Its tasks, and from where they are found."""
+    """App of the worker, and the directory from which it is imported."""
 
 
 class ServerStatus(msgspec.Struct):
@@ -80,14 +80,14 @@ def data_dir(settings: Settings) -> Path:
 
 
 def stack_options(settings: Settings) -> StackOptions:
-    """A local server for each that no URL names."""
+    """A local server for each one without a configured URL."""
     local = settings.local
-    named = runtime.configured_urls(settings)
+    configured = runtime.configured_urls(settings)
     bins = {"postgres": local.postgres.bin, "redis": local.redis.bin, "nats": local.nats.bin}
     ports = {"postgres": local.postgres.port, "redis": local.redis.port, "nats": local.nats.port}
     return StackOptions(
         data_dir(settings),
-        servers=tuple(name for name in SERVERS if name not in named),
+        servers=tuple(name for name in SERVERS if name not in configured),
         source=BinarySource(local.source),
         root_mode=RootMode(local.root_mode),
         bins={name: bin_ for name, bin_ in bins.items() if bin_},
@@ -96,29 +96,29 @@ def stack_options(settings: Settings) -> StackOptions:
 
 
 def with_local_store(settings: Settings) -> Settings:
-    """Large values of a local stack lie in its data directory, unless another place is set."""
+    """The settings with the blob store in the data directory, unless another directory is configured."""
     if settings.store.directory:
         return settings
     store = msgspec.structs.replace(settings.store, directory=str(data_dir(settings) / "store"))
     return msgspec.structs.replace(settings, store=store)
 
 
-async def up(settings: Settings, beside: EmbeddedWorkerOptions | None) -> int:
-    """With a worker beside the server, unless there is none in `beside`."""
+async def up(settings: Settings, worker_options: EmbeddedWorkerOptions | None) -> int:
+    """Run until a signal; without a worker when `worker_options` is None."""
     began = time.monotonic()
     settings = with_local_store(settings)
     stack = LocalStack(stack_options(settings))
     try:
         await stack.start()
-        named = runtime.configured_urls(settings)
-        for name, url in named.items():
-            await runtime.check_server(settings, name, url)  # all of them, before anything is changed in one
-        urls = runtime.ServerUrls(**{name: named.get(name) or stack.url(name) for name in SERVERS})
+        configured = runtime.configured_urls(settings)
+        for name, url in configured.items():
+            await runtime.check_server(settings, name, url)  # check all before changing any
+        urls = runtime.ServerUrls(**{name: configured.get(name) or stack.url(name) for name in SERVERS})
         await migrate(urls.postgres)
         async with runtime.Replica.open(settings, urls) as replica:
             await create_first_show(replica.accounting)
             await local_key.ensure_key(replica.database, data_dir(settings))
-            worker = await _make_worker(beside, settings, replica)
+            worker = await _make_worker(worker_options, settings, replica)
             replica.supervisor.add(*services(replica), stack.service, *([worker.service] if worker else []))
             replica.supervisor.add(_announcement_service(settings, stack, replica, worker, began))
             return await replica.run()
@@ -126,49 +126,51 @@ async def up(settings: Settings, beside: EmbeddedWorkerOptions | None) -> int:
         await stack.stop()
 
 
-async def create_first_show(books: AccountingService) -> None:
-    """Where nobody has made a show yet: one that may use this machine, kept by Redis where that is on."""
-    if await books.admin.shows() or await books.admin.pools() or await books.admin.depts():
+async def create_first_show(accounting: AccountingService) -> None:
+    """Create a show that can use this whole machine, if there is no show, pool or department yet."""
+    if await accounting.admin.shows() or await accounting.admin.pools() or await accounting.admin.depts():
         return
     cores, actor = os.cpu_count() or 1, "rota up"
-    await books.change(lambda admin: admin.create_pool(DEFAULT_POOL, actor=actor))
-    await books.change(lambda admin: admin.create_dept(DEFAULT_NAME, actor=actor))
-    await books.change(lambda admin: admin.create_show(DEFAULT_NAME, actor=actor, managed=books.live is not None))
-    await books.change(
+    await accounting.change(lambda admin: admin.create_pool(DEFAULT_POOL, actor=actor))
+    await accounting.change(lambda admin: admin.create_dept(DEFAULT_NAME, actor=actor))
+    await accounting.change(
+        lambda admin: admin.create_show(DEFAULT_NAME, actor=actor, managed=accounting.live is not None)
+    )
+    await accounting.change(
         lambda admin: admin.create_subscription(DEFAULT_NAME, DEFAULT_POOL, actor=actor, size=cores, burst=cores)
     )
-    await books.change(lambda admin: admin.create_folder(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
-    await books.change(lambda admin: admin.create_point(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
+    await accounting.change(lambda admin: admin.create_folder(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
+    await accounting.change(lambda admin: admin.create_point(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
 
 
 async def _make_worker(
-    beside: EmbeddedWorkerOptions | None, settings: Settings, replica: runtime.Replica
+    worker_options: EmbeddedWorkerOptions | None, settings: Settings, replica: runtime.Replica
 ) -> EmbeddedWorker | None:
-    """None as well where servers of somebody else's have no pool for it."""
-    if beside is None:
+    """None without options, or when servers that are not local have no pool for it."""
+    if worker_options is None:
         return None
     pools = [pool.name for pool in await replica.accounting.admin.pools()]
     if settings.worker.pool not in pools:
         output.print_stderr(f"No worker is started, since there is no pool {settings.worker.pool}: set worker.pool.")
         return None
-    return EmbeddedWorker(beside, settings, replica, data_dir(settings))
+    return EmbeddedWorker(worker_options, settings, replica, data_dir(settings))
 
 
 def _announcement_service(
     settings: Settings, stack: LocalStack, replica: runtime.Replica, worker: EmbeddedWorker | None, began: float
 ) -> Service:
     async def body(life: Lifecycle) -> None:
-        told = data_dir(settings) / "up.json"
+        path = data_dir(settings) / "up.json"
         up = UpInfo(os.getpid(), replica.listen_url, replica.urls)
         if worker is not None:
             up.worker, up.app, up.folder = worker.name, worker.app, str(Path.cwd())
-        write_private(told, msgspec.json.encode(up))
+        write_private(path, msgspec.json.encode(up))
         _print_banner(stack, replica, worker, time.monotonic() - began)
         try:
             life.ready()
             await life.until_draining()
         finally:
-            told.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     return Service("announcement", body)
 
@@ -181,28 +183,28 @@ def _print_banner(stack: LocalStack, replica: runtime.Replica, worker: EmbeddedW
         f"  {'API':<18} {replica.listen_url}/api/v1  (key in {stack.options.data_dir / api_key.KEY_FILE})"
     )
     output.print_text(f"  {'health, metrics':<18} {replica.listen_url}")
-    if worker is not None and (known := worker.registered_worker()) is not None:
+    if worker is not None and (registered := worker.registered_worker()) is not None:
         runs = f"tasks of {worker.app} and commands" if worker.app else "commands; --app gives it tasks"
-        output.print_text(f"  {'worker':<18} {worker.name}, {known.cores / 100:g} cores  ({runs})")
+        output.print_text(f"  {'worker':<18} {worker.name}, {registered.cores / 100:g} cores  ({runs})")
     output.print_text("Ctrl-C stops it; `rota status` in another terminal tells how it is.")
 
 
-def up_detached(settings: Settings, config: Path | None, beside: EmbeddedWorkerOptions | None) -> int:
-    """Start `rota up` apart from this terminal and return when it is ready or has failed."""
+def up_detached(settings: Settings, config: Path | None, worker_options: EmbeddedWorkerOptions | None) -> int:
+    """Start `rota up` in its own session, and return when it is ready or has failed."""
     folder = data_dir(settings)
     if owner := owner_of(folder):
         raise DataDirInUse(f"Rota is up already in {folder} (process {owner.pid}); `rota down` stops it.")
     log = folder / f"up-{os.getpid()}.log"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        child = _spawn_detached(log, config, beside)
+        child = _spawn_detached(log, config, worker_options)
     except OSError as error:
         raise unusable_path_error(folder, error) from error
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (told := _read_up_file(folder)) and told.pid == child.pid:
+        if (up_info := _read_up_file(folder)) and up_info.pid == child.pid:
             log.rename(folder / "up.log")
-            output.print_text(f"Rota is up (process {child.pid}), {told.listen}; `rota down` stops it.")
+            output.print_text(f"Rota is up (process {child.pid}), {up_info.listen}; `rota down` stops it.")
             return 0
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_INTERVAL_S)
@@ -213,72 +215,76 @@ def up_detached(settings: Settings, config: Path | None, beside: EmbeddedWorkerO
     raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped; see {log}.")
 
 
-def _spawn_detached(log: Path, config: Path | None, beside: EmbeddedWorkerOptions | None) -> subprocess.Popen[bytes]:
-    # -P: a file in the current directory must not be taken for a module of ours or of a library.
-    words = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
-    words += ["--no-worker"] if beside is None else ["--app", beside.app] if beside.app else []
+def _spawn_detached(
+    log: Path, config: Path | None, worker_options: EmbeddedWorkerOptions | None
+) -> subprocess.Popen[bytes]:
+    # -P: a file in the current directory must not shadow a module.
+    command = [sys.executable, "-P", "-m", "rota.cli", *(["--config", str(config)] if config else []), "up"]
+    command += (
+        ["--no-worker"] if worker_options is None else ["--app", worker_options.app] if worker_options.app else []
+    )
     with log.open("wb") as file:
         return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
 def down(settings: Settings) -> str:
     folder = data_dir(settings)
-    owner, asked = owner_of(folder), DataDirOwner(0)
+    owner, signalled = owner_of(folder), DataDirOwner(0)
     if owner is None:
         return f"Rota is not up in {folder}."
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline:
         if owner is None:
             return f"Rota in {folder} has stopped."
-        if owner != asked and owner.alive:
+        if owner != signalled and owner.alive:
             with suppress(ProcessLookupError):
                 os.kill(owner.pid, signal.SIGTERM)
-            asked = owner
+            signalled = owner
         time.sleep(POLL_INTERVAL_S)
         owner = owner_of(folder)
     raise DataDirInUse(
-        f"{folder} is still in use by process {asked.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s; "
+        f"{folder} is still in use by process {signalled.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s; "
         "its log says why, or kill it and the servers it left."
     )
 
 
 def local_url(settings: Settings, name: str) -> str | None:
-    """Where the `rota up` of this data directory reaches `name`; None when none is up."""
-    told = read_up_info(settings)
-    return getattr(told.urls, name) if told else None
+    """URL of the server `name` of the `rota up` in this data directory; None when it is not up."""
+    up_info = read_up_info(settings)
+    return getattr(up_info.urls, name) if up_info else None
 
 
 def read_up_info(settings: Settings) -> UpInfo | None:
-    """What the `rota up` of this data directory tells; None when none is up."""
+    """`up.json` of the `rota up` in this data directory; None when it is not up."""
     folder = data_dir(settings)
-    told, owner = _read_up_file(folder), owner_of(folder)
-    return told if told and owner and told.pid == owner.pid else None
+    up_info, owner = _read_up_file(folder), owner_of(folder)
+    return up_info if up_info and owner and up_info.pid == owner.pid else None
 
 
 async def status(settings: Settings, *, with_secrets: bool) -> LocalStatus:
     folder = data_dir(settings)
-    owner, told = owner_of(folder), _read_up_file(folder)
-    if told and not (owner and owner.pid == told.pid):
-        told = None  # left behind by one that was killed
-    urls = msgspec.structs.asdict(told.urls) if told else runtime.configured_urls(settings)
+    owner, up_info = owner_of(folder), _read_up_file(folder)
+    if up_info and not (owner and owner.pid == up_info.pid):
+        up_info = None  # stale: left behind by a killed process
+    urls = msgspec.structs.asdict(up_info.urls) if up_info else runtime.configured_urls(settings)
     answers = await asyncio.gather(
         *(_check_server(settings, name, url, with_secrets=with_secrets) for name, url in urls.items())
     )
     complete = len(answers) == len(SERVERS) and all(answer.ok for answer in answers)
-    pid, listen = owner.pid if owner else None, told.listen if told else None
+    pid, listen = owner.pid if owner else None, up_info.listen if up_info else None
     found = LocalStatus(complete, str(folder), pid, listen, list(answers))
-    if told is not None and told.worker and complete:
-        found.worker = WorkerStatus(told.worker, await _worker_is_up(settings, told))
+    if up_info is not None and up_info.worker and complete:
+        found.worker = WorkerStatus(up_info.worker, await _worker_is_up(settings, up_info))
         found.ok = found.worker.ok
     return found
 
 
-async def _worker_is_up(settings: Settings, told: UpInfo) -> bool:
-    database = await Database.open(runtime.postgres_target(settings, told.urls.postgres))
+async def _worker_is_up(settings: Settings, up_info: UpInfo) -> bool:
+    database = await Database.open(runtime.postgres_target(settings, up_info.urls.postgres))
     try:
-        return bool(await database.value(WORKER_UP, told.worker))
+        return bool(await database.value(WORKER_UP, up_info.worker))
     finally:
         await database.close()
 
@@ -300,8 +306,8 @@ def _read_up_file(folder: Path) -> UpInfo | None:
 
 def print_status(found: LocalStatus) -> None:
     if found.pid is not None:
-        who = f"process {found.pid}" if found.pid else "a process that does not say its name"
-        output.print_text(f"Rota is up in {found.data_dir} ({who}), {found.listen or 'starting or stopping'}")
+        owner = f"process {found.pid}" if found.pid else "a process that does not say its name"
+        output.print_text(f"Rota is up in {found.data_dir} ({owner}), {found.listen or 'starting or stopping'}")
     elif not found.servers:
         output.print_text(f"Rota is not up in {found.data_dir}; `rota up` starts it.")
     if found.servers:
