@@ -121,12 +121,12 @@ async def test_ctrl_c_lets_frames_finish_and_a_killed_up_leaves_no_worker(typed,
     await until(lambda: _running(typed), within_s=20, what="a frame on the worker")
     waiting.send(signal.SIGINT)
     status, _, errors = await ended(waiting)
-    assert (status, "the job goes on" in errors) == (130, True)
+    assert (status, "the job continues" in errors) == (130, True)
     up.send(signal.SIGINT)
     await until(lambda: "worker_drains" in (tmp_path / ".rota/log/worker.log").read_text(), what="the drain")
     (tmp_path / "go").touch()
     status, _, errors = await ended(up)
-    assert (status, "frames that run may finish first" in errors) == (0, True)
+    assert (status, "running frames finish first" in errors) == (0, True)
     up = await typed("up", "--app", "tasks.py")
     assert "Rota is up" in await up.line(40)
     [job] = json.loads(await out(await typed("jobs", "--json")))
@@ -197,15 +197,15 @@ async def test_the_demo_keeps_its_promises(spawn, tmp_path):
         "2 GPUs",
         "oops is cancelled",
         "wipe is denied and never ran: rule nothing-is-wiped",
-        "dora has approved it",
-        "trip, a workflow, books a flight and a hotel, and there is no car left in Oslo: its run fails",
-        "both are given back, the last first: the hotel, then the flight",
+        "dora approved it",
+        "the workflow trip books a flight and a hotel, but there is no car in Oslo: its run fails",
+        "both are compensated, the last first: the hotel, then the flight",
         "bert was killed",
         "cap is raised",
-        "emptied",
+        "flushed",
         "pulse",
     ):
         assert any(words in line for line in lines), words
-    assert "none lost, none twice" in said
+    assert "none lost, none duplicated" in said
     assert said.count("all at 0") == 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("rota-")] == []

@@ -154,9 +154,9 @@ async def test_a_submission_from_a_file_says_everything(farm, typed, tmp_path):
     cases = {
         "missing.yaml": (None, "cannot be read"),
         "broken.yaml": ("a: [", "neither YAML nor JSON"),
-        "list.yaml": ("- a", "is no submission"),
+        "list.yaml": ("- a", "is not a submission"),
         "unknown.yaml": ("layres: []", "no submission: Object"),
-        "odd.yaml": (f"layers: [{{task: a, input: {2**70}}}]", "holds what cannot be submitted"),
+        "odd.yaml": (f"layers: [{{task: a, input: {2**70}}}]", "is not a valid submission"),
         "empty.json": ('{"layers": []}', "at least one layer"),
     }
     for name, (text, word) in cases.items():
@@ -165,4 +165,4 @@ async def test_a_submission_from_a_file_says_everything(farm, typed, tmp_path):
         said = await typed(f"submit --file {name}")
         assert (said.status, word in said.err) == (2, True), (name, said.err)
     said = await typed("submit --file examples/sweep/job.yaml --show other")
-    assert (said.status, "says everything" in said.err) == (2, True)
+    assert (said.status, "excludes a task and all other options" in said.err) == (2, True)

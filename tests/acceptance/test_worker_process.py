@@ -170,7 +170,7 @@ async def test_a_worker_without_an_app_runs_commands(server, rota_worker):
         (["no_such_module:app"], "Cannot import 'no_such_module:app'"),
         (["no/such/file.py"], "There is no file"),
         ([f"{APP}le"], "has no app 'apple'"),
-        ([APP, "--label", "rack"], "is no label; write key=value"),
+        ([APP, "--label", "rack"], "is not a valid label: use key=value"),
         ([APP, "--cores", "many"], "no amount of cores"),
         ([APP, "--memory", "much"], "no amount of memory"),
     ],
@@ -205,7 +205,7 @@ async def test_without_nats_a_worker_says_what_to_set(typed, tmp_path, monkeypat
     monkeypatch.setenv("ROTA_LOCAL_DATA_DIR", str(tmp_path))
     said = await typed("worker")
     assert said.status == 2
-    assert "nats.url must be set" in said.err
+    assert "set nats.url" in said.err
 
 
 async def test_a_report_whose_reply_was_lost_is_published_again_and_counted_once(server, rota_worker):

@@ -79,7 +79,7 @@ async def test_a_workflow_in_python_is_run_by_the_same_commands(guide, monkeypat
     assert "guide.py:trip, guide.py:publish" in (await typed("workflow declare guide.py")).err
     assert "There is no file" in (await typed("workflow validate nobody.py")).err
     Path("empty.py").write_text("from rota import Rota\napp = Rota()\n")
-    assert "empty.py declares no workflow." in (await typed("workflow run empty.py")).err
+    assert "empty.py declares no workflow: declare one in it." in (await typed("workflow run empty.py")).err
 
 
 NOBODY = "0192f0c1-2b3a-7c4d-8e5f-60718293a4b5"
@@ -93,7 +93,7 @@ async def test_what_a_careless_hand_types_is_refused_and_runs_go_by_the_beginnin
         said = await typed(f"workflow {what} {NOBODY}")
         assert (what, said.status, f"There is no run {NOBODY}" in said.err) == (what, 2, True)
     assert "is for show 'default'" in (await typed("workflow run trip.yaml --show film -i city=Oslo")).err
-    assert "city is given twice" in (await typed("workflow run trip.yaml -i city=Oslo -i city=Rome")).err
+    assert "city is repeated" in (await typed("workflow run trip.yaml -i city=Oslo -i city=Rome")).err
     ran = await typed.out("workflow run trip.yaml -i city=Oslo --wait")
     assert 'It returned {"city":"Oslo for 2 nights","ticket":"flight-Oslo"}' in ran
     assert "of version 7" in (await typed("workflow run trip --version 7 --dry-run -i city=Oslo")).err

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md, made from the commands themselves so that it cannot lag behind them."""
+"""Generates docs/reference/cli.md from the commands. A test keeps it up to date."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rota.cli.main import app
 _HEAD = """\
 # The command line
 
-Every command, as `rota COMMAND --help` tells it. This page is made from the code by `tools.docs.cli_reference`; a test
-compares the two.
+All commands, as in `rota COMMAND --help`. `tools.docs.cli_reference` generates this page from the code; a test compares
+the two.
 
-## What holds for all of them
+## Common to all commands
 
-* **Servers.** Commands talk to PostgreSQL (and a few to Redis and NATS) at the URLs that are set, or at those of the
-  `rota up` whose data directory is here. `rota --config FILE` names another settings file than `./rota.yaml`.
-* **Forms.** `-o text` is for people, `-o wide` adds columns and whole ids, `-o json` and `-o yaml` are one document
-  each and say the same; `--json` is short for `-o json`. Every command that answers takes them.
-* **Names.** A job goes by its id, by the beginning of it (4 characters or more), or by its name: the newest of that
-  name. What cannot be undone wants an id, or a name that a single live job has. Layers and keys go by the beginning of
-  their id, too. Where a name is not known, the nearest one is told.
-* **Colours** appear in terminals alone, and never where `NO_COLOR` is set. A pipe gets whole ids and whole lines.
+* **Servers.** Commands connect to PostgreSQL (a few also to Redis and NATS) at the configured URLs, or to the servers
+  of the `rota up` whose data directory is here. `rota --config FILE` selects a settings file other than `./rota.yaml`.
+* **Output formats.** `-o text` is for people, `-o wide` adds columns and full ids, `-o json` and `-o yaml` are one
+  document with the same content; `--json` is short for `-o json`. Every command that prints data accepts them.
+* **Names.** A job is named by its id, an id prefix (4 characters or more), or its name (the newest job with it).
+  Irreversible commands need an id, or a name that exactly one live job has. Layers and keys are also named by id
+  prefix. For an unknown name, the closest one is suggested.
+* **Colours** appear only in terminals, and never with `NO_COLOR`. A pipe gets full ids and full lines.
 * **Errors** are one sentence on standard error that says what to do, and a stable code in brackets.
-* **Completion.** `rota --install-completion` installs it for the shell in use (bash, zsh, fish, PowerShell), and
+* **Completion.** `rota --install-completion` installs it for the current shell (bash, zsh, fish, PowerShell), and
   `rota --show-completion` prints it.
 
 ## Exit statuses
@@ -54,7 +54,7 @@ def render_page() -> str:
 
 
 def _commands(command: Any, path: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Those that do something, in the order of the help."""
+    """Leaf commands, in the order of the help."""
     context = typer.Context(command, parent=parent, info_name=path.rpartition(" ")[2])
     found = getattr(command, "commands", None)
     if found is None:
@@ -82,7 +82,7 @@ def _section(path: str, command: Any, context: Any) -> Iterator[str]:
 
 
 def _row(param: Any, record: tuple[str, str]) -> tuple[str, str]:
-    """Arguments go by their word alone."""
+    """Arguments are shown by their metavar alone."""
     names, text = record
     return (param.metavar.strip("[]") if param.param_type_name == "argument" and param.metavar else names, text)
 

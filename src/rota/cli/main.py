@@ -34,15 +34,15 @@ from rota.model.errors import RotaError
 
 # No rich panels: they triple the time to the first line of help.
 app = typer.Typer(
-    help="A distributed job scheduler that keeps exact books.",
+    help="A distributed job scheduler with exact quota accounting.",
     cls=usage_errors.RootGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="What is set, and where it was set.", rich_markup_mode=None)
-db_app = typer.Typer(help="The schema in PostgreSQL.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Settings and their origin.", rich_markup_mode=None)
+db_app = typer.Typer(help="The PostgreSQL schema.", no_args_is_help=True, rich_markup_mode=None)
 audit_app = typer.Typer(help="The hash-chained audit log.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 app.add_typer(db_app, name="db")
@@ -107,7 +107,7 @@ def root_command() -> Any:
 def _settings_file(
     context: typer.Context,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file; ./rota.yaml when there is one.", metavar="FILE")
+        Path | None, typer.Option(help="Settings file (default: ./rota.yaml if it exists).", metavar="FILE")
     ] = None,
 ) -> None:
     context.obj = config
@@ -117,15 +117,17 @@ def _settings_file(
 def up(
     context: typer.Context,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when it is ready; stop with `rota down`.")
+        bool, typer.Option("--detach", "-d", help="Return when ready; stop it with `rota down`.")
     ] = False,
     with_app: Annotated[
         str,
-        typer.Option("--app", metavar="APP", help="Tasks of its worker: module:app or file.py.", show_default=False),
+        typer.Option(
+            "--app", metavar="APP", help="App with the worker's tasks: module:app or file.py.", show_default=False
+        ),
     ] = "",
-    no_worker: Annotated[bool, typer.Option("--no-worker", help="Start no worker beside the server.")] = False,
+    no_worker: Annotated[bool, typer.Option("--no-worker", help="Do not start a worker.")] = False,
 ) -> None:
-    """Start everything on this machine, a worker too, and stay up until Ctrl-C."""
+    """Start Rota with a worker on this machine, and run until Ctrl-C."""
     from rota.cli.local import up as local
     from rota.cli.local.embedded_worker import EmbeddedWorkerOptions
     from rota.infra import loop
@@ -139,7 +141,7 @@ def up(
 
 @app.command()
 def down(context: typer.Context) -> None:
-    """Stop what `rota up` started in this data directory."""
+    """Stop the instance that `rota up` started in this data directory."""
     from rota.cli.local import up as local
 
     output.print_text(local.down(load_settings(context).settings))
@@ -149,9 +151,9 @@ def down(context: typer.Context) -> None:
 def status(
     context: typer.Context,
     form: OutputOption = OutputFormat.TEXT,
-    secrets: Annotated[bool, typer.Option("--secrets", help="Show URLs with their passwords.")] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Show passwords in URLs.")] = False,
 ) -> None:
-    """Whether Rota is up here, and how each server answers. Exit status 1 when something does not."""
+    """Show whether Rota is up on this machine and whether each server answers. Exit status 1 when one does not."""
     from rota.cli.local import up as local
 
     found = run_async(local.status(load_settings(context).settings, with_secrets=secrets))
@@ -162,11 +164,11 @@ def status(
 @app.command()
 def top(
     context: typer.Context,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.2)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Refresh interval.", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Shows with their quotas, pools, workers and jobs, live, until q or Ctrl-C."""
+    """Show shows with their quotas, pools, workers and jobs, live, until q or Ctrl-C."""
     from rota.cli.top import data as top_data
 
     top_data.show_top(load_settings(context, quietly=True).settings, every_s=every, once=once, form=form)
@@ -174,7 +176,7 @@ def top(
 
 @app.command()
 def doctor(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Look at everything Rota needs: servers, clocks, schema, books, disk. Exit status 1 when a check failed."""
+    """Check what Rota needs: servers, clocks, schema, accounting, disk. Exit status 1 when a check failed."""
     from rota.cli.doctor import checks as doctor_checks
     from rota.cli.doctor.view import Grade
     from rota.cli.quota.actions import print_page
@@ -186,7 +188,7 @@ def doctor(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> No
 
 @app.command()
 def demo() -> None:
-    """Start a stack of its own, run a small workload through it with a server killed on the way, and leave."""
+    """Start a temporary stack, run a small workload while a server is killed, and exit."""
     from rota.demo import run as demo_run
     from rota.infra.telemetry import logs
 
@@ -196,7 +198,7 @@ def demo() -> None:
 
 @app.command()
 def server(context: typer.Context) -> None:
-    """Run one replica against PostgreSQL, Redis and NATS by URL."""
+    """Run one server replica with PostgreSQL, Redis and NATS at the configured URLs."""
     from rota import runtime
     from rota.infra import loop
     from rota.server import services
@@ -207,7 +209,7 @@ def server(context: typer.Context) -> None:
 
 @app.command()
 def kernel(context: typer.Context) -> None:
-    """Decide by the policy file for servers that are set to ask here."""
+    """Run the policy engine as a service for servers that are configured to use it."""
     from rota import runtime
     from rota.infra import loop
     from rota.policy import kernel_process
@@ -219,14 +221,14 @@ def kernel(context: typer.Context) -> None:
 
 @config_app.callback(invoke_without_command=True)
 def _config(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Without more words, the same as `rota config show`."""
+    """Without a command, the same as `rota config show`."""
     if context.invoked_subcommand is None:
         config_show(context, form)
 
 
 @config_app.command("show")
 def config_show(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every setting, its value and where the value came from. Secrets are masked."""
+    """Show every setting, its value and its origin. Secrets are masked."""
     from rota.cli import config
 
     config.show(load_settings(context), form=form)
@@ -236,12 +238,14 @@ def config_show(context: typer.Context, form: OutputOption = OutputFormat.TEXT) 
 def db_migrate(
     context: typer.Context,
     phase: Annotated[
-        MigrationPhase, typer.Option(help="pre: safe while the old version runs; post: once it is gone; all.")
+        MigrationPhase, typer.Option(help="pre: safe while the old version runs; post: after it has stopped; all.")
     ] = MigrationPhase.ALL,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be applied.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be applied, and change nothing.")
+    ] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Bring the schema to this version of Rota."""
+    """Migrate the schema to this version of Rota."""
     from rota.cli.db import commands as db_commands
 
     run_async(db_commands.migrate(load_settings(context).settings, phase=phase.value, dry_run=dry_run, form=form))
@@ -249,7 +253,7 @@ def db_migrate(
 
 @db_app.command("status")
 def db_status(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Which migrations are applied. Exit status 1 when some are missing."""
+    """Show which migrations are applied. Exit status 1 when some are missing."""
     from rota.cli.db import commands as db_commands
 
     sys.exit(run_async(db_commands.status(load_settings(context).settings, form=form)))
@@ -259,11 +263,11 @@ def db_status(context: typer.Context, form: OutputOption = OutputFormat.TEXT) ->
 def audit_verify(
     context: typer.Context,
     expect: Annotated[
-        str | None, typer.Option(help="A head noted earlier; finds a log that was cut.", metavar="SEQ:HASH")
+        str | None, typer.Option(help="A head recorded earlier; detects a truncated log.", metavar="SEQ:HASH")
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Recompute the chain. Exit status 1 when an entry was changed, removed or added by hand."""
+    """Verify the hash chain. Exit status 1 when an entry was changed, removed or added by hand."""
     from rota.cli.db import commands as db_commands
 
     sys.exit(run_async(db_commands.verify_audit(load_settings(context).settings, expect=expect, form=form)))

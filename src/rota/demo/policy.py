@@ -17,11 +17,11 @@ rules:
   - id: nothing-is-wiped
     match: {{topics: [{WIPED}]}}
     decision: deny
-    reason: Nobody wipes the disks of a farm that runs
+    reason: Disks of running workers are never wiped
   - id: publishing-needs-two-eyes
     match: {{topics: [{PUBLISHED}]}}
     decision: require_approval
-    reason: What is published cannot be taken back
+    reason: Publishing cannot be undone
   - id: everything-else
     decision: allow
 """
@@ -37,17 +37,13 @@ async def run_policy_scenario(cluster: DemoStack, report: DemoReport, until: Wai
         snapshot.jobs[WIPED].state is JobState.DENIED and decision is not None,
         f"wipe is denied and never ran: rule {decision.rule if decision is not None else '?'}",
     )
-    await until(
-        lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.APPROVAL_REQUIRED, "the demand for an approval"
-    )
-    report.check(
-        await _submitter_is_refused(cluster), "publish waits for an approval, which who submitted it cannot give"
-    )
+    await until(lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.APPROVAL_REQUIRED, "the approval request")
+    report.check(await _submitter_is_refused(cluster), "publish waits for an approval; its submitter cannot approve it")
     approval = await cluster.replica.engine.approver.find(str(cluster.submitted[PUBLISHED]))
     voter = Voter("dora", "demo:dora", is_operator=True)
-    granted = await cluster.replica.engine.approver.approve(approval, voter, "looked at")
+    granted = await cluster.replica.engine.approver.approve(approval, voter, "reviewed")
     await until(lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.SUCCEEDED, "the end of publish")
-    report.check(granted.changed, "dora has approved it: the policy is asked once more, and it runs")
+    report.check(granted.changed, "dora approved it: the policy decides again, and it runs")
 
 
 async def _submitter_is_refused(cluster: DemoStack) -> bool:

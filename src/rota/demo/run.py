@@ -51,8 +51,8 @@ FRAMES: Final = {
 }
 BROKEN_FRAME: Final = 5
 RAISED_CAP_CORES: Final = 4
-PULSE_INTERVAL: Final = timedelta(seconds=1)
-PULSE_RUNS_MIN: Final = 5
+AGENT_INTERVAL: Final = timedelta(seconds=1)
+AGENT_RUNS_MIN: Final = 5
 
 
 async def run() -> int:
@@ -60,7 +60,7 @@ async def run() -> int:
     assert task
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # clean up on SIGTERM
     with tempfile.TemporaryDirectory(prefix="rota-demo-", ignore_cleanup_errors=True) as folder, DemoReport() as report:
-        report.heading("A farm from nothing")
+        report.heading("A new cluster")
         async with DemoStack.open(Path(folder), demo_policy.POLICY) as cluster:
             demo = Demo(cluster, report)
             await demo.prepare()
@@ -80,7 +80,7 @@ class Demo:
     async def prepare(self) -> None:
         cluster, report = self.cluster, self.report
         names = ", ".join(server.binary.label for server in cluster.stack.servers.values())
-        report.check(True, f"{names} and a server are up, schema made by {cluster.migrations} migrations")
+        report.check(True, f"{names} and a server are up, schema created by {cluster.migrations} migrations")
         await cluster.create_show(FILM, {"farm": (8, 12, -1), "gpu": (4, 4, 2)})
         await cluster.create_show(SHORT, {"farm": (4, 6, -1)})
         for topic, pool in (("*", "farm"), ("train", "gpu")):
@@ -92,7 +92,7 @@ class Demo:
             lambda snapshot: len(snapshot.workers) == len(cluster.processes), "the workers"
         )
         workers = ", ".join(f"{worker.name} ({worker.hello.cores // 100} cores)" for worker in snapshot.workers)
-        report.check(True, f"workers, each a process of its own: {workers}; cleo has 2 GPUs")
+        report.check(True, f"workers, each in its own process: {workers}; cleo has 2 GPUs")
 
     async def observe(self) -> DemoSnapshot:
         """Draw the dashboard, and record the maximum usage of each show."""
@@ -110,7 +110,7 @@ class Demo:
         deadline = time.monotonic() + WAIT_TIMEOUT_S
         while not condition(snapshot := await self.observe()):
             if time.monotonic() > deadline:
-                raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s in vain for {what}; please report it.")
+                raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s for {what} without success: please report it.")
             await asyncio.sleep(POLL_INTERVAL_S)
         return snapshot
 
@@ -143,7 +143,7 @@ class Demo:
     async def _check_full_subscription(self) -> None:
         await self.wait_until(lambda snapshot: snapshot.used_cores(FILM, "farm") == BURSTS[FILM], "a full share")
         passed = await self._is_explained_by("render", "quota_subscription")
-        self.report.check(passed, "film has all 12 cores of its share: render waits, quota_subscription")
+        self.report.check(passed, "film uses all 12 cores of its share: render waits, quota_subscription")
         snapshot = await self.wait_until(lambda snapshot: _running_frames(snapshot, "train") == 2, "two GPUs in use")
         self.report.check(_running_frames(snapshot, "train") == 2, "cleo runs one frame of train on each of its 2 GPUs")
 
@@ -162,11 +162,11 @@ class Demo:
             lambda snapshot: snapshot.jobs["notes"].state is JobState.OUTPUT_QUARANTINED, "a quarantined output"
         )
         value = await self.cluster.first_result("notes")
-        self.report.check(value is None, "notes returned a key of AWS: its output is quarantined, and nobody reads it")
+        self.report.check(value is None, "notes returned an AWS key: its output is quarantined and cannot be read")
         await self.cluster.redact_output("notes")
         value = await self.cluster.first_result("notes")
         self.report.check(
-            value == {"note": "used [REDACTED] for node 7"}, f"redacted by an operator it is let out: {value}"
+            value == {"note": "used [REDACTED] for node 7"}, f"an operator redacted it, and it can be read: {value}"
         )
 
     async def _check_cancelled_job(self) -> None:
@@ -181,7 +181,7 @@ class Demo:
         ended = _counts(snapshot, "oops")[FrameState.CANCELLED]
         took_s = time.monotonic() - began
         self.report.check(
-            ended == FRAMES["oops"], f"oops is cancelled: {ended} frames, those that ran stopped {took_s:.1f} s later"
+            ended == FRAMES["oops"], f"oops is cancelled: {ended} frames, the running ones stopped {took_s:.1f} s later"
         )
 
     async def _check_killed_worker(self) -> None:
@@ -194,20 +194,22 @@ class Demo:
         await self.wait_until(lambda snapshot: bert.id not in snapshot.busy_workers, "the frames of bert")
         took_s = time.monotonic() - began
         lost = await self.cluster.database.value(LOST_FRAMES, bert.id)
-        self.report.check(lost > 0, f"bert was killed with -9: its {lost} frames wait again {took_s:.1f} s later")
+        self.report.check(
+            lost > 0, f"bert was killed with SIGKILL: its {lost} frames were requeued {took_s:.1f} s later"
+        )
 
     async def _check_raised_cap(self) -> None:
         await self.wait_until(lambda snapshot: _counts(snapshot, "comp")[FrameState.SUCCEEDED] > 3, "frames of comp")
         job, passed = self.cluster.submitted["comp"], await self._is_explained_by("comp", "quota_job")
         self.report.check(passed, "comp waits at its own cap of 1 core: quota_job")
-        self.report.check(self._most["comp"] == 1, "and was never seen with more than 1")
+        self.report.check(self._most["comp"] == 1, "it never used more than 1")
         await self.cluster.accounting.change(
             lambda admin: admin.change_job(SHORT, job, max_cores=RAISED_CAP_CORES, actor=ACTOR)
         )
         began = time.monotonic()
         await self.wait_until(lambda snapshot: _running_frames(snapshot, "comp") > 1, "more of comp")
         self.report.check(
-            True, f"its cap is raised to {RAISED_CAP_CORES}: more of it runs {time.monotonic() - began:.1f} s later"
+            True, f"its cap is raised to {RAISED_CAP_CORES}: more frames run {time.monotonic() - began:.1f} s later"
         )
 
     async def _check_flushed_redis(self) -> None:
@@ -218,37 +220,37 @@ class Demo:
         await self.wait_until(
             lambda snapshot: _counts(snapshot, "render")[FrameState.SUCCEEDED] > done + 20, "frames after that"
         )
-        self.report.check(True, "Redis was emptied: its books are rebuilt from PostgreSQL, and frames go on")
+        self.report.check(True, "Redis was flushed: its accounting is rebuilt from PostgreSQL, and frames continue")
 
     async def check_totals(self) -> None:
         cluster, report = self.cluster, self.report
         snapshot = await cluster.snapshot()
         report.draw(snapshot)
-        report.heading("Counted at the end")
+        report.heading("Totals")
         expected = {name: {FrameState.SUCCEEDED: n} for name, n in FRAMES.items()}
         expected["flaky"] = {FrameState.SUCCEEDED: FRAMES["flaky"] - 1, FrameState.FAILED: 1}
         expected["oops"] = {FrameState.CANCELLED: FRAMES["oops"]}
         expected[WIPED] = {FrameState.DENIED: FRAMES[WIPED]}
         counted = {name: dict(_counts(snapshot, name)) for name in FRAMES}
-        report.check(counted == expected, f"{sum(FRAMES.values())} frames, and each ended in the way it should")
+        report.check(counted == expected, f"{sum(FRAMES.values())} frames, and each ended as expected")
         row = await cluster.database.row(FRAME_RESULTS, list(cluster.submitted.values()))
         assert row is not None
         good = sum(each.get(FrameState.SUCCEEDED, 0) for each in expected.values())
         report.check(
             (row["ends"], row["frames"]) == (good, good),
-            f"{row['ends']} results of {row['frames']} frames: none lost, none twice; "
-            f"{row['retried']} attempts were made again, {row['lost']} of them bert's",
+            f"{row['ends']} results of {row['frames']} frames: none lost, none duplicated; "
+            f"{row['retried']} attempts were retried, {row['lost']} of them from bert",
         )
         for show, burst in BURSTS.items():
             most = self._most[show]
             report.check(
                 most <= burst,
-                f"{show} was never seen above {burst // 100} cores in {self._polls} looks (most {most / 100:g})",
+                f"{show} never used more than {burst // 100} cores in {self._polls} polls (maximum {most / 100:g})",
             )
         await self._check_agent_runs()
         await self._check_ledger_empty()
         audit_result = await audit.verify(cluster.database)
-        report.check(audit_result.ok, f"{audit_result.checked} entries of the audit log, every hash recomputed")
+        report.check(audit_result.ok, f"{audit_result.checked} entries of the audit log, every hash verified")
 
     async def _check_agent_runs(self) -> None:
         """The killed worker and the flushed Redis must not make the agent run early, twice or no more."""
@@ -256,24 +258,23 @@ class Demo:
         good = [run for run in runs if run.outcome == "SUCCEEDED"]
         apart = [after.started - before.started for before, after in pairwise(runs) if before in good]
         passed = (
-            len(good) > PULSE_RUNS_MIN
-            and min(apart, default=PULSE_INTERVAL) >= PULSE_INTERVAL
+            len(good) > AGENT_RUNS_MIN
+            and min(apart, default=AGENT_INTERVAL) >= AGENT_INTERVAL
             and len(good) >= len(runs) - 1
         )
         replicas = len({run.replica for run in runs})
+        longest = max(apart, default=AGENT_INTERVAL)
         self.report.check(
             passed,
-            f"pulse, an agent, ran {len(runs)} times on {replicas} workers through all of it, never less than"
-            f" {PULSE_INTERVAL.total_seconds():g} s apart (at most {max(apart, default=PULSE_INTERVAL).total_seconds():.1f})",
+            f"the agent pulse ran {len(runs)} times on {replicas} workers throughout, never less than"
+            f" {AGENT_INTERVAL.total_seconds():g} s apart (at most {longest.total_seconds():.1f} s)",
         )
 
     async def _check_ledger_empty(self) -> None:
         for show in await self.cluster.accounting.admin.shows():
             found = await audit_ledger(self.cluster.accounting, show)
             empty = all(_is_empty(line) for line in found.lines)
-            text = (
-                f"the books of {show.name} are empty: {len(found.lines)} keys agree in Redis and PostgreSQL, all at 0"
-            )
+            text = f"accounts of {show.name} are empty: {len(found.lines)} keys agree in Redis and PostgreSQL, all at 0"
             self.report.check(found.ok and empty, text)
 
 

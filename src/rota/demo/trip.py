@@ -34,13 +34,13 @@ async def run_saga_scenario(
     states = {step.id: step.state.value for step in run.steps}
     report.check(
         states == {"flight": "SUCCEEDED", "hotel": "SUCCEEDED", "car": "FAILED"} and run.state is RunState.FAILED,
-        "trip, a workflow, books a flight and a hotel, and there is no car left in Oslo: its run fails",
+        "the workflow trip books a flight and a hotel, but there is no car in Oslo: its run fails",
     )
     report.check(
         saga is not None
         and [(each.step, each.state) for each in saga.entries] == EXPECTED_COMPENSATIONS
         and await _undone_in_order(cluster, saga),
-        f"both are given back, the last first: the hotel, then the flight ({time.monotonic() - began:.1f} s in all)",
+        f"both are compensated, the last first: the hotel, then the flight ({time.monotonic() - began:.1f} s in total)",
     )
 
 
@@ -50,7 +50,9 @@ async def _wait_until_ended(
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not (found := await runs.get(run)).state.ended:
         if time.monotonic() > deadline:
-            raise RotaError(f"The demo waited {WAIT_TIMEOUT_S:.0f} s in vain for a trip to end; please report it.")
+            raise RotaError(
+                f"The demo waited {WAIT_TIMEOUT_S:.0f} s for a trip to end without success: please report it."
+            )
         await observe()
         await asyncio.sleep(POLL_INTERVAL_S)
     return found

@@ -45,7 +45,7 @@ class DemoReport:
     def check(self, passed: bool, text: str) -> None:
         """Print a checked statement; the first that does not hold ends the demo."""
         if not passed:
-            raise RotaError(f"The demo found a promise broken: {text}; please report it.")
+            raise RotaError(f"A check of the demo failed ({text}): please report it.")
         self.console.print(Text.assemble(f"  {time.monotonic() - self.began:5.1f} s ", ("✓", "green"), f" {text}"))
 
     def draw(self, snapshot: DemoSnapshot) -> None:

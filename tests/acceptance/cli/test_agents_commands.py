@@ -50,18 +50,21 @@ async def test_an_agent_is_paused_resumed_and_triggered(typed, agents):
     assert (await typed("agents pause sync")).out == "Agent sync is paused.\n"
     assert "Nothing changed" in (await typed("agents pause sync")).out
     assert "resume sync` first" in (await typed("agents trigger sync")).err
-    assert "runs again" in (await typed("agents resume sync")).out
+    assert "is resumed" in (await typed("agents resume sync")).out
     assert (await typed("agents trigger sync")).out == "Agent sync is due now.\n"
 
 
 async def test_an_agent_is_backfilled_and_a_moment_that_is_none_is_a_sentence(typed, agents):
     began = await typed("agents backfill sync --from 2026-01-01T00:00Z --to 2026-01-01T03:00Z")
-    assert began.out == "Agent sync runs 3 times more, from 2026-01-01 00:00:00 to 2026-01-01 02:00:00, one by one.\n"
-    assert "A backfill goes on at 2026-01-01 00:00:00" in (await typed("agents show sync")).out
+    assert (
+        began.out
+        == "Agent sync runs 3 more times, from 2026-01-01 00:00:00 to 2026-01-01 02:00:00, one after the other.\n"
+    )
+    assert "A backfill is in progress at 2026-01-01 00:00:00" in (await typed("agents show sync")).out
     assert "is being backfilled" in (await typed("agents backfill sync --from 2026-01-01T00:00Z")).err
-    assert "'soon' is no moment" in (await typed("agents backfill sync --from soon")).err
+    assert "'soon' is not a valid time" in (await typed("agents backfill sync --from soon")).err
     assert "--from TIME" in (await typed("agents backfill sync")).err
-    assert (await typed("agents backfill sync --stop")).out == "The backfill of agent sync is over.\n"
+    assert (await typed("agents backfill sync --stop")).out == "The backfill of agent sync is stopped.\n"
     assert "Nothing changed" in (await typed("agents backfill sync --stop")).out
 
 

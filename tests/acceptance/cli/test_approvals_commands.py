@@ -35,11 +35,11 @@ async def test_what_waits_is_listed_shown_exactly_and_approved(typed, desk):
     assert "0 of 1" in listed
     assert "sam" in listed
     shown = (await typed(f"approvals show {job}")).out
-    assert "asked for by rule require_approval of snapshot cafe01: money moves" in shown
+    assert "required by rule require_approval of snapshot cafe01: money moves" in shown
     assert '"amount":7' in shown
     assert "s3cret-value" not in shown
     assert (await typed(f"approvals approve {job} -m fine")).out == (
-        f"Approved: job {job} goes on once the policy has been asked again.\n"
+        f"Approved: job {job} continues after another policy decision.\n"
     )
     assert "Nothing changed" in (await typed(f"approvals approve {job}")).out
     told = json.loads((await typed(f"approvals show {job} -o json")).out)
@@ -51,7 +51,7 @@ async def test_what_waits_is_listed_shown_exactly_and_approved(typed, desk):
 
 async def test_what_is_rejected_is_denied_and_says_by_whom(typed, desk):
     [job] = await desk.submit("two")
-    assert "1 of 2 have agreed" in (await typed(f"approvals approve {job}")).out
+    assert "1 of 2 have approved" in (await typed(f"approvals approve {job}")).out
     [other] = await desk.submit("approval")
     assert (await typed(f"approvals reject {other} --reason no")).out == f"Rejected: job {other} is denied.\n"
     assert await desk.state(other) == ("DENIED", "approval_rejected")
@@ -75,10 +75,10 @@ async def test_a_step_is_shown_exactly_and_approved(typed, desk, database):
     assert f"Ship 7?\n  step ok of run {run} (flow, version 1)" in shown
     assert '"to":"web"' in shown
     assert "s3cret-value" not in shown
-    assert "asked for by its workflow" in shown
+    assert "required by its workflow" in shown
     assert "started by ann" in shown
     assert f"`rota approvals show {run}:ok`" in (await typed(f"workflow show {run}")).out
-    assert (await typed(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok goes on.\n"
+    assert (await typed(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok continues.\n"
     await room.advance()
     assert (await room.states())["ok"] == "SUCCEEDED"
     await room.start(given={"cut": 8})
@@ -86,7 +86,7 @@ async def test_a_step_is_shown_exactly_and_approved(typed, desk, database):
 
 
 async def test_what_is_typed_wrong_is_one_sentence(typed, desk):
-    assert "is no state of an approval" in (await typed("approvals list --state odd")).err
+    assert "is not a valid state of an approval" in (await typed("approvals list --state odd")).err
     assert "was asked to be approved" in (await typed("approvals show nobody")).err
 
 

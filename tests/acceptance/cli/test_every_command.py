@@ -258,7 +258,7 @@ async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monke
     with monkeypatch.context() as in_a_terminal:
         in_a_terminal.setattr(sys.stderr, "isatty", lambda: True)
         followed = await typed(f"workflow run {failing} --wait")
-    assert re.match(r"Run \S{36} has begun\.\n", followed.err), "who stops waiting knows what goes on"
+    assert re.match(r"Run \S{36} has started\.\n", followed.err), "an interrupted wait has printed the run id"
     told = [line.split("  ")[1:3] for line in followed.err.splitlines()[1:]]
     assert (told[0], told[-1], told.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
     await until(lambda: farm.database.value(RUN_ENDED, made["run"]))

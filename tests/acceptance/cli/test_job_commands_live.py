@@ -116,7 +116,7 @@ async def test_a_name_stops_a_job_only_where_it_is_the_only_live_one(farm, typed
     for _ in range(2):
         await submitted(typed, "noop --name twin")
     said = await typed("job cancel twin")
-    assert (said.status, "Several live jobs are called 'twin'" in said.err) == (ExitCode.BAD_INPUT, True)
+    assert (said.status, "Several live jobs have the name 'twin'" in said.err) == (ExitCode.BAD_INPUT, True)
     alone = await submitted(typed, "noop --name alone --topic nowhere")
     assert f"Cancelled job {alone}" in await typed.out("job cancel alone")
 
@@ -126,7 +126,7 @@ async def test_wide_shows_more_columns_and_layers_can_be_named_by_what_it_shows(
     assert rows(await typed.out("jobs"))[0] == "job show name state frames age took reason"
     assert "shot=12" in await typed.out("jobs -o wide")
     assert [each["id"] for each in json.loads(await typed.out("jobs --label shot=12 --topic noop --json"))] == [job]
-    assert "There is no such job" in await typed.out("jobs --label shot=13")
+    assert "There is no matching job" in await typed.out("jobs --label shot=13")
     layer = (await farm.jobs.get(UUID(job))).layers[0].id
     assert str(layer) in await typed.out(f"job show {job} -o wide")
     assert "max cores 3" in await typed.out(f"layer set default {str(layer)[:30]} --max-cores 3")
@@ -160,4 +160,4 @@ async def test_logs_are_followed_until_the_job_has_ended(farm, typed, tmp_path):
     pieces = [json.loads(line) for line in (await typed.out(f"job logs {job} -f --json")).splitlines()]
     assert "".join(piece["text"] for piece in pieces) == "first\nlast\n"
     refused = await typed(f"job logs {job} -f --attempt 1")
-    assert (refused.status, "leave --attempt out" in refused.err) == (ExitCode.BAD_INPUT, True)
+    assert (refused.status, "omit --attempt" in refused.err) == (ExitCode.BAD_INPUT, True)

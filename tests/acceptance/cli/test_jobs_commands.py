@@ -66,7 +66,7 @@ async def test_a_command_is_held_to_its_limits(farm, typed):
     assert "file_limit, It wrote a file of more than 1MiB." in said.out
     for bad in ("cpu", "cpus=1", "open-files=x"):
         said = await typed(f"submit --limit {bad} -- true")
-        assert (said.status, " is no " in said.err) == (2, True)
+        assert (said.status, " is not a valid " in said.err) == (2, True)
 
 
 async def test_files_that_frames_left_are_listed_and_fetched(farm, typed, tmp_path):
@@ -78,13 +78,13 @@ async def test_files_that_frames_left_are_listed_and_fetched(farm, typed, tmp_pa
         (frame, name, 16) for frame in (4, 5) for name in ("a.txt", "b.txt")
     ]
     assert rows(await typed.out(f"job artifacts {job} --frame 5"))[1].split()[:4] == ["leave", "5", "a.txt", "16"]
-    assert "left 4 files, 64 bytes in all" in await typed.out(f"job show {job}")
+    assert "artifacts: 4 files, 64 bytes" in await typed.out(f"job show {job}")
     assert "Fetched 4 files to out, 64 bytes in all." in await typed.out(f"job artifacts {job} --to out")
     assert (tmp_path / "out/5/b.txt").read_text() == "b.txt of frame 5"
     assert "Fetched 4 files" in await typed.out(f"job artifacts {job} --to out"), "what is there stays"
     (tmp_path / "out/5/b.txt").write_text("mine")
     said = await typed(f"job artifacts {job} --to out")
-    assert (said.status, "is another file" in said.err) == (2, True)
+    assert (said.status, "with different content" in said.err) == (2, True)
     assert (tmp_path / "out/5/b.txt").read_text() == "mine"
 
 
@@ -180,17 +180,17 @@ async def test_what_a_task_declares_is_taken_from_its_app(typed, database, tmp_p
 
 
 BAD = [
-    ("submit", "Say what is to run"),
-    ("submit noop -- true", "Say what is to run"),
-    ("submit --", "Say what is to run"),
-    ("submit noop {x", "is no JSON"),
-    ("submit noop a=1 a=2", "given twice"),
+    ("submit", "There is no task or command, or both"),
+    ("submit noop -- true", "There is no task or command, or both"),
+    ("submit --", "There is no task or command, or both"),
+    ("submit noop {x", "is not valid JSON"),
+    ("submit noop a=1 a=2", "is repeated"),
     ("submit noop --frames 9-1", "runs backwards"),
     ("submit noop --frames x", "is no frame spec"),
     ("submit noop --show defualt", "did you mean default?"),
     ("submit noop --folder nope", "no folder of show default 'nope'"),
     ("submit noop --dept nope", "no dept 'nope'"),
-    ("submit noop --label x", "is no label"),
+    ("submit noop --label x", "is not a valid label"),
     ("submit noop --timeout 5", "is no time"),
     ("submit noop --deadline x", "is no time"),
     ("submit noop --priority 10", "is no priority"),
@@ -201,12 +201,12 @@ BAD = [
     ("submit noop --cores 4 --max-cores 2", "cap"),
     ("submit noop --topic a/b", "is no topic"),
     ("submit --app nothing.py noop", "There is no file"),
-    ("submit --app nothing.py -- true", "leave it out"),
+    ("submit --app nothing.py -- true", "omit it"),
     ("jobs --state runing", "did you mean RUNNING?"),
     ("jobs --show nope", "There is no show 'nope'"),
     ("jobs --limit 0", "is no number of jobs"),
-    ("job show nonsense", "There is no job 'nonsense'"),
-    ("job show 123", "There is no job '123'"),
+    ("job show nonsense", "There is no job with the id or name 'nonsense'"),
+    ("job show 123", "There is no job with the id or name '123'"),
     ("job show 01234567-89ab", "There is no job"),
     ("job results 01234567-89ab", "There is no job"),
     ("job cancel 01234567-89ab", "There is no job"),
@@ -238,12 +238,12 @@ async def test_a_task_that_no_worker_knows_is_submitted_with_a_hint(farm, typed)
     await farm.worker()
     said = await typed("submit sqare 3 --name typo")
     assert said.status == 0
-    assert "No worker that is up knows the task sqare: did you mean square?" in said.err
+    assert "No running worker has the task sqare: did you mean square?" in said.err
     assert json.loads(await typed.out("job show typo --json"))["name"] == "typo"
 
 
 async def test_jobs_are_listed_newest_first_and_filtered(farm, typed):
-    assert "There is no such job" in await typed.out("jobs")
+    assert "There is no matching job" in await typed.out("jobs")
     await farm.worker()
     hanging("x")
     running = await submitted(typed, "hang x --frames 1-4")
@@ -281,9 +281,7 @@ async def test_cancelling_stops_what_runs_and_is_in_the_audit_trail(farm, typed)
     hanging("x")
     job = await submitted(typed, "hang x --frames 1-5")
     await farm.running("x", 2)
-    assert (
-        await typed.out(f"job cancel {job}") == f"Cancelled job {job}: 5 frames of 5 will not run, or were stopped.\n"
-    )
+    assert await typed.out(f"job cancel {job}") == f"Cancelled job {job}: 5 frames of 5 were stopped or will not run.\n"
     assert await trail(farm) == (ME, "job.cancel", f"job:{job}")
     await until(lambda: seen.get("stopped") == ["x", "x"])
     assert await typed.out(f"job cancel {job}") == f"Nothing changed: job {job} has ended as CANCELLED.\n"
@@ -298,7 +296,7 @@ async def test_cancelling_stops_what_runs_and_is_in_the_audit_trail(farm, typed)
 async def test_waiting_ends_when_the_time_is_over_and_the_job_goes_on(farm, typed):
     job = await submitted(typed, "noop")
     said = await typed(f"job wait {job} --timeout 50ms")
-    assert (said.status, "has not ended within 0.05 s, it is SCHEDULED" in said.err) == (ExitCode.NOT_ENDED, True)
+    assert (said.status, "has not ended within 0.05 s and is SCHEDULED" in said.err) == (ExitCode.NOT_ENDED, True)
     await farm.worker()
     assert (await typed(f"job wait {job[:18]}")).status == 0
 
@@ -327,7 +325,7 @@ async def test_what_frames_write_is_printed(farm, typed):
     [piece] = json.loads(await typed.out("job logs hello --stream stdout --json"))
     assert (piece["stream"], piece["text"], piece["attempt"]) == ("stdout", "hi\n", 1)
     said = await typed("job logs hello --stream stderr")
-    assert (said.status, said.out, said.err) == (0, "", "Nothing that it wrote is kept.\n")
+    assert (said.status, said.out, said.err) == (0, "", "No output is stored.\n")
     said = await typed("job logs hello --frame 7")
     assert (said.status, "has no frame 7" in said.err) == (2, True)
 
@@ -367,19 +365,19 @@ async def test_pools_are_mapped_drained_and_activated(farm, typed):
     await farm.books.change(lambda admin: admin.create_pool("gpu", actor="test"))
     text = await typed.out("pool map train gpu local")
     assert "Topic train runs on gpu, then local now." in text
-    assert "from now on jobs of topics that are not mapped fail, unless `rota pool map '*' local`" in text
+    assert "from now on jobs of unmapped topics fail, unless `rota pool map '*' local`" in text
     assert (
         await typed.out("pool map train gpu local") == "Nothing changed: topic train runs on gpu, then local already.\n"
     )
     assert await trail(farm) == (ME, "topic.map", "topic:train")
-    assert "gets nothing new" in await typed.out("pool drain gpu --timeout 60s")
+    assert "gets no new frames" in await typed.out("pool drain gpu --timeout 60s")
     assert "train gpu (draining), local" in rows(await typed.out("pool topics"))
     [topic] = json.loads(await typed.out("pool topics --json"))
     assert [(pool["name"], pool["status"]) for pool in topic["pools"]] == [("gpu", "draining"), ("local", "active")]
     await farm.database.run(sql("UPDATE rota.pool_spec SET ts_drain_started = now() - interval '61 seconds'"))
     assert "train gpu (inactive), local" in rows(await typed.out("pool topics"))
     assert json.loads(await typed.out("pool activate gpu --json"))["changed"] is True
-    assert "is active already" in await typed.out("pool activate gpu")
+    assert "is already active" in await typed.out("pool activate gpu")
     assert "its jobs go to local" in await typed.out("pool unmap train")
 
 
@@ -416,9 +414,9 @@ async def test_explain_names_the_limit_that_refuses_and_how_to_raise_it(farm, ty
     assert "The show default in the pool local uses 2 of 2 cores, and a frame needs 1." in text
     assert "`rota sub set default local --burst 3` raises that" in text
     assert "in use by hang (2 frames, 2 cores)" in text
-    assert "When it starts is not known: too little of the show ended within the last hour." in text
+    assert "The start time is unknown: too little of the show ended within the last hour." in text
     assert "2 frames of hang on w, the first for " in text
-    assert "Not known here" in text
+    assert "Unknown here" in text
 
 
 @pytest.mark.parametrize(
@@ -515,8 +513,8 @@ async def test_explain_a_pool_without_a_share_and_a_job_that_has_ended(farm, typ
 async def test_explain_tells_one_layer_and_what_ends_a_job_that_waits_too_long(farm, typed):
     job = await submitted(typed, "noop --max-wait 2h --deadline 5h")
     text = await typed.out(f"explain {job} --layer noop")
-    assert "It fails unless a frame of it starts within 120 min." in text
-    assert "It must have ended in 5 h, or is stopped." in text
+    assert "It fails unless one of its frames starts within 120 min." in text
+    assert "Its deadline is in 5 h; it is then stopped." in text
     said = await typed(f"explain {job} --layer huge")
     assert (said.status, "has no layer 'huge'" in said.err) == (2, True)
 
@@ -549,7 +547,7 @@ async def test_a_retry_says_which_jobs_it_made(farm, typed):
     for each in told["jobs"]:
         assert await farm.ended(each["job"]) == "FAILED"
     said = rows(await typed.out("dlq retry --failed --all --yes"))
-    assert said[:2] == ["Retried 2 failed frames: queued again, with all attempts ahead.", "new job frames retry of"]
+    assert said[:2] == ["Retried 2 failed frames: queued again with all attempts.", "new job frames retry of"]
     assert sorted(line.split()[2] for line in said[2:]) == sorted(each["job"] for each in told["jobs"])
     for line in said[2:]:
         assert await farm.ended(line.split()[0]) == "FAILED"

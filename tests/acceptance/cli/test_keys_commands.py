@@ -18,7 +18,7 @@ from tests.support.commands import Terminal, rows
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 TRAIL = sql("SELECT actor, action FROM rota.audit ORDER BY seq OFFSET $1")
 ENTRIES = sql("SELECT count(*) FROM rota.audit")
-TOLD = re.compile(r"Made key (\w{10}) \(ci\): (.*)\.")
+TOLD = re.compile(r"Created key (\w{10}) \(ci\): (.*)\.")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_a_key_is_made_shown_once_listed_and_revoked(typed, keys, database
     assert "There is no key: `rota keys create" in await typed.out("keys list")
     told, text, once = (await typed.out("keys create ci --role submitter --show short --show film")).splitlines()
     key_id, may = TOLD.fullmatch(told).groups()
-    assert (may, "shown this once" in once) == ("submitter in film, short", True)
+    assert (may, "shown only once" in once) == ("submitter in film, short", True)
     actor = await opened(database, text)
     assert (actor.key, actor.has_role(Role.SUBMITTER, "film"), actor.has_role(Role.VIEWER)) == (key_id, True, False)
     head, line = rows(await typed.out("keys list"))
@@ -81,7 +81,9 @@ async def test_programs_get_the_same_as_json(typed, keys, database):
 async def test_another_key_of_the_same_name_is_told_since_its_secret_may_have_been_lost(typed, keys):
     lost = await keys.create("ci", [GrantSpec(Role.VIEWER)], actor="ann")
     told = (await typed.out("keys create ci --role viewer")).splitlines()
-    assert re.match(rf"There is another key ci, {lost.key.id}, made .* ago and never used: `rota keys revoke", told[3])
+    assert re.match(
+        rf"There is another key ci, {lost.key.id}, created .* ago and never used: `rota keys revoke", told[3]
+    )
 
 
 async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(typed, keys, database):

@@ -99,7 +99,7 @@ async def test_counts_that_have_to_be_read_from_rows_say_so(typed, queue, databa
     for line in ("queue counts", "queue counts --fast"):
         told = rows(await typed.out(line))
         assert told[1] == "film 7 0 0 0 0 0 0"
-        assert "every row was read for this: `rota queue rebuild-counts`" in told[-1]
+        assert "this count read every row: `rota queue rebuild-counts`" in told[-1]
 
 
 async def test_the_list_tells_what_waits_for_how_long_and_where_failures_go(typed, queue, database):
@@ -121,9 +121,9 @@ async def test_nothing_is_claimed_between_pause_and_resume(typed, queue, dispatc
     await queue.enqueue([entry(frames=5)])
     await dispatcher.tokens(2)
     began = len(await trail(database))
-    assert await typed.out("queue pause film") == "Paused queue film: 3 wait until it is resumed, 2 run on.\n"
+    assert await typed.out("queue pause film") == "Paused queue film: 3 wait until it is resumed, 2 continue to run.\n"
     assert await dispatcher.tokens() == []
-    assert await typed.out("queue pause film") == "Nothing changed: queue film is paused already.\n"
+    assert await typed.out("queue pause film") == "Nothing changed: queue film is already paused.\n"
     told = json.loads(await typed.out("queue resume film --json"))
     assert told == {"queue": "film", "paused": False, "changed": True, "waiting": 3, "running": 2}
     assert len(await dispatcher.tokens()) == 3
@@ -135,12 +135,12 @@ async def test_rebuilding_counts_mends_a_drift_and_sets_the_mode(typed, queue, d
     await queue.complete(await dispatcher.tokens(4))
     await database.run(sql("UPDATE rota.queue_terminal_count_deltas SET completed = 999 WHERE completed > 0"))
     told = await typed.out("queue rebuild-counts")
-    assert told.startswith("Counted 1 queue anew in ")
-    assert told.endswith("; the counters are kept as ledger and are trusted.\n")
+    assert told.startswith("Rebuilt the counts of 1 queue in ")
+    assert told.endswith("; the counter mode is ledger, and the counters are trusted.\n")
     assert (await agreed(database))["film"]["completed"] == 4
     monkeypatch.setenv("ROTA_QUEUE_COUNTER_MODE", "upsert")
-    assert "queue.counter_mode says upsert: `rota queue rebuild-counts`" in await typed.out("queue storage")
-    assert "kept as upsert (was ledger)" in await typed.out("queue rebuild-counts")
+    assert "queue.counter_mode is upsert: `rota queue rebuild-counts`" in await typed.out("queue storage")
+    assert "the counter mode is upsert (was ledger)" in await typed.out("queue rebuild-counts")
     monkeypatch.setenv("ROTA_QUEUE_COUNTER_MODE", "scan")
     assert "Counters are off (was upsert)" in await typed.out("queue rebuild-counts")
     assert (await database.rows(TRAIL))[-1]["action"] == "queue.rebuild_counts"
@@ -154,7 +154,7 @@ async def test_rebuilding_counts_names_who_is_in_the_way(typed, queue, database_
     said = await typed("queue rebuild-counts")
     assert (said.status, said.out) == (1, "")
     assert f"(session {connection.get_server_pid()} of import, " in said.err
-    assert said.err.endswith("end it, or try again later. [refused]\n")
+    assert said.err.endswith("end it, or retry later. [refused]\n")
     await connection.close()
 
 
@@ -168,13 +168,13 @@ async def test_the_storage_is_shown_slot_by_slot(typed, queue, dispatcher, datab
     assert told[2].startswith("1 - empty 0 0 ")
     assert told[8].startswith("kept - empty 0 0 ")
     assert any(line.startswith("done_entries failed frames ") for line in told)
-    assert "Counters (ledger) are trusted; 3 deltas to be folded." in told
-    assert any(line.startswith("Nobody does upkeep:") for line in told)
+    assert "Counters (ledger) are trusted; 3 deltas to be compacted." in told
+    assert any(line.startswith("No replica does maintenance") for line in told)
     found = json.loads(await typed.out("queue storage --json"))
     assert (found["generation"], found["keeper"], found["pending_deltas"]) == (7, None, 3)
     assert [(slot["state"], slot["waiting"]) for slot in found["slots"][:2]] == [("open", 500), ("empty", 0)]
     await Leases(database, "render1:77").acquire([storage_report.MAINTENANCE_LEASE], kind="leader", ttl_s=60.0)
-    assert "Upkeep is done by render1:77." in await typed.out("queue storage")
+    assert "Maintenance is done by render1:77." in await typed.out("queue storage")
     await queue.rebuild_counts("scan")
     told = rows(await typed.out("queue storage"))
     assert told[1].startswith("0 7 open 500 1 "), "counted from the rows"
@@ -192,9 +192,9 @@ async def test_sessions_that_hold_the_storage_up_are_named(typed, queue, databas
     pid, other = reader.get_server_pid(), pinning.get_server_pid()
     assert rows(said)[4].endswith(f"kB {pid}")
     assert f"Session {pid} of report, " in said
-    assert f"idle in transaction: slot 3 cannot be emptied while it lasts; `SELECT pg_terminate_backend({pid})`" in said
+    assert f"idle in transaction: slot 3 cannot be emptied until it ends; `SELECT pg_terminate_backend({pid})`" in said
     assert f"Session {other} of backup, " in said
-    assert "idle in transaction: dead rows stay and counts are only compacted while it lasts;" in said
+    assert "idle in transaction: dead rows stay and counters are only compacted until it ends;" in said
     found = json.loads(await typed.out("queue storage --json"))["sessions"]
     assert [(each["pid"], each["slots"], each["pins"]) for each in found] == [(pid, [3], False), (other, [], True)]
     await reader.close()
@@ -213,8 +213,8 @@ async def test_failed_frames_and_dead_letters_are_listed_page_by_page(typed, let
     assert [each["id"] for each in json.loads(await typed.out("dlq list --kind message --json"))] == [9]
     assert [each["id"] for each in json.loads(await typed.out("dlq list --queue short --json"))] == [6, 7, 8]
     assert [each["id"] for each in json.loads(await typed.out("dlq list --queue inbox --json"))] == [9]
-    assert await typed.out("dlq list --older-than 1h") == "No dead letter agrees with that.\n"
-    assert await typed.out("dlq list --failed") == "No failed frame agrees with that.\n"
+    assert await typed.out("dlq list --older-than 1h") == "No dead letter matches.\n"
+    assert await typed.out("dlq list --failed") == "No failed frame matches.\n"
     job = entry(frame=7)
     await queue.enqueue([job])
     await queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens()])
@@ -226,7 +226,7 @@ async def test_one_of_them_is_shown_whole(typed, failed, letters):
     told = rows(await typed.out("dlq show 1"))
     assert {"id 1", "kind frame", "reason oom", "queue film", "attempt 1", 'payload {"scene": "pond"}'} <= set(told)
     assert told[-2:] == ["error killed", "by the kernel"]
-    assert "payload 2 bytes that are no text; --json shows them in base64" in rows(await typed.out("dlq show 9"))
+    assert "payload 2 bytes of binary data; --json shows them in base64" in rows(await typed.out("dlq show 9"))
     assert json.loads(await typed.out("dlq show 9 --json"))["payload"] == "/wA="
 
 
@@ -246,7 +246,7 @@ async def test_a_failed_frame_is_shown_by_its_token(typed, failed):
         ("dlq purge --kind message", 1, "Purged 1 dead letter.", {"film": 5, "short": 3}),
         ("dlq purge 2 9", 2, "Purged 2 dead letters.", {"film": 4, "short": 3}),
         ("dlq purge --queue film --limit 4", 4, "Purged 4 dead letters.", {"film": 1, "short": 3}),
-        ("dlq purge --older-than 1h", 0, "No dead letter agrees with that.", {"film": 5, "short": 3}),
+        ("dlq purge --older-than 1h", 0, "No dead letter matches.", {"film": 5, "short": 3}),
     ],
 )
 async def test_dead_letters_are_previewed_exactly_and_then_retried_or_purged(
@@ -303,12 +303,12 @@ async def test_ids_that_are_named_are_done_together_or_not_at_all(typed, letters
     before = await standing(database)
     for line, why in (
         ("dlq retry 1 99", "There is no dead letter 99"),
-        ("dlq retry 1 9", "Dead letter 9 is of kind message, and only frames can be queued again from here"),
-        ("dlq retry 1 6 --queue film", "Dead letter 6 does not agree with the other filters"),
+        ("dlq retry 1 9", "Dead letter 9 is of kind message, and only frames can be retried here"),
+        ("dlq retry 1 6 --queue film", "Dead letter 6 does not match the other filters"),
         ("dlq purge 1 99", "There is no dead letter 99"),
         (f"dlq retry --failed {tokens[0]} {tokens[1]}", f"{tokens[1]} is not a failed frame"),
         (f"dlq move {tokens[0]} {tokens[1]}", f"{tokens[1]} is not a failed frame"),
-        (f"dlq discard {tokens[0]} --reason timeout", f"Failed frame {tokens[0]} does not agree with the other"),
+        (f"dlq discard {tokens[0]} --reason timeout", f"Failed frame {tokens[0]} does not match the other"),
         (f"dlq show --failed {tokens[1]}", f"{tokens[1]} is not a failed frame"),
     ):
         said = await typed(f"{line} --yes" if "show" not in line else line)
@@ -328,7 +328,10 @@ async def test_what_came_after_the_count_stays_and_what_left_is_told(typed, queu
         return True
 
     monkeypatch.setattr(dlq_actions, "_confirm", meanwhile)
-    assert await typed.out("dlq purge --reason lost") == "Purged 2 dead letters. 1 had left meanwhile.\n"
+    assert (
+        await typed.out("dlq purge --reason lost")
+        == "Purged 2 dead letters. 1 were removed by another process in the meantime.\n"
+    )
     assert await database.value(sql("SELECT array_agg(cause) FROM rota.dlq_entries")) == ["m4"]
 
 
@@ -397,39 +400,39 @@ REFUSED = [
     ("dlq move --queue flim -y", "did you mean film?"),
     ("dlq discard --queue flim -y", "did you mean film?"),
     ("dlq purge --queue flim -y", "did you mean film?"),
-    ("dlq purge -y", "Say which dead letters to purge: name ids, or filter by --kind, --queue,"),
-    ("dlq purge --limit 5 -y", "Say which dead letters to purge"),
-    ("dlq discard -y", "Say which failed frames to discard: name ids, or filter by --queue,"),
-    ("dlq retry -y", "Say which dead letters to retry: name ids, or filter by --queue, --reason, --job"),
-    ("dlq move -y", "or take --all."),
+    ("dlq purge -y", "No dead letters are selected to purge: name ids, or filter by --kind, --queue,"),
+    ("dlq purge --limit 5 -y", "No dead letters are selected to purge"),
+    ("dlq discard -y", "No failed frames are selected to discard: name ids, or filter by --queue,"),
+    ("dlq retry -y", "No dead letters are selected to retry: name ids, or filter by --queue, --reason, --job"),
+    ("dlq move -y", "or use --all."),
     ("dlq purge --all -y", "has no option --all"),
-    ("dlq retry --kind message -y", "Dead letters of kind message cannot be queued again from here"),
-    ("dlq retry --failed --kind job -y", "Only frames fail and are kept"),
-    ("dlq list --failed --kind saga", "Only frames fail and are kept"),
+    ("dlq retry --kind message -y", "Dead letters of kind message cannot be retried here"),
+    ("dlq retry --failed --kind job -y", "--failed selects frames only"),
+    ("dlq list --failed --kind saga", "--failed selects frames only"),
     ("dlq purge --kind frames -y", "did you mean frame?"),
-    ("dlq retry 99 -y", "There is no dead letter 99: `rota dlq list`"),
-    ("dlq retry 0 -y", "'0' is no id: give a whole number from 1"),
-    ("dlq retry 1.5 -y", "'1.5' is no id"),
-    ("dlq retry -y -- -1", "'-1' is no id"),
-    ("dlq purge 99999999999999999999 -y", "is no id"),
-    ("dlq purge 9223372036854775808 -y", "is no id"),
-    ("dlq show x", "'x' is no id"),
+    ("dlq retry 99 -y", "There is no dead letter 99: see `rota dlq list`"),
+    ("dlq retry 0 -y", "'0' is not a valid id: use a whole number from 1"),
+    ("dlq retry 1.5 -y", "'1.5' is not a valid id"),
+    ("dlq retry -y -- -1", "'-1' is not a valid id"),
+    ("dlq purge 99999999999999999999 -y", "is not a valid id"),
+    ("dlq purge 9223372036854775808 -y", "is not a valid id"),
+    ("dlq show x", "'x' is not a valid id"),
     ("dlq show 99", "There is no dead letter 99"),
-    ("dlq retry 1 --limit 1 -y", "--limit goes with filters"),
-    ("dlq list --limit 0", "0 is not a valid number of entries to list: give a whole number from 1 to 10000."),
-    ("dlq list --limit -3", "-3 is not a valid number of entries to list"),
-    ("dlq list --limit 10001", "10001 is not a valid number of entries to list"),
-    ("dlq list --after 0", "'0' is no id"),
-    ("dlq retry --all --limit 0 -y", "0 is not a valid number of dead letters"),
-    ("dlq move --all --limit -1 -y", "-1 is not a valid number of failed frames"),
-    ("dlq purge --older-than 0s -y", "'0s' is no age: give a time above 0 such as 30min, 12h or 7d."),
+    ("dlq retry 1 --limit 1 -y", "--limit applies to filters only"),
+    ("dlq list --limit 0", "0 is no number of entries to list: give a whole number from 1 to 10000."),
+    ("dlq list --limit -3", "-3 is no number of entries to list"),
+    ("dlq list --limit 10001", "10001 is no number of entries to list"),
+    ("dlq list --after 0", "'0' is not a valid id"),
+    ("dlq retry --all --limit 0 -y", "0 is no number of dead letters"),
+    ("dlq move --all --limit -1 -y", "-1 is no number of failed frames"),
+    ("dlq purge --older-than 0s -y", "'0s' is not a valid age: use a duration above 0, such as 30min, 12h or 7d."),
     ("dlq purge --older-than -1h -y", "'-1h' is no time; write a number with its unit"),
     ("dlq purge --older-than 7 -y", "'7' is no time; write a number with its unit"),
-    ("dlq purge --older-than 999999999d -y", "is no age"),
-    ("dlq retry --job nope -y", "There is no job 'nope'"),
-    (f"dlq retry --job {ID} --reason {'x' * 101} -y", "A reason is a code of 1 to 100 characters"),
-    ("dlq retry --all", "Nobody is there to be asked whether to retry 8 dead letters: say --yes, or --dry-run"),
-    ("dlq purge --kind message --json", "Nobody is there to be asked whether to purge 1 dead letter"),
+    ("dlq purge --older-than 999999999d -y", "is not a valid age"),
+    ("dlq retry --job nope -y", "There is no job with the id or name 'nope'"),
+    (f"dlq retry --job {ID} --reason {'x' * 101} -y", "use a code of 1 to 100 characters"),
+    ("dlq retry --all", "Cannot ask whether to retry 8 dead letters without a terminal: use --yes, or --dry-run"),
+    ("dlq purge --kind message --json", "Cannot ask whether to purge 1 dead letter"),
 ]
 
 
@@ -455,7 +458,7 @@ async def test_what_is_empty_says_so(typed):
     assert "There is no queue yet" in await typed.out("queue counts")
     assert "There is no queue yet" in await typed.out("queue list")
     assert await typed.out("queue counts --json") == "[]\n"
-    assert await typed.out("dlq list") == "No dead letter agrees with that.\n"
+    assert await typed.out("dlq list") == "No dead letter matches.\n"
     assert await typed.out("dlq list --json") == "[]\n"
 
 
@@ -465,7 +468,7 @@ async def test_without_a_server_or_a_schema_it_says_what_to_do(typed, monkeypatc
     assert (said.status, "run `rota db migrate`" in said.err) == (1, True)
     monkeypatch.delenv("ROTA_POSTGRES_URL")
     said = await typed("dlq list")
-    assert (said.status, "No PostgreSQL is known: set postgres.url" in said.err) == (2, True)
+    assert (said.status, "PostgreSQL is not configured: set postgres.url" in said.err) == (2, True)
 
 
 def test_help_answers_before_anything_heavy_is_imported():

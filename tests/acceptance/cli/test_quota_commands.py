@@ -102,8 +102,8 @@ def words(text):
 
 
 async def test_an_operator_sets_up_a_show_and_sees_what_it_may_use(type_, database):
-    assert await type_("show create duck") == "Created show duck; PostgreSQL keeps its books.\n"
-    assert "no subscription, so nothing of it can run yet: `rota sub create duck" in await type_("show info duck")
+    assert await type_("show create duck") == "Created show duck; accounting in PostgreSQL.\n"
+    assert "no subscription, so none of its jobs can run: `rota sub create duck" in await type_("show info duck")
     assert await type_("pool create main") == "Created pool main.\n"
     made = await type_("sub create duck main --size 100 --burst 150%")
     assert made == "Created subscription main of show duck: size 100, burst 150, GPU burst unlimited.\n"
@@ -114,7 +114,7 @@ async def test_an_operator_sets_up_a_show_and_sees_what_it_may_use(type_, databa
     info = words(await type_("show info duck"))
     show = await QuotaAdmin(database).show("duck")
     assert info == [
-        f"duck: PostgreSQL keeps its books (fence {show.fence}, id {show.id}).",
+        f"duck: accounting in PostgreSQL (fence {show.fence}, id {show.id}).",
         "",
         "pool size burst used of burst GPUs",
         "main 100 150 12.5 █░░░░░░░░░│░░░░░░ 8 % 0 of unlimited",
@@ -180,21 +180,23 @@ async def test_what_is_shown_as_unlimited_can_be_typed_so(farm):
 
 async def test_a_cap_below_what_is_used_is_set_and_says_what_to_expect(farm, database):
     await book(AccountingService(database, None), range(8), gpus=1)
-    assert "8 cores are in use, more than this allows: they go on" in await farm("sub set duck main --burst 7.5")
+    assert "8 cores are in use, above this limit: they continue" in await farm("sub set duck main --burst 7.5")
     assert "in use" not in await farm("sub set duck main --burst 8")
     assert "8 GPUs are in use" in await farm("dept set duck fx --max-gpus 1")
     assert words(await farm("dept list duck"))[1].endswith("8 of 1")
 
 
 async def test_a_size_above_the_burst_is_told(farm):
-    assert "Its size lies above its burst" in await farm("sub set duck main --size 21")
+    assert "Its size is above its burst" in await farm("sub set duck main --size 21")
     assert "Its size" not in await farm("sub set duck main --size 20")
 
 
 async def test_nothing_changed_is_told_and_not_in_the_trail(farm, database):
     entries = await trail(database)
     assert (await farm("sub set duck main --burst 20")).startswith("Nothing changed: subscription main of show duck")
-    assert (await farm("show set-managed duck false")).startswith("Nothing changed: PostgreSQL keeps the books")
+    assert (await farm("show set-managed duck false")).startswith(
+        "Nothing changed: the accounting of show duck is already in PostgreSQL"
+    )
     assert await trail(database) == entries
 
 
@@ -252,11 +254,11 @@ async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(farm, dat
 
 
 async def test_the_books_change_hands_both_ways(farm):
-    assert await farm("show set-managed duck true") == "Redis keeps the books of show duck now.\n"
-    assert "Redis keeps the books of show duck already" in await farm("show set-managed duck TRUE")
+    assert await farm("show set-managed duck true") == "The accounting of show duck is now in Redis.\n"
+    assert "the accounting of show duck is already in Redis" in await farm("show set-managed duck TRUE")
     assert words(await farm("show list"))[1].startswith("duck Redis ")
-    assert await farm("show set-managed duck false") == "PostgreSQL keeps the books of show duck now.\n"
-    assert await farm("show create goose --managed") == "Created show goose; Redis keeps its books.\n"
+    assert await farm("show set-managed duck false") == "The accounting of show duck is now in PostgreSQL.\n"
+    assert await farm("show create goose --managed") == "Created show goose; accounting in Redis.\n"
 
 
 async def test_what_a_managed_show_uses_is_told_as_redis_counts_it(farm, database, redis):
@@ -267,7 +269,7 @@ async def test_what_a_managed_show_uses_is_told_as_redis_counts_it(farm, databas
         "main 10 20 5 ████░░░░│░░░░░░░░ 25 % 0 of unlimited",
     ]
     await redis.flushdb()
-    assert words(await farm("sub list duck"))[-1] == "What is used is as of the last recount: Redis does not tell now."
+    assert words(await farm("sub list duck"))[-1] == "Usage is as of the last reconciliation: Redis does not answer."
     assert json.loads(await farm("show info duck --json"))["use_is_live"] is False
 
 
@@ -279,7 +281,7 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
     assert "pushed again when Redis is available" in said.err
     [share] = await QuotaAdmin(database).subscriptions("duck")
     assert share.limits["int_burst"] == 500
-    assert "as of the last recount" in await farm("show info duck")
+    assert "as of the last reconciliation" in await farm("show info duck")
 
 
 @pytest.mark.parametrize(
@@ -321,16 +323,16 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("sub set duck main --size 21474836 --burst 101%", "too many"),
         ("sub set duck main --size 1e3", "'1e3' is no amount of cores"),
         ("sub set duck main --size 2,5", "'2,5' is no amount of cores"),
-        ("sub set duck main --gpu-burst 1.5", "'1.5' is no number of GPUs"),
-        ("sub set duck main --gpu-burst -2", "-2 is not a valid number of GPUs"),
-        ("sub set duck main --gpu-burst 99999999999", "is not a valid number of GPUs"),
+        ("sub set duck main --gpu-burst 1.5", "'1.5' is not a valid number of GPUs"),
+        ("sub set duck main --gpu-burst -2", "-2 is no number of GPUs"),
+        ("sub set duck main --gpu-burst 99999999999", "is no number of GPUs"),
         ("folder set duck shots --max-cores -2", "'-2' is no limit in cores"),
         ("folder set duck shots --min-cores -1", "'-1' is no amount of cores"),
         ("folder set duck shots --min-gpus unlimited", "is not a valid number of GPUs"),
         ("folder set duck shots --min-cores 5 --max-cores 4", "contradict each other"),
-        ("sub set duck main", "Nothing to change was given"),
-        ("dept set duck fx", "Nothing to change was given"),
-        ("show set-managed duck maybe", "it is one of true, false"),
+        ("sub set duck main", "There is nothing to change"),
+        ("dept set duck fx", "There is nothing to change"),
+        ("show set-managed duck maybe", "use one of true, false"),
         ("sub create duck main --size 1", "--burst is missing"),
     ],
 )
@@ -365,7 +367,7 @@ async def test_without_servers_it_says_what_to_set(rota, monkeypatch, line):
     assert (said.status, "No Redis is named: set redis.url" in said.err) == (2, True)
     monkeypatch.delenv("ROTA_POSTGRES_URL")
     said = await rota(*line.split())
-    assert (said.status, "No PostgreSQL is known: set postgres.url" in said.err) == (2, True)
+    assert (said.status, "PostgreSQL is not configured: set postgres.url" in said.err) == (2, True)
 
 
 async def test_a_missing_schema_is_told_with_the_command_that_makes_it(rota, monkeypatch, empty_database_url):

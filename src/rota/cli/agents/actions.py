@@ -63,7 +63,7 @@ async def show_agent(admin: AgentAdmin, name: str) -> CliPage:
     ]
     if found.backfill and found.backfill_until:
         lines.append(
-            f"A backfill goes on at {_format_time(found.backfill)}, until {_format_time(found.backfill_until)}."
+            f"A backfill is in progress at {_format_time(found.backfill)}, until {_format_time(found.backfill_until)}."
         )
     if found.streak:
         lines.append(f"It has failed {found.streak} times in a row, the last as {found.failure}.")
@@ -74,23 +74,23 @@ async def show_agent(admin: AgentAdmin, name: str) -> CliPage:
 
 async def pause_agent(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.pause(name)
-    text = f"Agent {name} is paused." if changed else f"Nothing changed: agent {name} was paused before."
+    text = f"Agent {name} is paused." if changed else f"Nothing changed: agent {name} is already paused."
     return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def resume_agent(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.resume(name)
     text = (
-        f"Agent {name} runs again, next {_due_text(await admin.show(name))}."
+        f"Agent {name} is resumed; its next run is {_due_text(await admin.show(name))}."
         if changed
-        else "Nothing changed: it runs."
+        else "Nothing changed: it is not paused."
     )
     return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def trigger_agent(admin: AgentAdmin, name: str) -> CliPage:
     now = await admin.trigger(name)
-    text = f"Agent {name} is due now." if now else f"Agent {name} runs; it will once more when that run has ended."
+    text = f"Agent {name} is due now." if now else f"Agent {name} is running; it runs once more after this run."
     return CliPage({"agent": name, "queued": not now}, [text])
 
 
@@ -100,18 +100,18 @@ async def backfill_agent(admin: AgentAdmin, name: str, since: str, until: str) -
     )
     span = f"from {_format_time(backfill.first)} to {_format_time(backfill.last)}"
     data: dict[str, Any] = {"agent": name, **msgspec.to_builtins(backfill)}
-    return CliPage(data, [f"Agent {name} runs {backfill.runs} times more, {span}, one by one."])
+    return CliPage(data, [f"Agent {name} runs {backfill.runs} more times, {span}, one after the other."])
 
 
 async def stop_backfill(admin: AgentAdmin, name: str) -> CliPage:
     changed = await admin.stop_backfill(name)
-    text = f"The backfill of agent {name} is over." if changed else f"Nothing changed: agent {name} has no backfill."
+    text = f"The backfill of agent {name} is stopped." if changed else f"Nothing changed: agent {name} has no backfill."
     return CliPage({"agent": name, "changed": changed}, [text])
 
 
 async def remove_agent(admin: AgentAdmin, name: str) -> CliPage:
     await admin.remove(name)
-    return CliPage({"agent": name}, [f"Agent {name} and its history are gone."])
+    return CliPage({"agent": name}, [f"Agent {name} and its history are deleted."])
 
 
 async def agent_history(admin: AgentAdmin, name: str, most: int) -> CliPage:
@@ -136,7 +136,7 @@ def _parse_time(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"{text[:40]!r} is no moment: write one such as 2026-01-31T00:00Z.") from None
+        raise InvalidInput(f"{text[:40]!r} is not a valid time: use a form such as 2026-01-31T00:00Z.") from None
     return at if at.tzinfo else at.astimezone()
 
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rota.agents.admin import AgentAdmin
     from rota.cli.core.tables import CliPage
 
-agents_app = command_group("Recurring agents: when they run, where, and what came of it.")
-AgentNameArg = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+agents_app = command_group("Recurring agents: schedules, runs and results.")
+AgentNameArg = Annotated[str, typer.Argument(metavar="NAME", help="Name of the agent.", show_default=False)]
 
 
 @agents_app.command("list")
 def agents_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every agent, what it does now and when it is due."""
+    """List agents with their state and next due time."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, agents_actions.list_agents)
@@ -30,7 +30,7 @@ def agents_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) 
 
 @agents_app.command("show")
 def agents_show(context: typer.Context, name: AgentNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """All there is to know of one agent."""
+    """Show one agent with its schedule and last run."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.show_agent(admin, name))
@@ -38,7 +38,7 @@ def agents_show(context: typer.Context, name: AgentNameArg, form: OutputOption =
 
 @agents_app.command("pause")
 def agents_pause(context: typer.Context, name: AgentNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let no further run begin; one that is under way ends by itself."""
+    """Pause an agent; a current run continues to its end."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.pause_agent(admin, name))
@@ -46,7 +46,7 @@ def agents_pause(context: typer.Context, name: AgentNameArg, form: OutputOption 
 
 @agents_app.command("resume")
 def agents_resume(context: typer.Context, name: AgentNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let it run again. What it missed is caught up as it was declared to."""
+    """Resume an agent. It catches up on missed runs as declared."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.resume_agent(admin, name))
@@ -54,7 +54,7 @@ def agents_resume(context: typer.Context, name: AgentNameArg, form: OutputOption
 
 @agents_app.command("trigger")
 def agents_trigger(context: typer.Context, name: AgentNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Run it now, or once more after the run that is under way."""
+    """Run an agent now, or once more after the current run."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.trigger_agent(admin, name))
@@ -64,20 +64,18 @@ def agents_trigger(context: typer.Context, name: AgentNameArg, form: OutputOptio
 def agents_backfill(
     context: typer.Context,
     name: AgentNameArg,
-    since: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="The first moment, such as 2026-01-31T00:00Z.")
-    ] = "",
-    until: Annotated[
-        str, typer.Option("--to", metavar="TIME", help="The moment to stop before; now if left out.")
-    ] = "",
-    stop: Annotated[bool, typer.Option("--stop", help="Begin no more runs of the one under way.")] = False,
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Start, such as 2026-01-31T00:00Z.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="End, exclusive (default: now).")] = "",
+    stop: Annotated[bool, typer.Option("--stop", help="Start no more runs of the current backfill.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Run it for past moments of its schedule, one by one, in between those that come."""
+    """Run an agent for past due times, one after the other, between its regular runs."""
     from rota.cli.agents import actions as agents_actions
 
     if stop == bool(since):
-        raise InvalidInput("Say --from TIME to begin a backfill, or --stop to end it.")
+        raise InvalidInput(
+            "Exactly one of --from and --stop is required: use --from TIME to start a backfill, or --stop to end it."
+        )
     _print(
         context,
         form,
@@ -93,10 +91,10 @@ def agents_backfill(
 def agents_history(
     context: typer.Context,
     name: AgentNameArg,
-    most: Annotated[int, typer.Option("--last", "-n", min=1, max=50, help="How many runs.")] = 20,
+    most: Annotated[int, typer.Option("--last", "-n", min=1, max=50, help="Number of runs.")] = 20,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Its last runs, the latest first, with duration and error."""
+    """List the latest runs of an agent, newest first, with duration and error."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.agent_history(admin, name, most))
@@ -104,7 +102,7 @@ def agents_history(
 
 @agents_app.command("remove")
 def agents_remove(context: typer.Context, name: AgentNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Forget an agent that no app declares any more, and its history."""
+    """Delete an agent that no app declares any more, with its history."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, lambda admin: agents_actions.remove_agent(admin, name))
@@ -112,7 +110,7 @@ def agents_remove(context: typer.Context, name: AgentNameArg, form: OutputOption
 
 @agents_app.command("health")
 def agents_health(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Whether agents run on time, who runs them, and what is wrong. Exit status 1 when something is."""
+    """Check whether agents run on time, and show their replicas and problems. Exit status 1 when there is a problem."""
     from rota.cli.agents import actions as agents_actions
 
     _print(context, form, agents_actions.agents_health)

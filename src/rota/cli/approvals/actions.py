@@ -59,7 +59,7 @@ async def list_approvals(approvals: ApprovalContext, state: str, limit: int) -> 
     found = await approvals.approver.approvals.list(state=_parse_state(state), most=limit)
     data = [msgspec.to_builtins(approval_view(each)) for each in found]
     if not found:
-        return CliPage(data, [NO_APPROVALS if state == "pending" else "There is no such approval."])
+        return CliPage(data, [NO_APPROVALS if state == "pending" else "No approval matches."])
     columns = ("id", "show", "what", "rule", "state", "agreed", "waits", "left", "submitted by")
     return CliPage(data, [Table(columns, [_row(each) for each in found])])
 
@@ -70,13 +70,13 @@ async def show_approval(approvals: ApprovalContext, which: str) -> CliPage:
     data: dict[str, object] = {"approval": msgspec.to_builtins(approval_view(found)), "job": None, "step": None}
     if found.kind == "step":
         step = await approvals.steps.step_approval_view(found)
-        lines += ["", *_step_lines(step)] if step is not None else ["The run is not kept any more."]
+        lines += ["", *_step_lines(step)] if step is not None else ["The run was deleted."]
         data["step"] = msgspec.to_builtins(step)
     else:
         try:
             job = await approvals.jobs.get(parse_id(JobId, found.subject))
         except NotFound:
-            lines.append("The job is not kept any more.")
+            lines.append("The job was deleted.")
         else:
             page = job_page(job)
             lines += ["", "What is approved:", *page.parts, *_layer_lines(job)]
@@ -86,12 +86,12 @@ async def show_approval(approvals: ApprovalContext, which: str) -> CliPage:
 
 async def approve(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
     result = await approvals.approver.approve(await approvals.approver.find(which), approvals.voter, reason)
-    return _vote_page(result, "Nothing changed: that was said before.")
+    return _vote_page(result, "Nothing changed: you already approved it.")
 
 
 async def reject(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
     result = await approvals.approver.reject(await approvals.approver.find(which), approvals.voter, reason)
-    return _vote_page(result, "Nothing changed: it was refused before.")
+    return _vote_page(result, "Nothing changed: it was already rejected.")
 
 
 def _vote_page(result: VoteResult, unchanged: str) -> CliPage:
@@ -104,12 +104,12 @@ def _outcome_text(approval: Approval) -> str:
     match approval.state:
         case ApprovalState.GRANTED:
             if approval.kind == "step":
-                return f"Approved: {what} goes on."
-            return f"Approved: {what} goes on once the policy has been asked again."
+                return f"Approved: {what} continues."
+            return f"Approved: {what} continues after another policy decision."
         case ApprovalState.REJECTED:
             return f"Rejected: {what} is denied."
         case _:
-            return f"Noted: {approval.agreed} of {approval.quorum} have agreed to {what}."
+            return f"Recorded: {approval.agreed} of {approval.quorum} have approved {what}."
 
 
 def _parse_state(text: str) -> ApprovalState | None:
@@ -119,7 +119,7 @@ def _parse_state(text: str) -> ApprovalState | None:
         return ApprovalState(text)
     except ValueError as error:
         names = ", ".join(state.value for state in ApprovalState)
-        raise InvalidInput(f"{text[:40]!r} is no state of an approval: give {names}, or all.") from error
+        raise InvalidInput(f"{text[:40]!r} is not a valid state of an approval: use {names}, or all.") from error
 
 
 def _row(approval: Approval) -> tuple[object, ...]:
@@ -155,16 +155,16 @@ def _summary_lines(approval: Approval) -> list[str]:
     who = ", ".join(approval.approvers) or f"every operator of {approval.show}"
     lines = [
         f"Approval {approval.id} of {approval.kind} {approval.subject}: {approval.state}",
-        f"  asked for by {by}{f': {approval.reason}' if approval.reason else ''}",
-        f"  {verb} by {approval.principal or approval.actor or 'nobody who is known'}, {_age_text(approval)} ago",
-        f"  {approval.agreed} of {approval.quorum} have agreed; may: {who}",
+        f"  required by {by}{f': {approval.reason}' if approval.reason else ''}",
+        f"  {verb} by {approval.principal or approval.actor or 'unknown'}, {_age_text(approval)} ago",
+        f"  {approval.agreed} of {approval.quorum} have approved; approvers: {who}",
     ]
     if left := _remaining_text(approval):
-        lines.append(f"  {left} left, then it is denied")
+        lines.append(f"  {left} left until it is denied")
     lines.append(f"  hash {approval.hash.hex()}")
     for vote in approval.votes:
-        said = "agrees" if vote.agrees else "refuses"
-        lines.append(f"  {vote.voter} {said}{f': {vote.reason}' if vote.reason else ''}")
+        vote_text = "approved" if vote.agrees else "rejected"
+        lines.append(f"  {vote.voter} {vote_text}{f': {vote.reason}' if vote.reason else ''}")
     return lines
 
 
@@ -176,7 +176,7 @@ def _step_lines(step: StepApprovalView) -> list[str]:
     ]
     if step.input:
         lines.append(f"    with {_truncate(json_text(redact(step.input)))}")
-    lines.append(f"  the run was given {_truncate(json_text(redact(step.run_input)))}")
+    lines.append(f"  run input {_truncate(json_text(redact(step.run_input)))}")
     return lines
 
 
@@ -188,7 +188,7 @@ def _layer_lines(job: JobView) -> list[str]:
         if layer.input is not None:
             lines.append(f"    with {_truncate(json_text(redact(decode_value(layer.input))))}")
         elif layer.input_at is not None:
-            lines.append(f"    with what is stored as {layer.input_at}")
+            lines.append(f"    with the stored input {layer.input_at}")
         if layer.work.env:
             lines.append(f"    env {_truncate(json_text(redact(layer.work.env)))}")
     return lines

@@ -15,16 +15,14 @@ if TYPE_CHECKING:
     from rota.cli.approvals.actions import ApprovalContext
     from rota.cli.core.tables import CliPage
 
-approvals_app = command_group("What waits for people to agree, exactly what that is, and what they say.")
+approvals_app = command_group("Jobs and workflow steps that wait for approval.")
 ApprovalArg = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="The id of the approval, or of the job that waits; RUN:STEP of a step.", show_default=False
+        metavar="ID", help="Id of the approval or of the waiting job; RUN:STEP for a workflow step.", show_default=False
     ),
 ]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", "-m", metavar="TEXT", help="Why, for those who read about it later.")
-]
+ReasonOption = Annotated[str, typer.Option("--reason", "-m", metavar="TEXT", help="Reason, stored with the vote.")]
 
 
 @approvals_app.command("list")
@@ -33,10 +31,10 @@ def approvals_list(
     state: Annotated[
         str, typer.Option(metavar="STATE", help="pending, granted, rejected, expired, closed, or all.")
     ] = "pending",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number.")] = 50,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """What waits for people to agree, the oldest first."""
+    """List approvals, oldest first."""
     from rota.cli.approvals import actions as approvals_actions
 
     _print(context, form, lambda approvals: approvals_actions.list_approvals(approvals, state, limit))
@@ -44,7 +42,7 @@ def approvals_list(
 
 @approvals_app.command("show")
 def approvals_show(context: typer.Context, which: ApprovalArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Exactly what is to be approved: the job or step, what asks for it, who may agree, and the time left."""
+    """Show what is to be approved: the job or step, what requires it, the approvers, and the time left."""
     from rota.cli.approvals import actions as approvals_actions
 
     _print(context, form, lambda approvals: approvals_actions.show_approval(approvals, which))
@@ -54,7 +52,7 @@ def approvals_show(context: typer.Context, which: ApprovalArg, form: OutputOptio
 def approvals_approve(
     context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Agree. Once enough have, the job or step goes on; who submitted or started it cannot."""
+    """Approve. The job or step continues at quorum; its submitter cannot approve it."""
     from rota.cli.approvals import actions as approvals_actions
 
     _print(context, form, lambda approvals: approvals_actions.approve(approvals, which, reason))
@@ -64,7 +62,7 @@ def approvals_approve(
 def approvals_reject(
     context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Refuse: the job or step is denied."""
+    """Reject: the job or step is denied."""
     from rota.cli.approvals import actions as approvals_actions
 
     _print(context, form, lambda approvals: approvals_actions.reject(approvals, which, reason))

@@ -19,16 +19,15 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODE_MEANINGS: Final = {
-    ExitCode.OK: "It is done; what was asked about is well; a job that was waited for succeeded.",
-    ExitCode.FAILED: "It was understood and could not be done, a server does not answer, what was checked is not well, or a"
-    " job that was waited for failed.",
-    ExitCode.BAD_INPUT: "What was typed, or a setting, is wrong. Nothing was changed.",
-    ExitCode.JOB_CANCELLED: "A job that was waited for was cancelled.",
-    ExitCode.JOB_TIMED_OUT: "A job that was waited for, or a frame of it, ran out of time.",
-    ExitCode.JOB_DENIED: "A job that was waited for was not let run by the policy.",
-    ExitCode.JOB_QUARANTINED: "A job that was waited for succeeded, and the policy keeps its output back.",
-    ExitCode.NOT_ENDED: "A job had not ended within `--timeout`; it goes on.",
-    ExitCode.INTERRUPTED: "Ctrl-C. What was submitted goes on.",
+    ExitCode.OK: "Success: the command is done, the check passed, or the awaited job succeeded.",
+    ExitCode.FAILED: "The command failed, a server does not answer, a check failed, or the awaited job failed.",
+    ExitCode.BAD_INPUT: "The command line or a setting is invalid. Nothing was changed.",
+    ExitCode.JOB_CANCELLED: "The awaited job was cancelled.",
+    ExitCode.JOB_TIMED_OUT: "The awaited job, or one of its frames, timed out.",
+    ExitCode.JOB_DENIED: "The policy denied the awaited job.",
+    ExitCode.JOB_QUARANTINED: "The awaited job succeeded, and the policy withholds its output.",
+    ExitCode.NOT_ENDED: "The job did not end within `--timeout`; it continues.",
+    ExitCode.INTERRUPTED: "Ctrl-C. Submitted jobs continue.",
 }
 
 _BY_JOB_STATE: Final = {

@@ -16,7 +16,11 @@ T = TypeVar("T")
 OutputOption = Annotated[
     OutputFormat,
     typer.Option(
-        "--output", "-o", metavar="FORM", help="text, wide, json or yaml; --json is -o json.", show_default=False
+        "--output",
+        "-o",
+        metavar="FORM",
+        help="Output format: text, wide, json or yaml; --json is short for -o json.",
+        show_default=False,
     ),
 ]
 

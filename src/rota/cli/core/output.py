@@ -147,12 +147,14 @@ def print_unexpected_error(error: Exception) -> int:
     import structlog
 
     if isinstance(error, asyncpg.PostgresError):
-        sentence = f"PostgreSQL refused: {error}; check the rights of its user and that the database is Rota's."
+        sentence = f"PostgreSQL refused: {error}: check the user's privileges and that this is Rota's database."
         return print_error(SetupFailed(sentence))
     if structlog.is_configured():  # without settings, structlog's default would print the traceback
-        structlog.get_logger(__name__).debug("defect", exc_info=error)
+        structlog.get_logger(__name__).debug("unexpected_error", exc_info=error)
     detail = f"{type(error).__name__}: {error}"
-    return print_error(RotaError(f"This should not happen ({detail}); please report it with ROTA_LOG_LEVEL=debug set."))
+    return print_error(
+        RotaError(f"Unexpected error ({detail}): please report it with the log at ROTA_LOG_LEVEL=debug.")
+    )
 
 
 def printable(text: str) -> str:

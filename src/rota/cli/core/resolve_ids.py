@@ -34,7 +34,7 @@ async def find_job(jobs: JobQueries, text: str) -> JobId:
             text, {line.name for line in (await jobs.list(most=SUGGESTION_JOBS_MAX)).items}, n=1
         )
         hint = f"did you mean {near[0]}?" if near else "see `rota jobs`."
-        raise NotFound(f"There is no job {text[:64]!r}, by id or name, or it is not kept any more: {hint}")
+        raise NotFound(f"There is no job with the id or name {text[:64]!r}, or it was deleted: {hint}")
     return JobId(found)
 
 
@@ -51,7 +51,7 @@ async def require_run(database: Database, text: str) -> RunId:
     found = await _by_prefix(database, RUNS_BY_PREFIX, "runs", text)
     if found is None:
         run = parse_id(RunId, text)
-        raise NotFound(f"There is no run {run}, or it is not kept any more: see `rota workflow list`.")
+        raise NotFound(f"There is no run {run}, or it was deleted: see `rota workflow list`.")
     return RunId(found)
 
 
@@ -62,9 +62,9 @@ async def find_job_unambiguous(jobs: JobQueries, text: str) -> JobId:
         return JobId(found)
     matches = [row["id"] for row in await jobs.database.rows(LIVE_JOBS_BY_NAME, text)]
     if len(matches) > 1:
-        raise InvalidInput(f"Several live jobs are called {text[:64]!r}: give the id of one ({_sample(matches)}).")
+        raise InvalidInput(f"Several live jobs have the name {text[:64]!r}: use the id of one ({_sample(matches)}).")
     if not matches:
-        raise NotFound(f"There is no job with the id {text[:64]!r}, and no live one of that name: see `rota jobs`.")
+        raise NotFound(f"There is no job with the id {text[:64]!r}, and no live job with that name: see `rota jobs`.")
     return JobId(matches[0])
 
 
@@ -80,7 +80,7 @@ async def find_layer(database: Database, text: str) -> LayerId:
     """By id or id prefix only: a layer is named after its task, so names are ambiguous."""
     found = await _by_prefix(database, LAYERS_BY_PREFIX, "layers", text)
     if found is None:
-        raise NotFound(f"There is no live layer with the id {text[:64]!r}: `rota job show JOB -o wide` tells them.")
+        raise NotFound(f"There is no live layer with the id {text[:64]!r}: `rota job show JOB -o wide` lists them.")
     return LayerId(found)
 
 
@@ -92,7 +92,7 @@ async def _by_prefix(database: Database, which: Query, kind: str, text: str) -> 
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     found: list[UUID] = [row["id"] for row in await database.rows(which, first, last)]
     if len(found) > 1:
-        raise InvalidInput(f"Several {kind} begin with {text} ({_sample(found)}): write more.")
+        raise InvalidInput(f"Several {kind} have ids that begin with {text} ({_sample(found)}): type more characters.")
     return found[0] if found else None
 
 

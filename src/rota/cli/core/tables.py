@@ -27,16 +27,16 @@ LIMIT_LABELS: Final = {
     "int_max_gpus": "max GPUs",
 }
 NO_SUBSCRIPTION: Final = (
-    "The show {show} has no subscription, so nothing of it can run yet: "
+    "The show {show} has no subscription, so none of its jobs can run: "
     "`rota sub create {show} POOL --size CORES --burst CORES` gives it a share of a pool."
 )
-STALE_USAGE_NOTE: Final = "What is used is as of the last recount: Redis does not tell now."
+STALE_USAGE_NOTE: Final = "Usage is as of the last reconciliation: Redis does not answer."
 EMPTY_MESSAGES: Final = {
-    "show": "There is no show yet: `rota show create NAME` makes one.",
-    "pool": "There is no pool yet: `rota pool create NAME` makes one.",
-    "dept": "There is no department yet: `rota dept create NAME` makes one.",
-    "folder": "The show {show} has no folder yet: `rota folder create {show} NAME` makes one.",
-    "point": "The show {show} has no department yet: `rota dept add {show} DEPT` takes one in.",
+    "show": "There is no show yet: `rota show create NAME` creates one.",
+    "pool": "There is no pool yet: `rota pool create NAME` creates one.",
+    "dept": "There is no department yet: `rota dept create NAME` creates one.",
+    "folder": "The show {show} has no folder yet: `rota folder create {show} NAME` creates one.",
+    "point": "The show {show} has no department yet: `rota dept add {show} DEPT` adds one.",
 }
 
 ItemsByShow = Mapping[str, Sequence[QuotaItem]]
@@ -112,7 +112,7 @@ def show_info_page(
         "depts": caps_page("point", show.name, points),
     }
     parts: list[str | Table] = [
-        f"{show.name}: {accounting_store(show)} keeps its books (fence {show.fence}, id {show.id})."
+        f"{show.name}: accounting in {accounting_store(show)} (fence {show.fence}, id {show.id})."
     ]
     for page in pages.values():
         parts += ["", *page.parts]

@@ -66,7 +66,7 @@ def _sentence(error: Any, command: str) -> str:
     if hasattr(error, "param"):
         return _wrong_value(error, message.removeprefix("Value error, "), see)
     if found := _EXTRA.fullmatch(message):
-        return f"{command} takes fewer words, and {found[1][:64]} is too many: {see}"
+        return f"Unexpected argument {found[1][:64]} for {command}: {see}"
     if found := _MISSING_VALUE.fullmatch(message):
         return f"{found[1]} needs a value: {see}"
     return f"{message[0].upper()}{message[1:]}: {see}"
@@ -75,7 +75,7 @@ def _sentence(error: Any, command: str) -> str:
 def _parameter_name(error: Any) -> str:
     param = error.param
     if param is None:
-        return "Something"
+        return "An argument"
     return str(param.opts[0] if param.param_type_name == "option" else param.metavar or param.name.upper())
 
 
@@ -85,13 +85,13 @@ def _wrong_value(error: Any, message: str, see: str) -> str:
 
         choices = [word.strip(" '") for word in choice["choices"].split(",")]
         near = difflib.get_close_matches(choice["given"], choices, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(choices)}."
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(choices)}."
         return f"{_parameter_name(error)} cannot be {choice['given'][:64]!r}: {hint}"
     if "valid integer" in message:
-        message = "it is a whole number"
+        message = "it must be a whole number"
     elif "valid number" in message:
-        message = "it is a number"
-    return f"{_parameter_name(error)} is wrong: {message[0].lower()}{message[1:]}; {see}"
+        message = "it must be a number"
+    return f"{_parameter_name(error)} is invalid: {message[0].lower()}{message[1:]}; {see}"
 
 
 def _join_or(words: str) -> str:

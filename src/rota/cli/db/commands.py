@@ -21,7 +21,7 @@ from rota.model.settings import Settings
 def _target(settings: Settings) -> PostgresTarget:
     url = settings.postgres.url or local_url(settings, "postgres")
     if not url:
-        raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
+        raise InvalidSetting("PostgreSQL is not configured: set postgres.url, or start a local one with `rota up`.")
     return runtime.postgres_target(settings, url)
 
 
@@ -65,5 +65,5 @@ async def verify_audit(settings: Settings, *, expect: str | None, form: OutputFo
     elif problem:
         output.print_text(f"Entry {problem.seq}: {problem.sentence}", style="bold red")
     else:
-        output.print_text(f"{found.checked} entries are whole. Keep this head elsewhere, for --expect:\n{found.head}")
+        output.print_text(f"{found.checked} entries are intact. Store this head elsewhere, for --expect:\n{found.head}")
     return 0 if found.ok else 1

@@ -56,9 +56,7 @@ class DlqAction(msgspec.Struct, frozen=True):
 
 
 DLQ_ACTIONS: Final[Mapping[DlqActionName, DlqAction]] = {
-    "retry": DlqAction(
-        "retry", "Retry {}?", "{} would be retried.", "Retried {}: queued again, with all attempts ahead."
-    ),
+    "retry": DlqAction("retry", "Retry {}?", "{} would be retried.", "Retried {}: queued again with all attempts."),
     "move": DlqAction("move", "Move {} to the dead letters?", "{} would be moved.", "Moved {} to the dead letters."),
     "discard": DlqAction(
         "discard", "Discard {}?", "{} would be discarded.", "Discarded {}: no longer counted.", needs_filter=True
@@ -154,20 +152,24 @@ def _check_selection(request: DlqRequest) -> None:
     if request.given.limit is not None:
         check_count(f"{_noun(request)}s", request.given.limit, ID_LIMIT)
         if request.given.ids:
-            raise InvalidInput("--limit goes with filters: ids that are named are all meant.")
+            raise InvalidInput("--limit applies to filters only: omit it when you name ids.")
     if request.given.filters or request.everything:
         return
     options = "--queue, --reason, --job or --older-than"
     if request.act.name == "purge":
         options = f"--kind, {options}"
-    more = "" if request.act.needs_filter else ", or take --all"
-    raise InvalidInput(f"Say which {_noun(request)}s to {request.act.name}: name ids, or filter by {options}{more}.")
+    more = "" if request.act.needs_filter else ", or use --all"
+    raise InvalidInput(
+        f"No {_noun(request)}s are selected to {request.act.name}: name ids, or filter by {options}{more}."
+    )
 
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         words = question[0].lower() + question[1:-1]
-        raise InvalidInput(f"Nobody is there to be asked whether to {words}: say --yes, or --dry-run to only see that.")
+        raise InvalidInput(
+            f"Cannot ask whether to {words} without a terminal: use --yes, or --dry-run to change nothing."
+        )
     sys.stderr.write(f"{question} [y/N] ")  # standard output is for the result
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -187,9 +189,7 @@ async def _count_matches(settings: Settings, request: DlqRequest) -> DlqMatchCou
 
 def _retry_filter(which: DeadLetterFilter) -> DeadLetterFilter:
     if which.kind not in (None, "frame", "job"):
-        raise InvalidInput(
-            f"Dead letters of kind {which.kind} cannot be queued again from here: only frames and jobs can."
-        )
+        raise InvalidInput(f"Dead letters of kind {which.kind} cannot be retried here: use --kind frame or --kind job.")
     return msgspec.structs.replace(which, kind=which.kind or "frame")
 
 
@@ -232,7 +232,7 @@ async def _build_filter(queue: Queue, selection: DlqSelection, *, failed: bool) 
     age_s = _parse_age_s(selection.older_than) if selection.older_than is not None else 0.0
     before = (await storage_report.storage_state(queue.database)).as_of - timedelta(seconds=age_s)
     if selection.reason is not None and not 0 < len(selection.reason) <= 100:
-        raise InvalidInput("A reason is a code of 1 to 100 characters, as `rota dlq list` shows it.")
+        raise InvalidInput("The reason is not valid: use a code of 1 to 100 characters, as in `rota dlq list`.")
     if selection.queue is not None:
         await _check_queue(queue, selection.queue)
     if not failed:
@@ -240,9 +240,7 @@ async def _build_filter(queue: Queue, selection: DlqSelection, *, failed: bool) 
             ids=ids, kind=selection.kind, reason=selection.reason, queue=selection.queue, job=job, before=before
         )
     if selection.kind is not None and selection.kind != "frame":
-        raise InvalidInput(
-            f"Only frames fail and are kept: leave out --failed to see dead letters of kind {selection.kind}."
-        )
+        raise InvalidInput(f"--failed selects frames only: omit it for dead letters of kind {selection.kind}.")
     return FailedFilter(tokens=ids, reason=selection.reason, queue=selection.queue, job=job, before=before)
 
 
@@ -256,14 +254,14 @@ async def _check_queue(queue: Queue, name: str) -> None:
 
 def _parse_entry_id(text: str) -> int:
     if not _ID_PATTERN.fullmatch(text) or not 0 < int(text) < ID_LIMIT:
-        raise InvalidInput(f"{text[:40]!r} is no id: give a whole number from 1 as `rota dlq list` shows it.")
+        raise InvalidInput(f"{text[:40]!r} is not a valid id: use a whole number from 1, as in `rota dlq list`.")
     return int(text)
 
 
 def _parse_age_s(text: str) -> float:
     age_s = parse_duration(text)
     if not 0 < age_s <= AGE_MAX_S:
-        raise InvalidInput(f"{text[:40]!r} is no age: give a time above 0 such as 30min, 12h or 7d.")
+        raise InvalidInput(f"{text[:40]!r} is not a valid age: use a duration above 0, such as 30min, 12h or 7d.")
     return age_s
 
 
@@ -279,4 +277,8 @@ def _amount_text(request: DlqRequest, counted: DlqMatchCount) -> str:
 
 def _done_text(request: DlqRequest, counted: DlqMatchCount, done: int) -> str:
     text = request.act.done.format(dlq_view.pluralize(done, _noun(request)))
-    return text if done == counted.number else f"{text} {counted.number - done} had left meanwhile."
+    return (
+        text
+        if done == counted.number
+        else f"{text} {counted.number - done} were removed by another process in the meantime."
+    )

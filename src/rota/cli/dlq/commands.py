@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rota.cli.dlq.actions import DlqActionName, DlqSelection
 
 dlq_app = command_group(
-    "Dead letters: what was given up, why, and how it may come back.\n\n"
-    "A frame that has failed for good is kept for retention.failed_frames and may be retried, moved to the dead "
-    "letters or discarded until then (--failed lists those). Dead letters stay until somebody retries or purges them. "
-    "Each command that changes anything tells how many it would touch and asks first."
+    "Dead letters and failed frames.\n\n"
+    "A frame that failed permanently is kept for retention.failed_frames. Until then it can be retried, moved to the "
+    "dead letters or discarded (--failed lists these frames). Dead letters are kept until they are retried or purged. "
+    "Commands that change entries print the number and ask for confirmation."
 )
 
 
@@ -26,7 +26,7 @@ DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
 
 
 def _ids_argument(what: str) -> Any:
-    return typer.Argument(metavar="ID", help=f"Ids of {what}, as `rota dlq list` shows them.", show_default=False)
+    return typer.Argument(metavar="ID", help=f"Ids of {what}, as shown by `rota dlq list`.", show_default=False)
 
 
 def _option(metavar: str, text: str) -> Any:
@@ -36,19 +36,17 @@ def _option(metavar: str, text: str) -> Any:
 DeadLetterIds = Annotated[list[str] | None, _ids_argument("dead letters")]
 FailedFrameIds = Annotated[list[str] | None, _ids_argument("failed frames")]
 EntryIds = Annotated[list[str] | None, _ids_argument("dead letters, or of failed frames with --failed")]
-EntryIdArg = Annotated[
-    str, typer.Argument(metavar="ID", help="Its id as `rota dlq list` shows it.", show_default=False)
-]
-QueueOption = Annotated[str | None, _option("QUEUE", "Those of this queue.")]
-KindOption = Annotated[DeadLetterKind | None, typer.Option(help="Those of this kind.", show_default=False)]
-ReasonOption = Annotated[str | None, _option("CODE", "Those with this reason code.")]
-JobOption = Annotated[str | None, _option("JOB", "Those of this job: id, beginning of it, or name.")]
-OlderThanOption = Annotated[str | None, _option("AGE", "Those that ended longer ago, such as 30min, 12h or 7d.")]
-LimitOption = Annotated[int | None, _option("N", "At most so many, the oldest first.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All there are; without it something must be named.")]
-FailedOption = Annotated[bool, typer.Option("--failed", help="Failed frames that are kept, instead of dead letters.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+EntryIdArg = Annotated[str, typer.Argument(metavar="ID", help="Id as shown by `rota dlq list`.", show_default=False)]
+QueueOption = Annotated[str | None, _option("QUEUE", "Only entries of this queue.")]
+KindOption = Annotated[DeadLetterKind | None, typer.Option(help="Only entries of this kind.", show_default=False)]
+ReasonOption = Annotated[str | None, _option("CODE", "Only entries with this reason code.")]
+JobOption = Annotated[str | None, _option("JOB", "Only entries of this job: id, id prefix, or name.")]
+OlderThanOption = Annotated[str | None, _option("AGE", "Only entries older than this, such as 30min, 12h or 7d.")]
+LimitOption = Annotated[int | None, _option("N", "Maximum number, oldest first.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All entries; otherwise ids or a filter are required.")]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Failed frames instead of dead letters.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print how many entries would change.")]
 
 
 @dlq_app.command("list")
@@ -60,11 +58,11 @@ def dlq_list(
     reason: ReasonOption = None,
     job: JobOption = None,
     older_than: OlderThanOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
-    after: Annotated[str | None, _option("ID", "From the one after this on.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number.")] = 50,
+    after: Annotated[str | None, _option("ID", "Start after this entry (next page).")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Dead letters, or failed frames, the oldest first."""
+    """List dead letters, or failed frames, oldest first."""
     from rota.cli.dlq import actions as dlq_actions
 
     selection = dlq_actions.DlqSelection(
@@ -79,7 +77,7 @@ def dlq_list(
 def dlq_show(
     context: typer.Context, which: EntryIdArg, failed: FailedOption = False, form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Everything about one of them, with its error and its payload."""
+    """Show one entry with its error and payload."""
     from rota.cli.dlq import actions as dlq_actions
 
     dlq_actions.show_entry(load_settings(context, quietly=True).settings, which, failed=failed, form=form)
@@ -101,7 +99,7 @@ def dlq_retry(
     dry_run: DryRunOption = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Queue frames again, with all their attempts. Those that are named are retried together or not at all."""
+    """Queue frames again with all their attempts. Entries named by id are retried together or not at all."""
     from rota.cli.dlq import actions as dlq_actions
 
     selection = dlq_actions.DlqSelection(
@@ -126,7 +124,7 @@ def dlq_move(
 ) -> None:
     """Move failed frames to the dead letters.
 
-    There they stay until somebody decides, however long that takes.
+    They stay there until they are retried or purged.
     """
     from rota.cli.dlq import actions as dlq_actions
 
@@ -149,7 +147,7 @@ def dlq_discard(
     dry_run: DryRunOption = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Forget failed frames. Needs a filter.
+    """Delete failed frames. Needs a filter.
 
     They are no longer counted, as if they had never been queued.
     """
@@ -175,7 +173,7 @@ def dlq_purge(
     dry_run: DryRunOption = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Forget dead letters for good. Needs a filter: everything at once cannot be purged."""
+    """Delete dead letters permanently. Needs a filter; there is no --all."""
     from rota.cli.dlq import actions as dlq_actions
 
     selection = dlq_actions.DlqSelection(

@@ -55,11 +55,11 @@ class DeadLetterGroup:
         one = next((each for each in self.named if each not in matching), self.named[0])
         for entry in await self._dead_letters.find(DeadLetterFilter(ids=[one]), most=1):
             if entry.kind != self._which.kind == "frame":
-                why = f"is of kind {entry.kind}, and only frames can be queued again from here"
+                why = f"is of kind {entry.kind}, and only frames can be retried here"
             else:
-                why = "does not agree with the other filters"
+                why = "does not match the other filters"
             return InvalidInput(f"Dead letter {one} {why}: nothing was changed.", id=one)
-        return NotFound(f"There is no dead letter {one}: `rota dlq list` shows those there are.", id=one)
+        return NotFound(f"There is no dead letter {one}: see `rota dlq list`.", id=one)
 
 
 class FailedFrameGroup:
@@ -94,9 +94,9 @@ class FailedFrameGroup:
         matching = {frame.token for frame in await self.find(-1, len(self.named))}
         one = next((each for each in self.named if each not in matching), self.named[0])
         if await self._failed.count(FailedFilter(tokens=[one])):
-            why = f"Failed frame {one} does not agree with the other filters: nothing was changed."
+            why = f"Failed frame {one} does not match the other filters: nothing was changed."
         else:
-            why = f"{one} is not a failed frame: `rota dlq list --failed` shows those there are."
+            why = f"{one} is not a failed frame: see `rota dlq list --failed`."
         return InvalidInput(why, id=one)
 
 

@@ -18,7 +18,7 @@ DlqEntry = DeadLetter | FailedFrame
 ERROR_CHARS_MAX: Final = 60
 PAYLOAD_CHARS_MAX: Final = 2000
 JOBS_SHOWN_MAX: Final = 20
-NO_MATCH: Final = "No {} agrees with that."
+NO_MATCH: Final = "No {} matches."
 
 
 def list_page(items: Sequence[DlqEntry], matched: int, noun: str) -> CliPage:
@@ -101,7 +101,7 @@ def payload_text(payload: bytes | None) -> str | None:
     try:
         text = payload.decode()
     except UnicodeDecodeError:
-        return f"{len(payload)} bytes that are no text; --json shows them in base64"
+        return f"{len(payload)} bytes of binary data; --json shows them in base64"
     return text if len(text) <= PAYLOAD_CHARS_MAX else f"{text[:PAYLOAD_CHARS_MAX]}… ({len(payload)} bytes)"
 
 

@@ -87,12 +87,12 @@ async def run_checks(settings: Settings) -> list[DoctorCheck]:
 
 async def _check_postgres(settings: Settings, url: str | None, client: redis.asyncio.Redis | None) -> list[DoctorCheck]:
     if not url:
-        none = fail("PostgreSQL", "None is known.", "Set postgres.url, or start one with `rota up`.")
+        none = fail("PostgreSQL", "Not configured.", "Set postgres.url, or start a local one with `rota up`.")
         return [none, *skipped(_POSTGRES_CHECKS, "there is no PostgreSQL")]
     try:
         database = await Database.open(runtime.postgres_target(settings, url))
     except RotaError as error:
-        away = fail("PostgreSQL", error.sentence, "See that it runs and that postgres.url is right.")
+        away = fail("PostgreSQL", error.sentence, "Check that it runs and that postgres.url is correct.")
         return [away, *skipped(_POSTGRES_CHECKS, "PostgreSQL does not answer")]
     try:
         return await _check_database(settings, database, client)
@@ -106,7 +106,7 @@ async def _check_database(
     schema = await _with_timeout("schema", _check_schema(database))
     if schema[0].grade is Grade.FAIL:
         others = [name for name in _POSTGRES_CHECKS if name != "schema"]
-        return [ok("PostgreSQL", "It answers."), *schema, *skipped(others, "the schema does not fit")]
+        return [ok("PostgreSQL", "It answers."), *schema, *skipped(others, "the schema has the wrong version")]
     began, at_s = time.monotonic(), time.time()
     facts = await database.row(DATABASE_FACTS, LEASE, STUCK_AGE_S)
     took_s = time.monotonic() - began
@@ -132,8 +132,10 @@ async def _check_schema(database: Database) -> list[DoctorCheck]:
     unknown = [line.name for line in lines if line.state not in ("applied", "pending")]
     missing = [line.name for line in lines if line.state == "pending"]
     if unknown:
-        remedy = "Run the version of Rota that made it, or `rota db status` for what differs."
-        return [fail("schema", f"{unknown[0]} in the database is not that of this Rota.", remedy, strange=unknown)]
+        remedy = "Run the version of Rota that created it; `rota db status` shows the difference."
+        return [
+            fail("schema", f"{unknown[0]} in the database differs from this version of Rota.", remedy, strange=unknown)
+        ]
     if missing:
         remedy = "`rota db migrate` applies them."
         return [fail("schema", f"{len(missing)} migrations are missing, first {missing[0]}.", remedy, missing=missing)]
@@ -164,11 +166,11 @@ async def _check_queue(database: Database) -> list[DoctorCheck]:
     pinning = [session for session in await storage_report.long_transactions(database) if session.pins or session.slots]
     if pinning:
         who = ", ".join(f"{each.application or 'process'} {each.pid}" for each in pinning[:3])
-        text = f"{len(pinning)} transactions have been open for long, and keep old rows from being removed: {who}."
-        return [warn("queue", text, "End them, or have their program commit sooner.", sessions=pinning)]
+        text = f"{len(pinning)} long transactions prevent old rows from being removed: {who}."
+        return [warn("queue", text, "End them, or make their program commit sooner.", sessions=pinning)]
     if not state.counters_trusted:
-        return [warn("queue", "Counters are not kept, so counting reads rows.", "`rota queue rebuild-counts` begins.")]
-    return [ok("queue", "Counters are kept, and nobody holds up its storage.", keeper=state.keeper)]
+        return [warn("queue", "Counters are off, so counts scan rows.", "`rota queue rebuild-counts` turns them on.")]
+    return [ok("queue", "Counters are on, and no long transaction blocks cleanup.", keeper=state.keeper)]
 
 
 async def _check_ledger(
@@ -178,12 +180,12 @@ async def _check_ledger(
     accounting = AccountingService(database, live)
     shows = await accounting.admin.shows()
     if live is None and any(show.managed for show in shows):
-        return skipped(["books"], "Redis, which keeps some of them, does not answer")
+        return skipped(["books"], "Redis, which has accounts of some shows, does not answer")
     found = [await auditing.audit(accounting, show) for show in shows]
     wrong = [each.show.name for each in found if not each.ok]
     if wrong:
-        remedy = "`rota ledger audit` shows every key, `--repair` brings them to what PostgreSQL says."
-        return [fail("books", f"Those of {', '.join(wrong[:5])} do not agree.", remedy, shows=wrong)]
+        remedy = "`rota ledger audit` shows every key, `--repair` sets them to PostgreSQL's values."
+        return [fail("books", f"The accounts of {', '.join(wrong[:5])} do not agree.", remedy, shows=wrong)]
     keys = sum(len(each.lines) for each in found)
     return [ok("books", f"{keys} keys of {len(shows)} shows agree in PostgreSQL and Redis.", keys=keys)]
 
@@ -191,7 +193,7 @@ async def _check_ledger(
 async def _connect_redis(settings: Settings, url: str | None, found: list[DoctorCheck]) -> redis.asyncio.Redis | None:
     """A client if Redis answers, otherwise None; appends its checks to `found`."""
     if not url:
-        found += [fail("Redis", "None is known.", "Set redis.url, or start one with `rota up`.")]
+        found += [fail("Redis", "Not configured.", "Set redis.url, or start a local one with `rota up`.")]
         found += skipped(_REDIS_CHECKS, "there is no Redis")
         return None
     client = redis_infra.connect(runtime.redis_target(settings, url))
@@ -200,8 +202,8 @@ async def _connect_redis(settings: Settings, url: str | None, found: list[Doctor
         found += await _with_timeout("Redis", _check_redis(client))
     except RotaError as error:
         await client.aclose()
-        found += [fail("Redis", error.sentence, f"See that {masked_url(url)} runs and is set up as it says.")]
-        found += skipped(_REDIS_CHECKS, "Redis does not answer, or is not fit")
+        found += [fail("Redis", error.sentence, f"Check that {masked_url(url)} runs and is configured as required.")]
+        found += skipped(_REDIS_CHECKS, "Redis does not answer or is not suitable")
         return None
     return client
 
@@ -216,7 +218,7 @@ async def _check_redis(client: redis.asyncio.Redis) -> list[DoctorCheck]:
     return [
         _check_redis_memory(info),
         doctor_view.clock_check("Redis", seconds + micros / 1e6 - at_s - took_s / 2, took_s),
-        ok("scripts", f"{sum(loaded)} of {len(loaded)} are loaded; the others are when they are first needed."),
+        ok("scripts", f"{sum(loaded)} of {len(loaded)} are loaded; the others load on first use."),
     ]
 
 
@@ -233,12 +235,12 @@ def _check_redis_memory(info: dict[str, Any]) -> DoctorCheck:
 
 async def _check_nats(settings: Settings, url: str | None) -> list[DoctorCheck]:
     if not url:
-        none = fail("NATS", "None is known.", "Set nats.url, or start one with `rota up`.")
+        none = fail("NATS", "Not configured.", "Set nats.url, or start a local one with `rota up`.")
         return [none, *skipped(["streams"], "there is no NATS")]
     try:
         bus = await Bus.connect(runtime.nats_target(settings, url))
     except RotaError as error:
-        away = fail("NATS", error.sentence, "See that it runs with JetStream, and that nats.url is right.")
+        away = fail("NATS", error.sentence, "Check that it runs with JetStream and that nats.url is correct.")
         return [away, *skipped(["streams"], "NATS does not answer")]
     try:
         version = bus.server_version
@@ -256,7 +258,7 @@ async def _check_streams(bus: Bus, settings: Settings) -> list[DoctorCheck]:
     if missing:
         text = f"There is no stream {' and '.join(missing)}."
         return [
-            fail("streams", text, "A server makes them when it starts: `rota up` or `rota server`.", missing=missing)
+            fail("streams", text, "A server creates them when it starts: `rota up` or `rota server`.", missing=missing)
         ]
     parts = ", ".join(f"{name} holds {size.messages} messages" for name, size in sizes.items() if size is not None)
     return [ok("streams", f"{parts}.", **sizes)]
@@ -272,7 +274,7 @@ def _check_disks(settings: Settings) -> list[DoctorCheck]:
         try:
             usage = shutil.disk_usage(path)
         except OSError as error:
-            found.append(fail(name, f"{path} cannot be looked at ({error.strerror}).", "See that it is there."))
+            found.append(fail(name, f"{path} cannot be read ({error.strerror}).", "Check that it exists."))
         else:
             found.append(doctor_view.disk_check(name, str(path), usage.free, usage.total))
     return found or skipped(["disk"], "servers and store are on other machines")
@@ -284,9 +286,9 @@ async def _with_timeout(name: str, checks: Awaitable[list[DoctorCheck]]) -> list
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await checks
     except TimeoutError:
-        return [fail(name, f"No answer within {CHECK_TIMEOUT_S:.0f} s.", "See how busy its server is.")]
+        return [fail(name, f"No answer within {CHECK_TIMEOUT_S:.0f} s.", "Check the load of the server.")]
     except RotaError as error:
-        return [fail(name, error.sentence, "Mend that, and look again.")]
+        return [fail(name, error.sentence, "Fix that and run `rota doctor` again.")]
 
 
 def checks_page(found: Sequence[DoctorCheck]) -> CliPage:
@@ -298,7 +300,7 @@ def checks_page(found: Sequence[DoctorCheck]) -> CliPage:
     if failed or warned:
         parts += ["", *(f"{check.name}: {check.remedy}" for check in (*failed, *warned))]
     else:
-        parts += ["", "All is well."]
+        parts += ["", "All checks passed."]
     return CliPage(data, parts)
 
 

@@ -24,13 +24,15 @@ async def check_policy(settings: Settings) -> list[DoctorCheck]:
             await kernel.close()
     except InvalidInput as invalid:
         return [
-            fail(
-                CHECK_NAME, invalid.sentence, "Servers keep the policy they have and do not start anew: mend the file."
-            )
+            fail(CHECK_NAME, invalid.sentence, "Servers keep their current policy but cannot restart: fix the file.")
         ]
     except RotaError as error:
         return [
-            fail(CHECK_NAME, error.sentence, "Jobs wait until it answers: start `rota kernel`, see safety_kernel.addr.")
+            fail(
+                CHECK_NAME,
+                error.sentence,
+                "Jobs wait until it answers: start `rota kernel`, and check safety_kernel.addr.",
+            )
         ]
     return [
         ok(

@@ -48,7 +48,7 @@ async def follow(settings: Settings, filters: Mapping[str, str], after: str, for
 
 
 def _report_unavailable(error: Unavailable) -> None:
-    output.print_stderr(f"rota: {error.sentence} Trying on.")
+    output.print_stderr(f"rota: {error.sentence} Retrying.")
 
 
 def _print_event(data: str, form: OutputFormat) -> bool:

@@ -100,7 +100,9 @@ def _resolve_task(settings: Settings, args: SubmitArgs) -> Task[..., Any] | None
         return load_declared_task(msgspec.structs.replace(args, app=up_info.app, app_folder=Path(up_info.folder)))
     except InvalidInput as error:
         if error.facts.get("kind") != "task":  # the task may belong to other workers
-            output.print_stderr(f"What {args.task} declares that it needs is not known here: {error.sentence}")
+            output.print_stderr(
+                f"The task {args.task} cannot be loaded, so its defaults do not apply: {error.sentence}"
+            )
         return None
 
 
@@ -116,8 +118,8 @@ async def _warn_unknown_task(database: Database, task: str) -> None:
     if task in known or not registrations:
         return
     near = difflib.get_close_matches(task, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"they have {', '.join(sorted(known)[:5]) or 'no task'}."
-    output.print_stderr(f"No worker that is up knows the task {task}: {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"the workers have {', '.join(sorted(known)[:5]) or 'no task'}."
+    output.print_stderr(f"No running worker has the task {task}: {hint}")
 
 
 def wait_for_job(settings: Settings, prefix: str, timeout: str | None, *, watch: bool, form: OutputFormat) -> int:
@@ -150,7 +152,7 @@ def make_job_filter(
 ) -> JobFilter:
     key, equals, value = label.partition("=")
     if label and not (key and equals):
-        raise InvalidInput(f"{label[:64]!r} is no label; write key=value.")
+        raise InvalidInput(f"{label[:64]!r} is not a valid label: use key=value.")
     return JobFilter(
         show=show, state=parse_state(state), topic=topic, reason=reason, label=(key, value) if label else None
     )
@@ -176,7 +178,7 @@ async def remediate_job(settings: Settings, jobs: JobQueries, prefix: str, remed
         detail = {"job": str(result.job), "remediation": remediation}
         await audit.append(tx, [AuditEntry(current_actor(), "job.remediate", f"job:{job}", detail)])
     data = {"job": result.job, "remediation_of": result.old, "frames": result.frames}
-    return CliPage(data, [f"Job {result.job} is job {result.old} in the way its policy suggests."])
+    return CliPage(data, [f"Job {result.job} is job {result.old} with the remediation that its policy suggests."])
 
 
 async def show_job(jobs: JobQueries, prefix: str) -> CliPage:
@@ -187,7 +189,7 @@ async def show_job(jobs: JobQueries, prefix: str) -> CliPage:
 async def show_results(jobs: JobQueries, prefix: str, settings: Settings, *, frame: int | None, limit: int) -> CliPage:
     """Values of succeeded frames and errors of failed ones; frames that returned nothing are only counted."""
     if not 1 <= limit <= RESULTS_MAX:
-        raise InvalidInput(f"{limit} is no number of results: give 1 to {RESULTS_MAX}.")
+        raise InvalidInput(f"{limit} is not a valid number of results: use 1 to {RESULTS_MAX}.")
     job = await jobs.get(await find_job(jobs, prefix))
     found: list[tuple[Layer, FrameEnd, jobs_view.FrameValue]] = []
     for layer in job.layers:

@@ -100,14 +100,14 @@ async def _fetch(store: BlobStore, file: ArtifactFile, path: Path) -> Path:
     try:
         _write(path, data)
     except OSError as error:
-        raise SetupFailed(f"{path} cannot be written ({error.strerror}): fetch to a directory that can.") from error
+        raise SetupFailed(f"{path} cannot be written ({error.strerror}): fetch to a writable directory.") from error
     return path
 
 
 def _write(path: Path, data: bytes) -> None:
     if path.exists():
         if path.read_bytes() != data:
-            raise InvalidInput(f"{path} is there already and is another file: fetch to another directory.")
+            raise InvalidInput(f"{path} already exists with different content: fetch to another directory.")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{secrets.token_hex(8)}")
@@ -118,7 +118,7 @@ def _write(path: Path, data: bytes) -> None:
 def _list_page(job: JobView, files: list[ArtifactFile]) -> CliPage:
     data = [_data(file) for file in files]
     if not files:
-        return CliPage(data, [f"No frame of job {job.id} has left a file."])
+        return CliPage(data, [f"No frame of job {job.id} has produced a file."])
     rows = [
         (file.layer.name, file.frame, file.kept.name, file.pointer.size, file.pointer.sha256.hex()[:16])
         for file in files

@@ -34,27 +34,29 @@ def _option(metavar: str, text: str, *names: str) -> Any:
 
 
 JobArg = Annotated[
-    str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its name: the newest.", show_default=False)
+    str, typer.Argument(metavar="JOB", help="Job id, id prefix, or name (the newest job with it).", show_default=False)
 ]
 
 JobArgs = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB", help="Ids, beginnings of them, or names that a single live job has.", show_default=False
+        metavar="JOB", help="Job ids, id prefixes, or names that exactly one live job has.", show_default=False
     ),
 ]
 SubmissionFileOption = Annotated[
-    Path | None, _option("FILE", "Instead of all the others: a whole submission as YAML or JSON, such as a map.")
+    Path | None, _option("FILE", "A complete submission as YAML or JSON; excludes all other options.")
 ]
-LabelsOption = Annotated[list[str] | None, _option("KEY=VALUE", "A label; repeat it.", "--label")]
+LabelsOption = Annotated[list[str] | None, _option("KEY=VALUE", "A label; repeatable.", "--label")]
 ArtifactsOption = Annotated[
     list[str] | None,
-    _option("GLOB", "A file each frame leaves in its directory, such as out/*.png; repeat it.", "--artifact"),
+    _option("GLOB", "Files to collect from each frame's directory, such as out/*.png; repeatable.", "--artifact"),
 ]
 LimitsOption = Annotated[
     list[str] | None,
     _option(
-        "NAME=VALUE", "Of a command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB.", "--limit"
+        "NAME=VALUE",
+        "Limits of the command's processes: cpu=10min, address=4GiB, open-files=64, file-size=1GiB.",
+        "--limit",
     ),
 ]
 
@@ -64,45 +66,56 @@ def submit(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of a task.", show_default=False)] = None,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="What it is called with: JSON, name=JSON, or text.", show_default=False),
+        typer.Argument(metavar="ARGS", help="Arguments of the task: JSON, name=JSON, or text.", show_default=False),
     ] = None,
     file: SubmissionFileOption = None,
-    show: Annotated[str, _option("SHOW", "Whose quota it uses; the show that `rota up` makes.")] = "default",
+    show: Annotated[
+        str, _option("SHOW", "Show whose quota the job uses (default: the show that `rota up` creates).")
+    ] = "default",
     folder: Annotated[str | None, _option("FOLDER", "Folder of the show.")] = None,
     dept: Annotated[str | None, _option("DEPT", "Department.")] = None,
-    topic: Annotated[str | None, _option("TOPIC", "Decides which pools run it; the name of the task.")] = None,
-    name: Annotated[str | None, _option("NAME", "What it is called in lists.")] = None,
-    frames: Annotated[str | None, _option("SPEC", "Such as 1-100, 1-100x2 or 1,5,9-20; one frame without it.")] = None,
-    cores: Annotated[str | None, _option("CORES", "Per frame, such as 4 or 0.5.")] = None,
-    gpus: Annotated[int | None, _option("N", "Per frame.")] = None,
-    memory: Annotated[str | None, _option("SIZE", "Per frame, such as 512MiB or 4GiB.")] = None,
-    max_cores: Annotated[str | None, _option("CORES", "Never more at once, all frames together.")] = None,
-    priority: Annotated[str | None, _option("PRIORITY", "1 to 9, or BATCH, INTERACTIVE, CRITICAL.")] = None,
+    topic: Annotated[
+        str | None, _option("TOPIC", "Topic, which selects the pools (default: name of the task).")
+    ] = None,
+    name: Annotated[str | None, _option("NAME", "Name of the job.")] = None,
+    frames: Annotated[
+        str | None, _option("SPEC", "Frames, such as 1-100, 1-100x2 or 1,5,9-20 (default: one frame).")
+    ] = None,
+    cores: Annotated[str | None, _option("CORES", "Cores per frame, such as 4 or 0.5.")] = None,
+    gpus: Annotated[int | None, _option("N", "GPUs per frame.")] = None,
+    memory: Annotated[str | None, _option("SIZE", "Memory per frame, such as 512MiB or 4GiB.")] = None,
+    max_cores: Annotated[str | None, _option("CORES", "Maximum cores of all concurrent frames together.")] = None,
+    priority: Annotated[str | None, _option("PRIORITY", "Priority: 1 to 9, or BATCH, INTERACTIVE, CRITICAL.")] = None,
     labels: LabelsOption = None,
-    requires: Annotated[list[str] | None, _option("WORD", "What its pool must provide; repeat it.")] = None,
-    retries: Annotated[int | None, _option("N", "Attempts after the first one that failed.")] = None,
-    timeout: Annotated[str | None, _option("TIME", "Of one attempt, such as 10min.")] = None,
+    requires: Annotated[
+        list[str] | None, _option("WORD", "A capability that the pool must provide; repeatable.")
+    ] = None,
+    retries: Annotated[int | None, _option("N", "Retries after a failed first attempt.")] = None,
+    timeout: Annotated[str | None, _option("TIME", "Time limit of one attempt, such as 10min.")] = None,
     artifacts: ArtifactsOption = None,
     limits: LimitsOption = None,
-    deadline: Annotated[str | None, _option("TIME", "Of the whole job from now on, such as 2h.")] = None,
-    max_wait: Annotated[str | None, _option("TIME", "It fails when nothing of it was started by then.")] = None,
-    at: Annotated[str | None, _option("TIME", "Not before: 2026-11-30T18:00, or from now on such as 2h.")] = None,
-    after: Annotated[list[str] | None, _option("JOB", "Not before this job has ended; repeat it.")] = None,
+    deadline: Annotated[str | None, _option("TIME", "Time limit of the whole job from now, such as 2h.")] = None,
+    max_wait: Annotated[str | None, _option("TIME", "The job fails if no frame has started within this time.")] = None,
+    at: Annotated[
+        str | None,
+        _option("TIME", "Earliest start: a time such as 2026-11-30T18:00, or a duration from now such as 2h."),
+    ] = None,
+    after: Annotated[list[str] | None, _option("JOB", "Start after this job has ended; repeatable.")] = None,
     after_failed: Annotated[
         AfterFailed | None,
-        typer.Option(help="What becomes of it when that did not succeed; cancel.", show_default=False),
+        typer.Option(help="What to do when that job did not succeed (default: cancel).", show_default=False),
     ] = None,
-    key: Annotated[str | None, _option("KEY", "The same key again finds the same job.")] = None,
+    key: Annotated[str | None, _option("KEY", "Idempotency key: submitting it again returns the same job.")] = None,
     app: Annotated[
-        str | None, _option("APP", "Declares what the task needs: module:app or file.py; that of `rota up`.")
+        str | None, _option("APP", "App that declares the task: module:app or file.py (default: the app of `rota up`).")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has ended; the exit status says how.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would become of it, and change nothing.")
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until the job has ended; the exit status says how.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and change nothing.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Submit a task, or after `--` a command: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
+    """Submit a task, or a command after `--`: `rota submit --frames 1-100 -- render -f {frame} scene.usd`."""
     params = locals()  # parameters have the names of the fields of SubmitArgs
     from rota.cli.jobs import actions as jobs_actions
     from rota.cli.jobs.submit_args import SubmitArgs
@@ -118,16 +131,18 @@ def submit(
 
 def jobs_list(
     context: typer.Context,
-    show: Annotated[str | None, _option("SHOW", "Those of this show.")] = None,
-    state: Annotated[str | None, _option("STATE", "Those in this state, such as RUNNING or FAILED.")] = None,
-    topic: Annotated[str | None, _option("TOPIC", "Those of this topic.")] = None,
-    reason: Annotated[str | None, _option("REASON", "Those that wait, or ended, for this, such as no_workers.")] = None,
-    label: Annotated[str, _option("KEY=VALUE", "Those with this label.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 50,
-    after: Annotated[str | None, _option("JOB", "From the one after this on.")] = None,
+    show: Annotated[str | None, _option("SHOW", "Only jobs of this show.")] = None,
+    state: Annotated[str | None, _option("STATE", "Only jobs in this state, such as RUNNING or FAILED.")] = None,
+    topic: Annotated[str | None, _option("TOPIC", "Only jobs of this topic.")] = None,
+    reason: Annotated[
+        str | None, _option("REASON", "Only jobs that wait, or ended, for this reason, such as no_workers.")
+    ] = None,
+    label: Annotated[str, _option("KEY=VALUE", "Only jobs with this label.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number.")] = 50,
+    after: Annotated[str | None, _option("JOB", "Start after this job (next page).")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Jobs that wait, run and have ended, the newest first."""
+    """List waiting, running and ended jobs, newest first."""
     from rota.cli.jobs import actions as jobs_actions
 
     job_filter = jobs_actions.make_job_filter(show, state, topic, reason, label)
@@ -137,10 +152,10 @@ def jobs_list(
 def explain(
     context: typer.Context,
     which: JobArg,
-    layer: Annotated[str | None, _option("LAYER", "Only this layer of it, by name or id.")] = None,
+    layer: Annotated[str | None, _option("LAYER", "Only this layer, by name or id.")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Why a job is not running, or what a run of a workflow waits for, and what would help."""
+    """Explain why a job is not running, or what a workflow run waits for, and what would help."""
     from rota.cli.jobs import explain_view
 
     _print(context, form, lambda jobs: explain_view.explain_page(jobs, which, layer))
@@ -148,7 +163,7 @@ def explain(
 
 @job_app.command("show")
 def job_show(context: typer.Context, which: JobArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Everything about a job: its layers, how many of its frames are in which state, and its history."""
+    """Show a job: its layers, the states of its frames, and its history."""
     from rota.cli.jobs import actions as jobs_actions
 
     _print(context, form, lambda jobs: jobs_actions.show_job(jobs, which))
@@ -158,10 +173,10 @@ def job_show(context: typer.Context, which: JobArg, form: OutputOption = OutputF
 def job_wait(
     context: typer.Context,
     which: JobArg,
-    timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
+    timeout: Annotated[str | None, _option("TIME", "Maximum wait, such as 10min.")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Wait until a job has ended. The exit status tells how it did."""
+    """Wait until a job has ended. The exit status says how it ended."""
     from rota.cli.jobs import actions as jobs_actions
 
     sys.exit(
@@ -173,10 +188,10 @@ def job_wait(
 def job_watch(
     context: typer.Context,
     which: JobArg,
-    timeout: Annotated[str | None, _option("TIME", "Not longer than this, such as 10min.")] = None,
+    timeout: Annotated[str | None, _option("TIME", "Maximum wait, such as 10min.")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """See every layer of a job go on until it has ended. The exit status tells how it did; Ctrl-C stops nothing."""
+    """Show the progress of each layer until the job has ended. The exit status says how; Ctrl-C only stops watching."""
     from rota.cli.jobs import actions as jobs_actions
 
     sys.exit(
@@ -188,7 +203,7 @@ def job_watch(
 def job_retry(
     context: typer.Context,
     which: JobArg,
-    everything: Annotated[bool, typer.Option("--all", help="Every frame, not only those that failed.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every frame, not only the failed ones.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Run the failed frames of a job again, as a new job that is linked to it."""
@@ -205,11 +220,12 @@ def job_remediate(
     context: typer.Context,
     which: JobArg,
     remediation: Annotated[
-        str, typer.Option("--as", metavar="ID", help="Which of several remedies.", show_default=False)
+        str,
+        typer.Option("--as", metavar="ID", help="Id of the remediation, when there are several.", show_default=False),
     ] = "",
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Submit a denied job in the way its policy suggests, as a new job."""
+    """Submit a denied job again with the remediation that its policy suggests, as a new job."""
     from rota.cli.jobs import actions as jobs_actions
 
     settings = load_settings(context, quietly=True).settings
@@ -222,12 +238,12 @@ def job_cancel(
     which: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB", help="Ids, beginnings of them, or names that no other live job has.", show_default=False
+            metavar="JOB", help="Job ids, id prefixes, or names that exactly one live job has.", show_default=False
         ),
     ],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Stop jobs: what waits never starts, what runs is asked to stop and then killed."""
+    """Cancel jobs: waiting frames never start, running frames are asked to stop and then killed."""
     from rota.cli.jobs import actions as jobs_actions
 
     _print(context, form, lambda jobs: jobs_actions.cancel_jobs(jobs, which))
@@ -237,20 +253,24 @@ def job_cancel(
 def job_logs(
     context: typer.Context,
     which: JobArg,
-    frame: Annotated[int | None, _option("N", "Of this frame; the first.")] = None,
-    layer: Annotated[str | None, _option("LAYER", "Of this layer; the first.")] = None,
-    attempt: Annotated[int | None, _option("N", "Of this attempt; the last that wrote anything.")] = None,
-    stream: Annotated[StreamName | None, typer.Option(help="Of this alone; all of them.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="As it comes, until the job has ended.")] = False,
+    frame: Annotated[int | None, _option("N", "Frame (default: the first).")] = None,
+    layer: Annotated[str | None, _option("LAYER", "Layer (default: the first).")] = None,
+    attempt: Annotated[int | None, _option("N", "Attempt (default: the last one with output).")] = None,
+    stream: Annotated[
+        StreamName | None, typer.Option(help="Only this stream (default: all).", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print output as it arrives, until the job has ended.")
+    ] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """What a frame wrote: its standard output, then its errors, then what the task logged."""
+    """Show the output of a frame: its standard output, then its standard error, then the task's log."""
     from rota.cli.jobs import logs
 
     settings = load_settings(context, quietly=True).settings
     if follow:
         if attempt is not None:
-            raise InvalidInput("--follow goes with the last attempt: leave --attempt out.")
+            raise InvalidInput("--follow shows the last attempt only: omit --attempt.")
         logs.follow_logs(settings, which, frame=frame, layer=layer, stream=stream, form=form)
         return
     logs.show_logs(settings, which, frame=frame, layer=layer, attempt=attempt, stream=stream, form=form)
@@ -260,11 +280,11 @@ def job_logs(
 def job_results(
     context: typer.Context,
     which: JobArg,
-    frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many.")] = 100,
+    frame: Annotated[int | None, _option("N", "Only this frame.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number.")] = 100,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """What frames returned, and why they failed. Frames that returned nothing are not listed."""
+    """Show return values and errors of frames. Frames that returned nothing are not listed."""
     from rota.cli.jobs import actions as jobs_actions
 
     settings = load_settings(context, quietly=True).settings
@@ -277,12 +297,12 @@ def job_results(
 def job_artifacts(
     context: typer.Context,
     which: JobArg,
-    frame: Annotated[int | None, _option("N", "Of this frame alone.")] = None,
-    layer: Annotated[str | None, _option("LAYER", "Of this layer alone.")] = None,
-    to: Annotated[Path | None, _option("DIR", "Fetch them to this directory.")] = None,
+    frame: Annotated[int | None, _option("N", "Only this frame.")] = None,
+    layer: Annotated[str | None, _option("LAYER", "Only this layer.")] = None,
+    to: Annotated[Path | None, _option("DIR", "Fetch the files to this directory.")] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Files that its frames have left."""
+    """List or fetch the files that a job's frames produced."""
     from rota.cli.jobs import artifacts as jobs_artifacts
 
     settings = load_settings(context, quietly=True).settings

@@ -36,7 +36,7 @@ async def dry_run_page(settings: Settings, database: Database, submission: Submi
 def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
     job = result.job
     if result.already:
-        yield f"Nothing would be submitted: job {job.id} was submitted with this key before, it is {job.state}."
+        yield f"Nothing would be submitted: job {job.id} already has this key, and it is {job.state}."
         return
     frames = sum(layer.frames.count for layer in job.layers)
     yield f"{job.name} would be submitted to the show {job.show}, topic {job.topic}: {pluralize(frames, 'frame')}."
@@ -53,6 +53,6 @@ def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
 _GATE_TEXT = {
     AdmissionVerdict.ALLOW: "allowed",
     AdmissionVerdict.DENY: "denied",
-    AdmissionVerdict.REQUIRE_APPROVAL: "somebody must approve it",
-    AdmissionVerdict.WAIT: "it waits to be decided about",
+    AdmissionVerdict.REQUIRE_APPROVAL: "approval required",
+    AdmissionVerdict.WAIT: "decision pending",
 }

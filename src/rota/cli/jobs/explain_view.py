@@ -72,7 +72,7 @@ def _live_lines(explanation: JobExplanation, job: JobView) -> Iterator[str]:
         age = humanize_duration((datetime.now(UTC) - run.since).total_seconds())
         yield f"  {pluralize(run.frames, 'frame')} of {run.layer} on {run.worker}, the first for {age}."
     if explanation.waiting and explanation.not_known:
-        yield f"  (Not known here: {explanation.not_known}.)"
+        yield f"  (Unknown here: {explanation.not_known}.)"
 
 
 def waiting_lines(explanation: JobExplanation, *, named: bool) -> Iterator[str]:
@@ -89,9 +89,9 @@ def waiting_lines(explanation: JobExplanation, *, named: bool) -> Iterator[str]:
 def _deadline_lines(explanation: JobExplanation) -> Iterator[str]:
     """Deadlines that end the job."""
     if explanation.waiting and explanation.wait_until is not None:
-        yield f"  It fails unless a frame of it starts within {_remaining_text(explanation.wait_until)}."
+        yield f"  It fails unless one of its frames starts within {_remaining_text(explanation.wait_until)}."
     if explanation.deadline_at is not None:
-        yield f"  It must have ended in {_remaining_text(explanation.deadline_at)}, or is stopped."
+        yield f"  Its deadline is in {_remaining_text(explanation.deadline_at)}; it is then stopped."
 
 
 def _remaining_text(at: datetime) -> str:
@@ -121,7 +121,7 @@ def _usage_text(holder: Holder) -> str:
 def _start_text(layer: WaitingLayerView, *, named: bool) -> str:
     what = f"The next frame of {layer.name}" if named else "The next frame"
     if layer.start.in_s is None:
-        return f"When it starts is not known: {layer.start.basis}."
+        return f"The start time is unknown: {layer.start.basis}."
     if not layer.start.in_s:
-        return f"{what} starts within moments: {layer.start.basis}."
+        return f"{what} starts in a moment: {layer.start.basis}."
     return f"{what} starts in about {humanize_duration(layer.start.in_s)}: {layer.start.basis}."

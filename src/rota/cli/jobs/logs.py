@@ -49,7 +49,7 @@ def show_logs(
     elif segments:
         write_logs(segments)
     else:
-        output.print_stderr("Nothing that it wrote is kept.")
+        output.print_stderr("No output is stored.")
 
 
 async def _read_all(
@@ -151,7 +151,7 @@ def write_logs(segments: Sequence[LogSegment]) -> None:
     with output.IgnoreBrokenPipe():
         for segment in segments:
             if gap := segment.dropped + segment.lost:
-                why = "more than is kept" if segment.dropped else "lost on the way"
+                why = "over the storage limit" if segment.dropped else "lost in transit"
                 output.print_stderr(f"({pluralize(gap, 'byte')} of {segment.stream} are missing here: {why})")
             if sys.stdout.isatty():
                 sys.stdout.write(output.printable(segment.data.decode(errors="replace")))

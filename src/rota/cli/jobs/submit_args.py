@@ -77,10 +77,12 @@ def build_submission(args: SubmitArgs, actor: str, declared: Task[..., Any] | No
     """Options take precedence over the task's declaration, and that over Rota's defaults."""
     if args.file is not None:
         if msgspec.structs.replace(args, file=None) != SubmitArgs():
-            raise InvalidInput("A submission from a file says everything: leave the task and the other options out.")
+            raise InvalidInput("A submission file excludes a task and all other options: omit them.")
         return _submission_from_file(args.file, actor)
     if bool(args.task) == bool(args.argv):
-        raise InvalidInput("Say what is to run: `rota submit TASK [ARGS]`, or `rota submit -- COMMAND [ARGS]`.")
+        raise InvalidInput(
+            "There is no task or command, or both: use `rota submit TASK [ARGS]` or `rota submit -- COMMAND [ARGS]`."
+        )
     job: dict[str, Any] = {
         "folder": args.folder,
         "dept": args.dept,
@@ -105,18 +107,18 @@ def _submission_from_file(path: Path, actor: str) -> Submission:
     try:
         given = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise InvalidInput(f"{path} cannot be read ({error.strerror}): name a file with a submission.") from error
+        raise InvalidInput(f"{path} cannot be read ({error.strerror}): name a submission file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())[:300]}.") from error
     if not isinstance(given, dict):
-        raise InvalidInput(f"{path} is no submission: write its fields, such as show and layers.")
+        raise InvalidInput(f"{path} is not a submission: write a mapping with fields such as show and layers.")
     try:
         # msgpack, because JSON cannot represent some numbers.
         return decode_submission(
             msgspec.msgpack.encode({"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE} | given)
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{path} holds what cannot be submitted: {error}.") from error
+        raise InvalidInput(f"{path} is not a valid submission: {error}.") from error
 
 
 def _layer_fields(args: SubmitArgs, declared: Work | None) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def load_declared_task(args: SubmitArgs) -> Task[..., Any] | None:
     if args.app is None:
         return None
     if args.task is None:
-        raise InvalidInput("--app says what a task needs, and a command was given: leave it out.")
+        raise InvalidInput("--app applies to tasks only: omit it for a command.")
     tasks = load_app.load(args.app, args.app_folder or Path.cwd()).tasks
     if args.task not in tasks:
         raise unknown_name_error("task", args.task, tasks)
@@ -175,7 +177,7 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any] | None:
         if by_name is None:
             args.append(_parse_value(text))
         elif by_name[1] in kwargs:
-            raise InvalidInput(f"The argument {by_name[1][:64]} was given twice: give it once.")
+            raise InvalidInput(f"The argument {by_name[1][:64]} is repeated: give it once.")
         else:
             kwargs[by_name[1]] = _parse_value(by_name[2])
     return {"args": args, "kwargs": kwargs} if texts else None
@@ -187,7 +189,7 @@ def _parse_value(text: str) -> Any:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         if text.lstrip().startswith(_JSON_PREFIXES):
             shown = text if len(text) <= 40 else f"{text[:37]}..."
-            raise InvalidInput(f"The argument {shown} is no JSON: {str(error)[:200].rstrip('.')}.") from None
+            raise InvalidInput(f"The argument {shown} is not valid JSON: {str(error)[:200].rstrip('.')}.") from None
         return text
 
 
@@ -196,7 +198,7 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise InvalidInput(f"{text[:64]!r} is no label; write key=value.")
+            raise InvalidInput(f"{text[:64]!r} is not a valid label: use key=value.")
         found[key] = value
     return found
 
@@ -206,13 +208,15 @@ def parse_limits(texts: Sequence[str]) -> LimitSpec:
     for text in texts:
         name, _, value = text.partition("=")
         if name not in _LIMIT_FIELDS or not value:
-            raise InvalidInput(f"{text[:64]!r} is no limit; write one of {', '.join(_LIMIT_FIELDS)}, each with =VALUE.")
+            raise InvalidInput(
+                f"{text[:64]!r} is not a valid limit: use one of {', '.join(_LIMIT_FIELDS)} with =VALUE."
+            )
         given[_LIMIT_FIELDS[name]] = value
     if "cpu_s" in given:
         given["cpu_s"] = math.ceil(parse_duration(given["cpu_s"]))
     if "open_files" in given:
         if not _NUMBER.fullmatch(given["open_files"]):
-            raise InvalidInput(f"{given['open_files'][:64]!r} is no number of open files.")
+            raise InvalidInput(f"{given['open_files'][:64]!r} is not a valid number of open files: use a whole number.")
         given["open_files"] = int(given["open_files"])
     return LimitSpec(**given)
 

@@ -19,7 +19,7 @@ from rota.model.jobs.submission import PRIORITIES, ResubmitResult, SubmitResult
 from rota.model.reasons import Reason
 from rota.model.units import humanize_duration
 
-NO_JOBS: Final = "There is no such job: `rota submit` makes one."
+NO_JOBS: Final = "There is no matching job: `rota submit` creates one."
 VALUE_CHARS_MAX: Final = 100
 _PRIORITY_NAMES: Final = {number: word for word, number in PRIORITIES.items()}
 
@@ -50,9 +50,7 @@ def json_text(value: object) -> str:
 def submitted_page(submitted: SubmitResult, job: JobView) -> CliPage:
     data = {"job": submitted.job, "state": submitted.state, "already": submitted.already}
     if submitted.already:
-        return CliPage(
-            data, [f"Nothing changed: job {submitted.job} was submitted with this key before, it is {job.state}."]
-        )
+        return CliPage(data, [f"Nothing changed: job {submitted.job} already has this key, and it is {job.state}."])
     return CliPage(data, [f"Submitted job {submitted.job} ({job.name}, {pluralize(_frame_count(job), 'frame')})."])
 
 
@@ -60,7 +58,7 @@ def jobs_page(page: JobsPage, limit: int) -> CliPage:
     lines = page.items
     data = [msgspec.structs.asdict(line) for line in lines]
     # With a selective filter, the page can end before all jobs were scanned.
-    more = [f"There may be more: `--after {page.next}` goes on."] if page.next and len(lines) < limit else []
+    more = [f"There may be more: continue with `--after {page.next}`."] if page.next and len(lines) < limit else []
     if not lines:
         return CliPage(data, [NO_JOBS, *more])
     now = datetime.now(UTC)
@@ -110,7 +108,7 @@ def job_page(job: JobView, artifact_totals: tuple[int, int] = (0, 0)) -> CliPage
     facts = _fact_lines(job)
     if files:
         facts.append(
-            f"  left {pluralize(files, 'file')}, {pluralize(size, 'byte')} in all: `rota job artifacts {job.id}`"
+            f"  artifacts: {pluralize(files, 'file')}, {pluralize(size, 'byte')}: `rota job artifacts {job.id}`"
         )
     data = job_data(job) | {"artifacts": files, "artifact_bytes": size}
     return CliPage(data, [_headline(job), *facts, "", layers, "", _history_text(job)])
@@ -139,7 +137,7 @@ def _fact_lines(job: JobView) -> list[str]:
     word = _PRIORITY_NAMES.get(job.priority)
     facts = [f"  {place}, priority {job.priority}{f' ({word})' if word else ''}"]
     times = {"submitted": job.submitted_at, "not before": job.run_at, "deadline": job.deadline_at}
-    times |= {"fails if it waits until": job.wait_until, "finished": job.finished_at}
+    times |= {"fails if still waiting at": job.wait_until, "finished": job.finished_at}
     facts.append("  " + ", ".join(f"{word} {_format_time(at)}" for word, at in times.items() if at is not None))
     if job.labels:
         facts.append("  labels " + ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())))
@@ -150,9 +148,9 @@ def _fact_lines(job: JobView) -> list[str]:
 
 def _policy_text(decision: PolicyDecisionView) -> str:
     by = f"rule {decision.rule}" if decision.rule else "its default"
-    of = f" of snapshot {decision.snapshot[:12]}" if decision.snapshot else ", without asking it"
+    of = f" of snapshot {decision.snapshot[:12]}" if decision.snapshot else ", without a request"
     limits = f"; {json_text(decision.constraints)}" if decision.constraints else ""
-    return f"says {decision.says.value} by {by}{of}{f': {decision.reason}' if decision.reason else ''}{limits}"
+    return f"decision {decision.says.value} by {by}{of}{f': {decision.reason}' if decision.reason else ''}{limits}"
 
 
 def _present_states(job: JobView) -> list[FrameState]:
@@ -256,7 +254,9 @@ def results_page(job: JobView, found: Sequence[tuple[Layer, FrameEnd, FrameValue
     silent -= sum(end.state is FrameState.SUCCEEDED for _, end, _ in found)
     if not found:
         why = (
-            f"{pluralize(silent, 'frame')} succeeded and returned nothing" if silent else "no frame of it has ended yet"
+            f"{pluralize(silent, 'frame')} succeeded and returned nothing"
+            if silent
+            else "none of its frames has ended yet"
         )
         return CliPage(data, [f"Job {job.id} has no results: {why}."])
     several_layers = len(job.layers) > 1
@@ -274,7 +274,7 @@ def results_page(job: JobView, found: Sequence[tuple[Layer, FrameEnd, FrameValue
     columns = (*(("layer",) if several_layers else ()), "frame", "state", "attempt", "took", "result")
     parts: list[str | Table] = [Table(columns, rows)]
     if len(found) >= limit:
-        parts.append(f"The first {limit} are shown: `--limit` shows more, `--frame` one of them.")
+        parts.append(f"The first {limit} are shown: `--limit` shows more, `--frame` shows one.")
     return CliPage(data, parts)
 
 
@@ -311,13 +311,11 @@ def _cancelled_text(job: JobView, *, was_live: bool) -> str:
     if not was_live:
         return f"Nothing changed: job {job.id} has ended as {job.state}."
     if not job.state.terminal:
-        return f"Job {job.id} is being cancelled: nothing of it starts any more, and a server stops what runs."
+        return f"Job {job.id} is being cancelled: no more frames start, and a server stops the running ones."
     stopped = sum(layer.counts.get(FrameState.CANCELLED, 0) for layer in job.layers)
     if job.state is not JobState.CANCELLED:
-        return f"Job {job.id} has ended as {job.state} meanwhile."
-    return (
-        f"Cancelled job {job.id}: {pluralize(stopped, 'frame')} of {_frame_count(job)} will not run, or were stopped."
-    )
+        return f"Job {job.id} ended as {job.state} in the meantime."
+    return f"Cancelled job {job.id}: {pluralize(stopped, 'frame')} of {_frame_count(job)} were stopped or will not run."
 
 
 def _frame_count(job: JobView) -> int:

@@ -45,12 +45,12 @@ async def wait_until_ended(
     try:
         job = await _poll_until_ended(jobs, which, within_s, display or ProgressBar())
     except asyncio.CancelledError:
-        output.print_stderr(
-            f"Not waiting any more; the job goes on: `rota job wait {which}`, `rota job cancel {which}`."
-        )
+        output.print_stderr(f"Stopped waiting; the job continues: `rota job wait {which}`, `rota job cancel {which}`.")
         raise
     if not job.state.terminal:
-        raise NotEnded(f"Job {which} has not ended within {within_s:g} s, it is {job.state}: `rota explain {which}`.")
+        raise NotEnded(
+            f"Job {which} has not ended within {within_s:g} s and is {job.state}: see `rota explain {which}`."
+        )
     print_page(await _ended_page(jobs, job, settings), form=form)
     if not form.is_data and _is_one_frame(job) and job.layers[0].work.argv:
         from rota.cli.jobs import logs

@@ -92,7 +92,7 @@ class JobProgressDisplay:
             grid.add_row(output.printable(layer.name), layer_bar(layer), numbers, Text(more, "dim"))
         lines: list[RenderableType] = [head, grid]
         if len(job.layers) > LAYERS_SHOWN_MAX:
-            lines.append(Text(f"and {len(job.layers) - LAYERS_SHOWN_MAX} layers more", "dim"))
+            lines.append(Text(f"and {len(job.layers) - LAYERS_SHOWN_MAX} more layers", "dim"))
         if pace := self._pace_text(job):
             lines.append(Text(pace, "dim"))
         return Group(*lines)

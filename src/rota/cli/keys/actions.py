@@ -23,8 +23,8 @@ from rota.model.settings import Settings
 from rota.model.units import humanize_duration, parse_duration
 from rota.server.access import ApiKey, ApiKeyStore
 
-NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` makes one."
-SHOWN_ONCE_NOTE = "It is shown this once: keep it where only its user can read it."
+NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` creates one."
+SHOWN_ONCE_NOTE = "It is shown only once: store it where only its user can read it."
 
 
 def run(settings: Settings, work: Callable[[ApiKeyStore], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -45,7 +45,7 @@ async def create_key(
     created = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s)
     notes = [_duplicate_note(duplicate) for duplicate in duplicates]
     expiry = f", until {_format_time(created.key.expires_at)}" if created.key.expires_at else ""
-    text = f"Made key {created.key.id} ({name}): {_grants_text(created.key)}{expiry}."
+    text = f"Created key {created.key.id} ({name}): {_grants_text(created.key)}{expiry}."
     return CliPage(
         _data(created.key) | {"key": created.plain.text, "notes": notes},
         [text, created.plain.text, SHOWN_ONCE_NOTE, *notes],
@@ -59,8 +59,8 @@ def _grant_specs(role: Role, shows: Sequence[str] | None) -> list[GrantSpec]:
 def _duplicate_note(key: ApiKey) -> str:
     used = f"last used {_age_text(key.last_used_at)}" if key.last_used_at else "never used"
     return (
-        f"There is another key {key.name}, {key.id}, made {_age_text(key.created_at)} and {used}: "
-        f"`rota keys revoke {key.id}` if nobody needs it."
+        f"There is another key {key.name}, {key.id}, created {_age_text(key.created_at)} and {used}: "
+        f"`rota keys revoke {key.id}` if it is not needed."
     )
 
 

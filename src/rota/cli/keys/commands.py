@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rota.server.access import ApiKeyStore
 
 keys_app = command_group(
-    "Keys of the API: who may call it, and what each may do.\n\n"
-    "A viewer reads, a submitter also submits, cancels and retries jobs, an operator also gives priority CRITICAL and "
-    "works on queues, workers and dead letters, an admin also changes shows, quotas and keys."
+    "API keys and their roles.\n\n"
+    "A viewer reads; a submitter also submits, cancels and retries jobs; an operator also sets priority CRITICAL and "
+    "manages queues, workers and dead letters; an admin also changes shows, quotas and keys."
 )
 
 
@@ -31,14 +31,14 @@ def keys_create(
     ],
     show: Annotated[
         list[str] | None,
-        typer.Option(metavar="SHOW", help="Only in this show; may be given again.", show_default=False),
+        typer.Option(metavar="SHOW", help="Only in this show; repeatable.", show_default=False),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Refused after that, such as 12h or 30d.", show_default=False)
+        str | None, typer.Option(metavar="TIME", help="Lifetime, such as 12h or 30d.", show_default=False)
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Make a key. It is shown this once."""
+    """Create a key. It is shown only once."""
     from rota.cli.keys import actions as keys_actions
 
     _print(context, form, lambda keys: keys_actions.create_key(keys, name, role, show, expires))
@@ -47,10 +47,10 @@ def keys_create(
 @keys_app.command("list")
 def keys_list(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Also those that were revoked.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also revoked keys.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Every key, what it may do, and when it was last used."""
+    """List keys, their grants, and when they were last used."""
     from rota.cli.keys import actions as keys_actions
 
     _print(context, form, lambda keys: keys_actions.list_keys(keys, everything=everything))
@@ -59,12 +59,10 @@ def keys_list(
 @keys_app.command("revoke")
 def keys_revoke(
     context: typer.Context,
-    key: Annotated[
-        str, typer.Argument(metavar="ID", help="Its id, the beginning of it, or its name.", show_default=False)
-    ],
+    key: Annotated[str, typer.Argument(metavar="ID", help="Id, id prefix, or name.", show_default=False)],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Let a key in no more, anywhere, within a second."""
+    """Revoke a key. All servers refuse it within a second."""
     from rota.cli.keys import actions as keys_actions
 
     _print(context, form, lambda keys: keys_actions.revoke_key(keys, key))

@@ -26,7 +26,7 @@ from rota.model.settings import Settings
 PROBLEM_TEXTS = {
     LedgerProblem.LOW: "Redis counts too little",
     LedgerProblem.HIGH: "Redis counts too much",
-    LedgerProblem.UNREADABLE: "cannot be read in Redis",
+    LedgerProblem.UNREADABLE: "unreadable in Redis",
     LedgerProblem.LIMITS: "limits differ in Redis",
     LedgerProblem.TABLE: "the table is wrong",
 }
@@ -68,19 +68,19 @@ def _audit_page(found: Sequence[LedgerAudit], unknown_keys: Sequence[str], *, wh
             parts.append(Table(columns, [_line_row(line) for line in lines]))
     if unknown_keys:
         parts.append(
-            f"Keys in Redis that no show knows: {', '.join(unknown_keys[:5])}{', …' if unknown_keys[5:] else ''}"
+            f"Redis keys that belong to no show: {', '.join(unknown_keys[:5])}{', …' if unknown_keys[5:] else ''}"
         )
     if unknown_keys or not all(each.ok for each in found):
-        parts.append("`rota ledger audit --repair` brings everything to what PostgreSQL says.")
+        parts.append("`rota ledger audit --repair` sets everything to PostgreSQL's values.")
     data = {"ok": all(each.ok for each in found) and not unknown_keys, "shows": found, "strangers": unknown_keys}
-    return CliPage(data, parts or ["There is no show yet: `rota show create NAME` makes one."])
+    return CliPage(data, parts or ["There is no show yet: `rota show create NAME` creates one."])
 
 
 def _summary(found: LedgerAudit) -> str:
     wrong = sum(line.problem is not None for line in found.lines)
     stores = "Redis and PostgreSQL" if found.show.managed else "PostgreSQL"
     if found.seeded is False:
-        return f"{found.show.name}: Redis has not been seeded under fence {found.show.fence}; nothing can be booked."
+        return f"{found.show.name}: Redis is not seeded under fence {found.show.fence}, so nothing can be booked."
     if wrong:
         return f"{found.show.name}: {wrong} of {len(found.lines)} keys do not agree."
     return f"{found.show.name}: {len(found.lines)} keys agree in {stores}."
@@ -149,7 +149,7 @@ async def _current_usage(accounting: AccountingService, show: Show) -> tuple[dic
             accounting.live.client, keys, await live_reader.names_in_use(accounting.live.client, keys)
         )
     except RedisUnavailable:
-        return {}, "PostgreSQL (Redis is away)"
+        return {}, "PostgreSQL (Redis does not answer)"
     return {name: each.usage for name, each in found.items() if each.usage}, "Redis"
 
 

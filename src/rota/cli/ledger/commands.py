@@ -11,15 +11,15 @@ from rota.cli.core.options import OutputOption, load_settings, run_async
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.quota.options import command_group
 
-ledger_app = command_group("Whether the books agree, and how they fill.")
+ledger_app = command_group("Audit of the quota accounting, and live usage.")
 
 
 @ledger_app.command("audit")
 def ledger_audit(
     context: typer.Context,
-    show: Annotated[str | None, typer.Option(metavar="NAME", help="This show alone.", show_default=False)] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Bring everything to what PostgreSQL says.")] = False,
-    whole: Annotated[bool, typer.Option("--all", help="Show keys that agree, too.")] = False,
+    show: Annotated[str | None, typer.Option(metavar="NAME", help="Only this show.", show_default=False)] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Set everything to PostgreSQL's values.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="Also print keys that agree.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Compare Redis, the accounting tables and the procs, key by key. Exit status 1 when they do not agree."""
@@ -32,11 +32,11 @@ def ledger_audit(
 @ledger_app.command("watch")
 def ledger_watch(
     context: typer.Context,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.1)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Refresh interval.", min=0.1)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """What every show uses of its pools, live, until Ctrl-C."""
+    """Show the usage of every show in its pools, live, until Ctrl-C."""
     from rota.cli.ledger import actions as ledger_actions
 
     run_async(ledger_actions.watch(load_settings(context, quietly=True).settings, every_s=every, once=once, form=form))

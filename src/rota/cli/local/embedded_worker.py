@@ -71,9 +71,9 @@ class EmbeddedWorker:
             life.ready()
             await _wait_exit_or_drain(process, life)
             if not life.draining:
-                raise Unavailable(f"The worker ended with status {process.status}; its log is {self._log_path}.")
+                raise Unavailable(f"The worker exited with status {process.status}: see its log {self._log_path}.")
             if (worker := self.registered_worker()) is not None and worker.frames:
-                output.print_stderr("Ending: frames that run may finish first; Ctrl-C again stops them at once.")
+                output.print_stderr("Stopping: running frames finish first; Ctrl-C again stops them immediately.")
             process.send_signal(signal.SIGTERM)
             await process.wait()
         finally:
@@ -83,7 +83,7 @@ class EmbeddedWorker:
     async def _wait_registered(self, process: ChildProcess, before: set[UUID]) -> None:
         while True:
             if process.status is not None:
-                raise SetupFailed(f"The worker did not start: {_last_log_line(process)} (its log: {self._log_path})")
+                raise SetupFailed(f"The worker did not start: {_last_log_line(process)} (log: {self._log_path})")
             found = self._replica.engine.registry.workers
             if any(worker.name == self.name and worker.confirmed for at, worker in found.items() if at not in before):
                 return
@@ -151,4 +151,4 @@ def _last_log_line(process: ChildProcess) -> str:
     with suppress(OSError):
         if tail := process.log_tail():
             return _CODE_SUFFIX.sub("", tail.splitlines()[-1].removeprefix("rota: "))
-    return f"it ended with status {process.status}."
+    return f"it exited with status {process.status}."

@@ -151,7 +151,7 @@ async def _make_worker(
         return None
     pools = [pool.name for pool in await replica.accounting.admin.pools()]
     if settings.worker.pool not in pools:
-        output.print_stderr(f"No worker is started, since there is no pool {settings.worker.pool}: set worker.pool.")
+        output.print_stderr(f"No worker is started, because there is no pool {settings.worker.pool}: set worker.pool.")
         return None
     return EmbeddedWorker(worker_options, settings, replica, data_dir(settings))
 
@@ -184,16 +184,16 @@ def _print_banner(stack: LocalStack, replica: runtime.Replica, worker: EmbeddedW
     )
     output.print_text(f"  {'health, metrics':<18} {replica.listen_url}")
     if worker is not None and (registered := worker.registered_worker()) is not None:
-        runs = f"tasks of {worker.app} and commands" if worker.app else "commands; --app gives it tasks"
+        runs = f"tasks of {worker.app} and commands" if worker.app else "commands; --app adds tasks"
         output.print_text(f"  {'worker':<18} {worker.name}, {registered.cores / 100:g} cores  ({runs})")
-    output.print_text("Ctrl-C stops it; `rota status` in another terminal tells how it is.")
+    output.print_text("Ctrl-C stops it; `rota status` in another terminal shows its state.")
 
 
 def up_detached(settings: Settings, config: Path | None, worker_options: EmbeddedWorkerOptions | None) -> int:
     """Start `rota up` in its own session, and return when it is ready or has failed."""
     folder = data_dir(settings)
     if owner := owner_of(folder):
-        raise DataDirInUse(f"Rota is up already in {folder} (process {owner.pid}); `rota down` stops it.")
+        raise DataDirInUse(f"Rota is already up in {folder} (process {owner.pid}): `rota down` stops it.")
     log = folder / f"up-{os.getpid()}.log"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def up_detached(settings: Settings, config: Path | None, worker_options: Embedde
             log.unlink()
             return child.returncode or 1
     child.terminate()
-    raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped; see {log}.")
+    raise ServerFailed(f"Rota was not ready within {START_TIMEOUT_S:.0f} s and was stopped: see {log}.")
 
 
 def _spawn_detached(
@@ -245,8 +245,8 @@ def down(settings: Settings) -> str:
         time.sleep(POLL_INTERVAL_S)
         owner = owner_of(folder)
     raise DataDirInUse(
-        f"{folder} is still in use by process {signalled.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s; "
-        "its log says why, or kill it and the servers it left."
+        f"{folder} is still in use by process {signalled.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s: "
+        "see its log, or kill it and its servers."
     )
 
 
@@ -306,7 +306,7 @@ def _read_up_file(folder: Path) -> UpInfo | None:
 
 def print_status(found: LocalStatus) -> None:
     if found.pid is not None:
-        owner = f"process {found.pid}" if found.pid else "a process that does not say its name"
+        owner = f"process {found.pid}" if found.pid else "an unknown process"
         output.print_text(f"Rota is up in {found.data_dir} ({owner}), {found.listen or 'starting or stopping'}")
     elif not found.servers:
         output.print_text(f"Rota is not up in {found.data_dir}; `rota up` starts it.")
@@ -315,5 +315,5 @@ def print_status(found: LocalStatus) -> None:
         output.print_table(("server", "ok", "took", "url", "answer"), rows)
     if found.worker is not None:
         output.print_text(
-            f"The worker {found.worker.name} {'is up' if found.worker.ok else 'is NOT up'}; `rota workers` tells more."
+            f"The worker {found.worker.name} {'is up' if found.worker.ok else 'is NOT up'}; see `rota workers`."
         )

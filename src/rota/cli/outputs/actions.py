@@ -29,7 +29,7 @@ from rota.model.policy.outputs import OutputCheck, OutputReviewResult, OutputSum
 from rota.model.settings import Settings
 from rota.queue import Queue
 
-NO_OUTPUTS: Final = "No output is kept back."
+NO_OUTPUTS: Final = "No output matches."
 
 
 class OutputContext(msgspec.Struct, frozen=True):
@@ -81,7 +81,11 @@ async def redact_output(at: OutputContext, output: int, reason: str, *, whole: b
 
 
 def _change_page(view: OutputReviewResult, verb: str) -> CliPage:
-    sentence = f"{verb} output {view.id} of job {view.job}." if view.changed else f"Output {view.id} was so already."
+    sentence = (
+        f"{verb} output {view.id} of job {view.job}."
+        if view.changed
+        else f"Nothing changed: output {view.id} was {verb.lower()} before."
+    )
     return CliPage(msgspec.to_builtins(view), [sentence])
 
 

@@ -16,33 +16,36 @@ if TYPE_CHECKING:
     from rota.cli.outputs.actions import OutputContext
 
 outputs_app = command_group(
-    "Outputs that the output policy holds, keeps back or has redacted.\n\n"
-    "Nothing runs again: a release lets out what the frame left. Who submitted a job may not decide about its outputs."
+    "Outputs that the output policy holds, quarantines or has redacted.\n\n"
+    "Frames do not run again: a release makes the stored output readable. The submitter of a job cannot release or "
+    "redact its outputs."
 )
 
-OutputIdArg = Annotated[int, typer.Argument(metavar="OUTPUT", min=0, help="Its id as `rota outputs list` shows it.")]
+OutputIdArg = Annotated[int, typer.Argument(metavar="OUTPUT", min=0, help="Id as shown by `rota outputs list`.")]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the audit trail.", show_default=False)
+    str, typer.Option("--reason", metavar="TEXT", help="Reason, stored in the audit log.", show_default=False)
 ]
 
 
 @outputs_app.command("list")
 def outputs_list(
     context: typer.Context,
-    show: Annotated[str | None, typer.Option(metavar="SHOW", help="Those of this show.", show_default=False)] = None,
+    show: Annotated[
+        str | None, typer.Option(metavar="SHOW", help="Only outputs of this show.", show_default=False)
+    ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Those of this job: id, beginning of it, or name.")
+        str | None, typer.Option(metavar="JOB", help="Only outputs of this job: id, id prefix, or name.")
     ] = None,
     state: Annotated[
-        Literal["held", "quarantined", "redacted", "released"] | None, typer.Option(help="Those in this state.")
+        Literal["held", "quarantined", "redacted", "released"] | None, typer.Option(help="Only outputs in this state.")
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Maximum number.")] = 50,
     after: Annotated[
-        int | None, typer.Option(metavar="OUTPUT", help="From the one after this on.", show_default=False)
+        int | None, typer.Option(metavar="OUTPUT", help="Start after this output (next page).", show_default=False)
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Outputs that are held, quarantined, redacted or released, the newest first."""
+    """List held, quarantined, redacted and released outputs, newest first."""
     from rota.cli.outputs import actions as outputs_actions
 
     _print(context, form, lambda at: outputs_actions.list_outputs(at, show, job, state, limit, after))
@@ -53,11 +56,11 @@ def outputs_show(
     context: typer.Context,
     output: OutputIdArg,
     reveal: Annotated[
-        bool, typer.Option("--reveal", help="Also what it holds. That somebody looked is in the audit trail.")
+        bool, typer.Option("--reveal", help="Also print the value; the access is recorded in the audit log.")
     ] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Every check of one of them, with what was found where."""
+    """Show all checks of an output with their findings."""
     from rota.cli.outputs import actions as outputs_actions
 
     _print(context, form, lambda at: outputs_actions.show_output(at, output, reveal=reveal))
@@ -67,7 +70,7 @@ def outputs_show(
 def outputs_release(
     context: typer.Context, output: OutputIdArg, reason: ReasonOption, form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Let it be read as the frame left it: a false alarm."""
+    """Make an output readable as the frame produced it, after a false positive."""
     from rota.cli.outputs import actions as outputs_actions
 
     _print(context, form, lambda at: outputs_actions.release_output(at, output, reason))
@@ -78,10 +81,10 @@ def outputs_redact(
     context: typer.Context,
     output: OutputIdArg,
     reason: ReasonOption,
-    whole: Annotated[bool, typer.Option("--whole", help="Leave nothing of it.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Remove the whole value.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Let it be read without what scanners find in it."""
+    """Make an output readable without the parts that scanners found."""
     from rota.cli.outputs import actions as outputs_actions
 
     _print(context, form, lambda at: outputs_actions.redact_output(at, output, reason, whole=whole))

@@ -37,17 +37,18 @@ from rota.policy.kernel import PolicyKernel
 FATE_STYLES = {RuleStatus.DECIDED: "bold", RuleStatus.FAILED: "red", RuleStatus.UNMET: "dim"}
 FATE_TEXTS = {
     RuleStatus.DECIDED: "decides",
-    RuleStatus.MATCHED: "is for it, another decides",
+    RuleStatus.MATCHED: "matches, another rule decides",
     RuleStatus.COUNTS: "counts it",
-    RuleStatus.FAILED: "gives no answer",
-    RuleStatus.UNMET: "is not for it",
+    RuleStatus.FAILED: "failed to evaluate",
+    RuleStatus.UNMET: "does not match",
 }
 
 
 def check_policy_file(file: Path) -> CliPage:
     found = lint.lint_policy(read_text(file), str(file))
     limits = f", {pluralize(found.velocity_limits, 'velocity limit')}" if found.velocity_limits else ""
-    text = f"{file} is a policy of {pluralize(found.rules, 'rule')}{limits}; what no rule is for is {_effect_text(found.default)}."
+    rules = f"{pluralize(found.rules, 'rule')}{limits}"
+    text = f"{file} is a valid policy: {rules}; jobs that match no rule are {_effect_text(found.default)}."
     return CliPage(msgspec.to_builtins(found), [text, f"Snapshot {found.snapshot}.", *found.notes])
 
 
@@ -75,7 +76,7 @@ async def simulate_policy(settings: Settings, file: Path, hours: float, most: in
 
 def _simulation_parts(found: PolicySimulation) -> Iterator[str | Table]:
     which = "all jobs" if found.is_all else "newest jobs"
-    yield f"Of {found.jobs} {which} of the last {found.hours:g} h it says something else of {found.changed}."
+    yield f"For {found.changed} of {found.jobs} {which} of the last {found.hours:g} h the decision would differ."
     if found.changes:
         columns = ("jobs", "show", "topic", "was", "would be", "by rule", "such as")
         yield Table(columns, [_change_row(each) for each in found.changes])
@@ -106,9 +107,7 @@ def _kernel(settings: Settings, file: Path | None) -> PolicyKernel:
         return kernel_from_text(read_text(file), str(file))
     found = factory.open_kernel(settings, None)
     if found is None:
-        raise InvalidSetting(
-            "There is no policy: set policy.file or safety_kernel.addr, or name one with --policy FILE."
-        )
+        raise InvalidSetting("There is no policy: set policy.file or safety_kernel.addr, or use --policy FILE.")
     return found
 
 
@@ -116,7 +115,7 @@ def _read_submission(path: Path) -> Submission:
     reader = YamlReader(str(path))
     node = parse_yaml(read_text(path), str(path))
     if node is None:
-        raise InvalidInput(f"{path} is empty: write a submission.")
+        raise InvalidInput(f"{path} is empty: name a file with a submission.")
     try:
         return msgspec.convert(reader.to_builtins(node), Submission)
     except msgspec.ValidationError as error:
@@ -130,7 +129,7 @@ def _explain_page(explanation: JobPolicyExplanation) -> CliPage:
         *_extra_lines(explanation),
     ]
     if (was := explanation.was) is not None and (was.says, was.rule) != (decision.says, decision.rule):
-        lines.append(f"When it was decided it was {_effect_text(was.says)} by {_rule_text(was.rule)}: {was.reason}.")
+        lines.append(f"The recorded decision was {_effect_text(was.says)} by {_rule_text(was.rule)}: {was.reason}.")
     rows = [_finding_row(each) for each in explanation.findings]
     return CliPage(
         msgspec.to_builtins(explanation), [*lines, Table(("rule", "line", "decision", "it", "because"), rows)]
@@ -164,14 +163,14 @@ def _finding_row(each: RuleResult) -> tuple[object, ...]:
     )
 
 
-def _effect_text(says: PolicyEffect) -> str:
+def _effect_text(effect: PolicyEffect) -> str:
     return {
         PolicyEffect.ALLOW: "allowed",
         PolicyEffect.ALLOW_WITH_CONSTRAINTS: "allowed with constraints",
         PolicyEffect.REQUIRE_APPROVAL: "held for approval",
         PolicyEffect.THROTTLE: "throttled",
         PolicyEffect.DENY: "denied",
-    }[says]
+    }[effect]
 
 
 async def reload_policy(settings: Settings) -> CliPage:
@@ -185,7 +184,7 @@ async def reload_policy(settings: Settings) -> CliPage:
     async with db_commands.open_database(settings) as database:
         await check_current(database)
         await request_reload(database, current_actor())
-    text = f"Every server reads {file.path} now: {pluralize(found.size, 'rule')}, snapshot {found.snapshot}."
+    text = f"All servers reload {file.path}: {pluralize(found.size, 'rule')}, snapshot {found.snapshot}."
     return CliPage({"snapshot": found.snapshot, "changed": None}, [text])
 
 
@@ -198,7 +197,7 @@ async def _reload_kernel(settings: Settings) -> CliPage:
         [now, *_] = await kernel.list_snapshots()
     finally:
         await kernel.close()
-    text = "reads another policy" if changed else "has the same policy as before"
+    text = "loaded a changed policy" if changed else "has the same policy as before"
     return CliPage(
         {"snapshot": now.id, "changed": changed},
         [f"The kernel {text}: {pluralize(now.rules, 'rule')}, snapshot {now.id}."],

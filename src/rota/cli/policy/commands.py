@@ -20,7 +20,7 @@ PolicyFileArg = Annotated[Path, typer.Argument(metavar="FILE", help="A policy fi
 
 @policy_app.command("check")
 def policy_check(file: PolicyFileArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Whether a file is a policy; what is wrong is told with its line, and exit status 2."""
+    """Check a policy file. Errors are printed with their line, with exit status 2."""
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 
@@ -32,11 +32,11 @@ def policy_test(
     file: PolicyFileArg,
     cases: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Cases; FILE.cases.yaml beside policy FILE.yaml if left out."),
+        typer.Option(metavar="FILE", help="Test cases (default: FILE.cases.yaml next to FILE.yaml)."),
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Whether a policy says of each case what is expected. Exit status 1 when it does not."""
+    """Run the test cases of a policy. Exit status 1 when one fails."""
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 
@@ -49,11 +49,11 @@ def policy_test(
 def policy_simulate(
     context: typer.Context,
     file: PolicyFileArg,
-    hours: Annotated[float, typer.Option(metavar="N", help="How many hours to look back.")] = 24.0,
-    limit: Annotated[int, typer.Option(metavar="N", help="Jobs at most, the newest first.", min=1)] = 10_000,
+    hours: Annotated[float, typer.Option(metavar="N", help="Time window in hours.")] = 24.0,
+    limit: Annotated[int, typer.Option(metavar="N", help="Maximum number of jobs, newest first.", min=1)] = 10_000,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Of which jobs of the last hours a policy would have said something else. Changes nothing."""
+    """List recent jobs for which a policy would have decided differently. Changes nothing."""
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 
@@ -64,30 +64,28 @@ def policy_simulate(
 @policy_app.command("explain")
 def policy_explain(
     context: typer.Context,
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Its id, the beginning of it, or its name.", show_default=False)
-    ] = "",
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, id prefix, or name.", show_default=False)] = "",
     submission: Annotated[
-        Path | None, typer.Option("--submission", "-s", metavar="FILE", help="A submission, as YAML or JSON.")
+        Path | None, typer.Option("--submission", "-s", metavar="FILE", help="A submission file, as YAML or JSON.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="Another policy than the one that is set.")
+        Path | None, typer.Option("--policy", metavar="FILE", help="Policy file (default: the configured policy).")
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Which rules are for a job or a submission, and which of them decides."""
+    """Show which rules match a job or a submission, and which of them decides."""
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 
     if bool(job) == (submission is not None):
-        raise InvalidInput("Name a job, or a submission with --submission FILE.")
+        raise InvalidInput("Exactly one of JOB and --submission is required: name a job, or use --submission FILE.")
     settings = load_settings(context, quietly=True).settings
     print_page(run_async(policy_actions.explain_policy(settings, job, submission, file)), form=form)
 
 
 @policy_app.command("reload")
 def policy_reload(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Have the policy file read anew now, by the kernel or by every server. A file that is wrong changes nothing."""
+    """Reload the policy file, in the kernel or in every server. An invalid file changes nothing."""
     from rota.cli.policy import actions as policy_actions
     from rota.cli.quota.actions import print_page
 

@@ -53,7 +53,7 @@ async def list_topics(routing: RouteStore) -> CliPage:
     ]
     parts: list[str | Table] = [Table(("topic", "runs on"), rows)]
     if routes.uses_default_pool:
-        parts.append(f"Nothing is mapped, so all topics go to {DEFAULT_POOL}; the first mapping ends that.")
+        parts.append(f"No topic is mapped, so all topics go to {DEFAULT_POOL} until the first mapping.")
     return CliPage(data, parts)
 
 
@@ -75,7 +75,7 @@ async def map_topic(routing: RouteStore, topic: str, pools: Sequence[str]) -> Cl
     notes = []
     if before.uses_default_pool and changed and topic != ANY_TOPIC:
         notes.append(
-            f"Until now every topic went to {DEFAULT_POOL}; from now on jobs of topics that are not mapped fail, unless"
+            f"Until now every topic went to {DEFAULT_POOL}; from now on jobs of unmapped topics fail, unless"
             f" `rota pool map '*' {DEFAULT_POOL}` keeps them there."
         )
     data = {"topic": topic, "pools": list(pools), "changed": changed, "notes": notes}
@@ -94,7 +94,7 @@ async def unmap_topic(routing: RouteStore, topic: str) -> CliPage:
     effect = f"its jobs go to {remaining}" if remaining else "its jobs have no pool and fail"
     return CliPage(
         {"topic": topic, "changed": True, "pools": _pool_names(after, topic)},
-        [f"Topic {topic} is not mapped any more: {effect}."],
+        [f"Topic {topic} is no longer mapped: {effect}."],
     )
 
 
@@ -107,9 +107,9 @@ async def drain_pool(routing: RouteStore, name: str, timeout: str) -> CliPage:
     changed = await routing.drain(name, actor=current_actor(), timeout_s=timeout_s)
     data = {"pool": name, "status": "draining", "changed": changed}
     text = (
-        f"Pool {name} gets nothing new; what runs there ends."
+        f"Pool {name} is draining: it gets no new frames, running frames finish."
         if changed
-        else f"Nothing changed: pool {name} drains already."
+        else f"Nothing changed: pool {name} is already draining."
     )
     return CliPage(data, [text])
 
@@ -117,5 +117,5 @@ async def drain_pool(routing: RouteStore, name: str, timeout: str) -> CliPage:
 async def activate_pool(routing: RouteStore, name: str) -> CliPage:
     changed = await routing.activate(name, actor=current_actor())
     data = {"pool": name, "status": "active", "changed": changed}
-    text = f"Pool {name} takes frames again." if changed else f"Nothing changed: pool {name} is active already."
+    text = f"Pool {name} accepts frames again." if changed else f"Nothing changed: pool {name} is already active."
     return CliPage(data, [text])

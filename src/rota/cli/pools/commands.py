@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rota.placement.route_store import RouteStore
 
 TopicArg = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="A topic, or several by a glob such as 'render.*'.", show_default=False)
+    str, typer.Argument(metavar="TOPIC", help="A topic, or a glob such as 'render.*'.", show_default=False)
 ]
 
 
 @pool_app.command("topics")
 def pool_topics(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Which pools run which topic, in order, and whether each takes frames now."""
+    """List topics with their pools, in order, and the status of each pool."""
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, pools_actions.list_topics)
@@ -34,11 +34,16 @@ def pool_map(
     context: typer.Context,
     topic: TopicArg,
     pools: Annotated[
-        list[str], typer.Argument(metavar="POOL...", help="A later one when those before are full.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="POOL...",
+            help="Pools in order; a later one is used when those before are full.",
+            show_default=False,
+        ),
     ],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Say which pools run a topic. While no topic is mapped at all, the pool local runs everything."""
+    """Map a topic to pools. While no topic is mapped at all, the pool local runs everything."""
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, lambda routing: pools_actions.map_topic(routing, topic, pools))
@@ -46,7 +51,7 @@ def pool_map(
 
 @pool_app.command("unmap")
 def pool_unmap(context: typer.Context, topic: TopicArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Take the mapping of a topic away: its jobs follow the next best glob, or fail."""
+    """Remove the mapping of a topic: its jobs follow the next matching glob, or fail."""
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, lambda routing: pools_actions.unmap_topic(routing, topic))
@@ -56,10 +61,10 @@ def pool_unmap(context: typer.Context, topic: TopicArg, form: OutputOption = Out
 def pool_drain(
     context: typer.Context,
     name: Name,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="It counts as inactive after that.")] = "5min",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time until the pool is inactive.")] = "5min",
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Give a pool nothing new; what runs there ends."""
+    """Give a pool no new frames; running frames finish."""
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, lambda routing: pools_actions.drain_pool(routing, name, timeout))
@@ -67,7 +72,7 @@ def pool_drain(
 
 @pool_app.command("activate")
 def pool_activate(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let a pool take frames again."""
+    """Let a pool accept frames again."""
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, lambda routing: pools_actions.activate_pool(routing, name))
@@ -77,12 +82,12 @@ def workers(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKER", help="These alone: names, ids or beginnings of ids.", show_default=False),
+        typer.Argument(metavar="WORKER", help="Only these workers: names, ids or id prefixes.", show_default=False),
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Also those that are gone or were lost.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Also stopped and lost workers.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Who is up, what each has, and what is booked there."""
+    """List workers with their resources and bookings."""
     from rota.cli.pools import workers as pool_workers
 
     _print(context, form, lambda routing: pool_workers.list_workers(routing.database, names or (), everyone=everyone))

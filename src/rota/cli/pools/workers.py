@@ -13,7 +13,7 @@ from rota.engine.queries.workers import WorkerRecord, worker_records
 from rota.infra.postgres import Database
 from rota.model.units import humanize_duration
 
-NO_WORKERS: Final = "No worker is up: `rota worker` starts one, and `rota up` one with the server."
+NO_WORKERS: Final = "No worker is up: `rota worker` starts one, and `rota up` starts one with the server."
 TASKS_SHOWN_MAX: Final = 5
 
 
@@ -64,7 +64,7 @@ def _state_text(worker: WorkerRecord, now: datetime) -> str:
 
 
 def _memory_text(megabytes: int) -> str:
-    return "not known" if not megabytes else f"{megabytes / 1024:.1f} GiB" if megabytes >= 1024 else f"{megabytes} MiB"
+    return "unknown" if not megabytes else f"{megabytes / 1024:.1f} GiB" if megabytes >= 1024 else f"{megabytes} MiB"
 
 
 def _tasks_text(names: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rota.queue import Queue
 
 queue_app = command_group(
-    "Where frames wait and end: counts, pausing, storage.\n\n"
-    "Counts are exact at any backlog. What has failed for good is handled by `rota dlq`."
+    "Queues of frames: counts, pausing, storage.\n\n"
+    "Counts are exact at any backlog. For permanently failed frames see `rota dlq`."
 )
 
 QueueNameArg = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
@@ -27,14 +27,14 @@ QueueNameArg = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the 
 def queue_counts(
     context: typer.Context,
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="These alone.", show_default=False)
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues.", show_default=False)
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="As of the last fold, a second or so ago.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="As of the last compaction, about a second ago.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Frames that wait, run and have ended, by queue.
+    """Count waiting, running and ended frames by queue.
 
-    Exact, and all of one moment, whatever goes on meanwhile.
+    The counts are exact and consistent: all are of one moment.
     """
     from rota.cli.queue import actions as queue_actions
 
@@ -43,7 +43,7 @@ def queue_counts(
 
 @queue_app.command("list")
 def queue_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every queue, what waits in it and for how long."""
+    """List queues with their waiting frames and the age of the oldest."""
     from rota.cli.queue import actions as queue_actions
 
     _print(context, form, queue_actions.list_queues)
@@ -51,7 +51,7 @@ def queue_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -
 
 @queue_app.command("pause")
 def queue_pause(context: typer.Context, name: QueueNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let nothing more be claimed from a queue. What runs goes on, and frames may still be queued."""
+    """Pause a queue: no more frames are claimed. Running frames continue, and frames can still be queued."""
     from rota.cli.queue import actions as queue_actions
 
     _print(context, form, lambda queue: queue_actions.set_paused(queue, name, paused=True))
@@ -59,7 +59,7 @@ def queue_pause(context: typer.Context, name: QueueNameArg, form: OutputOption =
 
 @queue_app.command("resume")
 def queue_resume(context: typer.Context, name: QueueNameArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let frames of a paused queue be claimed again."""
+    """Resume a paused queue."""
     from rota.cli.queue import actions as queue_actions
 
     _print(context, form, lambda queue: queue_actions.set_paused(queue, name, paused=False))
@@ -67,10 +67,10 @@ def queue_resume(context: typer.Context, name: QueueNameArg, form: OutputOption 
 
 @queue_app.command("rebuild-counts")
 def queue_rebuild_counts(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Count everything anew from the rows.
+    """Rebuild the counters from the rows.
 
-    Counters are kept as queue.counter_mode says from then on. Meanwhile frames can neither be queued nor end; it takes
-    as long as reading all rows once.
+    Afterwards the counters follow queue.counter_mode. During the rebuild, which reads all rows once, frames can neither
+    be queued nor end.
     """
     from rota.cli.queue import actions as queue_actions
 
@@ -80,9 +80,9 @@ def queue_rebuild_counts(context: typer.Context, form: OutputOption = OutputForm
 
 @queue_app.command("storage")
 def queue_storage(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """The ring, the tables beside it, and who holds it up.
+    """Show the ring of slots, the side tables, and transactions that block cleanup.
 
-    Also how counts are kept, and which replica does the upkeep.
+    Also shows the counter mode and the replica that does the maintenance.
     """
     from rota.cli.queue import actions as queue_actions
 

@@ -15,9 +15,9 @@ from rota.queue.storage import RING_SLOTS
 from rota.queue.storage_report import SIDE_TABLES, LongTransaction, SlotState, StorageState, TableSize
 
 COUNT_FIELDS: Final = QueueCounts.__struct_fields__
-NO_QUEUE: Final = "There is no queue yet: the first frame that is queued makes one."
+NO_QUEUE: Final = "There is no queue yet: queueing the first frame creates one."
 COUNTERS_OFF_NOTE: Final = (
-    "Counters are not in use, so every row was read for this: `rota queue rebuild-counts` makes them anew."
+    "Counters are not in use, so this count read every row: `rota queue rebuild-counts` rebuilds them."
 )
 MEGABYTE: Final = 1024 * 1024
 
@@ -53,12 +53,12 @@ def _state_text(info: QueueInfo) -> str:
 def paused_page(name: str, counts: QueueCounts, *, paused: bool, changed: bool) -> CliPage:
     data = {"queue": name, "paused": paused, "changed": changed, "waiting": counts.waiting, "running": counts.running}
     if not changed:
-        return CliPage(data, [f"Nothing changed: queue {name} {'is paused' if paused else 'is not paused'} already."])
+        return CliPage(data, [f"Nothing changed: queue {name} {'is already paused' if paused else 'is not paused'}."])
     if paused:
         return CliPage(
-            data, [f"Paused queue {name}: {counts.waiting} wait until it is resumed, {counts.running} run on."]
+            data, [f"Paused queue {name}: {counts.waiting} wait until it is resumed, {counts.running} continue to run."]
         )
-    return CliPage(data, [f"Resumed queue {name}: {counts.waiting} may be claimed."])
+    return CliPage(data, [f"Resumed queue {name}: {counts.waiting} can be claimed."])
 
 
 def rebuilt_page(
@@ -67,16 +67,14 @@ def rebuilt_page(
     data = {"queues": len(counts), "counter_mode": mode, "was": before.counter_mode, "took_s": round(took_s, 4)}
     changed = f" (was {before.counter_mode})" if before.counter_mode != mode else ""
     if mode == "scan":
-        return CliPage(data, [f"Counters are off{changed}: every exact count reads all rows from now on."])
-    rebuilt = f"Counted {pluralize(len(counts), 'queue')} anew in {humanize_duration(took_s)}"
-    return CliPage(data, [f"{rebuilt}; the counters are kept as {mode}{changed} and are trusted."])
+        return CliPage(data, [f"Counters are off{changed}: from now on every exact count reads all rows."])
+    rebuilt = f"Rebuilt the counts of {pluralize(len(counts), 'queue')} in {humanize_duration(took_s)}"
+    return CliPage(data, [f"{rebuilt}; the counter mode is {mode}{changed}, and the counters are trusted."])
 
 
 def blocked_message(transactions: Sequence[LongTransaction]) -> str:
     session = f" ({_session_text(transactions[0])})" if transactions else ""
-    return (
-        f"Counts cannot be rebuilt while a transaction that changed them is open{session}: end it, or try again later."
-    )
+    return f"Counts cannot be rebuilt while a transaction that changed them is open{session}: end it, or retry later."
 
 
 def storage_page(
@@ -124,32 +122,33 @@ def _status_lines(state: StorageState, configured_mode: CounterMode) -> Iterator
         yield "Counters are off: every exact count reads all rows."
     else:
         trust = "are trusted" if state.counters_trusted else "are NOT trusted, so exact counts read all rows"
-        deltas = f"{pluralize(state.pending_deltas, 'delta')} to be folded"
+        deltas = f"{pluralize(state.pending_deltas, 'delta')} to be compacted"
         yield f"Counters ({state.counter_mode}) {trust}; {deltas}."
     if state.counter_mode != configured_mode:
-        yield f"queue.counter_mode says {configured_mode}: `rota queue rebuild-counts` changes to that."
+        yield f"queue.counter_mode is {configured_mode}: `rota queue rebuild-counts` switches to it."
     elif not state.counters_trusted and configured_mode != "scan":
-        yield "`rota queue rebuild-counts` counts anew."
+        yield "`rota queue rebuild-counts` rebuilds them."
     if state.keeper:
-        yield f"Upkeep is done by {state.keeper.partition('/')[0]}."
+        yield f"Maintenance is done by {state.keeper.partition('/')[0]}."
     else:
-        yield "Nobody does upkeep: nothing is folded, promoted or pruned until a replica runs; `rota up` starts one."
+        yield "No replica does maintenance (compaction, promotion, pruning): `rota up` starts one."
 
 
 def _session_effects(session: LongTransaction) -> str:
     effects = []
     if session.pins:
-        effects.append("dead rows stay and counts are only compacted")
+        effects.append("dead rows stay and counters are only compacted")
     if session.slots:
         numbers = ", ".join(str(slot) for slot in session.slots)
         effects.append(f"{'slot' if len(session.slots) == 1 else 'slots'} {numbers} cannot be emptied")
     remedy = f"`SELECT pg_terminate_backend({session.pid})` ends it"
-    return f"S{_session_text(session)[1:]}: {', and '.join(effects)} while it lasts; {remedy}."
+    return f"S{_session_text(session)[1:]}: {', and '.join(effects)} until it ends; {remedy}."
 
 
 def _session_text(session: LongTransaction) -> str:
     doing = f", {session.state}" if session.state else ""
-    return f"session {session.pid} of {session.application or 'somebody'}, {humanize_duration(session.age_s)} in a transaction{doing}"
+    age = humanize_duration(session.age_s)
+    return f"session {session.pid} of {session.application or 'unknown'}, {age} in a transaction{doing}"
 
 
 def format_size(number: int) -> str:

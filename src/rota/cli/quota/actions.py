@@ -41,7 +41,7 @@ async def open_accounting(settings: Settings) -> AsyncIterator[AccountingService
     """Redis must be configured, because every change is published to it; it need not be up."""
     url = settings.postgres.url or local_url(settings, "postgres")
     if not url:
-        raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
+        raise InvalidSetting("PostgreSQL is not configured: set postgres.url, or start a local one with `rota up`.")
     database = await Database.open(runtime.postgres_target(settings, url))
     try:
         await check_current(database)
@@ -156,10 +156,10 @@ def parse_gpu_count(text: str) -> int:
     if text == UNLIMITED_TEXT:
         return -1
     if not _INTEGER.fullmatch(text):
-        raise InvalidInput(f"{text[:40]!r} is no number of GPUs: write a whole number such as 4.")
+        raise InvalidInput(f"{text[:40]!r} is not a valid number of GPUs: use a whole number, such as 4.")
     return int(text)
 
 
 def require_any_option(*options: str | None) -> None:
     if all(option is None for option in options):
-        raise InvalidInput("Nothing to change was given: name at least one limit, see --help.")
+        raise InvalidInput("There is nothing to change: give at least one limit, see --help.")

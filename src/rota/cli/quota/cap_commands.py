@@ -27,20 +27,20 @@ from rota.cli.quota.options import (
 )
 
 folder_app = command_group(
-    "Groups of jobs inside a show, with caps of their own.\n\n"
-    "A maximum is never passed. Whoever is below their minimum is served first."
+    "Groups of jobs inside a show, with their own caps.\n\n"
+    "A maximum is never exceeded. Folders below their minimum are served first."
 )
 dept_app = command_group(
-    "Departments, and what each may use in a show.\n\n"
-    "`create` makes a department; `add` takes it into a show, `set` changes its caps there, `remove` takes it out."
+    "Departments and their caps in shows.\n\n"
+    "`create` creates a department; `add` adds it to a show, `set` changes its caps there, `remove` removes it."
 )
-job_app = command_group("Single jobs: how they are, what came of them, stopping them, and their caps.")
+job_app = command_group("Single jobs: state, results, cancellation and caps.")
 layer_app = command_group("Caps of single layers.")
 
 
 @folder_app.command("list")
 def folder_list(context: typer.Context, show: ShowName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """A show's folders and what is used of their caps."""
+    """List the folders of a show with their caps and usage."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, lambda accounting: quota_queries.list_folders(accounting, show))
@@ -57,7 +57,7 @@ def folder_create(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Make a folder, such as `rota folder create duck shots --max-cores 64`. What is not given is unlimited."""
+    """Create a folder, such as `rota folder create duck shots --max-cores 64`. Omitted caps are unlimited."""
     from rota.cli.quota import actions as quota_actions
 
     caps = quota_actions.parse_caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
@@ -75,7 +75,7 @@ def folder_set(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Change a folder's caps; what is not given stays. What runs goes on, even where less is allowed now."""
+    """Change the caps of a folder; omitted caps stay. Running frames continue, even above a lower cap."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.require_any_option(min_cores, max_cores, min_gpus, max_gpus)
@@ -87,7 +87,7 @@ def folder_set(
 def folder_rename(
     context: typer.Context, show: ShowName, name: FolderName, new: RenameTarget, form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Give a folder another name."""
+    """Rename a folder; everything else stays."""
     change(context, form, lambda admin, actor: admin.rename_folder(show, name, new, actor=actor))
 
 
@@ -95,7 +95,7 @@ def folder_rename(
 def folder_delete(
     context: typer.Context, show: ShowName, name: FolderName, form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Remove a folder. Refused while frames of it run."""
+    """Delete a folder. Refused while its frames run."""
     change(context, form, lambda admin, actor: admin.delete_folder(show, name, actor=actor))
 
 
@@ -103,11 +103,11 @@ def folder_delete(
 def dept_list(
     context: typer.Context,
     show: Annotated[
-        str | None, typer.Argument(metavar="[SHOW]", help="Only those of this show, with caps and use.")
+        str | None, typer.Argument(metavar="[SHOW]", help="Only departments of this show, with caps and usage.")
     ] = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Every department and the shows it works on; with a show, its caps there and what is used of them."""
+    """List departments with their shows; with SHOW, its departments with caps and usage."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, lambda accounting: quota_queries.list_departments(accounting, show))
@@ -115,19 +115,19 @@ def dept_list(
 
 @dept_app.command("create")
 def dept_create(context: typer.Context, name: NewName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Make a department; `rota dept add` takes it into a show."""
+    """Create a department; `rota dept add` adds it to a show."""
     change(context, form, lambda admin, actor: admin.create_dept(name, actor=actor))
 
 
 @dept_app.command("rename")
 def dept_rename(context: typer.Context, name: Name, new: RenameTarget, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Give a department another name."""
+    """Rename a department; everything else stays."""
     change(context, form, lambda admin, actor: admin.rename_dept(name, new, actor=actor))
 
 
 @dept_app.command("delete")
 def dept_delete(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Remove a department. Refused while it is part of a show."""
+    """Delete a department. Refused while it is part of a show."""
     change(context, form, lambda admin, actor: admin.delete_dept(name, actor=actor))
 
 
@@ -142,7 +142,7 @@ def dept_add(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Take a department into a show, with caps if it needs any."""
+    """Add a department to a show, with optional caps."""
     from rota.cli.quota import actions as quota_actions
 
     caps = quota_actions.parse_caps(min_cores=min_cores, max_cores=max_cores, min_gpus=min_gpus, max_gpus=max_gpus)
@@ -160,7 +160,7 @@ def dept_set(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Change a department's caps in a show; what is not given stays."""
+    """Change the caps of a department in a show; omitted caps stay."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.require_any_option(min_cores, max_cores, min_gpus, max_gpus)
@@ -170,7 +170,7 @@ def dept_set(
 
 @dept_app.command("remove")
 def dept_remove(context: typer.Context, show: ShowName, dept: DeptName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Take a department out of a show. Refused while frames of it run there."""
+    """Remove a department from a show. Refused while its frames run there."""
     change(context, form, lambda admin, actor: admin.delete_point(show, dept, actor=actor))
 
 
@@ -183,7 +183,7 @@ def job_set(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Change how much one job may use at once; what is not given stays."""
+    """Change the caps on concurrent usage of a job; omitted caps stay."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.require_any_option(max_cores, max_gpus)
@@ -199,7 +199,7 @@ def layer_set(
     max_gpus: MaxGpus = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Change how much one layer may use at once; what is not given stays."""
+    """Change the caps on concurrent usage of a layer; omitted caps stay."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.require_any_option(max_cores, max_gpus)

@@ -26,14 +26,14 @@ from rota.cli.quota.options import (
 )
 
 show_app = command_group(
-    "Projects that share the pools, each with books of its own.\n\n"
-    "A show may run frames once it has a share of a pool: `rota sub create`."
+    "Projects (tenants) that share the pools, each with its own accounting.\n\n"
+    "A show can run frames once it has a share of a pool: `rota sub create`."
 )
 pool_app = command_group("Named groups of workers, which shows share through subscriptions.")
 sub_app = command_group(
     "Subscriptions: a show's share of a pool, in cores.\n\n"
-    "The size is what the show is promised: whoever is furthest below theirs is served first. The burst is what it "
-    "never passes; 0 lets nothing run."
+    "The size is guaranteed: the show furthest below its size is served first. The burst is a hard limit; with 0 "
+    "nothing runs."
 )
 
 
@@ -44,7 +44,7 @@ class TrueFalse(StrEnum):
 
 @show_app.command("list")
 def show_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every show: who keeps its books, and what it uses of its subscriptions together."""
+    """List shows with their accounting store and their total usage."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, quota_queries.list_shows)
@@ -52,7 +52,7 @@ def show_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) ->
 
 @show_app.command("info")
 def show_info(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
-    """All limits of a show, and what is used of each."""
+    """Show all limits of a show and their usage."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, lambda accounting: quota_queries.show_info(accounting, name))
@@ -62,16 +62,16 @@ def show_info(context: typer.Context, name: Name, form: OutputOption = OutputFor
 def show_create(
     context: typer.Context,
     name: NewName,
-    managed: Annotated[bool, typer.Option("--managed", help="Let Redis keep its books from the beginning.")] = False,
+    managed: Annotated[bool, typer.Option("--managed", help="Account in Redis from the start.")] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Make a show. PostgreSQL keeps its books unless --managed is given."""
+    """Create a show. It is accounted in PostgreSQL unless --managed is given."""
     change(context, form, lambda admin, actor: admin.create_show(name, managed=managed, actor=actor))
 
 
 @show_app.command("rename")
 def show_rename(context: typer.Context, name: Name, new: RenameTarget, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Give a show another name; everything it has stays."""
+    """Rename a show; everything else stays."""
     change(context, form, lambda admin, actor: admin.rename_show(name, new, actor=actor))
 
 
@@ -80,17 +80,17 @@ def show_set(
     context: typer.Context,
     name: Name,
     max_jobs: Annotated[
-        int, typer.Option("--max-jobs", help="Jobs that may run at once; -1: as many as there are.", show_default=False)
+        int, typer.Option("--max-jobs", help="Maximum number of concurrent jobs; -1 for no limit.", show_default=False)
     ],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Limit how many jobs of a show run at once. Those that run go on; the others wait as tenant_limit."""
+    """Limit the concurrent jobs of a show. Running jobs continue; further jobs wait as tenant_limit."""
     change(context, form, lambda admin, actor: admin.change_show(name, max_jobs=max_jobs, actor=actor))
 
 
 @show_app.command("delete")
 def show_delete(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Remove a show with all its limits. Refused while frames of it run."""
+    """Delete a show with all its limits. Refused while its frames run."""
     change(context, form, lambda admin, actor: admin.delete_show(name, actor=actor))
 
 
@@ -104,16 +104,16 @@ def show_set_managed(
     ],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Say who keeps a show's books. Redis books faster; either way no limit is ever passed.
+    """Choose the store for a show's accounting. Redis books faster; limits are exact in both.
 
-    Frames may run meanwhile. Setting what is set changes nothing.
+    Frames can run during the change. Setting the current value changes nothing.
     """
     change(context, form, lambda admin, actor: admin.set_managed(name, managed is TrueFalse.TRUE, actor=actor))
 
 
 @pool_app.command("list")
 def pool_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every pool, what is promised of it, and to which shows."""
+    """List pools with the shares of their shows."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, quota_queries.list_pools)
@@ -121,25 +121,25 @@ def pool_list(context: typer.Context, form: OutputOption = OutputFormat.TEXT) ->
 
 @pool_app.command("create")
 def pool_create(context: typer.Context, name: NewName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Make a pool; `rota sub create` gives shows a share of it."""
+    """Create a pool; `rota sub create` gives shows a share of it."""
     change(context, form, lambda admin, actor: admin.create_pool(name, actor=actor))
 
 
 @pool_app.command("rename")
 def pool_rename(context: typer.Context, name: Name, new: RenameTarget, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Give a pool another name."""
+    """Rename a pool; everything else stays."""
     change(context, form, lambda admin, actor: admin.rename_pool(name, new, actor=actor))
 
 
 @pool_app.command("delete")
 def pool_delete(context: typer.Context, name: Name, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Remove a pool. Refused while a show has a subscription to it."""
+    """Delete a pool. Refused while a show has a subscription to it."""
     change(context, form, lambda admin, actor: admin.delete_pool(name, actor=actor))
 
 
 @sub_app.command("list")
 def sub_list(context: typer.Context, show: ShowName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """A show's shares and what is used of them. The mark in a bar is where the size ends, its end the burst."""
+    """List the shares of a show with their usage. The divider in a bar is the size, its end the burst."""
     from rota.cli.quota import queries as quota_queries
 
     read(context, form, lambda accounting: quota_queries.list_subscriptions(accounting, show))
@@ -175,7 +175,7 @@ def sub_set(
     gpu_burst: GpuBurst = None,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Change a share; what is not given stays. What runs goes on, even where less is allowed now."""
+    """Change a share; omitted values stay. Running frames continue, even above a lower limit."""
     from rota.cli.quota import actions as quota_actions
 
     quota_actions.require_any_option(size, burst, gpu_burst)
@@ -188,5 +188,5 @@ def sub_set(
 
 @sub_app.command("delete")
 def sub_delete(context: typer.Context, show: ShowName, pool: PoolName, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Take a show's share of a pool away. Refused while frames run on it."""
+    """Delete a show's share of a pool. Refused while frames run on it."""
     change(context, form, lambda admin, actor: admin.delete_subscription(show, pool, actor=actor))

@@ -25,28 +25,28 @@ def _option(metavar: str, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, show_default=False)
 
 
-_SIZE = _option("CORES", "What the show is promised, such as 100 or 0.5.")
-_BURST = _option("CORES", "What it never passes: cores, or a share of the size such as 150%.")
+_SIZE = _option("CORES", "Guaranteed cores, such as 100 or 0.5.")
+_BURST = _option("CORES", "Hard limit in cores, or relative to the size such as 150%.")
 
-Name = Annotated[str, _argument("NAME", "Its name.")]
+Name = Annotated[str, _argument("NAME", "Current name.")]
 NewName = Annotated[str, _argument("NAME", "Up to 64 letters, digits, dots, hyphens and underscores.")]
-RenameTarget = Annotated[str, _argument("NEW", "The name it is to have.")]
+RenameTarget = Annotated[str, _argument("NEW", "New name.")]
 ShowName = Annotated[str, _argument("SHOW", "Name of the show.")]
 PoolName = Annotated[str, _argument("POOL", "Name of the pool.")]
 FolderName = Annotated[str, _argument("FOLDER", "Name of the folder.")]
 DeptName = Annotated[str, _argument("DEPT", "Name of the department.")]
-JobRef = Annotated[str, _argument("JOB", "Its id, the beginning of it, or a name that no other live job has.")]
-LayerRef = Annotated[str, _argument("LAYER", "Its id, or the beginning of it.")]
+JobRef = Annotated[str, _argument("JOB", "Job id, id prefix, or a name that exactly one live job has.")]
+LayerRef = Annotated[str, _argument("LAYER", "Layer id or id prefix.")]
 
 Size = Annotated[str, _SIZE]
 Burst = Annotated[str, _BURST]
 NewSize = Annotated[str | None, _SIZE]
 NewBurst = Annotated[str | None, _BURST]
-GpuBurst = Annotated[str | None, _option("N", "GPUs it never passes; unlimited sets no limit, 0 refuses all.")]
-MinCores = Annotated[str | None, _option("CORES", "Served first while it has less; refuses nothing.")]
-MaxCores = Annotated[str | None, _option("CORES", "Never more than this, such as 64 or 0.5; unlimited sets no limit.")]
-MinGpus = Annotated[str | None, _option("N", "Served first while it has fewer GPUs; refuses nothing.")]
-MaxGpus = Annotated[str | None, _option("N", "Never more GPUs than this; unlimited sets no limit.")]
+GpuBurst = Annotated[str | None, _option("N", "Hard limit in GPUs; unlimited for no limit, 0 for none.")]
+MinCores = Annotated[str | None, _option("CORES", "Served first while below this; never refuses.")]
+MaxCores = Annotated[str | None, _option("CORES", "Hard limit in cores, such as 64 or 0.5; unlimited for no limit.")]
+MinGpus = Annotated[str | None, _option("N", "Served first while below this number of GPUs; never refuses.")]
+MaxGpus = Annotated[str | None, _option("N", "Hard limit in GPUs; unlimited for no limit.")]
 
 
 def command_group(text: str) -> typer.Typer:

@@ -58,14 +58,14 @@ def _sentence(change: QuotaChange) -> str:
             assert after is not None, "a rename keeps the object"
             return f"Renamed {_subject_text(change, before)} to {after.name}."
         case "set_managed":
-            return f"{_accounting_store(after)} keeps the books of {_subject(change)} now."
+            return f"The accounting of {_subject(change)} is now in {_accounting_store(after)}."
         case "change":
             return f"Changed {_subject(change)}: {_difference(change)}."
 
 
 def _unchanged_sentence(change: QuotaChange) -> str:
     if change.action == "set_managed":
-        return f"Nothing changed: {_accounting_store(change.after)} keeps the books of {_subject(change)} already."
+        return f"Nothing changed: the accounting of {_subject(change)} is already in {_accounting_store(change.after)}."
     return f"Nothing changed: {_subject(change)} is as it was{_limits_text(change)}."
 
 
@@ -87,7 +87,7 @@ def _subject_text(change: QuotaChange, thing: Show | QuotaItem | None) -> str:
 def _limits_text(change: QuotaChange) -> str:
     match change.after:
         case Show() as show:
-            return f"; {accounting_store(show)} keeps its books"
+            return f"; accounting in {accounting_store(show)}"
         case QuotaItem(limits=limits) if limits:
             fields = [field for field in LIMIT_LABELS if field in limits]
             return ": " + ", ".join(
@@ -100,7 +100,7 @@ def _limits_text(change: QuotaChange) -> str:
 def _difference(change: QuotaChange) -> str:
     before, after = change.before, change.after
     if isinstance(before, Show) and isinstance(after, Show):
-        return f"{_max_jobs_text(after)} at once (was {_max_jobs_text(before)})"
+        return f"{_max_jobs_text(after)} concurrently (was {_max_jobs_text(before)})"
     assert isinstance(before, QuotaItem), "an object with limits is not a show"
     assert isinstance(after, QuotaItem), "an object with limits is not a show"
     return ", ".join(
@@ -124,6 +124,6 @@ def _notes(change: QuotaChange) -> Iterator[str]:
         limit, used = cap_of_field(change.kind, field, after.limits), after.usage.of(resource)
         if limit is not None and used > limit:
             amount = f"{cores_text(used)} cores" if resource is Resource.CORES else f"{used} GPUs"
-            yield f"{amount} are in use, more than this allows: they go on, and nothing is added until enough ended."
+            yield f"{amount} are in use, above this limit: they continue, and nothing starts until usage is below it."
     if is_share and after.limits["int_size"] > after.limits["int_burst"]:
-        yield "Its size lies above its burst, so the whole of the size can never be used."
+        yield "Its size is above its burst, so the size can never be fully used."

@@ -74,7 +74,7 @@ def _header_line(snapshot: TopSnapshot, width: int, *, is_live: bool) -> Text:
     if snapshot.problem:
         text.append(f"  {printable(snapshot.problem)}", "bold red")
     else:
-        text.append(f"  looked in {snapshot.took_ms:.0f} ms", "dim")
+        text.append(f"  read in {snapshot.took_ms:.0f} ms", "dim")
     hint = "q quits"
     if is_live and len(text) + len(hint) + 2 <= width:
         text.append(" " * (width - len(text) - len(hint))).append(hint, "dim")
@@ -139,7 +139,7 @@ def _section_table(columns: Sequence[Column], rows: Sequence[Sequence[Text | str
 
 def _subscriptions_section(shares: Sequence[SubscriptionUsage], of: int, width: int) -> Table | Text:
     if not of:
-        return Text("There is no show yet: `rota show create NAME` makes one.", "dim")
+        return Text("There is no show yet: `rota show create NAME` creates one.", "dim")
     name = max(8, min(16, width // 6))
     gpus = 6 if any(share.gpus for share in shares) else 0
     cells = max(4, width - 2 * name - 12 - gpus - 8 - 9 - 5 - bool(gpus))
@@ -173,7 +173,7 @@ def _subscriptions_section(shares: Sequence[SubscriptionUsage], of: int, width: 
 
 def _pools_section(pools: Sequence[PoolUsage], of: int, width: int) -> Table | Text:
     if not of:
-        return Text("There is no pool yet: `rota pool create NAME` makes one.", "dim")
+        return Text("There is no pool yet: `rota pool create NAME` creates one.", "dim")
     name = max(8, min(16, width // 6))
     gpus = 8 if any(pool.gpus for pool in pools) else 0
     cells = max(4, width - 2 * name - 12 - gpus - 9 - 4 - bool(gpus))
@@ -233,7 +233,7 @@ def _workers_section(workers: Sequence[WorkerRecord], of: int, width: int) -> Ta
 
 def _jobs_section(jobs: Sequence[LiveJob], of: int, width: int) -> Table | Text:
     if not of:
-        return Text("No job is live: `rota submit` makes one.", "dim")
+        return Text("No job is live: `rota submit` creates one.", "dim")
     name = max(10, min(24, width // 5))
     show = max(8, min(14, width // 8))
     cells = max(4, width - name - show - 11 - 13 - 7 - 8 - 6)

@@ -13,32 +13,40 @@ from rota.cli.core.options import load_settings
 def worker(
     context: typer.Context,
     app: Annotated[
-        str, typer.Argument(metavar="[APP]", help="Its tasks: module:app or file.py; without it only commands run.")
+        str,
+        typer.Argument(
+            metavar="[APP]",
+            help="App with the tasks: module:app or file.py; without it, the worker runs only commands.",
+        ),
     ] = "",
-    pool: Annotated[str | None, typer.Option(help="Pool it works for.", show_default=False)] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Frames at a time at most.", show_default=False)] = None,
+    pool: Annotated[str | None, typer.Option(help="Pool of the worker.", show_default=False)] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of concurrent frames.", show_default=False)
+    ] = None,
     cores: Annotated[
-        str | None, typer.Option(help="Cores that frames may use; all of this machine.", show_default=False)
+        str | None, typer.Option(help="Cores for frames (default: all of this machine).", show_default=False)
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that frames may use; all that are found.", show_default=False)
+        int | None, typer.Option(min=0, help="GPUs for frames (default: all detected).", show_default=False)
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Memory that frames may use, such as 16GiB; all.", show_default=False)
+        str | None, typer.Option(help="Memory for frames, such as 16GiB (default: all).", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Its name; host and process.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the worker (default: host and process id).", show_default=False)
+    ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For placement; repeat it.", show_default=False)
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label for placement; repeatable.", show_default=False)
     ] = None,
     capability: Annotated[
-        list[str] | None, typer.Option(metavar="WORD", help="What it can do; repeat it.", show_default=False)
+        list[str] | None, typer.Option(metavar="WORD", help="Capability for placement; repeatable.", show_default=False)
     ] = None,
     agents: Annotated[bool, typer.Option("--agents/--no-agents", help="Also run the agents of APP.")] = True,
 ) -> None:
     """Run frames of a pool, and the agents of APP, until Ctrl-C.
 
-    The first signal lets frames finish, the second gives them back at once. For frames only NATS is spoken to: the one
-    of nats.url, or of the `rota up` in this directory. Agents need PostgreSQL and Redis, too.
+    The first signal lets frames finish, the second returns them to the queue immediately. Frames need NATS only: at
+    nats.url, or that of the `rota up` in this directory. Agents also need PostgreSQL and Redis.
     """
     from rota.cli.worker import process
 

@@ -85,7 +85,7 @@ def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list
     if not settings.redis.scheduler.enabled:
         return []
     if postgres is None or redis is None:
-        output.print_stderr(f"Agents of {config.app} do not run here: set postgres.url and redis.url, which they need.")
+        output.print_stderr(f"Agents of {config.app} do not run here: set postgres.url and redis.url.")
         return []
     events = AgentEvents(nats_target(settings), settings.nats)
     agents = WorkerAgents(
@@ -157,7 +157,7 @@ def nats_target(settings: Settings) -> NatsTarget:
     nats = settings.nats
     url = nats.url or _local_url(settings)
     if url is None:
-        raise InvalidSetting("nats.url must be set to run a worker, unless `rota up` runs in this directory.")
+        raise InvalidSetting("NATS is not configured: set nats.url, or start `rota up` in this directory.")
     return NatsTarget(
         url=url,
         prefix=nats.prefix,
@@ -176,7 +176,7 @@ def _local_url(settings: Settings) -> str | None:
 def _parse_label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise InvalidInput(f"{text!r} is no label; write key=value.")
+        raise InvalidInput(f"{text!r} is not a valid label: use key=value.")
     return key, value
 
 
@@ -189,7 +189,9 @@ def _work_dir(settings: Settings) -> Iterator[Path]:
             Path(configured).mkdir(parents=True, exist_ok=True)
         work_dir = Path(configured).resolve() if configured else Path(tempfile.mkdtemp(prefix="rota-worker-"))
     except OSError as error:
-        raise SetupFailed(f"Cannot make the directory for frames ({error}): set worker.work-dir to a place.") from error
+        raise SetupFailed(
+            f"The directory for frames cannot be created ({error}): set worker.work-dir to a writable directory."
+        ) from error
     try:
         yield work_dir
     finally:

@@ -38,8 +38,8 @@ from rota.queue import Queue
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.run_queries import RunQueries
 
-NO_RUNS = "There is no such run: `rota workflow run FILE` starts one."
-NO_DEFINITIONS = "There is no workflow: `rota workflow declare FILE` makes one known."
+NO_RUNS = "No run matches: `rota workflow run FILE` starts one."
+NO_DEFINITIONS = "There is no workflow: `rota workflow declare FILE` declares one."
 POLL_INTERVAL_S: Final = 0.2
 FINAL_STATE_KEY: Final = "ended"
 DEFAULT_SHOW: Final = "default"
@@ -71,8 +71,8 @@ def run(settings: Settings, work: Callable[[WorkflowContext], Awaitable[CliPage]
     async def done() -> CliPage:
         async with db_commands.open_database(settings) as database:
             await check_current(database)
-            desk = runtime.build_run_commands(settings, Queue(database))
-            return await work(WorkflowContext(desk, RunQueries(database), current_actor()))
+            commands = runtime.build_run_commands(settings, Queue(database))
+            return await work(WorkflowContext(commands, RunQueries(database), current_actor()))
 
     page = asyncio.run(done())
     print_page(page, form=form)
@@ -113,7 +113,7 @@ async def start_run(context: WorkflowContext, args: StartRunArgs) -> CliPage:
     spec = specs[-1] if specs else None
     if spec is not None:
         if args.show not in ("", spec.show):
-            raise InvalidInput(f"{name} is for show {spec.show!r}: leave out --show, or write `show` into the file.")
+            raise InvalidInput(f"{name} is for show {spec.show!r}: omit --show, or set `show` in the file.")
         show, name = spec.show, spec.name
         for each in specs if not args.dry_run else ():
             await context.desk.declare(each, context.actor)
@@ -129,11 +129,11 @@ async def start_run(context: WorkflowContext, args: StartRunArgs) -> CliPage:
 
 
 def _started_page(started: RunStartResult) -> CliPage:
-    return CliPage(_data(started), [_started_text(started), f"`rota workflow show {started.run}` says how far it is."])
+    return CliPage(_data(started), [_started_text(started), f"`rota workflow show {started.run}` shows its progress."])
 
 
 def _started_text(started: RunStartResult) -> str:
-    return f"Run {started.run} was there before." if started.already else f"Run {started.run} has begun."
+    return f"Run {started.run} already exists." if started.already else f"Run {started.run} has started."
 
 
 async def _wait_for_run(context: WorkflowContext, started: RunStartResult, *, follow: bool) -> CliPage:
@@ -188,9 +188,9 @@ async def _run_page(context: WorkflowContext, found: WorkflowRunView) -> CliPage
 def wait_text(run: WorkflowRunView) -> str:
     """What a run is waiting for."""
     if run.state is RunState.PAUSED:
-        return f"a person: `rota workflow resume {run.id}`"
+        return f"a resume: `rota workflow resume {run.id}`"
     if run.state is RunState.COMPENSATING:
-        return "what it did to be undone"
+        return "its compensation to finish"
     running = [step for step in run.steps if step.state in ("RUNNING", "STOPPING")]
     return ", ".join(_step_wait_text(run.id, step) for step in running if step.type != "parallel")
 
@@ -199,16 +199,16 @@ def _step_wait_text(run: RunId, step: WorkflowStepView) -> str:
     if step.due_at is not None and step.type == "delay":
         return f"{_format_time(step.due_at)} (step {step.id})"
     if step.type == "approval":
-        return f"people to agree: `rota approvals show {run}:{step.id}`"
+        return f"approval: `rota approvals show {run}:{step.id}`"
     what = "run" if step.type == "workflow" else "job"
     return f"{what} {step.job} (step {step.id})"
 
 
 def _saga_parts(saga: SagaView) -> list[str | Table]:
     rows = [(entry.step, entry.state, entry.undo or "", entry.error or "") for entry in saga.entries]
-    texts = {"open": "can be undone", "rolling_back": "is being undone", "rolled_back": "was undone"}
-    what = texts.get(saga.state, "was undone in part")
-    return [f"What it did {what}, the last first:", Table(("step", "state", "by job", "why"), rows)]
+    texts = {"open": "possible", "rolling_back": "in progress", "rolled_back": "complete"}
+    what = texts.get(saga.state, "incomplete")
+    return [f"Compensation is {what}, last step first:", Table(("step", "state", "by job", "why"), rows)]
 
 
 async def show_timeline(context: WorkflowContext, text: str) -> CliPage:
@@ -228,12 +228,12 @@ async def cancel_run(context: WorkflowContext, text: str) -> CliPage:
 
 async def pause_run(context: WorkflowContext, text: str) -> CliPage:
     run = await _find_run(context, text)
-    return _changed_page(run, await context.desk.pause(run, context.actor), "begins no further step")
+    return _changed_page(run, await context.desk.pause(run, context.actor), "starts no further step")
 
 
 async def resume_run(context: WorkflowContext, text: str) -> CliPage:
     run = await _find_run(context, text)
-    return _changed_page(run, await context.desk.resume(run, context.actor), "goes on")
+    return _changed_page(run, await context.desk.resume(run, context.actor), "continues")
 
 
 def _changed_page(run: RunId, changed: bool, does: str) -> CliPage:
@@ -249,7 +249,7 @@ async def roll_back_run(context: WorkflowContext, prefix: str) -> CliPage:
     run = await _find_run(context, prefix)
     entries = await context.desk.roll_back(run, context.actor)
     jobs = "1 job" if entries == 1 else f"{entries} jobs"
-    text = f"What {jobs} of run {run} did is being undone." if entries else "Nothing is left to undo."
+    text = f"{jobs} of run {run} are being compensated." if entries else "Nothing is left to compensate."
     return CliPage({"run": str(run), "entries": entries}, [text])
 
 
@@ -257,7 +257,7 @@ def _parse_inputs(inputs: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in map(_parse_input, inputs):
         if name in found:
-            raise InvalidInput(f"The input {name} is given twice: leave one out.")
+            raise InvalidInput(f"The input {name} is repeated: give it once.")
         found[name] = value
     return found
 
@@ -265,12 +265,14 @@ def _parse_inputs(inputs: Sequence[str]) -> dict[str, Any]:
 def _parse_input(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise InvalidInput(f"{text[:60]!r} is no input: write NAME=VALUE.")
+        raise InvalidInput(f"{text[:60]!r} is not a valid input: use NAME=VALUE.")
     try:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         if value[:1] in ("{", "[", '"'):
-            raise InvalidInput(f"The value of input {name} begins like JSON and is none: correct it.") from None
+            raise InvalidInput(
+                f"The value of input {name} starts like JSON but is not valid JSON: correct it."
+            ) from None
         return name, value
 
 
@@ -294,7 +296,7 @@ def _parse_state(text: str) -> RunState | None:
     try:
         return RunState(text.upper())
     except ValueError:
-        raise InvalidInput(f"{text[:40]!r} is no state of a run: use one of {', '.join(RunState)}.") from None
+        raise InvalidInput(f"{text[:40]!r} is not a valid state of a run: use one of {', '.join(RunState)}.") from None
 
 
 async def _find_run(context: WorkflowContext, text: str) -> RunId:

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from rota.cli.core.tables import CliPage
     from rota.cli.workflows.actions import WorkflowContext
 
-workflow_app = command_group("Workflows: steps that depend on each other, and what undoes them.")
-RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Its id, or the beginning of it.", show_default=False)]
-ShowOption = Annotated[
-    str, typer.Option("--show", metavar="NAME", help="The show of the workflow; default if left out.")
-]
+workflow_app = command_group("Workflows: steps that depend on each other, and their compensation.")
+RunArg = Annotated[str, typer.Argument(metavar="RUN", help="Run id or id prefix.", show_default=False)]
+ShowOption = Annotated[str, typer.Option("--show", metavar="NAME", help="Show of the workflow (default: default).")]
 DefinitionFileArg = Annotated[
-    str, typer.Argument(metavar="FILE", help="YAML, JSON, or Python: app.py, app.py:workflow.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="FILE", help="A definition in YAML, JSON, or Python: app.py, app.py:workflow.", show_default=False
+    ),
 ]
 
 
 @workflow_app.command("validate")
 def workflow_validate(context: typer.Context, file: DefinitionFileArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Check a definition, and show in which order its steps may run. Nothing is changed."""
+    """Validate a definition, and show the order of its steps. Changes nothing."""
     from rota.cli.quota.actions import print_page
     from rota.cli.workflows import actions as workflows_actions
 
@@ -38,7 +39,7 @@ def workflow_validate(context: typer.Context, file: DefinitionFileArg, form: Out
 
 @workflow_app.command("declare")
 def workflow_declare(context: typer.Context, file: DefinitionFileArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Make a definition known; one that differs from the latest is a new version. Runs keep theirs."""
+    """Declare a definition; a changed one becomes a new version. Existing runs keep theirs."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.declare_workflow(workflows, file))
@@ -46,7 +47,7 @@ def workflow_declare(context: typer.Context, file: DefinitionFileArg, form: Outp
 
 @workflow_app.command("definitions")
 def workflow_definitions(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Every workflow in its latest version."""
+    """List workflows in their latest version."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, workflows_actions.list_definitions)
@@ -56,17 +57,27 @@ def workflow_definitions(context: typer.Context, form: OutputOption = OutputForm
 def workflow_run(
     context: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help="A workflow by name, or a file: YAML, JSON, app.py.")
+        str, typer.Argument(metavar="NAME|FILE", help="Name of a workflow, or a file: YAML, JSON, app.py.")
     ],
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value is JSON, or text.")
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=VALUE", help="An input; the value is JSON or text."),
     ] = None,
     show: ShowOption = "",
-    version: Annotated[int, typer.Option("--version", min=0, help="Of the definition; the latest if left out.")] = 0,
-    key: Annotated[str, typer.Option("--key", metavar="TEXT", help="Two runs of one key are one run.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the inputs and show the order.")] = False,
+    version: Annotated[
+        int, typer.Option("--version", min=0, help="Version of the definition (default: the latest).")
+    ] = 0,
+    key: Annotated[
+        str, typer.Option("--key", metavar="TEXT", help="Idempotency key: starting it again returns the same run.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the inputs and show the order of steps.")
+    ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Until it has ended; the exit status says how, and a terminal each step.")
+        bool,
+        typer.Option(
+            "--wait", help="Wait until the run has ended; the exit status says how. A terminal shows each step."
+        ),
     ] = False,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
@@ -82,13 +93,15 @@ def workflow_run(
 @workflow_app.command("list")
 def workflow_list(
     context: typer.Context,
-    show: Annotated[str, typer.Option("--show", metavar="NAME", help="Of this show alone.")] = "",
-    name: Annotated[str, typer.Option("--workflow", "-w", metavar="NAME", help="Of this workflow alone.")] = "",
-    state: Annotated[str, typer.Option("--state", metavar="STATE", help="Such as RUNNING or FAILED.")] = "",
-    most: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="How many runs.")] = 50,
+    show: Annotated[str, typer.Option("--show", metavar="NAME", help="Only runs of this show.")] = "",
+    name: Annotated[str, typer.Option("--workflow", "-w", metavar="NAME", help="Only runs of this workflow.")] = "",
+    state: Annotated[
+        str, typer.Option("--state", metavar="STATE", help="Only runs in this state, such as RUNNING or FAILED.")
+    ] = "",
+    most: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="Number of runs.")] = 50,
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Runs, the newest first."""
+    """List runs, newest first."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.list_runs(workflows, show, name, state, most))
@@ -96,7 +109,7 @@ def workflow_list(
 
 @workflow_app.command("show")
 def workflow_show(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """A run with its steps: what each does or waits for, and what is to be undone."""
+    """Show a run with its steps, what it waits for, and its compensation."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.show_run(workflows, run))
@@ -104,7 +117,7 @@ def workflow_show(context: typer.Context, run: RunArg, form: OutputOption = Outp
 
 @workflow_app.command("timeline")
 def workflow_timeline(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Everything that happened to a run, in order."""
+    """Show the events of a run, in order."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.show_timeline(workflows, run))
@@ -112,7 +125,7 @@ def workflow_timeline(context: typer.Context, run: RunArg, form: OutputOption = 
 
 @workflow_app.command("cancel")
 def workflow_cancel(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Stop what a run does; what it did is undone if its workflow says so."""
+    """Cancel a run; it is compensated if its workflow says so."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.cancel_run(workflows, run))
@@ -120,7 +133,7 @@ def workflow_cancel(context: typer.Context, run: RunArg, form: OutputOption = Ou
 
 @workflow_app.command("pause")
 def workflow_pause(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let no further step begin; those under way go on."""
+    """Pause a run: no further step starts; running steps continue."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.pause_run(workflows, run))
@@ -128,7 +141,7 @@ def workflow_pause(context: typer.Context, run: RunArg, form: OutputOption = Out
 
 @workflow_app.command("resume")
 def workflow_resume(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Let steps begin again."""
+    """Resume a paused run: further steps start again."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.resume_run(workflows, run))
@@ -138,10 +151,10 @@ def workflow_resume(context: typer.Context, run: RunArg, form: OutputOption = Ou
 def workflow_rerun(
     context: typer.Context,
     run: RunArg,
-    step: Annotated[str, typer.Option("--from", metavar="STEP", help="The step to begin with.")],
+    step: Annotated[str, typer.Option("--from", metavar="STEP", help="The step to start from.")],
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """A new run from a step on, with what came before taken over from one that has ended."""
+    """Start a new run from a step, with the results of earlier steps taken from an ended run."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.rerun_from_step(workflows, run, step))
@@ -149,7 +162,7 @@ def workflow_rerun(
 
 @workflow_app.command("rollback")
 def workflow_rollback(context: typer.Context, run: RunArg, form: OutputOption = OutputFormat.TEXT) -> None:
-    """Undo what a run did that has ended, or what could not be undone before."""
+    """Compensate an ended run, or retry a compensation that failed."""
     from rota.cli.workflows import actions as workflows_actions
 
     _print(context, form, lambda workflows: workflows_actions.roll_back_run(workflows, run))

@@ -29,7 +29,11 @@ def read_definitions(what: str) -> list[WorkflowSpec]:
         [name] = flows
     if name not in flows:
         names = ", ".join(f"{file}:{each}" for each in flows)
-        raise InvalidInput(f"{what} names no workflow: write {names}." if flows else f"{file} declares no workflow.")
+        raise InvalidInput(
+            f"{what} does not name a workflow: use {names}."
+            if flows
+            else f"{file} declares no workflow: declare one in it."
+        )
     return list({each.name: each.spec for each in _with_dependencies(flows[name])}.values())
 
 
