@@ -11,7 +11,8 @@ from uuid import UUID, uuid4
 import msgspec
 
 from bench.report import Figure
-from rota.engine.completion.finisher import AttemptOutcome, EndedAttempt
+from rota.engine.completion.finisher import EndedAttempt
+from rota.engine.completion.retry_decision import AttemptOutcome
 from rota.engine.outputs.sync_check import CheckedFrames, SyncOutputChecker
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.jobs.submission import SubmissionDetails, encode_details

@@ -20,7 +20,7 @@ import msgspec
 
 from rota.api.explanation import Cause, JobExplanation
 from rota.client.transport import FrameResult
-from rota.engine.completion.finisher import decide_retry
+from rota.engine.completion.retry_decision import decide_retry
 from rota.engine.queries.jobs import JobHistoryEntry, JobView, Layer
 from rota.engine.resubmission.plan import RETRY_OF
 from rota.model.errors import InvalidInput

@@ -7,8 +7,9 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from rota.engine.completion.finisher import LATE_ENDS, WORKER_LOST, _decide_retry_after_loss
+from rota.engine.completion.finisher import LATE_ENDS
 from rota.engine.completion.report_consumer import INVALID_MESSAGES, RANGE_TOKENS_MAX, TOKENS_MAX
+from rota.engine.completion.retry_decision import WORKER_LOST, decide_retry_after_loss
 from rota.infra.nats import BusMessage
 from rota.model.errors import RotaError
 from rota.model.jobs.submission import RetrySpec
@@ -441,16 +442,16 @@ async def test_a_layer_may_say_how_many_workers_a_frame_of_it_may_lose(farm):
 
 
 def test_frames_that_were_lost_before_come_back_apart_and_in_few_batches():
-    first = {_decide_retry_after_loss(token, before=0, most=9) for token in range(512)}
+    first = {decide_retry_after_loss(token, before=0, most=9) for token in range(512)}
     assert {(ending.state, ending.delay_s) for ending in first} == {("RETRIED", 0.0)}
     pauses = [
-        {_decide_retry_after_loss(token, before=before, most=9).delay_s for token in range(512)} for before in (1, 2, 8)
+        {decide_retry_after_loss(token, before=before, most=9).delay_s for token in range(512)} for before in (1, 2, 8)
     ]
     assert [len(each) for each in pauses] == [8, 8, 8]
     assert [(0.5 * top <= min(each), max(each) < top) for each, top in zip(pauses, (1, 2, 60), strict=True)] == [
         (True, True)
     ] * 3
-    assert {_decide_retry_after_loss(token, before=9, most=9).state for token in range(512)} == {"FAILED"}
+    assert {decide_retry_after_loss(token, before=9, most=9).state for token in range(512)} == {"FAILED"}
 
 
 async def _lose(farm):

@@ -48,7 +48,7 @@ from hashlib import sha256
 import msgspec
 import pytest
 
-from rota.engine.completion.finisher import decide_retry
+from rota.engine.completion.retry_decision import decide_retry
 from rota.engine.queries.jobs import JobQueries
 from rota.infra import failpoints
 from rota.model.errors import Refused, StaleFence

@@ -16,7 +16,6 @@ accounting checks shortly after which of the tokens are tombstoned and releases 
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +28,13 @@ from rota.accounting import allocations
 from rota.accounting.allocations import ProcDeleteResult
 from rota.accounting.ledger import NIL_UUID, Charge, ReleasedTokens, SingleFrameBatch
 from rota.accounting.service import AccountingService
+from rota.engine.completion.retry_decision import (
+    WORKER_LOST,
+    AttemptOutcome,
+    decide_retry,
+    decide_retry_after_loss,
+    jitter,
+)
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.sync_check import CheckedFrames, SyncOutputChecker
 from rota.engine.tracing import JobTracer, now_ns
@@ -37,14 +43,14 @@ from rota.infra.blob_store import PUT, BlobLocation, pointer_to, put_arguments
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics, tracing
 from rota.model.artifacts import format_artifact
-from rota.model.backoff import Backoff, DispatchBackoff
+from rota.model.backoff import DispatchBackoff
 from rota.model.errors import PostgresUnavailable, RotaError
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job_states import JobState
-from rota.model.jobs.work import Retries, Work
+from rota.model.jobs.work import Work
 from rota.model.policy.constraints import artifact_bytes, budgets_of
 from rota.model.policy.decision import PolicyBudgets, PolicyDecision
-from rota.model.protocol import FATAL_CODE, FATAL_CODES, Artifact, AttemptResult, AttemptStatus, TokenRange, to_ranges
+from rota.model.protocol import Artifact, AttemptResult, AttemptStatus, TokenRange, to_ranges
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import SchedulerSettings
 from rota.policy.decision_store import DecisionStore
@@ -66,14 +72,10 @@ COMPLETED = metrics.counter("rota_jobs_completed", "Jobs that ended, by state.",
 LATE_ENDS = metrics.counter("rota_frames_late", "Late results: the attempt had ended before, or was not the sender's.")
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are retried, by reason.", labels=("reason",))
 
-WORKER_LOST: Final = "worker_lost"
 ARTIFACT_LIMIT: Final = "artifact_limit"
 DEAD_LETTER_REASONS: Final = frozenset({"max_scheduling_retries", WORKER_LOST, Reason.MAX_RETRIES_EXCEEDED.value})
 """Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
-WORKER_LOST_BACKOFF: Final = Backoff(1.0, 60.0)
-WORKER_LOST_JITTER_STEPS: Final = 8
-RETRY_DELAY_MAX_S: Final = 86_400.0
 _WORK = msgspec.msgpack.Decoder(Work)
 
 
@@ -115,17 +117,6 @@ class CompletionResult(msgspec.Struct):
     """Whether some outputs need an asynchronous scan."""
     since_ns: int = msgspec.field(default_factory=now_ns)
     """When the transaction began."""
-
-
-class AttemptOutcome(NamedTuple):
-    """What becomes of one attempt."""
-
-    state: str
-    """A terminal FrameState; RETRIED: another attempt; RETURNED: the same attempt again."""
-    reason: str
-    delay_s: float = 0.0
-    ends_job: bool = False
-    """Whether the other frames of its job are terminated (fail-fast)."""
 
 
 class EndedAttempt(NamedTuple):
@@ -360,7 +351,7 @@ class Finisher:
         work, (failed, lost) = _WORK.decode(layer["work"]), before
         retries = work.retries
         if end.code == WORKER_LOST:
-            outcome = _decide_retry_after_loss(
+            outcome = decide_retry_after_loss(
                 end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost
             )
         else:
@@ -381,7 +372,7 @@ class Finisher:
         return {row["pk_job"]: self._dispatch_failures(row["dispatch_failures"]) for row in rows}
 
     def _dispatch_failures(self, failures: int) -> DispatchFailures:
-        return DispatchFailures(failures, self._dispatch_pauses.pause_s(failures - 1, _jitter()))
+        return DispatchFailures(failures, self._dispatch_pauses.pause_s(failures - 1, jitter()))
 
     async def _past_failures(
         self, tx: Transaction, frames: Sequence[EndedAttempt]
@@ -570,44 +561,6 @@ def _strip_excess_artifacts(frame: EndedAttempt, outcome: AttemptOutcome) -> End
         return frame
     error = "Its artifacts exceed the size limit of its policy: store less, or raise max_artifact_bytes."
     return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
-
-
-def _decide_retry_after_loss(token: int, before: int, most: int) -> AttemptOutcome:
-    """Retry of a frame whose worker was lost, as it was `before` times already.
-
-    The frame may be the cause (a handler that kills its process) or a bystander. So the first retry is immediate, and
-    later ones have delays that differ among neighbours: the culprit returns apart from them.
-    """
-    if before >= most:
-        return AttemptOutcome("FAILED", WORKER_LOST)
-    pause_s = (
-        WORKER_LOST_BACKOFF.pause_s(before, token % WORKER_LOST_JITTER_STEPS / WORKER_LOST_JITTER_STEPS)
-        if before
-        else 0.0
-    )
-    return AttemptOutcome("RETRIED", WORKER_LOST, round(pause_s, 2))
-
-
-def decide_retry(end: AttemptResult, retries: Retries, failed: int) -> AttemptOutcome:
-    """Whether a failed attempt is retried; `failed` attempts failed before it."""
-    code = end.code or end.status.lower()
-    if end.status is AttemptStatus.FAILED_FATAL and code not in FATAL_CODES:
-        code = FATAL_CODE
-    timed_out = end.status is AttemptStatus.TIMEOUT
-    kind = "timeout" if timed_out else "error"
-    requested = end.status is AttemptStatus.FAILED_RETRYABLE
-    if end.status is not AttemptStatus.FAILED_FATAL and failed < retries.most and (requested or kind in retries.on):
-        pause_s = end.after_s or _backoff_s(Backoff(retries.first_s, retries.longest_s), failed + 1)
-        return AttemptOutcome("RETRIED", code, min(pause_s, RETRY_DELAY_MAX_S))
-    return AttemptOutcome("TIMEOUT" if timed_out else "FAILED", code)
-
-
-def _backoff_s(pauses: Backoff, streak: int) -> float:
-    return round(pauses.pause_s(streak, _jitter()), 2)
-
-
-def _jitter() -> float:
-    return secrets.randbelow(1000) / 1000
 
 
 def _expand_ranges(ranges: Sequence[TokenRange]) -> Sequence[int]:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rota.engine.dispatch.fair_share import NO_SHARE, ShareUsage, fair_frames_max, scheduling_key, share_usage
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import DeptId, FolderId, PoolId, ShowId
@@ -28,12 +29,7 @@ SHARES = query(__package__, "shares")
 POLL_INTERVAL_S: Final = 1.0
 BACKOFF_S: Final = 1.0
 BATCH_FRAMES_MAX: Final = 512
-FAIR_BATCH_FRAMES_MAX: Final = 64
-"""Frames per round while several shows wait; the order is re-evaluated after each round."""
-FAIR_BATCH_FRAMES_MIN: Final = 1
 PROBE_FRAMES: Final = 16
-AGEING_S: Final = 300.0
-"""Waiting this long counts as one priority level."""
 
 _CAPACITY_REASONS: Final = frozenset({Reason.NO_WORKERS, Reason.POOL_OVERLOADED})
 
@@ -150,8 +146,8 @@ class PendingQueues:
         ]
         if len(waiting) < 2:
             return waiting
-        fullness = self._share_usage()
-        return sorted(waiting, key=lambda pending: _sort_key(pending, fullness.get(pending.key.show, (1, 0.0)), now))
+        usage = share_usage(self._shares)
+        return sorted(waiting, key=lambda pending: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now))
 
     def position(self, queue: str, priority: int) -> PendingPosition:
         """What is scheduled before this queue and priority.
@@ -161,9 +157,9 @@ class PendingQueues:
         target = self.entries.get((queue, priority))
         if target is None:
             return PendingPosition()
-        now, fullness = self._clock.monotonic(), self._share_usage()
+        now, usage = self._clock.monotonic(), share_usage(self._shares)
         sort_keys = {
-            at: _sort_key(pending, fullness.get(pending.key.show, (1, 0.0)), now)
+            at: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now)
             for at, pending in self.entries.items()
             if pending is target
             or (
@@ -213,18 +209,15 @@ class PendingQueues:
 
     def frames_max(self, pending: PendingQueue) -> int:
         """Maximum number of frames for the next round."""
-        fair = BATCH_FRAMES_MAX if self.shows_waiting() < 2 else self._fair_frames_max(pending)
+        fair = (
+            BATCH_FRAMES_MAX
+            if self.shows_waiting() < 2
+            else fair_frames_max(pending.key.show, pending.key.cls.need.cores, self._shares)
+        )
         if pending.budget is None:
             return fair
         # Nothing was released for a while: a small probe detects whether the limit has changed.
         return min(fair, pending.budget or PROBE_FRAMES)
-
-    def _fair_frames_max(self, pending: PendingQueue) -> int:
-        """While several shows wait: the unused part of the show's size, or else a small batch."""
-        unused = sum(
-            max(0, size - used) for (show, _), (size, used) in self._shares.items() if show == pending.key.show
-        )
-        return max(FAIR_BATCH_FRAMES_MIN, min(FAIR_BATCH_FRAMES_MAX, unused // max(1, pending.key.cls.need.cores)))
 
     def consume_budget(self, pending: PendingQueue, frames: int) -> None:
         if pending.budget is not None:
@@ -259,14 +252,6 @@ class PendingQueues:
             counts[reason] = counts.get(reason, 0) + max(0, pending.waiting - pending.parked)
         return counts
 
-    def _share_usage(self) -> dict[ShowId, tuple[int, float]]:
-        """By show: 0 if it has a size, else 1; then the fraction of the size (or cores) in use."""
-        sums: dict[ShowId, tuple[int, int]] = {}
-        for (show, _), (size, used) in self._shares.items():
-            before = sums.get(show, (0, 0))
-            sums[show] = (before[0] + size, before[1] + used)
-        return {show: (0, used / size) if size else (1, float(used)) for show, (size, used) in sums.items()}
-
     def _evict_idle(self, queues: Sequence[str] | None) -> None:
         """Bound the cache; the next poll finds evicted lanes again."""
         if queues is None and len(self.entries) > 10_000:
@@ -274,9 +259,8 @@ class PendingQueues:
                 del self.entries[at]
 
 
-def _sort_key(pending: PendingQueue, fullness: tuple[int, float], now: float) -> tuple[int, float, float, float]:
-    age_s = now - pending.since_s
-    return (*fullness, -(pending.priority + age_s / AGEING_S), -age_s)
+def _sort_key(pending: PendingQueue, usage: ShareUsage, now: float) -> tuple[int, float, float, float]:
+    return scheduling_key(usage, pending.priority, now - pending.since_s)
 
 
 def queue_key_from_row(row: Record) -> QueueKey:

@@ -53,7 +53,8 @@ from rota.policy.output.evaluate import CompiledOutputPolicy, deadline_after
 from rota.queue.dead_letters import DeadLetter
 
 if TYPE_CHECKING:
-    from rota.engine.completion.finisher import AttemptOutcome, EndedAttempt
+    from rota.engine.completion.finisher import EndedAttempt
+    from rota.engine.completion.retry_decision import AttemptOutcome
 
 LAYER_META = query(__package__, "outputs_layers")
 ADD_SCANS = query(__package__, "outputs_scan")

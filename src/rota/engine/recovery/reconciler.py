@@ -31,7 +31,8 @@ import structlog
 from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.completion import report_consumer
 from rota.engine.completion.canceller import JobCanceller
-from rota.engine.completion.finisher import WORKER_LOST, CompletionResult, Finisher
+from rota.engine.completion.finisher import CompletionResult, Finisher
+from rota.engine.completion.retry_decision import WORKER_LOST
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import Leadership, Lease, Leases
 from rota.infra.nats import Bus

@@ -1,0 +1,44 @@
+"""Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
+
+Order: the show furthest below its size, then priority with ageing, then age. While several shows wait, a round is small,
+so that the order is evaluated again before one of them takes everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rota.model.ids import PoolId, ShowId
+
+FAIR_BATCH_FRAMES_MAX: Final = 64
+"""Frames per round while several shows wait."""
+FAIR_BATCH_FRAMES_MIN: Final = 1
+AGEING_S: Final = 300.0
+"""Waiting this long counts as one priority level."""
+
+Shares = Mapping[tuple[ShowId, PoolId], tuple[int, int]]
+"""Size and use of each subscription, in centicores."""
+ShareUsage = tuple[int, float]
+"""0 if the show has a size, else 1; then the fraction of the size (or the amount) in use."""
+NO_SHARE: Final[ShareUsage] = (1, 0.0)
+
+
+def share_usage(shares: Shares) -> dict[ShowId, ShareUsage]:
+    """Usage by show, over all its pools."""
+    sums: dict[ShowId, tuple[int, int]] = {}
+    for (show, _), (size, used) in shares.items():
+        before = sums.get(show, (0, 0))
+        sums[show] = (before[0] + size, before[1] + used)
+    return {show: (0, used / size) if size else (1, float(used)) for show, (size, used) in sums.items()}
+
+
+def scheduling_key(usage: ShareUsage, priority: int, age_s: float) -> tuple[int, float, float, float]:
+    """Sort key of a queue: the smallest is served first."""
+    return (*usage, -(priority + age_s / AGEING_S), -age_s)
+
+
+def fair_frames_max(show: ShowId, cores: int, shares: Shares) -> int:
+    """Frames of `cores` each for a round while several shows wait: the unused part of the size, within bounds."""
+    unused = sum(max(0, size - used) for (owner, _), (size, used) in shares.items() if owner == show)
+    return max(FAIR_BATCH_FRAMES_MIN, min(FAIR_BATCH_FRAMES_MAX, unused // max(1, cores)))
