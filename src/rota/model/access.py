@@ -1,12 +1,13 @@
-"""Who may do what: roles, what a key was granted, and the questions faces ask. Pure.
+"""Authorization: roles, the grants of a key, and permission checks. Pure.
 
-* Roles are ordered, each may do what those below it may:
-  viewer (reads) < submitter (submits, cancels and retries jobs) < operator (priority CRITICAL, other people's queues,
+* Roles are ordered; each includes the ones below it:
+  viewer (reads) < submitter (submits, cancels and retries jobs) < operator (priority CRITICAL, other users' queues,
   workers and dead letters) < admin (shows, quotas, keys).
-* A grant is a role in one show, or in every show, also those made later. Shows are granted by id, so a renamed show
-  keeps its grants, and one that is made anew under an old name has none.
-* What concerns no single show (`show=None`: pools, workers, settings) asks for the role in every show.
-* A show is asked for by name before it is looked up: who has no grant there learns nothing, not whether it exists.
+* A grant is a role in one show, or in every show including future ones. Shows are granted by id: a renamed show keeps
+  its grants, and a new show under an old name has none.
+* Operations on no single show (`show=None`: pools, workers, settings) need the role in every show.
+* Permission is checked by show name before the show is looked up, so that a caller without a grant cannot learn whether
+  it exists.
 """
 
 from __future__ import annotations
@@ -68,21 +69,21 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class GrantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A grant to be made; shows go by name."""
+    """A grant to be created; shows are referenced by name."""
 
     role: Role
     show: str | None = None
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Whoever shows a good key."""
+    """The owner of a valid key."""
 
     key: KeyId
     name: str
     grants: tuple[Grant, ...] = ()
 
     def role(self, show: ShowId | str | None = None) -> Role | None:
-        """The highest it has there."""
+        """The highest role in `show`; without a show, in every show."""
         return max((grant.role for grant in self.grants if grant.covers(show)), default=None)
 
     def has_role(self, role: Role, show: ShowId | str | None = None) -> bool:
@@ -93,35 +94,35 @@ class Actor(msgspec.Struct, frozen=True):
         return any(grant.role >= role for grant in self.grants)
 
     def shows_with_role(self, role: Role) -> frozenset[ShowId] | None:
-        """The shows it has `role` in, for filters of lists; None when that is every show."""
+        """The shows in which it has `role`, for list filters; None if that is every show."""
         if self.has_role(role):
             return None
         return frozenset(grant.show.id for grant in self.grants if grant.show is not None and grant.role >= role)
 
     @property
     def audited(self) -> str:
-        """As the audit trail names it."""
+        """Its name in the audit log."""
         return f"key:{self.name}:{self.key}"
 
 
 def require_role(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
-    """Raises unless `actor` has `role` in `show`; without a show, in every one."""
+    """Raises Forbidden unless `actor` has `role` in `show`; without a show, in every one."""
     if actor.has_role(role, show):
         return
-    has = actor.role(show)
+    actual = actor.role(show)
     place = "every show" if show is None else f"show {show[:64]}" if isinstance(show, str) else "the show of this"
-    held = f"the role {has} in" if has else "no role in" if show else "no role that holds in"
+    held = f"the role {actual} in" if actual else "no role in" if show else "no role that holds in"
     option = f" --show {show[:64]}" if isinstance(show, str) else ""
     raise Forbidden(
         f"The key {actor.name} has {held} {place}, and this needs {role}: use another key, or have one made with"
         f" `rota keys create NAME --role {role}{option}`.",
         needs=role.value,
-        has=has.value if has else None,
+        has=actual.value if actual else None,
     )
 
 
 def require_role_in_any_show(actor: Actor, role: Role) -> None:
-    """Raises unless `actor` has `role` in any show at all: for what everybody who works here may see."""
+    """Raises Forbidden unless `actor` has `role` in at least one show."""
     if not actor.has_role_in_any_show(role):
         raise Forbidden(
             f"The key {actor.name} has the role {role} in no show: use another key, or have one made with"
@@ -131,12 +132,12 @@ def require_role_in_any_show(actor: Actor, role: Role) -> None:
 
 
 def require_submit_role(actor: Actor, submission: Submission) -> None:
-    """Submitting needs submitter in the show, and operator for the priority CRITICAL."""
+    """Submitting requires submitter in the show, and operator for priority CRITICAL."""
     require_role(actor, role_required_to_submit(submission.priority), submission.show)
 
 
 def require_grant_role(actor: Actor, shows: Iterable[ShowId | str | None]) -> None:
-    """Raises unless they may make, see and revoke keys with grants in `shows`: nobody hands out more than they have."""
+    """Raises Forbidden unless `actor` is admin in all of `shows`, as managing keys with grants there requires."""
     for show in shows:
         require_role(actor, Role.ADMIN, show)
 
@@ -173,7 +174,7 @@ def validate_expiry(seconds: float | None) -> float | None:
 
 
 def validate_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
-    """One or more, none of them about the same show twice; a name that is empty is no way to say every show."""
+    """One or more grants, at most one per show. An empty show name does not mean every show."""
     found = tuple(specs)
     shows = [spec.show for spec in found]
     if not 1 <= len(found) <= GRANTS_MAX:

@@ -1,10 +1,10 @@
-"""What an agent is, and when it runs again. Pure.
+"""Agents (recurring work): specification, validation and the next due time. Pure.
 
-A backfill runs slots that are past, one after the other, in between those of the schedule; its plan is one of its own.
+`plan_next_run` computes the next due time from the outcome of the last run: `acquired + interval` after a success
+(overdue slots collapse into one), a delay by failure class after a failure, immediately after a cancellation that was
+not the agent's fault.
 
-`plan_after` decides the next due time from how the last run ended: `acquired + interval` after a success (overdue slots
-become one), a delay by the kind of failure after a failure, at once for what was cancelled through no fault of its
-own.
+A backfill runs past slots one after the other, in between the scheduled ones, and has its own next run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rota.model.settings.agents import FailureBackoffSettings
 
 NAME_MAX: Final = 200
 DEFAULT_TIMEOUT_MS: Final = 3_600_000
-"""Of agents without an interval, unless they say otherwise."""
+"""For agents without an interval that set no timeout."""
 MISSED_SLOT_AGE_MS: Final = 60_000
-"""A slot that is this late was missed, for agents that skip what they miss."""
+"""A slot this old counts as missed, for agents with catch_up="skip"."""
 STREAK_MAX: Final = 1_000_000
 _GROUP = re.compile(r"[A-Za-z0-9_.-]{0,64}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -48,11 +48,11 @@ class AgentOutcome(StrEnum):
     FAILED = "FAILED"
     TIMEOUT = "TIMEOUT"
     CANCELLED = "CANCELLED"
-    """Stopped from outside, as by the end of its replica."""
+    """Stopped from outside, for example because its replica shut down."""
     LOST = "LOST"
-    """Its replica is gone, and nobody knows what became of it."""
+    """Its replica is gone; the outcome is unknown."""
     SKIPPED = "SKIPPED"
-    """It came too late for its slot, and its agent does not catch up."""
+    """Its slot was missed, and the agent does not catch up."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,76 +61,76 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     timeout_ms: int = 0
     """0: twice the interval."""
     error_interval_ms: int = 0
-    """After a failure; 0: as after a success."""
+    """Delay after a failure; 0: as after a success."""
     catch_up: CatchUp = "one"
     overlap: Overlap = "skip"
     group: str = ""
     job: Submission | None = None
-    """What it submits; None: it is a function of the app that declares it."""
+    """The job it submits; None: it is a function of the app that declares it."""
 
     @property
     def deadline_ms(self) -> int:
-        """How long a run may take."""
+        """Longest duration of a run."""
         if self.timeout_ms:
             return self.timeout_ms
         return 2 * self.schedule.interval_ms if isinstance(self.schedule, IntervalSchedule) else DEFAULT_TIMEOUT_MS
 
 
 class NextRun(msgspec.Struct, frozen=True):
-    """What comes next. `due_ms` None: never again."""
+    """The next run. `due_ms` None: never again."""
 
     due_ms: int | None
     slot_ms: int | None
     streak: int | None = 0
-    """None: as it was."""
+    """Consecutive failures; None: unchanged."""
 
 
 class AgentRunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, at `now_ms` on the clock of Redis."""
+    """How a run ended, at `now_ms` of the Redis clock."""
 
     outcome: AgentOutcome
     acquired_ms: int
     now_ms: int
     slot_ms: int | None
     streak: int
-    """Failures in a row before it."""
+    """Consecutive failures before this run."""
     failure: FailureClass | None = None
     backfill: bool = False
 
 
 def validate_agent(spec: AgentSpec) -> AgentSpec:
-    """InvalidInput, with a sentence, for one that could not be run or told from others."""
-    named = spec.name if len(spec.name) <= 60 else spec.name[:57] + "..."
+    """`spec` if it can be run and identified; raises InvalidInput otherwise."""
+    shown = spec.name if len(spec.name) <= 60 else spec.name[:57] + "..."
     if not 1 <= len(spec.name) <= NAME_MAX or _CONTROL.search(spec.name):
-        raise InvalidInput(f"{named!r} cannot name an agent: use 1 to {NAME_MAX} characters on one line.")
+        raise InvalidInput(f"{shown!r} cannot name an agent: use 1 to {NAME_MAX} characters on one line.")
     if _NUMBER.fullmatch(spec.name):
-        raise InvalidInput(f"{named!r} cannot name an agent: a number would be taken for a score; add a word to it.")
+        raise InvalidInput(f"{shown!r} cannot name an agent: a number would be taken for a score; add a word to it.")
     if not _GROUP.fullmatch(spec.group):
         raise InvalidInput(f"{spec.group!r} cannot name a group of agents: use letters, digits, dots and hyphens.")
     for what, value in (("timeout", spec.timeout_ms), ("error interval", spec.error_interval_ms)):
         if not 0 <= value <= INTERVAL_MAX_MS:
-            raise InvalidInput(f"The {what} of agent {named!r} is {value} ms; use up to 366 days.")
+            raise InvalidInput(f"The {what} of agent {shown!r} is {value} ms; use up to 366 days.")
     try:
         validate_schedule(spec.schedule)
-    except InvalidInput as wrong:
-        raise InvalidInput(f"Agent {named!r}: {wrong.sentence}") from wrong
+    except InvalidInput as error:
+        raise InvalidInput(f"Agent {shown!r}: {error.sentence}") from error
     return spec
 
 
 def plan_first_run(spec: AgentSpec, now_ms: int, spread_ms: int = 0) -> NextRun:
-    """For one that is new. `spread_ms` keeps many that are new at once apart; a moment that was chosen stays."""
+    """First run of a new agent. `spread_ms` staggers many new interval agents; cron and one-time moments are kept."""
     slot_ms = first_slot(spec.schedule, now_ms)
     due_ms = slot_ms + spread_ms if slot_ms is not None and isinstance(spec.schedule, IntervalSchedule) else slot_ms
     return NextRun(due_ms, slot_ms)
 
 
 def due_after_change_ms(spec: AgentSpec, now_ms: int) -> int | None:
-    """When one is due whose schedule has changed: by the new one, counted from now."""
+    """Next due time after the schedule changed, computed from now."""
     return spec.schedule.at_ms if isinstance(spec.schedule, OneTimeSchedule) else next_slot(spec.schedule, now_ms)
 
 
 def plan_run_after_resume(spec: AgentSpec, before: NextRun, now_ms: int) -> NextRun:
-    """For one that was paused: what it missed is run once, or one by one, or not at all, as it says itself."""
+    """Next run of an agent that was paused: `catch_up` decides whether missed slots run once, each, or not at all."""
     due_ms = before.due_ms
     if due_ms is None or due_ms >= now_ms or spec.catch_up != "skip":
         return before
@@ -139,14 +139,14 @@ def plan_run_after_resume(spec: AgentSpec, before: NextRun, now_ms: int) -> Next
 
 
 def is_missed(spec: AgentSpec, slot_ms: int | None, now_ms: int) -> bool:
-    """Whether a run for this slot comes too late to be wanted."""
+    """Whether a run for this slot is too late and must be skipped."""
     return spec.catch_up == "skip" and slot_ms is not None and now_ms - slot_ms > MISSED_SLOT_AGE_MS
 
 
 def plan_next_run(
     spec: AgentSpec, ended: AgentRunResult, backoff: FailureBackoffSettings, ratio: float, chance: float
 ) -> NextRun:
-    """What comes after a run. `chance` in [0, 1) is for the jitter of `ratio`, and for nothing else."""
+    """The next run after `ended`. `chance` in [0, 1) drives the jitter of `ratio`."""
     match ended.outcome:
         case AgentOutcome.SUCCEEDED | AgentOutcome.SKIPPED:
             return _next_backfill_slot(spec, ended, 0, 0) if ended.backfill else _next_slot(spec, ended, 0)
@@ -163,13 +163,13 @@ def plan_next_run(
 
 
 def _next_backfill_slot(spec: AgentSpec, ended: AgentRunResult, delay_ms: int, streak: int) -> NextRun:
-    """The slot that a backfill goes on with. One that failed is not tried again, as by the schedule."""
+    """The next slot of a backfill. A failed slot is not retried, unlike a scheduled one."""
     assert ended.slot_ms is not None, "a backfill is for a slot"
     return NextRun(ended.now_ms + delay_ms, next_slot(spec.schedule, ended.slot_ms), streak)
 
 
 def _next_slot(spec: AgentSpec, ended: AgentRunResult, streak: int) -> NextRun:
-    """Slots that passed while it ran become one, or are taken one by one by whoever wants all."""
+    """Slots that passed during the run collapse into one, or run one by one with catch_up="all"."""
     if isinstance(spec.schedule, IntervalSchedule):
         after_ms = ended.acquired_ms
     else:
@@ -179,7 +179,7 @@ def _next_slot(spec: AgentSpec, ended: AgentRunResult, streak: int) -> NextRun:
 
 
 def _delay_ms(spec: AgentSpec, failure: FailureClass, streak: int, backoff: FailureBackoffSettings) -> int | None:
-    """From the end of a failed run to the next; None: as if it had succeeded."""
+    """Delay from the end of a failed run to the next; None: as after a success."""
     if backoff.enabled:
         match failure:
             case FailureClass.PERMANENT_FORBIDDEN:
@@ -197,13 +197,13 @@ def _delay_ms(spec: AgentSpec, failure: FailureClass, streak: int, backoff: Fail
 
 
 def _throttle_delay_ms(streak: int, backoff: FailureBackoffSettings) -> int:
-    wanted = backoff.throttled
-    delay = float(wanted.base_ms)
+    throttled = backoff.throttled
+    delay = float(throttled.base_ms)
     for _ in range(streak - 1):
-        if delay >= wanted.cap_ms or wanted.multiplier <= 1:
+        if delay >= throttled.cap_ms or throttled.multiplier <= 1:
             break
-        delay *= wanted.multiplier
-    return round(min(delay, wanted.cap_ms))
+        delay *= throttled.multiplier
+    return round(min(delay, throttled.cap_ms))
 
 
 def _jittered(delay_ms: int, ratio: float, chance: float) -> int:

@@ -1,12 +1,12 @@
-"""The text of an API key: `rota_<id>_<secret>`. Pure; the caller brings the randomness.
+"""Format of an API key: `rota_<id>_<secret>`. Pure; the caller passes the random bytes.
 
-    rota_9x4hq2mzt7_3n8c...            the id is public and names the key, the secret is 160 random bits
-                                       followed by 7 characters that check the whole text
+    rota_9x4hq2mzt7_3n8c...            the id is public and identifies the key, the secret is 160 random bits
+                                       followed by a checksum of 7 characters over the whole text
 
-* Only `PlainKey.text` gives the secret away: no repr and no sentence of an error holds any of it.
-* Rota keeps `digest` alone. A fast hash is enough for a secret that nobody can guess.
-* The check is a CRC-32, so a wrong letter and two that changed places are always told from a key that is not known.
-  It keeps nobody out.
+* Only `PlainKey.text` exposes the secret: no repr and no error message contains any of it.
+* Rota stores `digest` only. A fast hash suffices for a secret that cannot be guessed.
+* The checksum is a CRC-32, so a wrong or transposed character is always distinguished from an unknown key. It is not a
+  security measure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KeyId = NewType("KeyId", str)
 
 KEY_PREFIX: Final = "rota_"
 ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Base 32 without i, l, o and u, which are misread."""
+"""Base 32 without i, l, o and u, which are easily misread."""
 ID_CHARS: Final = 10
 SECRET_CHARS: Final = 32
 CHECKSUM_CHARS: Final = 7
@@ -37,7 +37,7 @@ _BEARER: Final = "bearer "
 
 
 class PlainKey(msgspec.Struct, frozen=True):
-    """A whole key, as its owner has it."""
+    """A complete key, as its owner has it."""
 
     id: KeyId
     text: str
@@ -50,7 +50,7 @@ class PlainKey(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """What is stored of it."""
+        """The stored form."""
         return sha256(self.text.encode()).digest()
 
 
@@ -62,7 +62,7 @@ def new_key(entropy: bytes) -> PlainKey:
 
 
 def parse_key(text: str) -> PlainKey:
-    """The key that `text` is, or why it is none; whether anybody knows it is another question."""
+    """Parse a key and verify its checksum; raises Unauthenticated. Does not check whether the key exists."""
     if not text.startswith(KEY_PREFIX):
         raise Unauthenticated(
             "What was sent as a key is none: one looks like rota_<id>_<secret>, and `rota keys create` makes it.",
@@ -77,26 +77,26 @@ def parse_key(text: str) -> PlainKey:
 
 
 def key_from_headers(authorization: str | None, api_key: str | None) -> str:
-    """The text of the key in the headers `Authorization` and `X-API-Key` of a call."""
+    """The key from the request headers `Authorization` and `X-API-Key`."""
     if authorization is not None and authorization[: len(_BEARER)].lower() != _BEARER:
         raise Unauthenticated(
             "The Authorization header holds no key: send `Authorization: Bearer rota_<id>_<secret>`.",
             reason="malformed",
         )
-    given = {authorization[len(_BEARER) :].strip()} if authorization is not None else set[str]()
-    given |= {api_key.strip()} if api_key is not None else set()
-    if not given:
+    keys = {authorization[len(_BEARER) :].strip()} if authorization is not None else set[str]()
+    keys |= {api_key.strip()} if api_key is not None else set()
+    if not keys:
         raise Unauthenticated(
             "This call carries no key: send `Authorization: Bearer rota_<id>_<secret>`; `rota keys create` makes one.",
             reason="missing",
         )
-    if len(given) > 1:
+    if len(keys) > 1:
         raise Unauthenticated("Authorization and X-API-Key hold different keys: send one of them.", reason="malformed")
-    return given.pop()
+    return keys.pop()
 
 
 def without_secret(text: str) -> str:
-    """`text`, or only the id where it holds a whole key by mistake: what follows it should be repeated to nobody."""
+    """`text`, or only the key id if it contains a whole key by mistake, so that the secret is not repeated."""
     return text.partition(KEY_PREFIX)[2].partition("_")[0] if KEY_PREFIX in text else text
 
 
@@ -105,5 +105,5 @@ def _checksum(text: str) -> str:
 
 
 def _to_base32(number: int, chars: int) -> str:
-    """The lowest 5 bits per character; what lies above is left out."""
+    """The lowest 5 bits per character; higher bits are dropped."""
     return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(chars)))

@@ -1,4 +1,4 @@
-"""What waits for people to agree, who may, and what their votes come to. No I/O."""
+"""Approvals of jobs and workflow steps: requests, votes, and who may vote. No I/O."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ApprovalState(StrEnum):
     REJECTED = "rejected"
     EXPIRED = "expired"
     CLOSED = "closed"
-    """What it was about ended before."""
+    """Its subject ended first."""
     STALE = "stale"
-    """What is stored is not what was asked about."""
+    """The stored subject differs from the one it was requested for."""
 
 
 class Vote(msgspec.Struct, frozen=True):
@@ -36,17 +36,17 @@ class Vote(msgspec.Struct, frozen=True):
 
 
 class Voter(msgspec.Struct, frozen=True):
-    """Who says it: the name of a key, or of a user of the command line."""
+    """A user who votes, by the name of their key or command line user."""
 
     name: str
     audited: str
-    """As the audit trail names them."""
+    """Name in the audit log."""
     is_operator: bool
-    """Of the show."""
+    """In the show of the approval."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval that is asked for. `subject` is the id of a job, or what a workflow calls its step."""
+    """A requested approval. `subject` is the id of a job, or `<run>:<step>`."""
 
     kind: ApprovalKind
     subject: str
@@ -60,7 +60,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     principal: str = ""
     actor: str = ""
     id: UUID | None = None
-    """Where whoever asks has named it already."""
+    """Set if the requester has already chosen the id."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,21 +73,21 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     hash: bytes
     title: str
     reason: str
-    """What the rule says."""
+    """The rule's explanation."""
     rule: str
     snapshot: str
     quorum: int
     approvers: tuple[str, ...]
-    """Names of keys that may agree; empty: every operator of the show."""
+    """Names of keys that may vote; empty: every operator of the show."""
     principal: str
-    """Who submitted it."""
+    """The submitter."""
     actor: str
     requested_at: datetime
     expires_at: datetime | None = None
     decided_at: datetime | None = None
     votes: tuple[Vote, ...] = ()
     is_overdue: bool = False
-    """Its time has passed by the clock of PostgreSQL, and nobody has said so yet."""
+    """Past `expires_at` by the clock of PostgreSQL, but not yet marked as expired."""
 
     @property
     def agreed(self) -> int:
@@ -97,35 +97,35 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
         return next((vote for vote in self.votes if vote.voter == voter.name), None)
 
     def meets(self, rule: str, terms: ApprovalTerms) -> bool:
-        """Whether what people agreed to is all that is asked for now."""
+        """Whether the granted approval satisfies the rule and terms that apply now."""
         agreed = [vote.voter for vote in self.votes if vote.agrees]
         counted = sum(not terms.approvers or voter in terms.approvers for voter in agreed)
         return self.state is ApprovalState.GRANTED and self.rule == rule and counted >= terms.quorum
 
 
 class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
-    """As faces show it."""
+    """An approval in the API."""
 
     id: UUID
     kind: ApprovalKind
     subject: str
-    """The id of a job, or what a workflow calls its step."""
+    """The id of a job, or `<run>:<step>`."""
     show: str
     state: ApprovalState
     title: str
     rule: str
     reason: str
-    """What the rule says."""
+    """The rule's explanation."""
     snapshot: str
-    """Of the policy that asked for it."""
+    """Of the policy that requires it."""
     hash: str
-    """Of what was submitted: what is approved, and nothing else."""
+    """Hash of the submission; the approval covers exactly this content."""
     quorum: int
     agreed: int
     approvers: tuple[str, ...]
-    """Names of keys that may agree; empty: every operator of the show."""
+    """Names of keys that may vote; empty: every operator of the show."""
     principal: str
-    """Who submitted it, who therefore may not agree."""
+    """The submitter, who may not vote."""
     actor: str
     requested_at: datetime
     expires_at: datetime | None
@@ -134,25 +134,25 @@ class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approval_view(approval: Approval) -> ApprovalView:
-    told = {name: getattr(approval, name) for name in ApprovalView.__struct_fields__ if name != "hash"}
-    return ApprovalView(hash=approval.hash.hex(), **told)
+    fields = {name: getattr(approval, name) for name in ApprovalView.__struct_fields__ if name != "hash"}
+    return ApprovalView(hash=approval.hash.hex(), **fields)
 
 
 class VoteReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a vote."""
+    """The result of a vote."""
 
     approval: ApprovalView
     changed: bool
-    """False: it had been said before."""
+    """False: the same vote was already recorded."""
 
 
 class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     reason: str = ""
-    """For those who read about it later."""
+    """A comment for later readers."""
 
 
 def check_voter(approval: Approval, voter: Voter) -> None:
-    """Raises unless `voter` may agree or refuse."""
+    """Raises SelfApprovalDenied or Forbidden unless `voter` may vote."""
     if voter.name in _submitters(approval):
         raise SelfApprovalDenied(
             f"{voter.name} submitted this, and whoever submits does not approve: have somebody else look at it.",

@@ -1,7 +1,7 @@
-"""Files that a frame leaves: how they are named, by themselves and by patterns. No I/O.
+"""Names and glob patterns of artifacts, the files a frame produces. No I/O.
 
-A name is a relative path, so that whoever fetches files writes below the directory it has chosen and nowhere else. As a
-word, which is how the end of a frame keeps it, an artifact is its pointer and its name: `pg:9f86...:4 out/beauty.png`.
+A name is a relative path without `..`, so that a download writes only below the chosen directory. The completion record
+of a frame stores an artifact as pointer and name: `pg:9f86...:4 out/beauty.png`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rota.model.errors import InvalidInput
 NAME_CHARS_MAX: Final = 200
 PATTERNS_MAX: Final = 32
 ARTIFACTS_MAX: Final = 100
-"""Of one frame."""
+"""Per frame."""
 
 
 def is_artifact_name(path: str) -> bool:
-    """Whether it is a path that leads below, wherever it starts."""
+    """Whether `path` is a relative path that stays below any directory it is resolved in."""
     parts = path.split("/")
     return 0 < len(path) <= NAME_CHARS_MAX and path.isprintable() and not any(part in ("", ".", "..") for part in parts)
 
 
 def check_artifact_name(name: str) -> str:
-    """The name, if files can be called so wherever they are fetched to."""
+    """`name` if it is a valid artifact name; raises InvalidInput otherwise."""
     if not is_artifact_name(name):
         raise InvalidInput(
             f"{name[:64]!r} cannot name an artifact: use a relative path of 1 to {NAME_CHARS_MAX} printable characters."
@@ -49,6 +49,6 @@ def format_artifact(pointer: str, name: str) -> str:
 
 
 def parse_artifact(text: str) -> tuple[str, str]:
-    """Pointer and name of a word."""
+    """Pointer and name from the stored form."""
     pointer, _, name = text.partition(" ")
     return pointer, name

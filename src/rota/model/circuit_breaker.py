@@ -1,23 +1,24 @@
-"""When to stop calling a service that fails, and when to try it again.
+"""Circuit breaker: when to stop calling a failing service, and when to probe it again.
 
             enough failures                 open_ms later, at the next call
     CLOSED ─────────────────► OPEN ────────────────────────► HALF_OPEN
       ▲                        ▲            one failure          │
       │                        └─────────────────────────────────┤
       └──────────────────────────────────────────────────────────┘
-                enough successes, or survived duration_ms
+                enough successes, or duration_ms without a failure
 
-`step` is the whole machine; time comes in as an argument, in milliseconds. The same machine is written once more in Lua
-(`infra/breaker/step.lua`), for breakers that replicas share; a property test holds the two together.
+`step` is the whole state machine; time is an argument, in milliseconds. `infra/breaker/step.lua` implements it again
+for breakers shared by replicas; a property test compares the two.
 
 Invariants, all enforced by `step`:
 
-* Every transition gives a new `generation`. A permit carries the generation it was granted under, and a report under
-  any other is ignored: a call that began before a transition says nothing about what came after it.
-* Half-open by count lets through at most `probes_max` calls, minus those that were cancelled. Each success or failure
-  can end it; should some probes never report (their process died), a new round begins `lost_after_ms` after the last
-  grant. So it cannot wedge.
-* No phase lasts longer than its rule says from any moment on, even if the clock goes back or the rules change.
+* Every transition creates a new `generation`. A permit carries the generation it was granted under, and a report under
+  any other is ignored: a call that began before a transition says nothing about the state after it.
+* Half-open by count permits at most `probes_max` calls, minus cancelled ones. Every success or failure can end the
+  phase; if probes never report (their process died), a new round begins `lost_after_ms` after the last permit. So it
+  cannot get stuck.
+* No phase lasts longer than its configured time from any moment on, even if the clock goes back or the configuration
+  changes.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ class BreakerEvent(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     CANCEL = "cancel"
-    """The call ended without telling anything about the service."""
+    """The call ended without a result about the service."""
     PEEK = "peek"
 
 
 class ConsecutiveFailures(msgspec.Struct, frozen=True):
-    """Opens after this many failures in a row; a success starts the count anew."""
+    """Opens after this many consecutive failures; a success resets the count."""
 
     failures: int
 
 
 class WindowedFailures(msgspec.Struct, frozen=True):
-    """Opens when this many failures lie within `window_ms`, whatever succeeded between them."""
+    """Opens after this many failures within `window_ms`, regardless of successes."""
 
     failures: int
     window_ms: int
 
 
 class ProbesByCount(msgspec.Struct, frozen=True):
-    """Half-open lets `probes_max` calls through and closes after `successes` of them."""
+    """Half-open permits `probes_max` calls and closes after `successes` of them."""
 
     probes_max: int
     successes: int
     lost_after_ms: int = 10_000
-    """Longer than a call can take: a probe that has not reported by then never will."""
+    """Longer than a call can take: a probe without a report by then counts as lost."""
 
 
 class ProbesByDuration(msgspec.Struct, frozen=True):
-    """Half-open lets every call through and closes after `duration_ms` without a failure."""
+    """Half-open permits every call and closes after `duration_ms` without a failure."""
 
     duration_ms: int
 
@@ -101,9 +102,9 @@ class BreakerState(msgspec.Struct, frozen=True):
     phase: BreakerPhase = BreakerPhase.CLOSED
     generation: int = 0
     failures: int = 0
-    """Closed: counted so far. Otherwise: what opened it, and failed probes since."""
+    """Closed: counted so far. Otherwise: the failures that opened it, plus failed probes since."""
     failed_at_ms: tuple[int, ...] = ()
-    """Closed and windowed: when, oldest first."""
+    """Closed and windowed: times of the failures, oldest first."""
     until_ms: int = 0
     """Open: when probing may begin. Half-open: when the round ends (by count: when silent probes count as lost)."""
     probes: int = 0
@@ -111,7 +112,7 @@ class BreakerState(msgspec.Struct, frozen=True):
 
 
 class CallPermitted(msgspec.Struct, frozen=True, tag="granted"):
-    """Go on, and report under `generation`. The call is a probe if `phase` is half-open."""
+    """The call may proceed and must report under `generation`. It is a probe if `phase` is half-open."""
 
     was: BreakerPhase
     phase: BreakerPhase
@@ -139,7 +140,7 @@ BreakerResult = CallPermitted | CallRejected | BreakerSnapshot
 def step(
     rules: BreakerConfig, state: BreakerState, event: BreakerEvent, generation: int, now_ms: int
 ) -> tuple[BreakerState, BreakerResult]:
-    """What `event` at `now_ms` makes of `state`; `generation` is that of the permit a report is about."""
+    """The state after `event` at `now_ms`, and the result; `generation` is that of the reported permit."""
     was = state.phase
     state = _apply_elapsed_time(rules, state, now_ms)
     if event is BreakerEvent.ALLOW:
@@ -149,28 +150,28 @@ def step(
     return state, BreakerSnapshot(was, state.phase, state.failures, _retry_ms(state, now_ms))
 
 
-def fallback_state(rules: BreakerConfig, seen: BreakerResult, age_ms: int, now_ms: int) -> BreakerState:
-    """A state to go on from alone, `age_ms` after the last verdict of a shared breaker that is now out of reach."""
-    match seen.phase:
+def fallback_state(rules: BreakerConfig, last: BreakerResult, age_ms: int, now_ms: int) -> BreakerState:
+    """A local state to continue from, `age_ms` after the last result of a shared breaker that is now unreachable."""
+    match last.phase:
         case BreakerPhase.CLOSED:
-            # Times of failures are not known here, and a windowed count without them would never go down.
-            failures = seen.failures if isinstance(rules.counting, ConsecutiveFailures) else 0
+            # The times of the failures are unknown here, and a windowed count without them would never decrease.
+            failures = last.failures if isinstance(rules.counting, ConsecutiveFailures) else 0
             return BreakerState(failures=failures)
         case BreakerPhase.OPEN:
-            left_ms = 0 if isinstance(seen, CallPermitted) else max(0, seen.retry_ms - age_ms)
+            left_ms = 0 if isinstance(last, CallPermitted) else max(0, last.retry_ms - age_ms)
             return BreakerState(
-                BreakerPhase.OPEN, _next_generation(BreakerState(), now_ms), seen.failures, until_ms=now_ms + left_ms
+                BreakerPhase.OPEN, _next_generation(BreakerState(), now_ms), last.failures, until_ms=now_ms + left_ms
             )
         case BreakerPhase.HALF_OPEN:
             return BreakerState(
-                BreakerPhase.OPEN, _next_generation(BreakerState(), now_ms), seen.failures, until_ms=now_ms
+                BreakerPhase.OPEN, _next_generation(BreakerState(), now_ms), last.failures, until_ms=now_ms
             )
         case _ as never:
             assert_never(never)
 
 
 def _apply_elapsed_time(rules: BreakerConfig, state: BreakerState, now_ms: int) -> BreakerState:
-    """What time alone has made of `state`."""
+    """`state` after the transitions that time alone causes."""
     latest_ms = now_ms + _phase_max_ms(rules, state.phase)
     if state.until_ms > latest_ms:
         return msgspec.structs.replace(state, until_ms=latest_ms)
@@ -194,7 +195,7 @@ def _allow(
 
 
 def _admit_probe(rules: BreakerConfig, state: BreakerState, now_ms: int) -> tuple[BreakerState, bool]:
-    """`state` with one more probe under way, and whether there was room for it."""
+    """`state` with one more probe in flight, and whether it was permitted."""
     if state.phase is BreakerPhase.OPEN:
         if now_ms < state.until_ms:
             return state, False
@@ -256,7 +257,7 @@ def _enter_half_open(rules: BreakerConfig, state: BreakerState, now_ms: int) -> 
 
 
 def _phase_max_ms(rules: BreakerConfig, phase: BreakerPhase) -> int:
-    """How far ahead `until_ms` can lie in this phase."""
+    """Longest distance of `until_ms` from now in this phase."""
     match phase, rules.probing:
         case BreakerPhase.HALF_OPEN, ProbesByCount(lost_after_ms=lost_after_ms):
             return lost_after_ms
@@ -268,7 +269,7 @@ def _phase_max_ms(rules: BreakerConfig, phase: BreakerPhase) -> int:
 
 
 def _next_generation(state: BreakerState, now_ms: int) -> int:
-    """A generation never used before, also if the state was lost in between (Redis flushed, breaker reset)."""
+    """A generation never used before, even if the state was lost (Redis flushed, breaker reset)."""
     return max(state.generation + 1, now_ms)
 
 

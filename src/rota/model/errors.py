@@ -1,54 +1,54 @@
 """Every error Rota raises on purpose.
 
     RotaError
-    ├── InvalidInput           what the caller gave is wrong; nothing was changed
+    ├── InvalidInput           the caller's input is wrong; nothing was changed
     │   ├── InvalidSetting     a key or value in the settings file or the environment
-    │   ├── NotFound           nothing goes by that name or id, or it is not kept any more
-    │   └── TooLarge           more than is taken at once
-    ├── SetupFailed            this machine or a server is not fit to run Rota; says what to do
+    │   ├── NotFound           no object has that name or id, or it is past its retention
+    │   └── TooLarge           more than is accepted in one call
+    ├── SetupFailed            this machine or a server cannot run Rota; the sentence says what to do
     │   ├── BinaryMissing      no usable server binary was found
     │   ├── DataDirInUse       another process owns the data directory
-    │   ├── DataDirVersion     the data directory was made by another major version
-    │   ├── PortTaken          a port that was asked for by number is not free
-    │   ├── DiskFull           no room where the data directory lies
-    │   ├── ServerFailed       a local server did not start, or died
-    │   ├── LoginRefused       a server was reached and refused the credentials
-    │   ├── EvictingRedis      a Redis that may drop keys cannot hold the books
-    │   └── MigrationRefused   the database's schema and this Rota do not fit each other
-    ├── Unavailable            a server does not answer in time; the same call may work later
+    │   ├── DataDirVersion     the data directory belongs to another major version
+    │   ├── PortTaken          an explicitly configured port is not free
+    │   ├── DiskFull           no space left for the data directory
+    │   ├── ServerFailed       a local server did not start, or exited
+    │   ├── LoginRefused       a server was reached and rejected the credentials
+    │   ├── EvictingRedis      a Redis that may evict keys cannot hold the accounting data
+    │   └── MigrationRefused   the database schema and this version of Rota do not match
+    ├── Unavailable            a server does not answer in time; the same call may succeed later
     │   ├── PostgresUnavailable
     │   ├── RedisUnavailable
     │   ├── NatsUnavailable
-    │   └── BreakerOpen        refused at once, because the last calls failed
-    ├── PolicyGarbled          the safety kernel answered what it was not asked
-    ├── BlobDamaged            what the store holds under a pointer is not what was written
+    │   └── BreakerOpen        refused without a call, because the last calls failed
+    ├── InvalidPolicyResponse  the safety kernel's reply does not match the request
+    ├── BlobCorrupted          the stored content of a pointer differs from what was written
     ├── ScriptFailed           a Redis script ended with an error: a defect, or a key of the wrong type
-    ├── JobNotSucceeded        its result was asked for, and there is none
+    ├── JobNotSucceeded        the result of a job was requested, and it has none
     │   ├── JobFailed          a frame failed, or the job could not be run
     │   ├── JobTimedOut        past its deadline, or a frame past its timeout
-    │   ├── JobCancelled       somebody cancelled it
-    │   ├── JobDenied          the policy did not let it run
-    │   └── JobQuarantined     it succeeded, and the policy keeps back what it returned
-    ├── RunNotSucceeded        what a run of a workflow returned was asked for, and it did not succeed
-    └── Refused                the call was understood and is not allowed now
-        ├── LeaseHeld          somebody else has it; try again later
-        ├── LeaseLost          the lease ran out or went to somebody else while work was under way
-        ├── StaleFence         a guarded write by a holder that PostgreSQL no longer knows
-        ├── BlobMissing        what a pointer names is not kept any more
-        ├── OutputHeld         what a frame returned is not readable before it was scanned
-        ├── OutputQuarantined  what a frame returned is kept back by the output policy
-        ├── IllegalTransition  a job in this state cannot become that
-        ├── NotEnded           a job or run has not ended within the time that was waited for it
-        ├── IdempotencyConflict  the key was used for another submission
-        ├── RateLimited        too much at once; `facts["retry_after_s"]` says when it may work
-        ├── Unauthenticated    missing or wrong credentials in a call to us; `facts["reason"]` says which
-        ├── ApprovalResolved   what was to be approved has been decided
-        ├── ApprovalNotActionable  what was to be approved does not wait for it any more
-        ├── ApprovalStale      what is stored is not what was asked to be approved
-        └── Forbidden          the credentials are good, and do not allow this
-            └── SelfApprovalDenied  whoever submits does not approve
+    │   ├── JobCancelled       a user cancelled it
+    │   ├── JobDenied          the policy denied it
+    │   └── JobQuarantined     it succeeded, and the output policy withholds its result
+    ├── RunNotSucceeded        the output of a workflow run was requested, and the run did not succeed
+    └── Refused                the call is valid and not allowed now
+        ├── LeaseHeld          another holder has the lease; try again later
+        ├── LeaseLost          the lease expired or was taken over during the work
+        ├── StaleFence         a guarded write with a fencing token that PostgreSQL no longer accepts
+        ├── BlobMissing        the content of a pointer is past its retention
+        ├── OutputHeld         an output is not readable before it was scanned
+        ├── OutputQuarantined  an output is withheld by the output policy
+        ├── IllegalTransition  the job's state does not allow this transition
+        ├── NotEnded           a job or run did not end within the waiting time
+        ├── IdempotencyConflict  the key was used for a different submission
+        ├── RateLimited        too many requests; `facts["retry_after_s"]` says when to retry
+        ├── Unauthenticated    missing or wrong credentials in a call to Rota; `facts["reason"]` says which
+        ├── ApprovalResolved   the approval has already been decided
+        ├── ApprovalNotActionable  the subject no longer waits for this approval
+        ├── ApprovalStale      the stored subject differs from the one the approval was requested for
+        └── Forbidden          the credentials are valid and do not allow this
+            └── SelfApprovalDenied  submitters cannot approve their own submissions
 
-`code` is stable: the CLI, the API, logs and metrics use it. The sentence says what is wrong and what to do next.
+`code` is stable: CLI, API, logs and metrics use it. The sentence says what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from uuid import UUID
 
 
 class RotaError(Exception):
-    """Base of the tree above. `facts` are for logs and the API; they never hold secrets."""
+    """Base class. `facts` are for logs and the API; they never contain secrets."""
 
     code: ClassVar[str] = "rota_error"
 
@@ -153,14 +153,15 @@ class BlobCorrupted(RotaError):
 
 
 class ScriptFailed(RotaError):
-    """`facts["word"]` is CODE of `redis.error_reply("CODE sentence")`, or ERR when Lua itself failed."""
+    """`facts["word"]` is CODE of `redis.error_reply("CODE sentence")`, or ERR if Lua itself failed."""
 
     code = "script_failed"
 
 
 class JobNotSucceeded(RotaError):
-    """`reason` is the word its frame ended with, such as `exception`, or else that of the job; `frame` is the first one
-    that ended like this, if any did."""
+    """`reason` is the code of the failed frame, such as `exception`, or else that of the job; `frame` is the first
+    frame that ended this way, if any.
+    """
 
     code = "job_not_succeeded"
 
@@ -183,9 +184,9 @@ class JobNotSucceeded(RotaError):
         self.frame = frame
         self.attempt = attempt
         self.error = error
-        """What the frame said, as `ValueError: no luck`."""
+        """The frame's error message, such as `ValueError: no luck`."""
         self.traceback = traceback
-        """As its log has it; empty when there is none."""
+        """As written to the frame's log; empty if there is none."""
 
 
 class JobFailed(JobNotSucceeded):
@@ -209,7 +210,7 @@ class JobQuarantined(JobNotSucceeded):
 
 
 class RunNotSucceeded(RotaError):
-    """`state` is how it ended, `step` the first one that ended like this, if any did."""
+    """`state` is the run's terminal state, `step` the first step that ended this way, if any."""
 
     code = "run_not_succeeded"
 
@@ -221,7 +222,7 @@ class RunNotSucceeded(RotaError):
         self.state = state
         self.step = step
         self.error = error
-        """Why, in a sentence."""
+        """The cause, as a sentence."""
 
 
 class Refused(RotaError):

@@ -1,32 +1,33 @@
-"""What servers tell while it happens: how it travels, what faces show, and who wants what of it. No I/O.
+"""Events published by servers: encoding, filters and kinds. No I/O.
 
-Events that are alike but for their jobs travel as one `Group`, since thousands of jobs end together; a message of the
-stream holds many groups (`Batch`). An event is named by its place: the stream, the message in it, the place in that
+Events that differ only in their job or run are sent as one `EventGroup`, because thousands of jobs end together; an
+`EventMessage` of the stream contains many groups. The id of an event is its position: stream, message, index within the
 message.
 
 | kind | when | facts |
 |---|---|---|
-| `job.<state>` | a job came into that state | `topic` |
-| `job.retried` | frames of it were submitted again | `as`: the new job |
-| `worker.came` | a worker was let in | `worker`, `name`, `pool` |
-| `worker.draining`, `.gone`, `.lost` | it takes no more, has ended, fell silent | the same |
-| `server.came`, `.gone`, `.lost` | a server started, has ended, went without a word | `name` |
-| `dlq.added` | something was given up | `what`, `reason` |
-| `agent.started` | a run that is no short one is under way | `agent`, `run`, `replica` |
-| `agent.<outcome>` | a run has ended so, or its replica is gone | `agent`, `run`, `took_ms`, `failure` |
-| `agent.quarantined` | a run that was stopped goes on | `agent`, `run`, `replica` |
-| `run.began`, `.ending`, `.paused`, `.resumed`, `.compensating` | a run of a workflow did, or is | `workflow` |
-| `run.ended.<state>` | it ended so | `workflow` |
-| `run.step.<what>` | a step of it began, or came into that state | `workflow`, `step`; a job or approval as `job` |
-| `run.notify` | a step tells something | `workflow`, `step`, `text` |
-| `saga.undoing`, `.undone`, `.failed`, `.skipped`, `.corrupt` | a job is undone, or cannot be | `saga`, `step` |
-| `saga.ended.<state>` | nothing is left to undo | `saga` |
-| `approval.requested` | people are asked to agree | `approval`, `of`: a job or a step, `rule` |
-| `approval.vote`, `.granted`, `.rejected`, `.expired` | one or enough agreed, or not | `what`; `audit` |
-| `show.*`, `folder.*`, `pool.*` and the like (`CHANGED`) | somebody changed it | `what`; `audit`: its entry there |
-| `reset` | some events are missing: look anew | `because` |
+| `job.<state>` | a job entered that state | `topic` |
+| `job.retried` | frames of it were resubmitted | `as`: the new job |
+| `worker.came` | a worker registered | `worker`, `name`, `pool` |
+| `worker.draining`, `.gone`, `.lost` | it accepts no more frames, shut down, stopped its heartbeats | the same |
+| `server.came`, `.gone`, `.lost` | a server started, shut down, disappeared | `name` |
+| `dlq.added` | a dead letter was recorded | `what`, `reason` |
+| `agent.started` | a run that is not short is in progress | `agent`, `run`, `replica` |
+| `agent.<outcome>` | a run ended this way, or its replica is gone | `agent`, `run`, `took_ms`, `failure` |
+| `agent.quarantined` | a run that was stopped keeps running | `agent`, `run`, `replica` |
+| `run.began`, `.ending`, `.paused`, `.resumed`, `.compensating` | a workflow run changed accordingly | `workflow` |
+| `run.ended.<state>` | it ended in that state | `workflow` |
+| `run.step.<what>` | a step began, or entered that state | `workflow`, `step`; its job or approval as `job` |
+| `run.notify` | a notify step ran | `workflow`, `step`, `text` |
+| `saga.undoing`, `.undone`, `.failed`, `.skipped`, `.corrupt` | compensation of one job | `saga`, `step` |
+| `saga.ended.<state>` | nothing is left to compensate | `saga` |
+| `approval.requested` | an approval is requested | `approval`, `of`: a job or a step, `rule` |
+| `approval.vote`, `.granted`, `.rejected`, `.expired` | a vote, or the outcome of an approval | `what`; `audit` |
+| `show.*`, `folder.*`, `pool.*` and the like (`AUDITED_FAMILIES`) | a change by a user | `what`; `audit`: its entry |
+| `reset` | events are missing: the client must reload | `because` |
 
-The record is PostgreSQL. Nothing here holds a payload, an error's text or a secret; a `text` is there to be told.
+PostgreSQL is the record; events are notifications. They contain no payload, error text or secret, except the `text` of
+a notify step, which is meant to be published.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ AUDITED_FAMILIES: Final = (
     "approval",
     "workflow",
 )
-"""Families of what people change; what exactly is told by the audit trail."""
+"""Families of changes made by users; the audit log defines the kinds."""
 EVENT_FAMILIES: Final = ("job", "worker", "server", "dlq", "run", "saga", *AUDITED_FAMILIES)
 
 EventFact = str | int | float | bool | None
@@ -89,33 +90,33 @@ KINDS_MAX: Final = 32
 
 
 class EventGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Events of one kind and moment, one for each of `jobs` or of `runs`; without any, one that concerns neither."""
+    """Events of one kind and time, one for each of `jobs` or `runs`; without either, a single event."""
 
     kind: str
     at_ms: int
     show: UUID | None = None
-    """None: it concerns no show."""
+    """None: not about a show."""
     show_name: str | None = None
     jobs: bytes = b""
-    """Their ids, one after the other."""
+    """Concatenated ids."""
     facts: dict[str, EventFact] = {}
     runs: bytes = b""
-    """Ids of runs of workflows; where there are jobs as well, as many of each."""
+    """Concatenated ids of workflow runs; together with `jobs`, the same number of each."""
 
     @property
     def count(self) -> int:
         return len(self.jobs or self.runs) // ID_BYTES or 1
 
-    def job(self, place: int) -> JobId | None:
-        found = _id_at(self.jobs, place)
+    def job(self, index: int) -> JobId | None:
+        found = _id_at(self.jobs, index)
         return JobId(found) if found is not None else None
 
-    def run(self, place: int) -> RunId | None:
-        found = _id_at(self.runs, place)
+    def run(self, index: int) -> RunId | None:
+        found = _id_at(self.runs, index)
         return RunId(found) if found is not None else None
 
     def indexes_of_job(self, job: UUID) -> list[int]:
-        """Where a job is among its jobs."""
+        """Indexes of the events about `job`."""
         return _indexes_of(self.jobs, job)
 
     def indexes_of_run(self, run: UUID) -> list[int]:
@@ -123,22 +124,22 @@ class EventGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A message of the stream."""
+    """One message of the stream."""
 
     groups: list[EventGroup]
     audited: int = 0
-    """The last entry of the audit trail that is told here."""
+    """The last audit entry that is published here."""
     server: str = ""
-    """Which server speaks of itself here."""
+    """The server whose start or end is published here."""
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """Up to where somebody has read: message `seq` of the stream that was made at `mark`, up to its event `index`."""
+    """Read position: message `seq` of the stream created at `mark`, up to its event `index`."""
 
     mark: str
     seq: int
     index: int | None = None
-    """None: all of the message."""
+    """None: the whole message."""
 
     def __str__(self) -> str:
         return f"{self.mark}-{self.seq}" if self.index is None else f"{self.mark}-{self.seq}-{self.index}"
@@ -154,69 +155,69 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened."""
+    """One event as clients see it."""
 
     id: str
-    """Where it is in the stream: reading goes on after it."""
+    """Position in the stream; a client resumes after it."""
     at: datetime
     kind: str
     show: str | None
     job: JobId | None
     run: RunId | None = None
-    """Of a workflow."""
+    """Workflow run."""
     facts: dict[str, EventFact] = {}
 
 
 class EventBatch(msgspec.Struct, frozen=True, eq=False):
-    """Events of a group that go to a reader: those from `first` on, or only some of them."""
+    """Events of a group for one subscriber: all from `first` on, or only the indexes `only`."""
 
     place: StreamPosition
-    """Of the group's first event."""
+    """Position of the group's first event."""
     group: EventGroup
     first: int = 0
     only: tuple[int, ...] | None = None
 
     @property
     def indexes(self) -> Sequence[int]:
-        """Of its events in the group."""
+        """Indexes of the events within the group."""
         return range(self.first, self.group.count) if self.only is None else self.only
 
     def events(self) -> list[Event]:
-        return [self.event(place) for place in self.indexes]
+        return [self.event(index) for index in self.indexes]
 
-    def event(self, place: int) -> Event:
+    def event(self, index: int) -> Event:
         group, begin = self.group, self.place.index
         return Event(
-            id=str(self.place if begin is None else StreamPosition(self.place.mark, self.place.seq, begin + place)),
+            id=str(self.place if begin is None else StreamPosition(self.place.mark, self.place.seq, begin + index)),
             at=datetime.fromtimestamp(group.at_ms / 1000, UTC),
             kind=group.kind,
             show=group.show_name or (str(group.show) if group.show else None),
-            job=group.job(place),
-            run=group.run(place),
+            job=group.job(index),
+            run=group.run(index),
             facts=group.facts,
         )
 
     def after(self, index: int) -> EventBatch | None:
-        """What comes behind event `index` of the message."""
+        """The events after event `index` of the message; None if there are none."""
         first = max(self.first, index + 1 - (self.place.index or 0))
         return msgspec.structs.replace(self, first=first) if first < self.group.count else None
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events somebody may see and asks for."""
+    """Which events a subscriber may see and has requested."""
 
     shows: frozenset[ShowId] | None = None
-    """Those it may see; None: all, and what concerns none."""
+    """Shows it may see; None: all, including events without a show."""
     show: str | None = None
     job: JobId | None = None
     run: RunId | None = None
     kinds: tuple[str, ...] = ()
-    """Kinds, or families of them such as `job`; without any, all."""
+    """Kinds, or families such as `job`; empty: all."""
 
-    def apply(self, portion: EventBatch) -> EventBatch | None:
-        group = portion.group
+    def apply(self, batch: EventBatch) -> EventBatch | None:
+        group = batch.group
         if group.kind == RESET_KIND:
-            return portion
+            return batch
         if self.shows is not None and group.show not in self.shows:
             return None
         if self.show is not None and group.show_name != self.show:
@@ -224,35 +225,35 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.kinds and not any(group.kind == kind or group.kind.startswith(f"{kind}.") for kind in self.kinds):
             return None
         if self.job is None and self.run is None:
-            return portion
-        found = set(range(portion.first, group.count))
+            return batch
+        indexes = set(range(batch.first, group.count))
         if self.job is not None:
-            found &= set(group.indexes_of_job(self.job))
+            indexes &= set(group.indexes_of_job(self.job))
         if self.run is not None:
-            found &= set(group.indexes_of_run(self.run))
-        return msgspec.structs.replace(portion, only=tuple(sorted(found))) if found else None
+            indexes &= set(group.indexes_of_run(self.run))
+        return msgspec.structs.replace(batch, only=tuple(sorted(indexes))) if indexes else None
 
 
-def _id_at(ids: bytes, place: int) -> UUID | None:
-    found = ids[place * ID_BYTES : (place + 1) * ID_BYTES]
+def _id_at(ids: bytes, index: int) -> UUID | None:
+    found = ids[index * ID_BYTES : (index + 1) * ID_BYTES]
     return UUID(bytes=found) if found else None
 
 
-def _indexes_of(ids: bytes, one: UUID) -> list[int]:
-    wanted, found, at = one.bytes, [], -1
-    while (at := ids.find(wanted, at + 1)) >= 0:
+def _indexes_of(ids: bytes, id_: UUID) -> list[int]:
+    needle, found, at = id_.bytes, [], -1
+    while (at := ids.find(needle, at + 1)) >= 0:
         if at % ID_BYTES == 0:
             found.append(at // ID_BYTES)
     return found
 
 
-def join_ids(jobs: Iterable[UUID]) -> bytes:
-    """Ids as a group has them."""
-    return b"".join([job.bytes for job in jobs])
+def join_ids(ids: Iterable[UUID]) -> bytes:
+    """Ids in the concatenated form of `EventGroup`."""
+    return b"".join([id_.bytes for id_ in ids])
 
 
 def to_event_batches(mark: str, seq: int, groups: Sequence[EventGroup]) -> list[EventBatch]:
-    """The groups of message `seq`, each at its place."""
+    """The groups of message `seq`, each with its position."""
     found, index = [], 0
     for group in groups:
         found.append(EventBatch(StreamPosition(mark, seq, index), group))
@@ -260,9 +261,9 @@ def to_event_batches(mark: str, seq: int, groups: Sequence[EventGroup]) -> list[
     return found
 
 
-def parse_event_kinds(asked: Iterable[str]) -> tuple[str, ...]:
-    """Kinds and families as somebody asks for them, separated by commas or given one by one."""
-    kinds = tuple(dict.fromkeys(word.strip() for text in asked for word in text.split(",") if word.strip()))
+def parse_event_kinds(texts: Iterable[str]) -> tuple[str, ...]:
+    """Kinds and families from user input, comma-separated or repeated."""
+    kinds = tuple(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
     if len(kinds) > KINDS_MAX:
         raise InvalidInput(f"{len(kinds)} kinds of events are too many: give {KINDS_MAX} at most.")
     for kind in kinds:

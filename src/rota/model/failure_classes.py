@@ -1,9 +1,9 @@
-"""What kind of failure an exception is: it decides when an agent runs again. Pure: it only looks at what it is given.
+"""Classifies exceptions; the class decides when an agent runs again. Pure: inspects the exception only.
 
-The chain of causes is walked from the exception that was raised to the one it all began with, groups included, and the
-first that tells anything decides. HTTP clients are known by what their errors carry, not by their classes, so that none
-of them must be installed: httpx and requests (`response.status_code`), aiohttp (`status`), botocore (`response` as a
-dict with the service's own code), grpc (`code()`).
+The chain of causes is walked from the raised exception to the root cause, exception groups included; the first
+exception that can be classified decides. HTTP clients are recognised by the attributes of their errors, not by class,
+so that none must be installed: httpx and requests (`response.status_code`), aiohttp (`status`), botocore (`response` as
+a dict with the service's own code), grpc (`code()`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FailureClass(StrEnum):
 
 
 ClassifyHook = Callable[[BaseException], "FailureClass | str | None"]
-"""A user's own word on an exception; None leaves it to us."""
+"""A user's own classification of an exception; None leaves it to Rota."""
 
 _FORBIDDEN_WORDS: Final = ("accessdenied", "access denied", "unauthorizedoperation", "permissiondenied")
 _THROTTLED_CODES: Final = (
@@ -53,13 +53,13 @@ _TRANSIENT_NAMES: Final = frozenset(
 _PERMANENT_ERRNOS: Final = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR}
 )
-"""An OSError that no waiting mends: it speaks of files, not of the way to somebody."""
+"""OSErrors about files rather than connections: waiting does not help."""
 
 
 def classify(error: BaseException, hook: ClassifyHook | None = None) -> FailureClass:
-    """The kind of `error`. A hook that fails, or says something unknown, is passed over."""
-    if hook is not None and (told := _call_hook(hook, error)) is not None:
-        return told
+    """The class of `error`. A hook that raises or returns an unknown value is ignored."""
+    if hook is not None and (by_hook := _call_hook(hook, error)) is not None:
+        return by_hook
     for each in exception_chain(error):
         found = _classify_one(each)
         if found is not None:
@@ -68,35 +68,35 @@ def classify(error: BaseException, hook: ClassifyHook | None = None) -> FailureC
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it came from, as a traceback shows it; each once."""
-    waiting, seen = [error], set[int]()
-    while waiting and len(seen) < CHAIN_MAX:
-        each = waiting.pop(0)
-        if id(each) in seen:
+    """The exception and its causes in the order a traceback shows them, each once."""
+    pending, visited = [error], set[int]()
+    while pending and len(visited) < CHAIN_MAX:
+        each = pending.pop(0)
+        if id(each) in visited:
             continue
-        seen.add(id(each))
+        visited.add(id(each))
         yield each
         if isinstance(each, BaseExceptionGroup):
-            waiting.extend(each.exceptions)
+            pending.extend(each.exceptions)
         cause = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
         if cause is not None:
-            waiting.append(cause)
+            pending.append(cause)
 
 
 def _call_hook(hook: ClassifyHook, error: BaseException) -> FailureClass | None:
     try:
-        told = hook(error)
-        return None if told is None else FailureClass(told)
-    except Exception:  # noqa: BLE001 - a broken hook must not hide the failure it was asked about
+        answer = hook(error)
+        return None if answer is None else FailureClass(answer)
+    except Exception:  # noqa: BLE001 - a broken hook must not hide the original failure
         return None
 
 
 def _classify_one(error: BaseException) -> FailureClass | None:
     if isinstance(error, MemoryError):
         return FailureClass.THROTTLED
-    told = _by_code(_service_code(error)) or _by_status(_status(error)) or _by_grpc(error)
-    if told is not None:
-        return told
+    known = _by_code(_service_code(error)) or _by_status(_status(error)) or _by_grpc(error)
+    if known is not None:
+        return known
     if isinstance(error, TimeoutError | ConnectionError) or _is_transient(error):
         return FailureClass.TRANSIENT
     return _by_message(error)
@@ -130,7 +130,7 @@ def _by_grpc(error: BaseException) -> FailureClass | None:
         return None
     try:
         return _GRPC.get(str(getattr(code(), "name", "")))
-    except Exception:  # noqa: BLE001 - somebody else's `code`, which wants arguments
+    except Exception:  # noqa: BLE001 - an unrelated `code` method that requires arguments
         return None
 
 
@@ -150,12 +150,12 @@ def _by_message(error: BaseException) -> FailureClass | None:
 def _message(error: BaseException) -> str:
     try:
         return str(error)[:4096]
-    except Exception:  # noqa: BLE001 - an exception that cannot be shown tells nothing
+    except Exception:  # noqa: BLE001 - an exception whose str() fails has no message
         return ""
 
 
 def _status(error: BaseException) -> int | None:
-    """An HTTP status that the exception carries, or the answer that it came with."""
+    """The HTTP status of the exception or of the response attached to it."""
     response = _attribute(error, "response")
     if isinstance(response, Mapping):
         metadata = response.get("ResponseMetadata")
@@ -170,10 +170,10 @@ def _status(error: BaseException) -> int | None:
 
 
 def _service_code(error: BaseException) -> str:
-    """The word of the service itself, as botocore has it; a throttled call may come with status 400."""
+    """The service's own error code, as botocore provides it; a throttled call may have status 400."""
     response = _attribute(error, "response")
-    told = response.get("Error") if isinstance(response, Mapping) else None
-    return str(told.get("Code", "")) if isinstance(told, Mapping) else ""
+    error_details = response.get("Error") if isinstance(response, Mapping) else None
+    return str(error_details.get("Code", "")) if isinstance(error_details, Mapping) else ""
 
 
 def _http_status(value: Any) -> int | None:

@@ -1,8 +1,8 @@
-"""Ids: a UUID per thing that is a row of its own, typed by what it names.
+"""Typed ids: one NewType over UUID for each kind of row.
 
-Frames, workers and agents have no id here: a frame is its layer and number, workers and agents go by name.
-Ids are version 7 (RFC 9562), so rows made together lie together in an index and sort by the time they were
-made. Time and randomness are passed in; the caller takes them from its clock and the system's secure source.
+Frames, workers and agents have no id type: a frame is identified by its layer and number, workers and agents by name.
+Ids are UUID version 7 (RFC 9562), so rows created together are adjacent in an index and sort by creation time. The
+caller passes the time and the random bytes, the latter from the system's secure source.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Id = TypeVar("Id")
 def uuid7(now_ms: int, entropy: bytes) -> UUID:
     """48 bits of time in ms, then version and variant, then 74 of the 80 bits of `entropy`.
 
-    Two ids of one millisecond are in no particular order.
+    Ids of the same millisecond have no defined order.
     """
     return UUID(bytes=uuid7_bytes(now_ms, entropy))
 
 
 def uuid7_bytes(now_ms: int, entropy: bytes) -> bytes:
-    """The same as 16 bytes, for who makes many."""
+    """`uuid7` as 16 bytes, without constructing a UUID object."""
     assert 0 <= now_ms <= _NOW_MS_MAX, "now_ms is milliseconds since 1970"
     assert len(entropy) == ENTROPY_BYTES, f"uuid7 needs {ENTROPY_BYTES} random bytes"
     bits = int.from_bytes(entropy, "big")
@@ -48,7 +48,7 @@ def uuid7_bytes(now_ms: int, entropy: bytes) -> bytes:
 
 
 def parse_id(kind: Callable[[UUID], Id], text: str) -> Id:
-    """`parse_id(JobId, text)`: the id written as text, or a sentence that says what one looks like."""
+    """Parse a canonical id, such as `parse_id(JobId, text)`; raises InvalidInput for anything else."""
     if not _CANONICAL.fullmatch(text):
         what = kind.__name__.removesuffix("Id").lower()
         shown = repr(text if len(text) <= 40 else text[:37] + "...")

@@ -1,11 +1,12 @@
-"""States of jobs and frames, and the edges between them. Whatever is not an edge here is refused everywhere.
+"""States of jobs and frames, and the allowed transitions. Every other transition is refused.
 
-A job is what its frames make of it: DISPATCHED when the first was handed to a worker, RUNNING when a worker said that
-it started, terminal when the last frame has ended, and then in the worst end of its frames. A frame is one place in the
-queue at a time; a retry is a new attempt of it.
+A job's state follows from its frames: DISPATCHED when the first was assigned to a worker, RUNNING when a worker
+reported its start, terminal when the last frame has ended, with the worst of the frames' terminal states. A frame has
+at most one queue entry at a time; a retry is a new attempt of the same frame.
 
-Beyond the seed's graph (docs/adr/0015-the-lifecycle.md says why): back to SCHEDULED when a worker is lost or an attempt
-is retried, SUCCEEDED to OUTPUT_QUARANTINED by a scan that ended late, its release, and cancelling from any live state.
+Transitions beyond the basic graph (reasons in docs/adr/0015-the-lifecycle.md): back to SCHEDULED when a worker is lost
+or an attempt is retried, SUCCEEDED to OUTPUT_QUARANTINED after a late scan and back on release, and cancellation from
+every live state.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class JobState(StrEnum):
 
 class FrameState(StrEnum):
     WAITING = "WAITING"
-    """In the queue: ready, deferred or parked."""
+    """Queued: ready, deferred or parked."""
     DISPATCHED = "DISPATCHED"
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -60,7 +61,7 @@ TERMINAL_STATES: Final = (
     JobState.CANCELLED,
     JobState.DENIED,
 )
-"""Terminal states, the best first: a job takes the last of these that one of its frames has."""
+"""Terminal states from best to worst: a job takes the worst state among its frames."""
 
 _J = JobState
 JOB_TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
@@ -97,11 +98,11 @@ def can_transition(state: JobState, then: JobState) -> bool:
 
 
 def check_transition(state: JobState, then: JobState) -> None:
-    """Raises unless a job may go from one to the other."""
+    """Raises IllegalTransition unless a job may go from `state` to `then`."""
     if not can_transition(state, then):
         raise IllegalTransition(f"A job that is {state} cannot become {then}.", state=state.value, then=then.value)
 
 
 def worst_state(ends: Iterable[JobState]) -> JobState:
-    """What a job becomes whose frames, at least one, have ended in these ways."""
+    """The terminal state of a job whose frames (at least one) ended in `ends`."""
     return max(ends, key=TERMINAL_STATES.index)

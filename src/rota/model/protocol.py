@@ -1,20 +1,20 @@
-"""What servers and workers say to each other on the bus, as msgpack. No I/O.
+"""Messages between servers and workers on the bus, encoded as msgpack. No I/O.
 
-Frames travel as runs of consecutive tokens, since thousands of them come and go together; only what has something to
-say of its own (a value, an error) is told one by one. A message that cannot be read is refused with a sentence.
+Frames are sent as ranges of consecutive tokens, because thousands are assigned and completed together; only a frame
+with a value or an error has its own entry. Undecodable messages are refused with InvalidInput.
 
-| subject | what | who hears it | kept |
+| subject | message | received by | durable |
 |---|---|---|---|
 | `worker.<id>.jobs` | `Assignment` | that worker | stream ROTA_JOBS |
 | `sys.job.result` | `Report` | one server | stream ROTA_SYS |
 | `sys.job.submit` | a submission | one server | stream ROTA_SYS |
-| `sys.job.cancel` | `Cancel` | every worker | no: told again while a worker lists a frame that has ended |
+| `sys.job.cancel` | `CancelFrames` | every worker | no: resent while a worker lists a frame that has ended |
 | `sys.job.progress` | `Progress` | every server | no |
 | `sys.job.log` | `LogChunk` | one server | no |
-| `sys.handshake` | `Hello`, answered by `Welcome` | one server | no: asked again |
+| `sys.handshake` | `Register`, answered by `Registered` | one server | no: the worker retries |
 | `sys.heartbeat` | `Heartbeat` | every server | no |
-| `sys.worker.told` | `Told` | every worker and server | no |
-| `sys.worker.freed` | `Freed` | every server | no: looked at again after a moment |
+| `sys.worker.told` | `WorkerLiveness` | every worker and server | no |
+| `sys.worker.freed` | `FramesReleased` | every server | no: servers poll as well |
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ LIVENESS_SUBJECT: Final = "sys.worker.told"
 RELEASED_SUBJECT: Final = "sys.worker.freed"
 FATAL_CODE: Final = "fatal"
 FATAL_CODES: Final = frozenset({FATAL_CODE, "bad_input"})
-"""Codes of attempts that said themselves that trying again is useless: FAILED_FATAL, as it is kept."""
+"""Codes of attempts that declared a retry useless; stored as FAILED_FATAL."""
 
 TokenRange = tuple[int, int]
-"""First token, and how many follow it, itself included."""
+"""First token and number of consecutive tokens."""
 
 
 class AttemptStatus(StrEnum):
-    """How a worker says that an attempt ended."""
+    """How an attempt ended, as reported by the worker."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
-    """By an error; whether it is tried again is up to the layer's retries. As FAILED_RETRYABLE."""
+    """Ended by an error; the layer's retries decide about another attempt. Same as FAILED_RETRYABLE."""
     FAILED_RETRYABLE = "FAILED_RETRYABLE"
     FAILED_FATAL = "FAILED_FATAL"
     CANCELLED = "CANCELLED"
     TIMEOUT = "TIMEOUT"
     REFUSED = "REFUSED"
-    """Never began: no room, no such task, or the worker is ending."""
+    """Never started: no capacity, unknown task, or the worker is shutting down."""
 
 
 class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of one layer that follow each other: token `token + i` is frame number `frame + i * step`, for i < n."""
+    """Consecutive frames of one layer: token `token + i` is frame number `frame + i * step`, for i < n."""
 
     token: int
     n: int
@@ -71,26 +71,26 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     frame: int
     attempt: int
     work: int
-    """Its place in `Assignment.works`."""
+    """Index into `Assignment.works`."""
     input: bytes | None = None
-    """What the task is called with, msgpack; the same for all of these frames."""
+    """Input of the task, msgpack; the same for all frames of the range."""
     pointer: str | None = None
-    """Where the input is, when it is too large to travel."""
+    """Pointer to the input if it is too large to be inlined."""
     step: int = 1
-    """Between the numbers of two frames that follow each other."""
+    """Difference between the numbers of consecutive frames."""
     trace: str = ""
-    """The traceparent of its hand-over, when somebody traces its job."""
+    """The traceparent of the assignment if the job is traced."""
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """Frames that were booked on this worker. One that is known already changes nothing."""
+    """Frames booked on this worker. Idempotent: frames the worker already has are ignored."""
 
     works: list[Work]
     portions: list[AssignedRange]
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True):
-    """A file that a frame left: where it is, or the file itself when it is small."""
+    """A file produced by a frame: a pointer to it, or its content if it is small."""
 
     name: str
     pointer: str = ""
@@ -98,65 +98,65 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt that has something to say."""
+    """The result of an attempt that has more to report than plain success."""
 
     token: int
     status: AttemptStatus
     value: bytes | None = None
-    """What the task returned, msgpack; None also means that it returned nothing."""
+    """The task's return value, msgpack; None if it returned nothing."""
     pointer: str | None = None
-    """Where the value is, when it is too large to travel."""
+    """Pointer to the value if it is too large to be inlined."""
     code: str = ""
-    """A stable word for what went wrong, such as `exit_status`."""
+    """Stable failure code, such as `exit_status`."""
     error: str = ""
     took_ms: int = 0
     artifacts: tuple[Artifact, ...] = ()
     after_s: float = 0.0
-    """How long the task itself asks to wait before it is tried again; 0: as its layer says."""
+    """Retry delay requested by the task itself; 0: as configured by its layer."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What ended on a worker since its last report. `done` succeeded and returned nothing."""
+    """Attempts that ended on a worker since its last report. `done` succeeded and returned nothing."""
 
     worker: UUID
     done: list[TokenRange] = []
     ends: list[AttemptResult] = []
     took_ms: int = 0
-    """Of all of `done` together."""
+    """Sum over all of `done`."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """Not kept: what began, and how far what runs has come."""
+    """Not durable: frames that started, and the progress of running ones."""
 
     worker: UUID
     started: list[TokenRange] = []
     percent: dict[int, tuple[float, str]] = {}
-    """By token: how far, and a word about it."""
+    """By token: percentage and message."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Not kept by the bus: what a frame wrote, in order per stream; a gap in `at` is what got lost on the way."""
+    """Not durable on the bus: output of a frame, in order per stream; a gap in `at` means that chunks were lost."""
 
     worker: UUID
     token: int
     stream: Literal["stdout", "stderr", "log"]
     at: int
-    """Place of the first byte among all that the stream ever wrote."""
+    """Offset of the first byte within the stream."""
     data: bytes
     dropped: int = 0
-    """Bytes right before this chunk that were too many to be kept."""
+    """Bytes directly before this chunk that exceeded the limit and were discarded."""
     last: bool = False
 
 
 class Register(msgspec.Struct, frozen=True):
-    """A worker that has started asks to be known."""
+    """A starting worker registers."""
 
     name: str
     pool: str
     slots: int
-    """Frames at a time, whatever they ask for."""
+    """Concurrent frames, whatever their resources."""
     cores: int
-    """Hundredths of a core that frames may use together."""
+    """Hundredths of a core that frames may use in total."""
     gpus: int = 0
     memory_mb: int = 0
     labels: dict[str, str] = {}
@@ -166,23 +166,23 @@ class Register(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """Who the worker is from now on, or why not."""
+    """The worker's session id, or the reason for refusing it."""
 
     worker: UUID | None = None
     heartbeat_s: float = 2.0
     lease_s: float = 60.0
-    """A worker that has heard of no server for this long stops what it runs."""
+    """A worker without contact to any server for this long stops its frames."""
     refusal: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A worker lives, and has these frames."""
+    """A worker is alive and has these frames."""
 
     worker: UUID
     name: str
     pool: str
     number: int
-    """Counts up; an older one that comes late is passed over."""
+    """Increasing; an older heartbeat that arrives late is ignored."""
     slots: int
     cores: int
     gpus: int = 0
@@ -194,20 +194,20 @@ class Heartbeat(msgspec.Struct, frozen=True):
     capabilities: tuple[str, ...] = ()
     draining: bool = False
     held: list[TokenRange] = []
-    """Tokens that it has: waiting, running, or ended and not yet stored by the bus."""
+    """Tokens of its frames: waiting, running, or ended and not yet stored by the bus."""
     reported: int = 0
-    """Place of its last report in the stream; what is not held and was reported there is not lost."""
+    """Stream sequence of its last report; a token that is not held but was reported up to there is not lost."""
 
 
 class CancelFrames(msgspec.Struct, frozen=True, array_like=True):
-    """Stop these, whoever has them."""
+    """Stop these frames on whichever worker has them."""
 
     tokens: list[TokenRange]
     reason: str = "cancelled"
 
 
 class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of a show have ended on a worker, and given back what they held."""
+    """Frames of a show ended on a worker and released their resources."""
 
     worker: UUID
     tokens: list[TokenRange]
@@ -216,7 +216,7 @@ class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """A server leads, and hears these workers; one that is `lost` has nothing any more and must start anew."""
+    """Workers whose heartbeats the leading server receives; a `lost` one has no frames any more and must register again."""
 
     heard: list[UUID] = []
     lost: list[UUID] = []
@@ -232,7 +232,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """The message, or InvalidInput: who sent it must mend it."""
+    """Decode a message of type `kind`; raises InvalidInput if it is malformed."""
     decoder = _DECODERS.get(kind)
     if decoder is None:
         decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
@@ -244,11 +244,11 @@ def decode(kind: type[T], data: bytes) -> T:
 
 
 def to_ranges(tokens: Sequence[int]) -> list[TokenRange]:
-    """Consecutive tokens as runs, in order."""
-    runs: list[TokenRange] = []
+    """Tokens as ranges of consecutive ones, ascending."""
+    ranges: list[TokenRange] = []
     for token in sorted(set(tokens)):
-        if runs and runs[-1][0] + runs[-1][1] == token:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        if ranges and ranges[-1][0] + ranges[-1][1] == token:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
         else:
-            runs.append((token, 1))
-    return runs
+            ranges.append((token, 1))
+    return ranges

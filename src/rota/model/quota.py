@@ -1,9 +1,9 @@
-"""Whether a booking fits its five levels, and which limit says no: decided here, asked by explain and by the tests.
+"""Whether a booking fits the limits of its five levels, and which limit refuses it. Used by explain and by tests.
 
-The same decision is made by `rota.ledger_fit` in PostgreSQL and by the booking script in Redis, next to the counters
-they protect; property tests hold them to this one.
+`rota.ledger_fit` in PostgreSQL and the booking script in Redis make the same decision next to the counters they
+protect; property tests compare them with this module.
 
-What a limit means:
+How a stored limit is interpreted:
 
 | limit | missing | below 0 | 0 | above 0 |
 |---|---|---|---|---|
@@ -11,9 +11,9 @@ What a limit means:
 | burst of a subscription, GPUs | unlimited | unlimited | refuses | at most this |
 | caps of folder, job, layer, point | unlimited | unlimited | unlimited | at most this |
 
-Reaching a limit exactly fits. What is not asked for is not checked: frames without GPUs pass a GPU cap that is used
-up. Cores are checked at every level before GPUs are, from the subscription to the point; the first that says no is
-named. A limit may lie below what is booked already; then nothing is added until enough was released.
+Reaching a limit exactly fits. A resource that is not requested is not checked: frames without GPUs pass an exhausted
+GPU cap. Cores are checked at every level before GPUs, in the order subscription to point; the first limit that refuses
+is reported. A limit may be below current usage; then nothing is booked until enough is released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 
 
 class Level(StrEnum):
-    """Where a booking is counted, by the name of the thing in words; in the order of the checks."""
+    """Where a booking is counted, in the order of the checks."""
 
     SUBSCRIPTION = "subscription"
     FOLDER = "folder"
@@ -36,7 +36,7 @@ class Level(StrEnum):
 
 
 class Resource(StrEnum):
-    """What is counted: cores in hundredths, GPUs by the piece."""
+    """What is counted: cores in hundredths, GPUs as whole devices."""
 
     CORES = "cores"
     GPUS = "gpus"
@@ -47,7 +47,7 @@ RESOURCES: Final = tuple(Resource)
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What one frame asks for."""
+    """The resources one frame requests."""
 
     cores: int
     gpus: int = 0
@@ -57,7 +57,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What is booked at one level."""
+    """The resources booked at one level."""
 
     cores: int = 0
     gpus: int = 0
@@ -70,7 +70,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The limits of one level as stored; None where nothing is stored. Those of a subscription are its bursts."""
+    """The stored limits of one level; None where nothing is stored. For a subscription these are its bursts."""
 
     cores: int | None = None
     gpus: int | None = None
@@ -80,14 +80,14 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class LevelStatus(msgspec.Struct, frozen=True):
-    """One level as it stands."""
+    """Limits and usage of one level."""
 
     limit: Limit = Limit()
     usage: Usage = Usage()
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What said no: booked so far, the limit, and what the refused frame asked for on top."""
+    """The limit that refused a frame: current usage, the limit, and the amount the frame requested on top."""
 
     table: Level
     resource: Resource
@@ -97,14 +97,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How many frames fit, and what refuses the next one; None when all do."""
+    """How many frames fit, and the refusal of the next one; None if all fit."""
 
     count: int
     refusal: Refusal | None = None
 
 
 def effective_limit(level: Level, resource: Resource, limit: Limit) -> int | None:
-    """The limit in force; None when there is none."""
+    """The limit in force; None if unlimited."""
     stored = limit.of(resource)
     if level is not Level.SUBSCRIPTION:
         return stored if stored is not None and stored > 0 else None
@@ -113,29 +113,29 @@ def effective_limit(level: Level, resource: Resource, limit: Limit) -> int | Non
     return stored if stored is not None and stored >= 0 else None
 
 
-def fits(standings: Mapping[Level, LevelStatus], ask: Ask, wanted: int) -> Fit:
-    """How many of `wanted` equal frames may be booked, by one division per limit. Levels left out have no limits."""
-    assert wanted >= 0, "a number of frames is never negative"
+def fits(levels: Mapping[Level, LevelStatus], ask: Ask, requested: int) -> Fit:
+    """How many of `requested` equal frames may be booked, with one division per limit. Missing levels are unlimited."""
+    assert requested >= 0, "a number of frames is never negative"
     assert min(ask.cores, ask.gpus) >= 0, "an ask is never negative"
-    count, refusing = wanted, None
+    count, refusing = requested, None
     for resource in RESOURCES:
         for level in LEVELS:
-            room = _headroom(standings.get(level, LevelStatus()), level, resource, ask)
-            if room is not None and room < count:
-                count, refusing = room, (level, resource)
-    return Fit(count, _refusal(standings, ask, count, *refusing) if refusing else None)
+            headroom = _headroom(levels.get(level, LevelStatus()), level, resource, ask)
+            if headroom is not None and headroom < count:
+                count, refusing = headroom, (level, resource)
+    return Fit(count, _refusal(levels, ask, count, *refusing) if refusing else None)
 
 
-def _headroom(standing: LevelStatus, level: Level, resource: Resource, ask: Ask) -> int | None:
-    """For how many more frames this limit has room; None when it does not matter."""
-    limit = effective_limit(level, resource, standing.limit)
+def _headroom(status: LevelStatus, level: Level, resource: Resource, ask: Ask) -> int | None:
+    """How many more frames this limit allows; None if it does not apply."""
+    limit = effective_limit(level, resource, status.limit)
     if limit is None or ask.of(resource) == 0:
         return None
-    return max(0, (limit - standing.usage.of(resource)) // ask.of(resource))
+    return max(0, (limit - status.usage.of(resource)) // ask.of(resource))
 
 
-def _refusal(standings: Mapping[Level, LevelStatus], ask: Ask, count: int, level: Level, resource: Resource) -> Refusal:
-    standing = standings.get(level, LevelStatus())
-    limit = effective_limit(level, resource, standing.limit)
-    assert limit is not None, "what is unlimited refuses nothing"
-    return Refusal(level, resource, standing.usage.plus(ask, count).of(resource), limit, ask.of(resource))
+def _refusal(levels: Mapping[Level, LevelStatus], ask: Ask, count: int, level: Level, resource: Resource) -> Refusal:
+    status = levels.get(level, LevelStatus())
+    limit = effective_limit(level, resource, status.limit)
+    assert limit is not None, "an unlimited level cannot refuse"
+    return Refusal(level, resource, status.usage.plus(ask, count).of(resource), limit, ask.of(resource))

@@ -1,13 +1,13 @@
-"""Why a job or run waits, or ended otherwise than by its own doing: one word each. No I/O.
+"""Reason codes: why a job or run waits, or why it ended other than by its own result. No I/O.
 
-The same word is the `reason` of a job, the label of a metric, the code of a dead letter, and what `rota explain` and
-the dashboard show.
+The same code is the `reason` of a job, a metric label, the code of a dead letter, and what `rota explain` and the
+dashboard show.
 
-`waits`: the job stays where it is and is looked at again when something changes; nothing is counted against it. All
-other reasons end something: an attempt to dispatch, an attempt to run, or the job.
+Reasons in `WAITING_REASONS` leave the job where it is until something changes and count nothing against it. All others
+end something: an attempt to dispatch, an attempt to run, or the job.
 
-Reasons to wait have a tier, and what is of a higher one is mended first: more room is of no use to a job that no pool
-may run, and its place in the queue of none to one that is paused.
+Waiting reasons have a tier; a higher tier must be resolved first: more capacity does not help a job without a pool, and
+a better queue position does not help a paused one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rota.model.quota import Level
 
 
 class Tier(StrEnum):
-    """What kind of thing stands in the way, the first to be mended first."""
+    """Kind of obstacle, in the order of resolution."""
 
     MISCONFIGURED = "misconfigured"
     BLOCKED = "blocked"
@@ -89,7 +89,7 @@ class Reason(StrEnum):
 
     @property
     def tier(self) -> Tier | None:
-        """None for what no job waits for."""
+        """None if no job waits for this reason."""
         return TIERS.get(self)
 
     @property
@@ -97,12 +97,12 @@ class Reason(StrEnum):
         return self in WAITING_REASONS
 
     def remedy(self, **names: str) -> str:
-        """What helps, with commands as they are typed; what has no name given stays a word in capitals."""
+        """The remedy with `names` inserted for the placeholders; placeholders without a name stay in capitals."""
         return _PLACEHOLDER.sub(lambda found: names.get(found[1].lower(), found[1]), REMEDIES[self])
 
     @classmethod
     def of_level(cls, level: Level) -> Reason:
-        """Of a limit that refused a booking."""
+        """The reason for a booking refused by a limit at `level`."""
         return cls(f"quota_{level}")
 
 
@@ -231,7 +231,7 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.OUTPUT_QUARANTINED: "`rota outputs release OUTPUT` or `rota outputs redact OUTPUT` lets it out.",
     Reason.OUTPUT_QUARANTINED_ASYNC: "`rota outputs release OUTPUT` or `rota outputs redact OUTPUT` lets it out.",
 }
-"""Words in capitals stand for names."""
+"""Words in capitals are placeholders for names."""
 
 _PLACEHOLDER: Final = re.compile(r"\b(TOPIC|POOL|TASK|APP|SHOW|FOLDER|DEPT|JOB|RUN|STEP|LAYER|QUEUE|BURST|WHAT|N)\b")
 

@@ -1,9 +1,9 @@
-"""When recurring work is due. Pure: the moment comes in, in milliseconds since 1970.
+"""Schedules of recurring work: interval, cron and one-time. Pure: times are milliseconds since 1970, passed in.
 
-A *slot* is a moment of the schedule; a run may come later than its slot (a retry, a busy pool, an outage).
+A *slot* is a moment of the schedule; its run may start later (a retry, a busy pool, an outage).
 
-Cron goes by the wall clock of its time zone, as that of Debian does: a time that is skipped in spring runs when the
-clock has jumped, one that comes twice in autumn runs once, and what runs every so many minutes takes no notice.
+Cron follows the wall clock of its time zone, as Debian's cron does: a time skipped in spring runs right after the clock
+change, a time repeated in autumn runs once, and expressions for every n minutes are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rota.model.units import format_duration
 
 INTERVAL_MAX_MS: Final = 366 * 86_400_000
 MOMENT_MAX_MS: Final = 253_402_300_799_000
-"""The end of the year 9999."""
+"""End of the year 9999."""
 _REFERENCE_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -42,7 +42,7 @@ class CronSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class OneTimeSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="at"):
-    """Once."""
+    """A single run."""
 
     at_ms: int
 
@@ -54,7 +54,7 @@ Schedule = IntervalSchedule | CronSchedule | OneTimeSchedule
 
 
 def validate_schedule(schedule: Schedule) -> None:
-    """InvalidInput, with a sentence, for what can never be due."""
+    """Raises InvalidInput for a schedule that can never be due."""
     match schedule:
         case IntervalSchedule(interval_ms):
             if not 1 <= interval_ms <= INTERVAL_MAX_MS:
@@ -69,7 +69,7 @@ def validate_schedule(schedule: Schedule) -> None:
 
 
 def first_slot(schedule: Schedule, now_ms: int) -> int | None:
-    """The first slot of something that is new at `now_ms`: an interval begins at once."""
+    """The first slot of an agent created at `now_ms`; an interval starts immediately."""
     match schedule:
         case IntervalSchedule():
             return now_ms
@@ -82,7 +82,7 @@ def first_slot(schedule: Schedule, now_ms: int) -> int | None:
 
 
 def next_slot(schedule: Schedule, after_ms: int) -> int | None:
-    """The next slot after a run for `after_ms`, or acquired then."""
+    """The slot that follows `after_ms`: the slot of the last run, or the time it was acquired."""
     match schedule:
         case IntervalSchedule(interval_ms):
             return after_ms + interval_ms
@@ -95,7 +95,7 @@ def next_slot(schedule: Schedule, after_ms: int) -> int | None:
 
 
 def slots_between(schedule: Schedule, from_ms: int, to_ms: int, most: int) -> list[int]:
-    """Slots from one moment until before another, the first `most`. Those of an interval are counted from the first."""
+    """The first `most` slots in [from_ms, to_ms). Slots of an interval are counted from `from_ms`."""
     if from_ms >= to_ms:
         return []
     if isinstance(schedule, OneTimeSchedule):
@@ -109,11 +109,11 @@ def slots_between(schedule: Schedule, from_ms: int, to_ms: int, most: int) -> li
 
 
 def _cron_after(cron: CronSchedule, after_ms: int) -> int | None:
-    """None: it does not come within fifty years."""
+    """None: no slot within fifty years."""
     start = datetime.fromtimestamp(after_ms / 1000, ZoneInfo(cron.zone))
     for moment in CronSim(cron.expression, start):
         at_ms = round(moment.timestamp() * 1000)
-        # In the hour that comes twice the first answer may lie before the question: it has run already.
+        # In the repeated hour of autumn the first result may be before `after_ms`: that slot has already run.
         if at_ms > after_ms:
             return at_ms
     return None
@@ -125,11 +125,11 @@ def _check_cron(cron: CronSchedule) -> None:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidInput(f"{cron.zone[:60]!r} is no time zone; write a name such as Europe/Berlin or UTC.") from None
     try:
-        comes = next(CronSim(cron.expression, _REFERENCE_DAY), None)
-    except CronSimError as wrong:
+        first = next(CronSim(cron.expression, _REFERENCE_DAY), None)
+    except CronSimError as error:
         raise InvalidInput(
-            f"{cron.expression[:60]!r} is no cron expression ({wrong}): write minute, hour, day, month and weekday,"
+            f"{cron.expression[:60]!r} is no cron expression ({error}): write minute, hour, day, month and weekday,"
             " such as 0 2 * * MON-FRI."
         ) from None
-    if comes is None:
+    if first is None:
         raise InvalidInput(f"The cron expression {cron.expression[:60]!r} never comes: look at its day and month.")

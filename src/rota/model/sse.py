@@ -1,6 +1,6 @@
-"""Server-sent events as text: written, and read line by line. No I/O.
+"""Server-sent events as text: formatting, and a line-by-line parser. No I/O.
 
-A block without data is no event, but its id counts: whoever is cut off goes on from there.
+A block without data is not an event, but its id counts: a client that reconnects resumes after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LINE_MAX: Final = 1 << 20
 
 
 class SseEvent(msgspec.Struct, frozen=True):
-    """An event as it was read."""
+    """A parsed event."""
 
     kind: str
     data: str
@@ -21,22 +21,22 @@ class SseEvent(msgspec.Struct, frozen=True):
 
 
 def format_event(event_id: str, kind: str, data: bytes) -> bytes:
-    """`data` is one line."""
+    """`data` must be a single line."""
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
 
 
 class SseParser:
-    """Fed with lines, without their ends; remembers where it is."""
+    """Parses lines without their terminators; keeps the last event id for reconnecting."""
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id
         self.retry_ms: int | None = None
-        """After which time the server wants to be asked again."""
+        """Delay before reconnecting, as requested by the server."""
         self._kind = ""
         self._data: list[str] = []
 
     def feed(self, line: str) -> SseEvent | None:
-        """The event that this line ends, if it does."""
+        """The event that this line completes, or None."""
         if not line:
             return self._take_event()
         field, _, value = line.partition(":")

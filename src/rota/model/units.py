@@ -1,13 +1,13 @@
-"""Cores, memory and time: text and numbers in, exact integers or seconds out.
+"""Cores, memory and durations: parse text and numbers into exact integers or seconds, and format them.
 
-Invariants, kept by the functions here and shown by property tests:
+Invariants, enforced by these functions and checked by property tests:
 
-* Cores are held as whole hundredths (`Centicores`), the unit of every PostgreSQL column. People and Redis see
-  cores as decimal text. The way through text is exact in both directions; a binary float never takes part in
-  the arithmetic, and a value finer than a hundredth is refused, not rounded.
-* `UNLIMITED` is -1 on both sides and comes from nothing but -1. Only limits may be unlimited: what is booked
-  or asked for has its own functions, which refuse every negative number.
-* Memory is whole mebibytes. Time is seconds as a float; its text always carries a unit.
+* Cores are stored as whole hundredths (`Centicores`), the unit of every PostgreSQL column. Users and Redis see decimal
+  text. Conversion is exact in both directions: no binary float takes part, and a value finer than a hundredth is
+  refused, not rounded.
+* `UNLIMITED` is -1 in both forms and only -1 parses to it. Only limits may be unlimited; the functions for booked and
+  requested amounts refuse every negative number.
+* Memory is whole mebibytes. Durations are seconds as a float; their text always has a unit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Centicores = NewType("Centicores", int)
 Mebibytes = NewType("Mebibytes", int)
 
 UNLIMITED: Final = Centicores(-1)
-# What a PostgreSQL integer column holds: some 21 million cores.
+# The maximum of a PostgreSQL integer column: about 21 million cores.
 CENTICORES_MAX: Final = Centicores(2**31 - 1)
 MEBIBYTES_MAX: Final = Mebibytes(2**31 - 1)
 
-# ASCII digits only, and not more than anybody needs: Decimal alone takes "1e9", "NaN", "1_0" and other scripts.
+# ASCII digits only, of limited length: Decimal also accepts "1e9", "NaN", "1_0" and digits of other scripts.
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?", re.ASCII)
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s?([A-Za-z]+)", re.ASCII)
 
@@ -42,7 +42,7 @@ _MEBIBYTES_PER: Final = {"MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
 
 
 def parse_cores(cores: str | float | Decimal) -> Centicores:
-    """An amount of cores, such as 0.5 or "1.25", in hundredths."""
+    """Parse an amount of cores, such as 0.5 or "1.25", into hundredths."""
     exact = _exact(cores)
     if exact is None or exact < 0:
         raise InvalidInput(f"{_quote(cores)} is no amount of cores; write a number from 0 such as 4 or 0.5.")
@@ -50,7 +50,7 @@ def parse_cores(cores: str | float | Decimal) -> Centicores:
 
 
 def parse_cores_limit(cores: str | float | Decimal) -> Centicores:
-    """A limit in cores; -1 means that there is none."""
+    """Parse a limit in cores; -1 means unlimited."""
     exact = _exact(cores)
     if exact == -1:
         return UNLIMITED
@@ -71,7 +71,7 @@ def format_cores_limit(limit: Centicores) -> str:
 
 
 def parse_memory(text: str) -> Mebibytes:
-    """Memory such as "512MiB" or "1.5GiB", in whole mebibytes."""
+    """Parse an amount such as "512MiB" or "1.5GiB" into whole mebibytes."""
     found = _QUANTITY.fullmatch(text.strip())
     if found and found[2] in _MEBIBYTES_PER:
         mebibytes = Decimal(found[1]) * _MEBIBYTES_PER[found[2]]
@@ -81,14 +81,14 @@ def parse_memory(text: str) -> Mebibytes:
 
 
 def format_memory(amount: Mebibytes) -> str:
-    """In the largest unit that needs no fraction: 1536 is "1536MiB", 4096 is "4GiB"."""
+    """Format in the largest unit that needs no fraction: 1536 is "1536MiB", 4096 is "4GiB"."""
     assert amount >= 0, "an amount of memory is never negative"
     unit = next(unit for unit in ("TiB", "GiB", "MiB") if amount % _MEBIBYTES_PER[unit] == 0 or unit == "MiB")
     return f"{amount // _MEBIBYTES_PER[unit]}{unit}" if amount else "0MiB"
 
 
 def parse_duration(text: str) -> float:
-    """A time with its unit, such as "500ms", "2s", "10min" or "72h", in seconds."""
+    """Parse a duration such as "500ms", "2s", "10min" or "72h" into seconds."""
     found = _QUANTITY.fullmatch(text.strip())
     if found and found[2] in _SECONDS_PER:
         return float(Decimal(found[1]) * _SECONDS_PER[found[2]])
@@ -96,8 +96,8 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """In the largest unit that needs no fraction: 0.5 is "500ms", 90 is "90s", 7200 is "2h"."""
-    assert seconds >= 0, "a time span is never negative"
+    """Format in the largest unit that needs no fraction: 0.5 is "500ms", 90 is "90s", 7200 is "2h"."""
+    assert seconds >= 0, "a duration is never negative"
     exact = Decimal(repr(seconds))
     for unit in ("d", "h", "m", "s"):
         if exact and exact % _SECONDS_PER[unit] == 0:
@@ -107,7 +107,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _exact(number: str | float | Decimal) -> Decimal | None:
-    """The number as written, or None when it is none. A float counts as its shortest text: 0.29 is 0.29."""
+    """The number exactly as written, or None if it is not one. A float counts as its shortest repr: 0.29 is 0.29."""
     if isinstance(number, bool):
         return None
     if isinstance(number, str):
@@ -118,28 +118,34 @@ def _exact(number: str | float | Decimal) -> Decimal | None:
     return exact if exact.is_finite() else None
 
 
-def _centicores(exact: Decimal, given: str | float | Decimal) -> Centicores:
+def _centicores(exact: Decimal, original: str | float | Decimal) -> Centicores:
     if exact > Decimal(CENTICORES_MAX).scaleb(-2):
-        raise InvalidInput(f"{_quote(given)} cores are too many; the most is {format_cores(CENTICORES_MAX)}.")
+        raise InvalidInput(f"{_quote(original)} cores are too many; the most is {format_cores(CENTICORES_MAX)}.")
     hundredths = int(exact * 100)
     # Decimal rounds products to 28 digits but compares exactly.
     if Decimal(hundredths).scaleb(-2) != exact:
-        raise InvalidInput(f"{_quote(given)} cores are too fine; write at most two decimals such as 0.25.")
+        raise InvalidInput(f"{_quote(original)} cores are too fine; write at most two decimals such as 0.25.")
     return Centicores(hundredths)
 
 
-def _quote(given: str | float | Decimal) -> str:
-    text = repr(given) if isinstance(given, str) else f"{Decimal(given):.6g}" if _is_huge(given) else str(given)
+def _quote(original: str | float | Decimal) -> str:
+    text = (
+        repr(original)
+        if isinstance(original, str)
+        else f"{Decimal(original):.6g}"
+        if _is_huge(original)
+        else str(original)
+    )
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _is_huge(number: float | Decimal) -> bool:
-    """Python refuses to write integers of thousands of digits out."""
+    """Whether `number` has so many digits that Python refuses to convert it to text."""
     return isinstance(number, int) and number.bit_length() > 128
 
 
 def humanize_duration(seconds: float) -> str:
-    """A time as people say it, to two digits or so."""
+    """Approximate duration for display, with about two significant digits."""
     for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""URLs that hold a password, for people: where a server is, and nothing else.
+"""URLs that may contain a password: the address without credentials, and validation.
 
-A password may hold `/`, `?`, `#` or `@` unescaped by mistake. Parsers then take a piece of it for a host, a port or a
-path, so nobody shows what a parser found without asking here, and nobody connects to it: `checked` refuses such a URL.
-When in doubt more is hidden, not less.
+A password may contain an unescaped `/`, `?`, `#` or `@` by mistake. Parsers then mistake parts of it for a host, port
+or path. So parser results are displayed only through `address`, and `validate_url` refuses such a URL before anything
+connects to it. In doubt, more is masked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote
 
 MASK: Final = "***"
 
-# An @ after the hosts means that the password holds a raw / ? or #, or a parameter a raw @: nobody can say which.
+# An @ after the hosts means that the password contains a raw / ? or #, or a parameter a raw @: ambiguous, so no match.
 _URL = re.compile(
     r"(?P<scheme>[a-z]+)://(?:[^\s/?#]*@)?(?P<hosts>[^\s/?#@]*)(?P<path>/[^\s?#@]*)?(?:\?(?P<query>[^\s#@]*))?",
     re.IGNORECASE,
@@ -23,11 +23,11 @@ _ADDRESS = re.compile(rf"(?:{_HOST}(?:,{_HOST})*)?(?:/[^\s@]*)?")
 
 
 def address(url: str) -> str:
-    """Host, port and database or path, such as `127.0.0.1:5432/rota`; `***` when they cannot be told for sure."""
+    """Host, port and database or path, such as `127.0.0.1:5432/rota`; `***` if they cannot be determined safely."""
     found = _URL.fullmatch(url)
     if found is None:
         return MASK
-    # PostgreSQL takes the host, or the directory of its socket, as a parameter, too.
+    # PostgreSQL also accepts the host, or the directory of its socket, as a query parameter.
     hosts = unquote(found["hosts"]) or parse_qs(found["query"] or "").get("host", [""])[0]
     if not hosts and found["scheme"] != "unix":
         hosts = "localhost"
@@ -36,7 +36,7 @@ def address(url: str) -> str:
 
 
 def validate_url(url: str) -> str:
-    """`url`, when every parser finds the same parts in it; else a ValueError, which does not quote it."""
+    """`url` if every parser finds the same parts in it; otherwise a ValueError that does not quote it."""
     if _URL.fullmatch(url) is None:
         raise ValueError("not a URL, or special characters of the password are not percent-encoded")
     return url

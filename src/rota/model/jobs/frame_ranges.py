@@ -1,11 +1,11 @@
 """Frame specs: "1-100", "1-100x2", "1,5,9-20". No I/O.
 
-A spec names a set of frame numbers; they run in ascending order, whatever the order and however often it names one.
+A spec denotes a set of frame numbers; they run in ascending order, regardless of order and repetition in the spec.
 
-The queue knows ranges of consecutive frames only, and a range costs the same whatever its length. So a layer numbers
-its frames for the queue one by one: with `step` the largest number that divides every difference between its frames,
-frame number f is `first + (f - first) / step` in the queue. What is evenly spaced is one range, whatever its step; with
-step 1 the queue's numbers are the frames' own. Both ways are exact, and `Frames` is the only place that knows them.
+The queue stores only ranges of consecutive numbers, at a cost independent of their length. So a layer renumbers its
+frames: with `step` as the greatest common divisor of all differences between its frames, frame number f has the queue
+number `first + (f - first) / step`. Evenly spaced frames are one range, whatever their step; with step 1 queue numbers
+equal frame numbers. The mapping is exact in both directions and is implemented by `FrameSet` alone.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?:x(\d{1,10}))?)?", re.ASC
 
 
 class FrameSet(msgspec.Struct, frozen=True):
-    """The frames of a layer. `ranges` are first and count in the queue's numbers, ascending and apart."""
+    """The frames of a layer. `ranges` are (first, count) in queue numbers, ascending and disjoint."""
 
     first: int
     count: int
     step: int = 1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Empty when there is one: `count` frames from `first` on."""
+    """Empty if there is a single range: `count` frames from `first` on."""
 
     def queue_ranges(self) -> tuple[tuple[int, int], ...]:
         return self.ranges or ((self.first, self.count),)
 
     def queue_numbers(self) -> Iterator[int]:
-        """Every frame as the queue numbers it, ascending."""
+        """Every queue number, ascending."""
         for first, count in self.queue_ranges():
             yield from range(first, first + count)
 
@@ -50,15 +50,15 @@ class FrameSet(msgspec.Struct, frozen=True):
             yield self.number(place)
 
     def number(self, place: int) -> int:
-        """The number of the frame that the queue calls `place`."""
+        """The frame number of queue number `place`."""
         return self.first + (place - self.first) * self.step
 
     def index(self, place: int) -> int:
-        """How many frames of the layer come before the one that the queue calls `place`."""
+        """How many frames of the layer precede queue number `place`."""
         return sum(min(max(place - first, 0), count) for first, count in self.queue_ranges())
 
     def queue_number(self, number: int) -> int | None:
-        """What the queue calls frame `number`, or None when the layer has no such frame."""
+        """The queue number of frame `number`, or None if the layer has no such frame."""
         steps, rest = divmod(number - self.first, self.step)
         place = self.first + steps
         known = not rest and any(first <= place < first + count for first, count in self.queue_ranges())
@@ -73,7 +73,7 @@ def frames_from_count(count: int) -> FrameSet:
 
 
 def parse_frames(spec: str) -> FrameSet:
-    """The frames that a spec names, or a sentence that says what one looks like."""
+    """Parse a frame spec; raises InvalidInput."""
     if len(spec) > SPEC_CHARS_MAX:
         raise InvalidInput(f"A frame spec of {len(spec)} characters is too long: use at most {SPEC_CHARS_MAX}.")
     parts = [_parse_range(text.strip(), spec) for text in spec.split(",")]
@@ -86,7 +86,7 @@ def parse_frames(spec: str) -> FrameSet:
 
 
 def format_frames(frames: FrameSet) -> str:
-    """The shortest spec of ours that names the same frames."""
+    """The shortest spec that denotes the same frames."""
     return ",".join(_format(frames.number(first), count, frames.step) for first, count in frames.queue_ranges())
 
 
@@ -135,7 +135,7 @@ def _union(parts: list[range], spec: str) -> FrameSet:
 
 
 def _without_covered(parts: list[range]) -> list[range]:
-    """Without those that lie in another one, as in 1-100x10,1-100; not looked for in long lists."""
+    """Without ranges that another range covers, as in 1-100x10,1-100; skipped for long lists."""
     if len(parts) > 100:
         return parts
     distinct = sorted(set(parts), key=lambda part: (-len(part), part.start))
@@ -147,7 +147,7 @@ def _covers(other: range, part: range) -> bool:
 
 
 def _single_numbers(parts: list[range], spec: str) -> list[range]:
-    """Steps that differ: only the numbers themselves tell what is there."""
+    """Ranges with different steps as single numbers, which can then be merged."""
     if sum(map(len, parts)) > MIXED_STEP_FRAMES_MAX:
         raise InvalidInput(
             f"The frame spec {_quote(spec)} mixes steps over more than {MIXED_STEP_FRAMES_MAX} frames: use a layer for each step."
@@ -156,14 +156,14 @@ def _single_numbers(parts: list[range], spec: str) -> list[range]:
 
 
 def _common_step(parts: list[range]) -> int:
-    """The largest step that leads from the first number to every other one; 1 when there is one number."""
+    """The largest step that leads from the first number to every other; 1 for a single number."""
     first = parts[0].start
     steps = [part.step for part in parts if len(part) > 1]
     return gcd(*steps, *(part.start - first for part in parts)) or 1
 
 
 def _merged(parts: list[range], step: int) -> list[range] | None:
-    """The parts as ranges of that step, ascending and apart; None if some part leaves out what `step` would name."""
+    """The parts as ascending, disjoint ranges of `step`; None if a part omits numbers that `step` would include."""
     if any(len(part) > 1 and part.step != step for part in parts):
         return None
     spans: list[range] = []

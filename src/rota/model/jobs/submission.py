@@ -1,11 +1,10 @@
-"""What a person submits. No I/O.
+"""The submission of a job. No I/O.
 
     Submission(show="film", name="comp", layers=(LayerSpec(task="render", frames="1-100", cores=2),))
 
-The same struct is what every face takes: the SDK, HTTP, the command line and `sys.job.submit`. Whatever comes in goes
-through `decode`, which refuses unknown fields and wrong types, and then through `rota.model.jobs.validation.validate_submission`, which
-checks the rest: nothing is written before both have passed. Times are relative to the moment of submission,
-except `run_at`.
+The SDK, HTTP, the command line and `sys.job.submit` use the same struct. Input passes `decode_submission`, which
+refuses unknown fields and wrong types, then `rota.model.jobs.validation.validate_submission`, which checks the rest;
+nothing is written before both have passed. Times are relative to the moment of submission, except `run_at`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ SUBMISSION_BYTES_MAX: Final = 1024 * 1024
 AwareDatetime = Annotated[datetime, msgspec.Meta(tz=True)]
 ActorType = Literal["", "human", "service"]
 AfterFailed = Literal["cancel", "fail", "run"]
-"""What becomes of a job when one that it waits for does not succeed: it ends in this way, or runs all the same."""
+"""What happens to a job when one of its dependencies does not succeed: it is cancelled, fails, or runs anyway."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """0 is no limit."""
+    """0: no limit."""
 
     max_input_tokens: int = 0
     max_output_tokens: int = 0
@@ -49,7 +48,7 @@ class ContextHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Compensation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What undoes the job. What is left out is taken from the job itself."""
+    """What undoes the job. Omitted fields are taken from the job itself."""
 
     topic: str
     task: str = ""
@@ -74,7 +73,7 @@ class Compensation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As `rota.model.jobs.work.Retries`, by name."""
+    """`rota.model.jobs.work.Retries` with named fields."""
 
     most: int = 0
     first_s: float = 1.0
@@ -84,43 +83,43 @@ class RetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LimitSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """As `rota.model.jobs.work.ProcessLimits`, by name: what each process of a command may use at most."""
+    """`rota.model.jobs.work.ProcessLimits` with named fields: limits of each process of a command."""
 
     cpu_s: int = 0
     address: str = ""
     """Address space, such as 4GiB."""
     open_files: int = 0
     file_size: str = ""
-    """Of any file it writes, such as 1GiB."""
+    """Size of any file it writes, such as 1GiB."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Frames that are alike. Either `task` or `argv`; one frame unless `frames` or `items` says otherwise."""
+    """Frames of the same kind. Needs either `task` or `argv`; one frame unless `frames` or `items` is set."""
 
     name: str = ""
     task: str = ""
     argv: tuple[str, ...] = ()
     frames: str | int | None = None
-    """A spec such as "1-100x2", or how many."""
+    """A spec such as "1-100x2", or the number of frames."""
     items: list[Any] | None = None
-    """One frame for each; what it is called with instead of `input`."""
+    """One frame per item; the item replaces `input`."""
     input: Any = None
-    """What every frame is called with; the job's context when left out."""
+    """Input of every frame; default: the job's context."""
     cores: int | float | str = 1
     gpus: int = 0
     memory: str = ""
     """Such as 512MiB or 4GiB."""
     requires: tuple[str, ...] = ()
-    """Besides those of the job."""
+    """In addition to those of the job."""
     env: dict[str, str] = {}
     timeout_s: float = 0.0
     kill_after_s: float = 5.0
     retries: int | RetrySpec = 0
     fail_fast: bool = False
-    """The first frame that fails for good ends the job: those that wait are not begun, those that run are stopped."""
+    """The first frame that fails permanently ends the job: waiting frames do not start, running ones are stopped."""
     limits: LimitSpec | None = None
     artifacts: tuple[str, ...] = ()
-    """Files that each frame must leave in its directory, such as "out/*.png"; they are kept with the job."""
+    """Files that each frame must produce in its directory, such as "out/*.png"; they are stored with the job."""
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
 
@@ -129,7 +128,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     show: str
     layers: tuple[LayerSpec, ...]
     name: str = ""
-    """Of the first layer when left out."""
+    """Default: that of the first layer."""
     folder: str = "default"
     dept: str = "default"
     topic: str = "default"
@@ -156,10 +155,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     compensation: Compensation | None = None
     idempotency_key: str = ""
     max_wait_s: float = 0.0
-    """Fails when none of its frames was dispatched for so long; 0 waits for ever."""
+    """The job fails if none of its frames is dispatched within this time; 0: no limit."""
     run_at: AwareDatetime | None = None
     after: tuple[UUID, ...] = ()
-    """Jobs that must have ended before it is queued."""
+    """Jobs that must end before this one is queued."""
     after_failed: AfterFailed = "cancel"
     max_cores: int | float | str | None = None
     max_gpus: int | None = None
@@ -168,13 +167,13 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SubmitResult(msgspec.Struct, frozen=True):
     job: JobId
     state: JobState | None
-    """None: the job of a key that was used long ago, and is not kept any more."""
+    """None: the job of an old idempotency key that is past its retention."""
     already: bool = False
-    """Whether it was there before, under the same idempotency key."""
+    """Whether it existed before, under the same idempotency key."""
 
 
 class ResubmitResult(msgspec.Struct, frozen=True):
-    """A new job for what has ended."""
+    """A new job for the frames of an ended one."""
 
     old: JobId
     job: JobId
@@ -182,7 +181,7 @@ class ResubmitResult(msgspec.Struct, frozen=True):
 
 
 class SubmissionDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is kept of a submission besides the columns of its job and layers."""
+    """The parts of a submission that have no column in the job and layer tables."""
 
     env: dict[str, str] = {}
     context: Any = None
@@ -205,11 +204,11 @@ class SubmissionDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     max_wait_s: float = 0.0
     after: tuple[UUID, ...] = ()
     maps: tuple[int, ...] = ()
-    """Numbers of the layers whose frames are each called with an item of their own."""
+    """Indexes of the layers whose frames each have their own item."""
     trace: str = ""
-    """The traceparent of its submission, when somebody traces it."""
+    """The traceparent of the submission if it is traced."""
     items_at: str = ""
-    """Where the items of all these layers are, for whoever runs the job again as a whole."""
+    """Pointer to the items of these layers, for resubmitting the whole job."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -220,7 +219,7 @@ _DETAILS = msgspec.msgpack.Decoder(SubmissionDetails)
 
 
 def encode_submission(submission: Submission) -> bytes:
-    """As msgpack; raises for what cannot travel at all."""
+    """As msgpack; raises InvalidInput for values that cannot be encoded."""
     try:
         return _ENCODER.encode(submission)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -228,7 +227,7 @@ def encode_submission(submission: Submission) -> bytes:
 
 
 def decode_submission(data: bytes) -> Submission:
-    """A submission in msgpack or JSON."""
+    """Decode a submission from msgpack or JSON."""
     if len(data) > SUBMISSION_BYTES_MAX:
         raise InvalidInput(
             f"A submission of {len(data)} bytes is too large, at most {SUBMISSION_BYTES_MAX} are allowed: put large"
@@ -241,7 +240,7 @@ def decode_submission(data: bytes) -> Submission:
 
 
 def canonical_bytes(submission: Submission) -> bytes:
-    """The same bytes for the same submission, however its maps are ordered."""
+    """Equal bytes for equal submissions, regardless of map order."""
     return _CANONICAL.encode(submission)
 
 

@@ -1,7 +1,8 @@
-"""A submission, checked and made ready to be written: `plan`. No I/O.
+"""Validation of submissions: `validate_submission`. No I/O.
 
-Every limit of a submission is here, and every refusal says which field, what it has and what is allowed. A plan holds
-columns and bytes, so that whoever stores it asks nothing more; two layers with the same `Place` go to the same queue.
+Every limit of a submission is here; every refusal names the field, its value and the allowed range. A
+`ValidatedSubmission` contains columns and bytes, so that storing it needs no further checks. Layers with the same
+`PlacementSpec` use the same queue.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ GPUS_MAX: Final = 1_000
 SECONDS_MAX: Final = 10 * 366 * 86_400.0
 COUNT_MAX: Final = 2**53 - 1
 CACHED_BYTES_MAX: Final = 4096
-"""Longer ones are not remembered."""
+"""Larger submissions are not cached."""
 TASK_CONSTRAINT_PREFIX: Final = f"constraint.{TASK_CAPABILITY_PREFIX}"
 PLACEMENT_LABEL_PREFIXES: Final = ("placement.", "constraint.", "node.")
-"""Labels that a worker must have; all others are only kept."""
+"""Labels that a worker must have; all others are only stored."""
 RESERVED_LABELS: Final = frozenset({"retry_of", "agent", "remediation_of", "remediation_id", "is_compensation"})
 RESERVED_LABEL_PREFIXES: Final = ("approval_", "saga_")
-"""Labels that Rota sets itself, and believes nobody else about."""
+"""Labels that only Rota sets; it refuses them from users."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}", re.ASCII)
@@ -77,7 +78,7 @@ _pack = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class PlacementSpec(msgspec.Struct, frozen=True, array_like=True):
-    """All that placement looks at."""
+    """Everything placement depends on."""
 
     topic: str
     requires: tuple[str, ...] = ()
@@ -94,7 +95,7 @@ class PlacementSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResourceCaps(msgspec.Struct, frozen=True):
-    """-1 is no limit, as in the columns of the books."""
+    """-1: no limit, as in the accounting tables."""
 
     cores: int = -1
     gpus: int = -1
@@ -104,12 +105,12 @@ class ValidatedLayer(msgspec.Struct, frozen=True):
     name: str
     place: PlacementSpec
     digest: bytes
-    """Of the place."""
+    """Digest of `place`."""
     work: bytes
     frames: FrameSet
     input: bytes | None = None
     items: tuple[bytes, ...] = ()
-    """One per frame, when each has its own."""
+    """One per frame if each frame has its own input."""
     caps: ResourceCaps | None = None
 
 
@@ -130,34 +131,33 @@ class ValidatedSubmission(msgspec.Struct, frozen=True):
     run_at: datetime | None = None
     key: str | None = None
     digest: bytes | None = None
-    """Of the whole submission, when it has a key."""
+    """Digest of the whole submission if it has an idempotency key."""
     caps: ResourceCaps | None = None
     after: tuple[UUID, ...] = ()
     after_failed: AfterFailed = "cancel"
     like: ValidatedSubmission | None = None
-    """A plan that is the same but for name, input and workflow_id, and stands for many such."""
+    """A shared submission that differs only in name, input and workflow_id."""
 
 
 def validate_submission(
     submission: Submission, *, may_be_critical: bool = False, own: frozenset[str] = frozenset()
 ) -> ValidatedSubmission:
-    """What to write for this submission, or InvalidInput; `own` are labels of Rota's that whoever calls has set.
+    """The submission in its stored form; raises InvalidInput. `own` are reserved labels that the caller has set itself.
 
-    Of many that differ in name and input alone, all but these is checked once.
+    Submissions that differ only in name and input share one cached validation of everything else.
     """
-    given = submission
-    if len(given.layers) == 1 and not given.idempotency_key and given.context is None:
-        [layer] = given.layers
+    if len(submission.layers) == 1 and not submission.idempotency_key and submission.context is None:
+        [layer] = submission.layers
         if layer.items is None and layer.input is not None:
-            bare = _pack_value(replace(given, name="", layers=(replace(layer, input=None),)))
+            bare = _pack_value(replace(submission, name="", layers=(replace(layer, input=None),)))
             if len(bare) <= CACHED_BYTES_MAX:
                 shared = _validate_cached(bare, may_be_critical, own)
-                [ready] = shared.layers
-                name = given.name or ready.name
+                [cached_layer] = shared.layers
+                name = submission.name or cached_layer.name
                 _check_text("name of the job", name, NAME_CHARS_MAX)
-                alone = replace(ready, input=_input(layer.input, ready.name))
-                return replace(shared, name=name, layers=(alone,), like=shared)
-    return _validate(given, may_be_critical, own)
+                with_input = replace(cached_layer, input=_input(layer.input, cached_layer.name))
+                return replace(shared, name=name, layers=(with_input,), like=shared)
+    return _validate(submission, may_be_critical, own)
 
 
 @lru_cache(maxsize=1024)
@@ -165,77 +165,77 @@ def _validate_cached(bare: bytes, may_be_critical: bool, own: frozenset[str]) ->
     return _validate(decode_submission(bare), may_be_critical, own)
 
 
-def _validate(given: Submission, may_be_critical: bool, own: frozenset[str]) -> ValidatedSubmission:
-    _check_fields(given)
-    _check_reserved_labels(given, own)
-    priority = _priority(given.priority, may_be_critical=may_be_critical)
-    if not given.layers:
+def _validate(submission: Submission, may_be_critical: bool, own: frozenset[str]) -> ValidatedSubmission:
+    _check_fields(submission)
+    _check_reserved_labels(submission, own)
+    priority = _priority(submission.priority, may_be_critical=may_be_critical)
+    if not submission.layers:
         raise InvalidInput("A job needs at least one layer: say what it runs, as a task or an argv.")
-    if len(given.layers) > LAYERS_MAX:
-        raise InvalidInput(f"A job of {len(given.layers)} layers is too large: use at most {LAYERS_MAX}.")
-    caps = _caps(given.max_cores, given.max_gpus, "job")
-    layers = tuple(_layer(spec, given, number, caps) for number, spec in enumerate(given.layers))
+    if len(submission.layers) > LAYERS_MAX:
+        raise InvalidInput(f"A job of {len(submission.layers)} layers is too large: use at most {LAYERS_MAX}.")
+    caps = _caps(submission.max_cores, submission.max_gpus, "job")
+    layers = tuple(_layer(spec, submission, number, caps) for number, spec in enumerate(submission.layers))
     if len(layers) > 1:
         _check_layers(layers)
-    name = given.name or layers[0].name
+    name = submission.name or layers[0].name
     _check_text("name of the job", name, NAME_CHARS_MAX)
     return ValidatedSubmission(
-        show=given.show,
-        folder=given.folder,
-        dept=given.dept,
+        show=submission.show,
+        folder=submission.folder,
+        dept=submission.dept,
         name=name,
-        topic=given.topic,
+        topic=submission.topic,
         priority=priority,
         layers=layers,
-        labels=msgspec.json.encode(given.labels).decode() if given.labels else None,
-        details=_details(given),
-        workflow_id=given.workflow_id or None,
-        deadline_ms=given.budget.deadline_ms or None,
-        max_wait_s=given.max_wait_s or None,
-        run_at=given.run_at,
-        key=given.idempotency_key or None,
-        digest=sha256(canonical_bytes(given)).digest() if given.idempotency_key else None,
+        labels=msgspec.json.encode(submission.labels).decode() if submission.labels else None,
+        details=_details(submission),
+        workflow_id=submission.workflow_id or None,
+        deadline_ms=submission.budget.deadline_ms or None,
+        max_wait_s=submission.max_wait_s or None,
+        run_at=submission.run_at,
+        key=submission.idempotency_key or None,
+        digest=sha256(canonical_bytes(submission)).digest() if submission.idempotency_key else None,
         caps=caps,
-        after=given.after,
-        after_failed=given.after_failed,
+        after=submission.after,
+        after_failed=submission.after_failed,
     )
 
 
-def _check_fields(given: Submission) -> None:
+def _check_fields(submission: Submission) -> None:
     for what in ("show", "folder", "dept"):
-        _check_text(what, getattr(given, what), 64)
-    _check_topic(given.topic)
-    if given.labels:
-        _check_labels(given.labels)
-    if given.env:
-        _check_env(given.env)
+        _check_text(what, getattr(submission, what), 64)
+    _check_topic(submission.topic)
+    if submission.labels:
+        _check_labels(submission.labels)
+    if submission.env:
+        _check_env(submission.env)
     for what in _TEXTS:
-        if text := getattr(given, what):
+        if text := getattr(submission, what):
             _check_text(what, text, TEXT_CHARS_MAX)
-    if given.idempotency_key:
-        _check_text("idempotency_key", given.idempotency_key, KEY_CHARS_MAX)
-    _check_tags("requires", given.requires)
-    _check_tags("risk_tags", given.risk_tags)
-    _check_budget(given.budget)
-    _check_number("step_index", given.step_index, COUNT_MAX)
-    _check_seconds("max_wait_s", given.max_wait_s)
-    _check_number("number of jobs in after", len(given.after), DEPENDENCIES_MAX)
-    _check_depth("context", given.context)
-    if given.context_hints is not None:
-        _check_number("max_input_tokens of context_hints", given.context_hints.max_input_tokens, COUNT_MAX)
-        _check_tags("tags of context_hints", given.context_hints.tags)
-    if given.compensation is not None:
-        _check_compensation(given.compensation)
-    told = given.env.get("tenant_id")
-    if told is not None and given.tenant and told != given.tenant:
+    if submission.idempotency_key:
+        _check_text("idempotency_key", submission.idempotency_key, KEY_CHARS_MAX)
+    _check_tags("requires", submission.requires)
+    _check_tags("risk_tags", submission.risk_tags)
+    _check_budget(submission.budget)
+    _check_number("step_index", submission.step_index, COUNT_MAX)
+    _check_seconds("max_wait_s", submission.max_wait_s)
+    _check_number("number of jobs in after", len(submission.after), DEPENDENCIES_MAX)
+    _check_depth("context", submission.context)
+    if submission.context_hints is not None:
+        _check_number("max_input_tokens of context_hints", submission.context_hints.max_input_tokens, COUNT_MAX)
+        _check_tags("tags of context_hints", submission.context_hints.tags)
+    if submission.compensation is not None:
+        _check_compensation(submission.compensation)
+    env_tenant = submission.env.get("tenant_id")
+    if env_tenant is not None and submission.tenant and env_tenant != submission.tenant:
         raise InvalidInput("The tenant of the submission and tenant_id of its env differ: leave one of them out.")
 
 
-def _priority(given: int | str, *, may_be_critical: bool) -> int:
-    number = PRIORITIES.get(given.upper(), 0) if isinstance(given, str) else given
+def _priority(priority: int | str, *, may_be_critical: bool) -> int:
+    number = PRIORITIES.get(priority.upper(), 0) if isinstance(priority, str) else priority
     if not 1 <= number <= CRITICAL:
         raise InvalidInput(
-            f"{_quote(given)} is no priority: give a number from 1 to 9, or BATCH (1), INTERACTIVE (5) or CRITICAL (9)."
+            f"{_quote(priority)} is no priority: give a number from 1 to 9, or BATCH (1), INTERACTIVE (5) or CRITICAL (9)."
         )
     if number == CRITICAL and not may_be_critical:
         raise InvalidInput("Priority CRITICAL is for operators: use INTERACTIVE, or ask for the operator role.")
@@ -303,8 +303,8 @@ def _check_command(spec: LayerSpec, name: str) -> None:
         raise InvalidInput(f"The argv of layer {name} begins with an empty word: name the program to run.")
 
 
-def _retries(given: int | RetrySpec, name: str) -> Retries:
-    spec = RetrySpec(most=given) if isinstance(given, int) else given
+def _retries(retries: int | RetrySpec, name: str) -> Retries:
+    spec = RetrySpec(most=retries) if isinstance(retries, int) else retries
     _check_number(f"retries of layer {name}", spec.most, 1_000)
     if spec.lost != -1:
         _check_number(f"lost of retries of layer {name}", spec.lost, 1_000)
@@ -313,16 +313,16 @@ def _retries(given: int | RetrySpec, name: str) -> Retries:
     return Retries(spec.most, spec.first_s, spec.longest_s, spec.on, spec.lost)
 
 
-def _limits(given: LimitSpec, spec: LayerSpec, name: str) -> ProcessLimits:
+def _limits(limits: LimitSpec, spec: LayerSpec, name: str) -> ProcessLimits:
     if not spec.argv:
         raise InvalidInput(f"Layer {name} has limits and runs a task: only commands can be held to them.")
-    _check_number(f"cpu_s of limits of layer {name}", given.cpu_s, int(SECONDS_MAX))
-    _check_number(f"open_files of limits of layer {name}", given.open_files, 2**31 - 1)
+    _check_number(f"cpu_s of limits of layer {name}", limits.cpu_s, int(SECONDS_MAX))
+    _check_number(f"open_files of limits of layer {name}", limits.open_files, 2**31 - 1)
     return ProcessLimits(
-        given.cpu_s,
-        parse_memory(given.address) if given.address else 0,
-        given.open_files,
-        parse_memory(given.file_size) if given.file_size else 0,
+        limits.cpu_s,
+        parse_memory(limits.address) if limits.address else 0,
+        limits.open_files,
+        parse_memory(limits.file_size) if limits.file_size else 0,
     )
 
 
@@ -369,12 +369,12 @@ def _item(item: Any, name: str) -> bytes:
 def _placement(job: Submission, spec: LayerSpec, work: Work) -> PlacementSpec:
     if spec.requires:
         _check_tags("requires", spec.requires)
-    requires = tuple(sorted({word.lower() for word in (*job.requires, *spec.requires)}))
+    requires = tuple(sorted({tag.lower() for tag in (*job.requires, *spec.requires)}))
     labels: tuple[tuple[str, str], ...] = ()
     if job.labels:
         labels = tuple(sorted(pair for pair in job.labels.items() if pair[0].startswith(PLACEMENT_LABEL_PREFIXES)))
     if work.task:
-        # Only a worker that knows the task: each of them says which it has.
+        # Only workers that have the task: each announces its tasks as capabilities.
         labels = tuple(sorted((*labels, (f"{TASK_CONSTRAINT_PREFIX}{work.task}", "true"))))
     return PlacementSpec(
         job.topic,
@@ -398,7 +398,7 @@ def _caps(cores: float | str | None, gpus: int | None, what: str) -> ResourceCap
 
 
 def _check_fits(work: Work, caps: ResourceCaps | None, name: str, what: str) -> None:
-    """A frame larger than a cap that was submitted with it would wait for ever."""
+    """Refuse a frame larger than a cap submitted with it: it would wait forever."""
     if caps is None:
         return
     if 0 < caps.cores < work.cores:
@@ -416,8 +416,8 @@ def _check_fits(work: Work, caps: ResourceCaps | None, name: str, what: str) -> 
 def _check_layers(layers: tuple[ValidatedLayer, ...]) -> None:
     names = [layer.name for layer in layers]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"Two layers are called {_quote(twice)}: give each a name of its own.")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"Two layers are called {_quote(duplicate)}: give each a name of its own.")
     frames = sum(layer.frames.count for layer in layers)
     if frames > FRAMES_MAX:
         raise InvalidInput(f"A job of {frames} frames is too large, at most {FRAMES_MAX} are allowed: submit several.")
@@ -429,54 +429,54 @@ def _check_layers(layers: tuple[ValidatedLayer, ...]) -> None:
         )
 
 
-def _details(given: Submission) -> bytes | None:
+def _details(submission: Submission) -> bytes | None:
     details = SubmissionDetails(
-        env=given.env,
-        context=given.context if len(given.layers) > 1 or given.layers[0].input is not None else None,
-        budget=given.budget if given.budget != _NO_BUDGET else None,
-        requires=given.requires,
-        capability=given.capability,
-        risk_tags=given.risk_tags,
-        actor_id=given.actor_id,
-        actor_type=given.actor_type,
-        tenant=given.tenant or given.env.get("tenant_id", ""),
-        principal=given.principal,
-        adapter_id=given.adapter_id,
-        pack_id=given.pack_id,
-        step_index=given.step_index,
-        parent_job_id=given.parent_job_id,
-        memory_id=given.memory_id,
-        context_hints=given.context_hints,
-        compensation=given.compensation,
-        idempotency_key=given.idempotency_key,
-        max_wait_s=given.max_wait_s,
-        after=given.after,
-        maps=tuple(number for number, layer in enumerate(given.layers) if layer.items is not None),
+        env=submission.env,
+        context=submission.context if len(submission.layers) > 1 or submission.layers[0].input is not None else None,
+        budget=submission.budget if submission.budget != _NO_BUDGET else None,
+        requires=submission.requires,
+        capability=submission.capability,
+        risk_tags=submission.risk_tags,
+        actor_id=submission.actor_id,
+        actor_type=submission.actor_type,
+        tenant=submission.tenant or submission.env.get("tenant_id", ""),
+        principal=submission.principal,
+        adapter_id=submission.adapter_id,
+        pack_id=submission.pack_id,
+        step_index=submission.step_index,
+        parent_job_id=submission.parent_job_id,
+        memory_id=submission.memory_id,
+        context_hints=submission.context_hints,
+        compensation=submission.compensation,
+        idempotency_key=submission.idempotency_key,
+        max_wait_s=submission.max_wait_s,
+        after=submission.after,
+        maps=tuple(number for number, layer in enumerate(submission.layers) if layer.items is not None),
     )
     return None if details == _NO_DETAILS else _pack_value(details)
 
 
-def _check_compensation(given: Compensation) -> None:
-    _check_topic(given.topic)
-    if given.task and given.argv:
+def _check_compensation(compensation: Compensation) -> None:
+    _check_topic(compensation.topic)
+    if compensation.task and compensation.argv:
         raise InvalidInput("The compensation has both a task and an argv: give one of them, or neither.")
-    if given.task:
-        _check_text("task of the compensation", given.task, NAME_CHARS_MAX)
-    if given.priority is not None:
-        # A compensation runs as CRITICAL by itself, so that is nothing to ask for.
-        _priority(given.priority, may_be_critical=True)
-    _check_labels(given.labels)
-    _check_env(given.env)
-    _check_tags("requires of the compensation", given.requires)
-    _check_tags("risk_tags of the compensation", given.risk_tags)
-    if given.budget is not None:
-        _check_budget(given.budget)
-    _check_depth("context of the compensation", given.context)
+    if compensation.task:
+        _check_text("task of the compensation", compensation.task, NAME_CHARS_MAX)
+    if compensation.priority is not None:
+        # Compensations always run as CRITICAL, so requesting it needs no role.
+        _priority(compensation.priority, may_be_critical=True)
+    _check_labels(compensation.labels)
+    _check_env(compensation.env)
+    _check_tags("requires of the compensation", compensation.requires)
+    _check_tags("risk_tags of the compensation", compensation.risk_tags)
+    if compensation.budget is not None:
+        _check_budget(compensation.budget)
+    _check_depth("context of the compensation", compensation.context)
 
 
-def _check_budget(given: Budget) -> None:
+def _check_budget(budget: Budget) -> None:
     for what in _COUNTS:
-        _check_number(f"{what} of budget", getattr(given, what), COUNT_MAX if what != "deadline_ms" else _DEADLINE_MAX)
+        _check_number(f"{what} of budget", getattr(budget, what), COUNT_MAX if what != "deadline_ms" else _DEADLINE_MAX)
 
 
 _NO_DETAILS: Final = SubmissionDetails()
@@ -499,8 +499,8 @@ def _check_labels(labels: Mapping[str, str]) -> None:
             )
 
 
-def _check_reserved_labels(given: Submission, own: frozenset[str]) -> None:
-    labels = [*given.labels, *(given.compensation.labels if given.compensation is not None else ())]
+def _check_reserved_labels(submission: Submission, own: frozenset[str]) -> None:
+    labels = [*submission.labels, *(submission.compensation.labels if submission.compensation is not None else ())]
     for key in labels:
         if key not in own and (key.lower() in RESERVED_LABELS or key.lower().startswith(RESERVED_LABEL_PREFIXES)):
             raise InvalidInput(f"The label {_quote(key)} is one that Rota sets itself: leave it out.")
@@ -518,12 +518,12 @@ def _check_env(env: Mapping[str, str]) -> None:
             )
 
 
-def _check_tags(what: str, words: Iterable[str]) -> None:
-    for number, word in enumerate(words, 1):
+def _check_tags(what: str, tags: Iterable[str]) -> None:
+    for number, tag in enumerate(tags, 1):
         if number > TAGS_MAX:
             raise InvalidInput(f"There are too many {what}: use at most {TAGS_MAX}.")
-        if not _TAG.fullmatch(word):
-            raise InvalidInput(f"{_quote(word)} cannot be one of {what}: use up to 64 letters, digits and . : / + - _.")
+        if not _TAG.fullmatch(tag):
+            raise InvalidInput(f"{_quote(tag)} cannot be one of {what}: use up to 64 letters, digits and . : / + - _.")
 
 
 def _check_topic(topic: str) -> None:
@@ -571,6 +571,6 @@ def _default_name(spec: LayerSpec, number: int) -> str:
     return (what or f"layer{number}")[:NAME_CHARS_MAX] if number == 0 else f"{(what or 'layer')[:180]}-{number}"
 
 
-def _quote(given: object) -> str:
-    text = repr(given) if not isinstance(given, int) or given.bit_length() < 128 else "that number"
+def _quote(value: object) -> str:
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 128 else "that number"
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,13 +1,13 @@
-"""What constraints of a policy come to, where they act. No I/O.
+"""How policy constraints apply to running frames. No I/O.
 
-| budget | who keeps it |
+| budget | enforced by |
 |---|---|
-| `max_runtime_ms` | the worker, as the time limit of an attempt: the lower of both |
-| `max_retries` | whoever ends an attempt: none is begun beyond it, whether it failed or its worker was lost |
-| `max_artifact_bytes` | the worker, before it stores anything; the server, which keeps none that are beyond it |
-| `max_concurrent_jobs` | whoever starts jobs of the show |
+| `max_runtime_ms` | the worker, as the timeout of an attempt: the lower of both |
+| `max_retries` | completion: no attempt starts beyond it, whether the last one failed or its worker was lost |
+| `max_artifact_bytes` | the worker before it stores anything; the server, which stores none beyond it |
+| `max_concurrent_jobs` | dispatch, per show |
 
-The rest (sandbox, toolchain, diff, redaction) is told to what runs, in its environment.
+The rest (sandbox, toolchain, diff, redaction) is passed to the frame in its environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_BUDGETS: Final = PolicyBudgets()
 
 
 def apply_constraints(work: Work, constraints: Constraints) -> Work:
-    """What a worker is told to run."""
+    """`work` with the constraints applied, as it is sent to a worker."""
     budgets = constraints.budgets
     times = [seconds for seconds in (work.timeout_s, budgets.max_runtime_ms / 1000) if seconds > 0]
     return msgspec.structs.replace(
@@ -37,7 +37,7 @@ def apply_constraints(work: Work, constraints: Constraints) -> Work:
 
 
 def constraints_env(constraints: Constraints) -> dict[str, str]:
-    """By variables of the environment; limits that are none are left out."""
+    """Environment variables for the constraints; unset limits are omitted."""
     budgets = constraints.budgets
     values = {
         "ROTA_POLICY_CONSTRAINTS": msgspec.json.encode(constraints, order="deterministic").decode(),
@@ -51,7 +51,7 @@ def constraints_env(constraints: Constraints) -> dict[str, str]:
 
 
 def artifact_bytes(artifacts: Sequence[Artifact]) -> int:
-    """Of all of them; a pointer ends with the size of what it names."""
+    """Total size; a pointer ends with the size of its content."""
     return sum(int(each.pointer.rpartition(":")[2]) if each.pointer else len(each.data) for each in artifacts)
 
 

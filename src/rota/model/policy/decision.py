@@ -1,7 +1,7 @@
-"""What a policy is asked, and what it answers. No I/O.
+"""Policy requests and decisions. No I/O.
 
-A policy looks at a job as it was submitted (`Asked`) and at nothing that changes afterwards, so the same job under the
-same snapshot always gets the same word, and jobs that are alike are asked about once. Only a velocity limit counts.
+A policy sees a job as submitted (`PolicyRequest`) and nothing that changes later, so the same job under the same
+snapshot always gets the same decision, and equal jobs are checked once. Only velocity limits keep counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rota.model.ids import JobId
 
 
 class PolicyEffect(StrEnum):
-    """What a policy says of a job; anything else that is heard means DENY."""
+    """Effect of a decision on a job; an unknown value means DENY."""
 
     ALLOW = "ALLOW"
     ALLOW_WITH_CONSTRAINTS = "ALLOW_WITH_CONSTRAINTS"
@@ -25,7 +25,7 @@ class PolicyEffect(StrEnum):
 
 
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that rules may look at. Values of the environment and inputs are not among it: they may be secrets."""
+    """Everything rules may depend on. Environment values and inputs are excluded: they may be secrets."""
 
     show: str
     topic: str
@@ -48,34 +48,34 @@ class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     env_names: tuple[str, ...] = ()
     frames: int = 1
     cores: float = 1.0
-    """Of the layer that asks for most, per frame."""
+    """Per frame, of the layer that requests the most."""
     gpus: int = 0
     input_bytes: int = 0
     deadline_ms: int = 0
 
 
 class PolicyRequestGroup(msgspec.Struct, frozen=True):
-    """Jobs that are alike in all that rules look at. Their ids are for velocity limits, which count each job once."""
+    """Jobs with the same request. Their ids are for velocity limits, which count each job once."""
 
     asked: PolicyRequest
     jobs: tuple[JobId, ...]
 
 
 class PolicyBudgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """0 is no limit."""
+    """0: no limit."""
 
     max_runtime_ms: int = 0
     """Of one attempt of a frame."""
     max_retries: int = -1
-    """-1: as the job asks."""
+    """-1: as the job requests."""
     max_artifact_bytes: int = 0
-    """Of all that one frame leaves behind."""
+    """Of all artifacts of one frame."""
     max_concurrent_jobs: int = 0
-    """Jobs of the show that run at a time."""
+    """Concurrent jobs of the show."""
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Under which a job may run: budgets are enforced by servers and workers, the rest is told to what runs."""
+    """Conditions of running a job: servers and workers enforce the budgets, the rest is passed to the frames."""
 
     budgets: PolicyBudgets = PolicyBudgets()
     sandbox: dict[str, object] = {}
@@ -85,7 +85,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Remediation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What to submit instead."""
+    """An alternative submission that the policy would accept."""
 
     id: str
     title: str = ""
@@ -97,36 +97,36 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who must agree, and by when."""
+    """Who must approve, and by when."""
 
     quorum: int = 1
     expires_s: float = 0.0
-    """After it the job is denied; 0: it waits for ever."""
+    """After this time the job is denied; 0: it waits indefinitely."""
     approvers: tuple[str, ...] = ()
-    """Names of keys that may; empty: every operator of the show."""
+    """Names of keys that may approve; empty: every operator of the show."""
 
 
 class PolicyDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the policy says of one question, and by what."""
+    """The decision about one request, and its origin."""
 
     says: PolicyEffect
     reason: str = ""
-    """One sentence of the rule's, for people."""
+    """The rule's explanation, one sentence."""
     rule: str = ""
     """Empty: no rule matched, the default decided."""
     snapshot: str = ""
-    """Of the policy that spoke: a hash of its content. Empty: nobody was asked (fail-open)."""
+    """Hash of the policy's content. Empty: no policy was evaluated (fail-open)."""
     constraints: Constraints | None = None
     remediations: tuple[Remediation, ...] = ()
     approval: ApprovalTerms = ApprovalTerms()
     delay_s: float = 0.0
-    """Of THROTTLE, until it is asked again; 0: `scheduler.safety_throttle_delay`."""
+    """For THROTTLE: time until the next check; 0: `scheduler.safety_throttle_delay`."""
     apart: tuple[DecisionOverride, ...] = ()
-    """Jobs of the question of which something else is said: those that a velocity limit still had places for."""
+    """Different decisions for single jobs of the request: those that a velocity limit still admitted."""
 
     def for_job(self, job: JobId) -> PolicyDecision:
-        """What is said of this job of the question."""
-        return next((apart.word for apart in self.apart if job in apart.jobs), self)
+        """The decision for one job of the request."""
+        return next((override.word for override in self.apart if job in override.jobs), self)
 
 
 class DecisionOverride(msgspec.Struct, frozen=True):
@@ -135,8 +135,8 @@ class DecisionOverride(msgspec.Struct, frozen=True):
 
 
 class Kernel(Protocol):
-    """Who decides: in this process, or over gRPC."""
+    """Evaluates the policy: in this process, or over gRPC."""
 
     async def check(self, questions: list[PolicyRequestGroup]) -> list[PolicyDecision]:
-        """A word for each, in their order; `Word.of` says it of a job. Raises `Unavailable` when there is none."""
+        """One decision per request, in order; `PolicyDecision.for_job` applies it to a job. Raises `Unavailable`."""
         ...

@@ -1,7 +1,7 @@
-"""What frames return and leave behind, as a policy looks at it, and what it says. No I/O.
+"""Output policy: what is checked about results and artifacts, decisions, and who may read an output. No I/O.
 
-The first look sees `OutputMeta` alone: what an output is, not what is in it. What is found inside is told by where it
-is and what kind of thing it is (`Finding`), never by its text: records of checks are read by more people than outputs.
+The synchronous check sees `OutputMeta` only, not the content. A `ScanFinding` records location and type of a match,
+never its text, because more people read the records of checks than the outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rota.model.errors import OutputHeld, OutputQuarantined, Refused
 from rota.model.ids import JobId
 
 SCANNED_BYTES_MAX: Final = 2 * 1024 * 1024
-"""What lies behind that in a value or a file is not looked at."""
+"""Content of a value or file beyond this is not scanned."""
 REDACTION_MARKER: Final = "[REDACTED]"
 
 Severity = Literal["low", "medium", "high", "critical"]
@@ -26,12 +26,12 @@ OutputCheckPhase = Literal["sync", "async", "person"]
 
 
 class OutputEffect(StrEnum):
-    """What a policy says of an output; anything else that is heard means QUARANTINE."""
+    """Effect of a decision on an output; an unknown value means QUARANTINE."""
 
     ALLOW = "ALLOW"
     QUARANTINE = "QUARANTINE"
     DENY = "DENY"
-    """The same as QUARANTINE."""
+    """Same as QUARANTINE."""
     REDACT = "REDACT"
 
     @property
@@ -40,14 +40,14 @@ class OutputEffect(StrEnum):
 
 
 class OutputScanMode(StrEnum):
-    """What becomes of an output whose content nobody could look at in time."""
+    """What happens to an output whose content could not be scanned in time."""
 
     PASS = "pass"  # noqa: S105 - no password
-    """It is readable all the time, and stays so."""
+    """Readable before, during and after."""
     HOLD = "hold"
-    """Nobody reads it before it was looked at, however long that takes."""
+    """Not readable until scanned, however long that takes."""
     FAIL_CLOSED = "fail_closed"
-    """Nobody reads it before it was looked at, and it is quarantined when that takes too long."""
+    """Not readable until scanned; quarantined if that takes too long."""
 
     @property
     def holds(self) -> bool:
@@ -55,7 +55,7 @@ class OutputScanMode(StrEnum):
 
 
 class OutputRestriction(StrEnum):
-    """How the end of a frame says that its output is not, or not as it was, for everybody."""
+    """Restriction of an output, as stored in the completion record of its frame."""
 
     HELD = "held"
     QUARANTINED = "quarantined"
@@ -63,7 +63,7 @@ class OutputRestriction(StrEnum):
 
 
 class OutputMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that the first look may see of an output."""
+    """Everything the synchronous check may depend on."""
 
     show: str
     topic: str
@@ -73,16 +73,16 @@ class OutputMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     pack_id: str = ""
     principal: str = ""
-    """Who submitted it; they may not release it, nor may its actor."""
+    """The submitter; neither they nor the actor may release the output."""
     actor_id: str = ""
     layer: str = ""
     number: int = 0
-    """Of the frame, as it was submitted."""
+    """Frame number as submitted."""
     attempt: int = 1
     worker: str = ""
     took_ms: int = 0
     bytes: int = 0
-    """Of the value and all files together."""
+    """Value and all files together."""
     content_types: tuple[str, ...] = ()
     artifacts: tuple[tuple[str, int], ...] = ()
     """Name and size of each file."""
@@ -90,7 +90,7 @@ class OutputMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScanFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something a scanner knows, without the thing itself."""
+    """A match of a scanner, without the matched text."""
 
     type: str
     scanner: str
@@ -105,7 +105,7 @@ class ScanFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OutputPolicyDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the policy says of one output, and by what."""
+    """The decision about one output, and its origin."""
 
     says: OutputEffect
     rule: str = ""
@@ -117,14 +117,14 @@ class OutputPolicyDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
 
 class OutputCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record of one look at an output, as the end of its frame keeps it."""
+    """Record of one check of an output, stored with the completion of its frame."""
 
     phase: OutputCheckPhase
     at_ms: int
     by: str
-    """The server, or the person."""
+    """The server or the user."""
     says: str
-    """As OutputSays, or SKIPPED, RELEASED."""
+    """An OutputEffect, SKIPPED or RELEASED."""
     rule: str = ""
     reason: str = ""
     severity: Severity = "medium"
@@ -133,7 +133,7 @@ class OutputCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class OutputSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An output that is kept back or was redacted, in a list."""
+    """A restricted or redacted output in a list."""
 
     id: int
     job: JobId
@@ -152,20 +152,20 @@ class OutputSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is recorded of one; what it holds is asked for by itself."""
+    """The records of one output; its content is a separate request."""
 
     line: OutputSummary
     checks: list[OutputCheck]
     artifacts: list[str] = []
-    """Names of its files."""
+    """File names."""
 
 
 class OutputReviewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody decides about an output."""
+    """A user's decision about an output."""
 
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
     whole: bool = False
-    """Of a redaction: nothing of it is left."""
+    """For a redaction: remove the whole content."""
 
 
 class OutputReviewResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,20 +173,20 @@ class OutputReviewResult(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     state: str
     changed: bool
-    """False: it was so before."""
+    """False: it already had this state."""
 
 
-def check_readable(kept: OutputRestriction | str | None, job: UUID, frame: int) -> None:
-    """Raises unless everybody who may see the job may read this output: the one place that decides it."""
-    refused = read_refusal(kept, job, frame)
-    if refused is not None:
-        raise refused
+def check_readable(restriction: OutputRestriction | str | None, job: UUID, frame: int) -> None:
+    """Raises OutputHeld or OutputQuarantined unless those who may see the job may read this output. The only such check."""
+    refusal = read_refusal(restriction, job, frame)
+    if refusal is not None:
+        raise refusal
 
 
-def read_refusal(kept: OutputRestriction | str | None, job: UUID, frame: int) -> Refused | None:
-    """Why the output of a frame cannot be read; None when it can."""
+def read_refusal(restriction: OutputRestriction | str | None, job: UUID, frame: int) -> Refused | None:
+    """Why the output of a frame cannot be read; None if it can."""
     facts = {"job": str(job), "frame": frame}
-    match kept:
+    match restriction:
         case None | OutputRestriction.REDACTED:
             return None
         case OutputRestriction.HELD:
@@ -204,11 +204,11 @@ def read_refusal(kept: OutputRestriction | str | None, job: UUID, frame: int) ->
 
 
 def merge_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Begin and end of each, in order, those that touch or overlap as one."""
-    found: list[tuple[int, int]] = []
+    """Sorted (begin, end) pairs, with touching or overlapping ones merged."""
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
