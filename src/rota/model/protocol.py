@@ -216,7 +216,7 @@ class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """Workers whose heartbeats the leading server receives; a `lost` one has no frames any more and must register again."""
+    """Workers whose heartbeats the leading server receives; a `lost` one has no frames left and must register again."""
 
     heard: list[UUID] = []
     lost: list[UUID] = []

@@ -1,7 +1,7 @@
 """Job submissions: what users submit, its validation, and the form that is stored and sent to workers.
 
-Every entry point (SDK, HTTP, CLI, bus) decodes a `Submission` and calls `validate_submission`; nothing is written before
-both have succeeded. The engine stores the resulting `ValidatedSubmission` without further checks.
+Every entry point (SDK, HTTP, CLI, bus) decodes a `Submission` and calls `validate_submission`; nothing is written
+before both have succeeded. The engine stores the resulting `ValidatedSubmission` without further checks.
 
 | module | subject |
 |---|---|

@@ -177,7 +177,7 @@ class OutputReviewResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_readable(restriction: OutputRestriction | str | None, job: UUID, frame: int) -> None:
-    """Raises OutputHeld or OutputQuarantined unless those who may see the job may read this output. The only such check."""
+    """Raises OutputHeld or OutputQuarantined unless users who may see the job may read this output. The only check."""
     refusal = read_refusal(restriction, job, frame)
     if refusal is not None:
         raise refusal

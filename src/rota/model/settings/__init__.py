@@ -1,15 +1,15 @@
-"""Settings: one typed, frozen tree, and how it comes about.
+"""Settings: one typed, frozen tree, and how it is resolved.
 
-* `Settings()` is the defaults. `resolve` merges a file and the environment over them (environment over file over
-  default), refuses unknown names with the nearest known one, and reports all problems at once.
-* Keys may be written in kebab, snake or camel case. In the environment a setting is `ROTA_` and its path; those
-  that have an older name there keep it too.
-* Times are held in seconds as floats and written with a unit (`2s`), except where the name ends in `-ms`,
+* `Settings()` has the defaults. `resolve` merges a file and the environment over them (environment over file over
+  default), refuses unknown names with the nearest known one, and reports all problems together.
+* Keys may be written in kebab, snake or camel case. The environment variable of a setting is `ROTA_` and its path;
+  some settings also have an older name.
+* Durations are stored in seconds as floats and written with a unit (`2s`), except where the name ends in `-ms`,
   `-millis` or `-seconds`: those are whole numbers of that unit.
-* Values that may hold a secret are shown masked by `rows`, in errors and in reprs of what is derived from them.
+* Values that may contain a secret are masked in `rows`, in errors, and in reprs of derived objects.
 
-The tree is built once at start and never changes; whoever needs a setting is handed its section.
-Reading the file and the environment is `rota.infra.settings_file`.
+The tree is built once at start and is immutable; components receive their section as an argument.
+`rota.infra.settings_file` reads the file and the environment.
 """
 
 from rota.model.settings.leaves import Leaf, leaves, value_at

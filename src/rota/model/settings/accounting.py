@@ -1,4 +1,4 @@
-"""Settings of the books."""
+"""Settings of accounting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rota.model.settings.section import Section
 
 
 class AccountingRedisSettings(Section, frozen=True):
-    """The Redis that holds the live ledger, where it is not the one of `redis.url`."""
+    """The Redis of the live ledger, if it is not that of `redis.url`."""
 
     enabled: Annotated[
         bool, Boolean("Whether bookings and releases go to Redis; without it no managed show is booked.")
@@ -24,7 +24,7 @@ class AccountingRedisSettings(Section, frozen=True):
 
 
 class AccountingSettings(Section, frozen=True):
-    """Quotas and what is booked against them."""
+    """Quotas and bookings."""
 
     redis_url: Annotated[
         str | None, Url("Redis of the live ledger, instead of redis.url.", schemes=("redis", "rediss", "unix"))

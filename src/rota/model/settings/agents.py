@@ -27,7 +27,7 @@ _BUDGET = "Longest time one pass may take before it leaves the rest to the next;
 
 
 class AgentSettings(Section, frozen=True):
-    """Which agents this process runs, and how many at once."""
+    """Which agents this process runs, and how many concurrently."""
 
     max_concurrent_agents: Annotated[
         int, Integer("Agents that may run at once in this process; 0 or less sets no limit.", least=-INTEGER_MAX)
@@ -39,7 +39,7 @@ class AgentSettings(Section, frozen=True):
 
 
 class BatchOperationsSettings(Section, frozen=True):
-    """How many agents one call to Redis takes."""
+    """How many agents one Redis call acquires."""
 
     enabled: Annotated[bool, Boolean("Acquire agents in batches rather than one by one.")] = True
     batch_size: Annotated[
@@ -52,7 +52,7 @@ class BatchOperationsSettings(Section, frozen=True):
 
 
 class JitterSettings(Section, frozen=True):
-    """Random spread, so that many agents do not run in step."""
+    """Random spread, so that many agents do not run in lockstep."""
 
     initial_registration_seconds: Annotated[
         int, Seconds("Spreads the first run of new agents over this long; 0 runs them at once.")
@@ -64,7 +64,7 @@ class JitterSettings(Section, frozen=True):
 
 
 class ThrottledBackoffSettings(Section, frozen=True):
-    """Delay after a failure that says "too many requests": the base, times the multiplier per further one."""
+    """Delay after a throttling failure: the base, times the multiplier for each further one."""
 
     base_ms: Annotated[int, Milliseconds("Delay after the first such failure.", least=1)] = 30_000
     multiplier: Annotated[float, Float("Factor for each further one in a row.", least=1.0, most=100.0)] = 2.0
@@ -72,7 +72,7 @@ class ThrottledBackoffSettings(Section, frozen=True):
 
 
 class FailureBackoffSettings(Section, frozen=True):
-    """How the kind of a failure decides when an agent runs again."""
+    """Delay before the next run by class of failure."""
 
     enabled: Annotated[bool, Boolean("Choose the delay by the kind of failure; else the agent's error interval.")] = (
         False
@@ -85,7 +85,7 @@ class FailureBackoffSettings(Section, frozen=True):
 
 
 class CircuitBreakerSettings(Section, frozen=True):
-    """When the agents' calls to Redis stop for a while. The numbers are those of acquisition."""
+    """Circuit breaker of the agents' Redis calls. The numbers are those of acquisition."""
 
     enabled: Annotated[bool, Boolean("Whether failures stop the calls at all.")] = True
     failure_threshold: Annotated[int, Integer("Failures within the window that open the breaker.", least=1)] = 5
@@ -95,7 +95,7 @@ class CircuitBreakerSettings(Section, frozen=True):
 
 
 class ExceptionalAgentsSettings(Section, frozen=True):
-    """Agents that are known to run long."""
+    """Agents with long runs."""
 
     pattern: Annotated[
         str, RegularExpression("Agents whose whole name matches get the longer threshold; empty: none.")
@@ -116,7 +116,7 @@ class ZombieCleanupSettings(Section, frozen=True):
 
 
 class OrphanCleanupSettings(Section, frozen=True):
-    """Gives the agents of crashed processes back. One process does it at a time."""
+    """Releases the agents of crashed processes. One process does it at a time."""
 
     enabled: Annotated[bool, Boolean("Whether this process takes part.")] = True
     threshold_ms: Annotated[int, Milliseconds("Time past the deadline before an agent is an orphan.")] = 600_000
@@ -130,7 +130,7 @@ class OrphanCleanupSettings(Section, frozen=True):
 
 
 class AgentReconcileSettings(Section, frozen=True):
-    """Brings the registered agents in line with what this process owns."""
+    """Synchronizes the registered agents with those this process owns."""
 
     run_budget_ms: Annotated[int, Milliseconds(_BUDGET)] = 0
     executor_shutdown_await_ms: Annotated[int, Milliseconds(_AWAIT)] = 5_000
@@ -138,7 +138,7 @@ class AgentReconcileSettings(Section, frozen=True):
 
 
 class AgentKeySettings(Section, frozen=True):
-    """Names of the agents' keys: prefix, name, then the hash tag in braces."""
+    """Redis keys of the agents: prefix, name, then the hash tag in braces."""
 
     prefix: Annotated[
         str,
@@ -164,7 +164,7 @@ class AgentKeySettings(Section, frozen=True):
 
 
 class AgentSchedulerSettings(Section, frozen=True):
-    """The loop that acquires agents that are due."""
+    """The loop that acquires due agents."""
 
     enabled: Annotated[bool, Boolean("Whether this process runs agents.")] = True
     type: Annotated[AgentSchedulerType, Choice("How agents are chosen.", options=get_args(AgentSchedulerType))] = (

@@ -1,8 +1,8 @@
-"""What a setting may hold: how its text is read, what is allowed, how it is shown.
+"""Kinds of settings: how the text of a value is parsed, what is allowed, how it is displayed.
 
-A setting's text is read the same way whether it stands in the file or in the environment, so `port: 5432` and
-`ROTA_..._PORT=5432` cannot differ. `read` raises ValueError for what is not allowed; `allowed` completes the
-sentence "it must be ...". What `show` gives holds no secret, whatever the value.
+Text is parsed the same way from the file and from the environment, so `port: 5432` and `ROTA_..._PORT=5432` cannot
+differ. `read` raises ValueError for a value that is not allowed; `allowed` completes the sentence "it must be ...". The
+result of `show` never contains a secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SettingValue = bool | int | float | str | None
 
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?", re.ASCII)
-# Credentials end at the first @, so that a password with an unescaped @ / ? or # is refused, not misread.
+# Credentials end at the first @, so that a password with an unescaped @ / ? or # is refused, not misparsed.
 _URL = re.compile(
     r"(?P<scheme>[a-z]+)://(?:[^\s@/?#]*@)?(?P<hosts>[^\s@/?#]*)(?P<path>/[^\s@?#]*)?(?:\?(?P<query>[^\s@#]*))?"
 )
@@ -34,7 +34,7 @@ YEAR_MS = 366 * 86_400_000
 
 
 class SettingKind(msgspec.Struct, frozen=True):
-    """Annotates a field of the tree. `env` is a name the setting has in the environment besides its ROTA_ one."""
+    """Annotates a field of the tree. `env` is an additional environment variable besides the ROTA_ one."""
 
     meaning: str
     env: str = ""
@@ -46,7 +46,7 @@ class SettingKind(msgspec.Struct, frozen=True):
 
     @property
     def brief(self) -> str:
-        """`allowed` in a table, below a page that says how values are written."""
+        """`allowed` for a table on a page that explains how values are written."""
         return self.allowed
 
     def read(self, text: str) -> SettingValue:
@@ -56,7 +56,7 @@ class SettingKind(msgspec.Struct, frozen=True):
         return "" if value is None else str(value)
 
     def show_invalid(self, text: str) -> str:
-        """What was given and is not allowed, for the sentence that says so. A URL may stand anywhere by mistake."""
+        """A refused value for the error message; masked, because a URL may be set anywhere by mistake."""
         text = masked_url(text)
         return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -120,7 +120,7 @@ class Float(SettingKind, frozen=True, kw_only=True):
 
 
 class Duration(SettingKind, frozen=True, kw_only=True):
-    """Held in seconds, written with a unit. `bare` is the unit of a plain number, where one is understood."""
+    """Stored in seconds, written with a unit. `bare` is the unit of a plain number, where one is accepted."""
 
     least: float = 0.001
     most: float = YEAR_S
@@ -146,8 +146,8 @@ class Duration(SettingKind, frozen=True, kw_only=True):
     def read(self, text: str) -> float:
         try:
             seconds = parse_duration(text + self.bare if _FLOAT.fullmatch(text) else text)
-        except InvalidInput as unfit:
-            raise ValueError(text) from unfit
+        except InvalidInput as error:
+            raise ValueError(text) from error
         if not self.least <= seconds <= self.most:
             raise ValueError(text)
         return seconds
@@ -170,7 +170,7 @@ class Choice(SettingKind, frozen=True, kw_only=True):
 
 
 class String(SettingKind, frozen=True, kw_only=True):
-    """Text that matches `pattern` as a whole; `described` says in words what that is."""
+    """Text that matches `pattern` as a whole; `described` is the pattern in words."""
 
     pattern: str = r"[^\x00-\x1f\x7f]*"
     described: str = "one line of text"
@@ -186,17 +186,17 @@ class String(SettingKind, frozen=True, kw_only=True):
 
 
 class Secret(String, frozen=True):
-    """Text that is never shown."""
+    """Text that is never displayed."""
 
     def show(self, value: SettingValue) -> str:
         return MASK if value else ""
 
-    def show_invalid(self, text: str) -> str:  # noqa: ARG002 - that is the point
+    def show_invalid(self, text: str) -> str:  # noqa: ARG002 - never displayed
         return MASK
 
 
 class RegularExpression(SettingKind, frozen=True):
-    """A regular expression; names match it as a whole."""
+    """A regular expression that must match whole names."""
 
     @property
     def allowed(self) -> str:
@@ -211,7 +211,7 @@ class RegularExpression(SettingKind, frozen=True):
 
 
 class Url(SettingKind, frozen=True, kw_only=True):
-    """An address that may hold a password. `several` allows a comma-separated list."""
+    """A URL that may contain a password. `several` allows a comma-separated list."""
 
     schemes: tuple[str, ...]
     several: bool = False
@@ -237,7 +237,7 @@ class Url(SettingKind, frozen=True, kw_only=True):
             return False
         if found["scheme"] == "unix":
             return len(found["path"] or "") > 1
-        # PostgreSQL takes several hosts, or none when the query names one.
+        # PostgreSQL accepts several hosts, or none if the query names one.
         hosts = [] if not found["hosts"] and "host=" in (found["query"] or "") else found["hosts"].split(",")
         return all(_HOST.fullmatch(host) for host in hosts)
 

@@ -1,4 +1,4 @@
-"""The tree seen as a flat list: every setting with its path, kind, default and names in the environment."""
+"""The settings tree as a flat list: every setting with its path, kind, default and environment variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
     @property
     def env_names(self) -> tuple[str, ...]:
-        """Its names in the environment, the one to recommend first."""
+        """Its environment variables, the recommended one first."""
         name = "ROTA_" + self.path.replace(".", "_").upper()
         return (self.kind.env, name) if self.kind.env else (name,)
 
@@ -42,7 +42,7 @@ def sections() -> Mapping[str, type[Section]]:
 
 
 def build(section: type[SectionT], values: Mapping[str, SettingValue], prefix: str = "") -> SectionT:
-    """The section with `values` given by path; what is not among them keeps its default."""
+    """The section with `values` by path; settings without a value keep their default."""
     fields: dict[str, object] = {}
     for name, hint in _fields(section).items():
         path = prefix + name
@@ -83,5 +83,5 @@ def _kind_or_section(hint: object) -> SettingKind | type[Section]:
         if isinstance(note, SettingKind):
             return note
     assert isinstance(hint, type), f"{hint} has no kind"
-    assert issubclass(hint, Section), f"{hint} is no section"
+    assert issubclass(hint, Section), f"{hint} is not a section"
     return hint

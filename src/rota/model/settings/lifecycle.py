@@ -1,4 +1,4 @@
-"""Settings of the way of a job: dispatch, recovery, routing, policy, workflows."""
+"""Settings of the job lifecycle: dispatch, recovery, routing, policy, workflows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CounterMode = Literal["ledger", "upsert", "scan"]
 
 
 class SchedulerSettings(Section, frozen=True):
-    """Dispatch: delays and attempts."""
+    """Dispatch: delays and retries."""
 
     store_op_timeout: Annotated[float, Duration("Longest wait for an answer of Redis.")] = 2.0
     job_lock_ttl: Annotated[
@@ -44,7 +44,7 @@ class SchedulerSettings(Section, frozen=True):
 
 
 class ReconcilerSettings(Section, frozen=True):
-    """Ends jobs that stopped moving."""
+    """Ends jobs that make no progress."""
 
     dispatch_timeout: Annotated[
         float, Duration("Accepted, without effect: what its worker does not hold goes back within seconds.")
@@ -61,7 +61,7 @@ class ReconcilerSettings(Section, frozen=True):
 
 
 class ReplayerSettings(Section, frozen=True):
-    """Takes up jobs again that nobody works on."""
+    """Resumes jobs that no server is processing."""
 
     pending_age: Annotated[float, Duration("Longest stay in PENDING, or approved, before a job is taken up again.")] = (
         120.0
@@ -70,7 +70,7 @@ class ReplayerSettings(Section, frozen=True):
 
 
 class RoutingSettings(Section, frozen=True):
-    """Where topics run, and when a worker counts as overloaded: by what Rota did not book there."""
+    """Pools of topics, and when a worker counts as overloaded by load that Rota did not book."""
 
     pools_file: Annotated[
         str | None,
@@ -95,7 +95,7 @@ class RoutingSettings(Section, frozen=True):
 
 
 class RegistrySettings(Section, frozen=True):
-    """Which workers are known, and how a new replica learns of them."""
+    """Known workers, and how a new replica learns of them."""
 
     worker_ttl: Annotated[float, Duration("Time without a heartbeat after which a worker is forgotten.")] = 30.0
     snapshot_interval: Annotated[float, Duration("Time between two snapshots of the workers.")] = 5.0
@@ -104,7 +104,7 @@ class RegistrySettings(Section, frozen=True):
 
 
 class CommandLimitsSettings(Section, frozen=True):
-    """What each process of a command may use at most; 0: no limit. A layer may ask for less."""
+    """Limits of each process of a command; 0: no limit. A layer may set lower ones."""
 
     cpu_seconds: Annotated[int, Seconds("CPU time.")] = 0
     address_mib: Annotated[int, Integer("Mebibytes of address space.")] = 0
@@ -113,7 +113,7 @@ class CommandLimitsSettings(Section, frozen=True):
 
 
 class WorkerSettings(Section, frozen=True):
-    """Processes that run frames."""
+    """Worker processes."""
 
     heartbeat_interval: Annotated[float, Duration("Time between two heartbeats.")] = 2.0
     pool: Annotated[
@@ -149,7 +149,7 @@ class WorkerSettings(Section, frozen=True):
 
 
 class SafetySettings(Section, frozen=True):
-    """Calls to the safety kernel, and the breaker that guards them."""
+    """Calls to the safety kernel, and their circuit breaker."""
 
     timeout: Annotated[float, Duration("Longest wait for a decision.")] = 2.0
     circuit_fail_budget: Annotated[int, Integer("Failures in a row that open the breaker.", least=1)] = 3
@@ -159,7 +159,7 @@ class SafetySettings(Section, frozen=True):
 
 
 class SafetyKernelSettings(Section, frozen=True):
-    """Where the safety kernel is, how the connection is secured, and where `rota kernel` serves."""
+    """Address and transport security of the safety kernel, and where `rota kernel` listens."""
 
     addr: Annotated[
         str | None,
@@ -224,7 +224,7 @@ class SafetyKernelSettings(Section, frozen=True):
 
 
 class PolicySettings(Section, frozen=True):
-    """The file with the rules, read by `rota kernel`, or by every server where no kernel is named."""
+    """The policy file, read by `rota kernel`, or by every server if no kernel is configured."""
 
     file: Annotated[
         str | None,
@@ -262,7 +262,7 @@ class PolicySettings(Section, frozen=True):
 
 
 class InputPolicySettings(Section, frozen=True):
-    """May it run."""
+    """Policy for running jobs."""
 
     fail_mode: Annotated[
         FailMode | None,
@@ -275,7 +275,7 @@ class InputPolicySettings(Section, frozen=True):
 
 
 class OutputPolicySettings(Section, frozen=True):
-    """May its output leave."""
+    """Policy for the outputs of jobs."""
 
     enabled: Annotated[bool, Boolean("Whether outputs are checked.", env="OUTPUT_POLICY_ENABLED")] = False
     fail_mode: Annotated[
@@ -285,14 +285,14 @@ class OutputPolicySettings(Section, frozen=True):
 
 
 class SagaSettings(Section, frozen=True):
-    """Undoing a workflow."""
+    """Rollback of workflows."""
 
     lock_ttl: Annotated[float, Duration("How long the lock of a rollback lasts.")] = 120.0
     rollback_timeout: Annotated[float, Duration("Longest single pass of a rollback.")] = 30.0
 
 
 class DelayTimersSettings(Section, frozen=True):
-    """Durable delays of workflows."""
+    """Durable timers of workflows."""
 
     poll_interval: Annotated[float, Duration("Time between two looks for timers that are due.")] = 5.0
     lock_ttl: Annotated[float, Duration("How long the poller's lock lasts.")] = 10.0
@@ -300,7 +300,7 @@ class DelayTimersSettings(Section, frozen=True):
 
 
 class WorkflowSettings(Section, frozen=True):
-    """Runs of workflows."""
+    """Workflow runs."""
 
     run_lock_ttl: Annotated[float, Duration("How long a run's lock lasts without renewal.", least=1.0)] = 30.0
     poll_interval: Annotated[
@@ -310,13 +310,13 @@ class WorkflowSettings(Section, frozen=True):
 
 
 class QueueSettings(Section, frozen=True):
-    """Where frames wait and end."""
+    """The queue of frames."""
 
     counter_mode: Annotated[CounterMode, Choice("How exact counts are kept.", options=get_args(CounterMode))] = "ledger"
 
 
 class RetentionSettings(Section, frozen=True):
-    """How long what has ended is kept."""
+    """How long ended work is kept."""
 
     failed_frames: Annotated[float, Duration("Failed frames, which may be retried until then.", least=60.0)] = (
         72 * 3600.0

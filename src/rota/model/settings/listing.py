@@ -1,4 +1,4 @@
-"""The settings as rows for people and programs: path, value, where it came from. Secrets are masked."""
+"""The settings as rows: path, value, origin. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rota.model.settings.tree import Settings
 
 
 class SettingRow(msgspec.Struct, frozen=True):
-    """`text` is for people (`5m`), `value` for programs (300.0, in `unit`)."""
+    """`text` is for display (`5m`), `value` for programs (300.0, in `unit`)."""
 
     path: str
     text: str
@@ -29,7 +29,7 @@ def rows(loaded: LoadedSettings) -> Iterator[SettingRow]:
 
 
 def masked_value(settings: Settings, path: str) -> SettingValue:
-    """A value without what may be secret in it."""
+    """A value with possible secrets masked."""
     value, kind = value_at(settings, path), leaves()[path].kind
     may_hold_secret = isinstance(kind, Secret | Url) and value is not None
     return kind.show(value) if may_hold_secret else value

@@ -1,4 +1,4 @@
-"""Names: the same setting in kebab, snake and camel case, and the nearest known name to an unknown one."""
+"""Setting names: equivalence of kebab, snake and camel case, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final
 
 from rota.model.settings.leaves import leaves, sections
 
-# In the environment besides the settings themselves: the settings file to read.
+# The one variable that is not a setting: the path of the settings file.
 CONFIG_ENV: Final = "ROTA_CONFIG"
 _SEE_REFERENCE: Final = "; docs/reference/settings.md lists all there are."
 
 
 def normalize_name(name: str) -> str:
-    """`snapshot-lock-ttl`, `snapshot_lock_ttl` and `snapshotLockTTL` without what they differ in."""
+    """A form common to `snapshot-lock-ttl`, `snapshot_lock_ttl` and `snapshotLockTTL`."""
     return name.replace("-", "").replace("_", "").lower()
 
 
 @cache
 def known_paths() -> Mapping[str, str]:
-    """Paths of settings and sections by their squashed form."""
+    """Paths of settings and sections by normalized name."""
     return {normalize_name(path): path for path in (*sections(), *leaves())}
 
 
 def suggestion(path: str) -> str:
-    """`; did you mean ...?` for an unknown path, or where to look when none is near."""
+    """`; did you mean ...?` for an unknown path, or a pointer to the reference if none is similar."""
     parent, _, name = path.rpartition(".")
     beside = {known.rpartition(".")[2]: known for known in known_paths().values() if _is_below(known, parent)}
     near = _same_name(name) or beside.get(_nearest(name, beside) or "") or _nearest(path, known_paths().values())
@@ -42,7 +42,7 @@ def _is_below(path: str, parent: str) -> bool:
 
 
 def _same_name(name: str) -> str | None:
-    """A setting of that name in another section, the one least deep."""
+    """A setting of that name in another section, the least nested one."""
     found = [path for path in leaves() if normalize_name(path.rpartition(".")[2]) == normalize_name(name)]
     return min(found, key=lambda path: path.count("."), default=None)
 

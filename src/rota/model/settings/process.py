@@ -1,4 +1,4 @@
-"""Settings of one process: where it listens, how it logs, how it stops."""
+"""Settings of one process: listening, logging, start and stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH = r"[^\x00-\x1f]+"
 
 
 class ListenSettings(Section, frozen=True):
-    """The HTTP API, health, readiness and metrics. Other than on loopback only when there is a key."""
+    """HTTP API, health, readiness and metrics. Addresses other than loopback require an API key."""
 
     host: Annotated[
         str,
@@ -28,7 +28,7 @@ class ListenSettings(Section, frozen=True):
 
 
 class ApiSettings(Section, frozen=True):
-    """The API that programs here call. Without a URL it is that of the `rota up` of this data directory."""
+    """The API that clients on this machine call. Without a URL: that of `rota up` in this data directory."""
 
     url: Annotated[str | None, Url("Where it is; needs a key.", schemes=("http", "https"))] = None
     key: Annotated[
@@ -47,7 +47,7 @@ class ApiSettings(Section, frozen=True):
 
 
 class LogSettings(Section, frozen=True):
-    """What is written to stderr."""
+    """Logs on stderr."""
 
     format: Annotated[
         LogFormat, Choice("One JSON object per line, or lines for people.", options=get_args(LogFormat))
@@ -65,7 +65,7 @@ class ServiceSettings(Section, frozen=True):
 
 
 class GrpcSettings(Section, frozen=True):
-    """Calls to this process by other programs; nothing is served without a shared secret."""
+    """The gRPC service for other programs; disabled without a shared secret."""
 
     host: Annotated[
         str,

@@ -1,8 +1,7 @@
-"""Which Redis each room talks to, and within which bounds.
+"""Redis client configuration of each component.
 
-There is one `redis.url`. `accounting.redis_url` replaces it for the books, `accounting.redis.host` and `.port`
-replace those parts of it, credentials and database kept. Where two settings bound the same call the smaller
-one wins.
+There is one `redis.url`. `accounting.redis_url` replaces it for accounting; `accounting.redis.host` and `.port` replace
+those parts of it and keep credentials and database. If two settings bound the same call, the smaller one applies.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REDIS_PORT: Final = 6379
 
 
 class RedisClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs. `url` holds the password; repr does not."""
+    """Configuration of a client. `url` contains the password; repr does not."""
 
     url: str
     pool_size: int
@@ -37,7 +36,7 @@ class RedisClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redis_for(settings: Settings, user: RedisPurpose, local_url: str | None = None) -> RedisClientConfig:
-    """Where and how `user` reaches Redis. `local_url` is the server of `rota up`, used where no URL is set."""
+    """How `user` connects to Redis. `local_url` is the server of `rota up`, used if no URL is set."""
     connection = settings.redis.connection
     return RedisClientConfig(
         url=_url(settings, user, local_url),
@@ -51,10 +50,10 @@ def redis_for(settings: Settings, user: RedisPurpose, local_url: str | None = No
 def _url(settings: Settings, user: RedisPurpose, local_url: str | None) -> str:
     url = settings.redis.url or local_url
     if user == "accounting":
-        own = settings.accounting
-        url = own.redis_url or url
-        if own.redis.host or own.redis.port:
-            return _with_host_and_port(url or "redis://127.0.0.1", own.redis.host, own.redis.port)
+        accounting = settings.accounting
+        url = accounting.redis_url or url
+        if accounting.redis.host or accounting.redis.port:
+            return _with_host_and_port(url or "redis://127.0.0.1", accounting.redis.host, accounting.redis.port)
     if url is None:
         raise InvalidSetting("No Redis is named: set redis.url, or use `rota up`, which runs one.")
     return url
@@ -66,7 +65,7 @@ def _pool_size(settings: Settings, user: RedisPurpose) -> int:
 
 
 def _op_timeout_s(settings: Settings, user: RedisPurpose) -> float:
-    # Booking and dispatch are store operations of the scheduler; agents have the connection's bound alone.
+    # Booking and dispatch are store operations of the scheduler; agents have only the connection's timeout.
     longest = settings.redis.connection.timeout
     return longest if user == "agents" else min(longest, settings.scheduler.store_op_timeout)
 
@@ -77,7 +76,7 @@ def host_and_port(url: str) -> tuple[str | None, int]:
 
 
 def _with_host_and_port(url: str, host: str | None, port: int | None) -> str:
-    """`url` at another host or port. A socket's path is a place too and gives way."""
+    """`url` with another host or port. A socket path is replaced as well."""
     parts = urlsplit(url)
     credentials, at, place = parts.netloc.rpartition("@")
     is_socket = parts.scheme == "unix"

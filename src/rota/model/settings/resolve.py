@@ -1,7 +1,7 @@
-"""From what the file and the environment say to one tree: environment over file over default.
+"""Resolves file and environment into one tree: environment over file over default.
 
-Everything that is wrong is found and reported together, one line each; then nothing is used. Whoever reads the
-file (`rota.infra.settings_file`) hands its content over as `Entry` values, so this stays free of I/O.
+All problems are collected and reported together, one line each; then no value is used. The reader of the file
+(`rota.infra.settings_file`) passes its content as `SettingsFileEntry` values, so this module does no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnsupportedValue(msgspec.Struct, frozen=True):
 
 
 class SettingsFileEntry(msgspec.Struct, frozen=True):
-    """One key of the settings file with what stands below or after it; None is a key without a value."""
+    """One key of the settings file with its value or the entries below it; None: a key without a value."""
 
     key: str
     line: int
@@ -38,7 +38,7 @@ class SettingsFileEntry(msgspec.Struct, frozen=True):
 
 
 class SettingOrigin(msgspec.Struct, frozen=True):
-    """Where a value comes from: `where` is `rota.yaml:12` or the name of a variable."""
+    """Origin of a value: `where` is `rota.yaml:12` or the name of a variable."""
 
     source: Literal["default", "file", "environment"] = "default"
     where: str = ""
@@ -51,7 +51,7 @@ DEFAULT_ORIGIN = SettingOrigin()
 
 
 class LoadedSettings(msgspec.Struct, frozen=True):
-    """The tree, and by path where each value came from."""
+    """The tree, and the origin of each value by path."""
 
     settings: Settings
     origins: Mapping[str, SettingOrigin]
@@ -66,48 +66,48 @@ class SettingInput(msgspec.Struct, frozen=True):
 def resolve(
     entries: Sequence[SettingsFileEntry] = (), environ: Mapping[str, str] | None = None, *, file: str = "rota.yaml"
 ) -> LoadedSettings:
-    """The tree that `entries` of `file` and `environ` describe, or InvalidSetting with every problem."""
+    """The tree described by `entries` of `file` and by `environ`; raises InvalidSetting with every problem."""
     problems: list[str] = []
     values: dict[str, SettingValue] = {}
     origins = dict.fromkeys(leaves(), DEFAULT_ORIGIN)
-    unfit: set[str] = set()
-    given = [*_from_file(entries, file, problems), *_from_environment(environ or {}, problems)]
-    for item in given:
+    invalid: set[str] = set()
+    inputs = [*_from_file(entries, file, problems), *_from_environment(environ or {}, problems)]
+    for item in inputs:
         path = item.leaf.path
         try:
             values[path] = _read(item)
-        except ValueError as wrong:
-            unfit.add(path)
-            problems.append(f"{item.origin}: {path} {wrong}; it must be {item.leaf.kind.allowed}.")
+        except ValueError as error:
+            invalid.add(path)
+            problems.append(f"{item.origin}: {path} {error}; it must be {item.leaf.kind.allowed}.")
         else:
             origins[path] = item.origin
     settings = build(Settings, values)
-    problems += _contradictions(settings, origins, unfit)
+    problems += _contradictions(settings, origins, invalid)
     if problems:
-        told = problems[:PROBLEMS_SHOWN_MAX]
-        more = len(problems) - len(told)
+        shown = problems[:PROBLEMS_SHOWN_MAX]
+        more = len(problems) - len(shown)
         rest = [f"... and {more} more."] if more else []
-        raise InvalidSetting("\n".join([*told, *rest]), problems=told)
+        raise InvalidSetting("\n".join([*shown, *rest]), problems=shown)
     return LoadedSettings(settings, origins)
 
 
-def _read(given: SettingInput) -> SettingValue:
-    kind = given.leaf.kind
-    if not given.text and given.leaf.default is None:
+def _read(setting: SettingInput) -> SettingValue:
+    kind = setting.leaf.kind
+    if not setting.text and setting.leaf.default is None:
         return None
-    if given.text is None:
+    if setting.text is None:
         raise ValueError("has no value")
     try:
-        return kind.read(given.text)
+        return kind.read(setting.text)
     except ValueError:
-        raise ValueError(f"is {kind.show_invalid(given.text)}") from None
+        raise ValueError(f"is {kind.show_invalid(setting.text)}") from None
 
 
 def _from_file(entries: Sequence[SettingsFileEntry], file: str, problems: list[str]) -> Iterator[SettingInput]:
     lines: dict[str, int] = {}
-    waiting = [("", entry) for entry in reversed(entries)]
-    while waiting:
-        prefix, entry = waiting.pop()
+    pending = [("", entry) for entry in reversed(entries)]
+    while pending:
+        prefix, entry = pending.pop()
         written = prefix + entry.key
         where = f"{file}:{entry.line}"
         path = known_paths().get(normalize_name(written))
@@ -120,7 +120,7 @@ def _from_file(entries: Sequence[SettingsFileEntry], file: str, problems: list[s
             if leaf := leaves().get(path):
                 yield from _value(leaf, entry, where, problems)
             elif isinstance(entry.value, tuple):
-                waiting += [(path + ".", below) for below in reversed(entry.value)]
+                pending += [(path + ".", below) for below in reversed(entry.value)]
             elif entry.value is not None:
                 problems.append(f"{where}: {path} is a section; its settings stand below it, indented.")
 
@@ -148,9 +148,9 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> Iterat
     problems += [f"There is no setting {_shortened(name)}{env_suggestion(name)}" for name in unknown]
 
 
-def _contradictions(settings: Settings, origins: Mapping[str, SettingOrigin], unfit: set[str]) -> Iterator[str]:
+def _contradictions(settings: Settings, origins: Mapping[str, SettingOrigin], invalid: set[str]) -> Iterator[str]:
     for conflict in conflicts(settings):
-        if unfit.isdisjoint(conflict.paths):
+        if invalid.isdisjoint(conflict.paths):
             where = dict.fromkeys(str(origins[path]) for path in conflict.paths if origins[path] is not DEFAULT_ORIGIN)
             yield f"{', '.join(where)}: {conflict.sentence}"
 

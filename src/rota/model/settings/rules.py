@@ -1,4 +1,4 @@
-"""What no single setting can know: values that contradict each other."""
+"""Rules across several settings: values that contradict each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rota.model.settings.tree import Settings
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """`paths` are the settings that together are wrong, `sentence` says why and what to do."""
+    """`paths` are the settings that contradict each other; `sentence` says why and what to do."""
 
     paths: tuple[str, ...]
     sentence: str
@@ -43,7 +43,7 @@ def _out_of_order(settings: Settings) -> Iterator[Conflict]:
 
 def _number(settings: Settings, path: str) -> float:
     value = value_at(settings, path)
-    assert isinstance(value, int | float), f"{path} is no number"
+    assert isinstance(value, int | float), f"{path} is not a number"
     return value
 
 

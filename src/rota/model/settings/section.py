@@ -1,4 +1,4 @@
-"""What every part of the tree is: frozen, closed to unknown fields, and silent about its values."""
+"""Base class of all sections: frozen, no unknown fields, no values in its repr."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings that belong together. A field is a setting (annotated with its kind) or a section below.
+    """Related settings. A field is a setting (annotated with its kind) or a nested section.
 
-    A section may hold passwords and may end up in a log line or a traceback, so its repr shows no value;
+    A section may contain passwords and may appear in a log line or a traceback, so its repr shows no values;
     `rota.model.settings.rows` shows them masked.
     """
 

@@ -1,4 +1,4 @@
-"""Settings of the three servers: where they are, how long we wait for them, how local ones are run."""
+"""Settings of PostgreSQL, Redis and NATS: addresses, timeouts, and how local ones are run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATH = r"[^\x00-\x1f]+"
 
 
 class PostgresSettings(Section, frozen=True):
-    """The record. Without a URL `rota up` runs one of its own."""
+    """The durable store. Without a URL `rota up` runs its own."""
 
     url: Annotated[str | None, Url("Where PostgreSQL is.", schemes=("postgresql", "postgres"))] = None
     pool_min: Annotated[int, Integer("Connections opened at start.", most=1000)] = 1
@@ -28,7 +28,7 @@ class PostgresSettings(Section, frozen=True):
 
 
 class ConnectionPoolSettings(Section, frozen=True):
-    """Connections kept to Redis."""
+    """Connection pool to Redis."""
 
     max_wait_millis: Annotated[int, Milliseconds("Longest wait for a free connection.", least=1)] = 5_000
     max_total: Annotated[int, Integer("Connections at most.", least=1, most=10_000)] = 50
@@ -39,7 +39,7 @@ class ConnectionPoolSettings(Section, frozen=True):
 
 
 class RedisConnectionSettings(Section, frozen=True):
-    """Bounds of every call to Redis."""
+    """Limits of every call to Redis."""
 
     pool: ConnectionPoolSettings = ConnectionPoolSettings()
     timeout: Annotated[float, Duration("Longest wait for an answer.", bare="ms")] = 3.0
@@ -47,7 +47,7 @@ class RedisConnectionSettings(Section, frozen=True):
 
 
 class RedisSettings(Section, frozen=True):
-    """The live view. Without a URL `rota up` runs one of its own."""
+    """The live state. Without a URL `rota up` runs its own."""
 
     url: Annotated[str | None, Url("Where Redis or Valkey is.", schemes=("redis", "rediss", "unix"))] = None
     connection: RedisConnectionSettings = RedisConnectionSettings()
@@ -56,7 +56,7 @@ class RedisSettings(Section, frozen=True):
 
 
 class NatsSettings(Section, frozen=True):
-    """The bus. Without a URL `rota up` runs one of its own."""
+    """The message bus. Without a URL `rota up` runs its own."""
 
     url: Annotated[
         str | None,
@@ -120,7 +120,7 @@ class LocalNatsSettings(Section, frozen=True):
 
 
 class LocalSettings(Section, frozen=True):
-    """The servers that `rota up` runs itself."""
+    """The servers that `rota up` runs."""
 
     data_dir: Annotated[str, String("Directory that holds their data.", pattern=_PATH, described="a path")] = ".rota"
     source: Annotated[

@@ -1,4 +1,4 @@
-"""Settings of the store for inputs, results and artifacts."""
+"""Settings of the blob store for inputs, results and artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PATH = r"[^\x00-\x1f]+"
 
 
 class StoreSettings(Section, frozen=True):
-    """Where what is too large to travel is kept."""
+    """Storage of values that are too large for a message."""
 
     directory: Annotated[
         str | None,

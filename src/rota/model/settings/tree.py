@@ -1,4 +1,4 @@
-"""The whole tree. Its fields are the sections of the settings file."""
+"""The root of the settings tree. Its fields are the sections of the settings file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rota.model.settings.store import StoreSettings
 
 
 class Settings(Section, frozen=True):
-    """Everything that may be set. `Settings()` is the defaults."""
+    """All settings. `Settings()` has the defaults."""
 
     postgres: PostgresSettings = PostgresSettings()
     redis: RedisSettings = RedisSettings()

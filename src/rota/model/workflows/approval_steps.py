@@ -1,7 +1,7 @@
-"""A step that waits for people: what it says, what they are shown, and what the hash of that is made of. No I/O.
+"""Approval steps: their terms, what approvers see, and the hash of it. No I/O.
 
-The hash is made of what is stored, as it is stored: the digest of the definition, the input of the run, and what the
-steps have returned that the text and the input of the step name. None of these is written again while the step waits.
+The hash covers stored bytes only: the digest of the definition, the input of the run, and the outputs of the steps that
+text and input of the step read. None of these changes while the step waits.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ENCODE = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class ApprovalSpec(ApprovalTerms, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who must agree to what, and by when; who has started the run may not."""
+    """Who must approve what, and by when; the starter of the run may not approve."""
 
     text: str
-    """With expressions: what people are asked."""
+    """The question to the approvers, with expressions."""
 
 
 class StepApprovalView(msgspec.Struct, frozen=True, kw_only=True):
-    """What people agree to: a step of a run."""
+    """What approvers see of a step."""
 
     run: UUID
     workflow: str
@@ -45,13 +45,13 @@ class StepApprovalView(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     text: str
     input: dict[str, Any]
-    """What the step shows besides."""
+    """Further data the step shows."""
     run_input: dict[str, Any]
     started_by: str
 
 
 class ApprovingVote(msgspec.Struct, frozen=True):
-    """One who agreed, in the output of a step."""
+    """An approving vote in the output of a step."""
 
     by: str
     at: datetime
@@ -59,7 +59,7 @@ class ApprovingVote(msgspec.Struct, frozen=True):
 
 
 class ApprovalOutput(msgspec.Struct, frozen=True):
-    """The output of a step that people agreed to."""
+    """The output of an approved step."""
 
     by: list[str]
     at: datetime
@@ -67,12 +67,12 @@ class ApprovalOutput(msgspec.Struct, frozen=True):
 
 
 def subject_of(run: UUID, step: str) -> str:
-    """What the approval of a step is called. A step asks once in a run, and running it again is another run."""
+    """Subject of a step's approval. A step requests approval once per run; rerunning it is another run."""
     return f"{run}:{step}"
 
 
 def parse_subject(subject: str) -> tuple[UUID, str] | None:
-    """The run and the step; None for what is no subject of a step."""
+    """Run and step; None if it is not the subject of a step."""
     run, _, step = subject.partition(":")
     try:
         return UUID(run), step
@@ -80,20 +80,22 @@ def parse_subject(subject: str) -> tuple[UUID, str] | None:
         return None
 
 
-def approval_hash(show: UUID, run: UUID, step: str, digest: bytes, given: bytes, values: Mapping[int, bytes]) -> bytes:
-    """`values` are what other steps returned, by their places."""
-    told = [HASH_VERSION, str(show), str(run), step, digest, given, sorted(values.items())]
-    return sha256(_ENCODE(told)).digest()
+def approval_hash(
+    show: UUID, run: UUID, step: str, digest: bytes, run_input: bytes, values: Mapping[int, bytes]
+) -> bytes:
+    """`values` are the outputs of other steps, by step index."""
+    parts = [HASH_VERSION, str(show), str(run), step, digest, run_input, sorted(values.items())]
+    return sha256(_ENCODE(parts)).digest()
 
 
 def approval_output(approval: Approval) -> ApprovalOutput:
     votes = [ApprovingVote(vote.voter, vote.at, vote.reason) for vote in approval.votes if vote.agrees]
-    assert votes, "nothing is granted by nobody"
+    assert votes, "a granted approval has approving votes"
     return ApprovalOutput([vote.by for vote in votes], votes[-1].at, votes)
 
 
 def denial_reason(approval: Approval, state: ApprovalState) -> str:
-    """Why a step is denied that people did not agree to."""
+    """Why a step that was not approved is denied."""
     if state is ApprovalState.EXPIRED:
         return f"Not enough people approved it in time: {approval.agreed} of {approval.quorum} did."
     refused = next((vote for vote in approval.votes if not vote.agrees), None)
@@ -103,7 +105,7 @@ def denial_reason(approval: Approval, state: ApprovalState) -> str:
 
 
 def check_terms(step: str, spec: ApprovalSpec | None) -> ApprovalSpec:
-    """The terms of a step, or InvalidInput for what nobody could ever agree to."""
+    """The terms of a step; raises InvalidInput for terms that can never be met."""
     if spec is None or not spec.text.strip():
         raise InvalidInput(f"Step {step} must say what people are to agree to: give it a text in approval.")
     if not 1 <= spec.quorum <= QUORUM_MAX:
@@ -120,8 +122,8 @@ def check_terms(step: str, spec: ApprovalSpec | None) -> ApprovalSpec:
 
 
 def render_approval(step: CompiledStep, scope: Scope) -> tuple[str, dict[str, Any]]:
-    """What people are asked about a step, and what they are shown with it. Raises `Failed`."""
-    assert step.spec.approval is not None, "only steps of type approval ask people"
+    """The question to the approvers, and the data shown with it. Raises `ExpressionError`."""
+    assert step.spec.approval is not None, "only steps of type approval are rendered"
     text = to_text(step.value(scope)) if step.value is not None else step.spec.approval.text
     if not text.strip() or len(text) > TEXT_MAX:
         raise ExpressionError(f"What step {step.id} asks people has {len(text)} characters: use 1 to {TEXT_MAX}.")

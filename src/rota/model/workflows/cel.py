@@ -1,9 +1,9 @@
-"""CEL in workflows, bounded before it runs, so that no evaluation needs a clock to end it. No I/O.
+"""CEL expressions with a cost bound computed before evaluation, so that no evaluation needs a timeout. No I/O.
 
-CEL has no loops but its comprehensions: they cannot stand inside each other. What is left is multiplied out for the
-values at hand, and refused beyond `STEPS_MAX` (about half a second), for the same values always: `map` and `filter`
-copy what they have found for every item, and a text or a list that is added to itself grows. An expression is given
-just what it names. All expressions of one advance have `TOGETHER_MAX` together.
+The only loops of CEL are comprehensions, and nested ones are refused. The remaining cost is estimated for the actual
+values and refused beyond `COST_MAX` (about half a second); the same values always give the same result. The estimate
+includes that `map` and `filter` copy their result for every item, and that a text or list added to itself grows. An
+expression receives only the values it names. All expressions of one advance share `ADVANCE_COST_MAX`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MATCHES_MAX: Final = 8
 COST_MAX: Final = 2_000_000
 ADVANCE_COST_MAX: Final = 5 * COST_MAX
 METER_KEY: Final = ""
-"""Where a scope holds what its expressions may still cost together."""
+"""Key under which a scope holds the `CostMeter` shared by its expressions."""
 CALL_COST: Final = 50
 ROOTS: Final = frozenset({"input", "steps", "run", "round", "item"})
-"""What an expression may name."""
+"""Names an expression may use."""
 FUNCTIONS: Final = frozenset(
     {
         "size",
@@ -62,17 +62,17 @@ _MENTION: Final = re.compile(
 )
 _PART: Final = re.compile(r"""[A-Za-z_]\w*|\d+|"[^"]*"|'[^']*'""", re.ASCII)
 _TEXT_UNIT: Final = 256
-"""Letters that cost as much as one number."""
+"""Characters that cost as much as one number."""
 
 Path = tuple[str | int, ...]
 
 
 class ExpressionError(Exception):
-    """An expression that could not be evaluated, in a sentence."""
+    """An expression could not be evaluated; the message is a sentence."""
 
 
 class CostMeter:
-    """What the expressions of one advance may still cost."""
+    """Remaining cost of the expressions of one advance."""
 
     def __init__(self, left: int = ADVANCE_COST_MAX) -> None:
         self.left = left
@@ -84,19 +84,17 @@ class CostMeter:
 
 
 class Comprehension(msgspec.Struct, frozen=True):
-    """One comprehension."""
-
     copies: bool
-    """Whether it makes a list, which is copied for every item."""
+    """Whether it creates a list, which is copied for every item."""
     uses: int
-    """How often an item is part of what it makes of it."""
+    """How often its body uses the item."""
     length: int
-    """Of the text that is evaluated for each item."""
+    """Of the text evaluated for each item."""
     mentions: tuple[Path, ...]
 
 
 class ExpressionShape(msgspec.Struct, frozen=True):
-    """What an expression could cost, but for the values."""
+    """The parts of an expression's cost that do not depend on values."""
 
     mentions: tuple[Path, ...]
     loops: tuple[Comprehension, ...]
@@ -106,19 +104,19 @@ class ExpressionShape(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def evaluator(text: str, what: str) -> Callable[[Mapping[str, Any]], Any]:
-    """What `text` means; InvalidInput if it means nothing, or could take for ever."""
+    """Compile `text`; raises InvalidInput if it is invalid or cannot be bounded."""
     shape = analyze(text, what)
     program = _program(text, what)
 
     def run(scope: Mapping[str, Any]) -> Any:
-        given, found = _select_mentioned(scope, shape.mentions)
+        variables, found = _select_mentioned(scope, shape.mentions)
         cost = estimate_cost(shape, found, text)
         meter = scope.get(METER_KEY)
         if meter is not None:
             meter.spend(cost)
         try:
-            return program.execute(given)
-        except Exception as error:  # noqa: BLE001 - the library raises whatever fits; told to who wrote the expression
+            return program.execute(variables)
+        except Exception as error:  # noqa: BLE001 - the library raises many types; reported to the author of the expression
             raise ExpressionError(
                 f"The expression {quote_expression(text)} has no value: {type(error).__name__}: {str(error)[:200]}."
             ) from None
@@ -147,7 +145,7 @@ def analyze(text: str, what: str) -> ExpressionShape:
 
 
 def estimate_cost(shape: ExpressionShape, found: Mapping[Path, Any], text: str) -> int:
-    """How many values are looked at or copied, at the most; Failed where that is too much."""
+    """Upper bound of the values read or copied; raises ExpressionError if it is too high."""
     measured = {path: _measure(value, text) for path, value in found.items()}
     mentioned = sum(measured[path][0] for path in shape.mentions)
     longest = max((longest for _, longest in measured.values()), default=0)
@@ -217,7 +215,7 @@ def _comprehensions(text: str, bare: str, what: str) -> Iterator[Comprehension]:
 
 
 def _closing_bracket(bare: str, at: int) -> int:
-    """Where the bracket closes that was opened before `at`."""
+    """Index of the bracket that closes the one before `at`."""
     depth = 1
     for end in range(at, len(bare)):
         depth += {"(": 1, ")": -1}.get(bare[end], 0)
@@ -227,7 +225,7 @@ def _closing_bracket(bare: str, at: int) -> int:
 
 
 def _mentions(text: str, bare: str) -> Iterator[Path]:
-    """Paths that it names, as far as they stand there: each begins outside of any text."""
+    """Paths that the expression names, outside of string literals."""
     for found in _MENTION.finditer(text):
         if bare[found.start() : found.start() + 3] == text[found.start() : found.start() + 3]:
             yield tuple(_part(part) for part in _PART.findall(found[0]))
@@ -240,12 +238,12 @@ def _part(part: str) -> str | int:
 
 
 def _select_mentioned(scope: Mapping[str, Any], mentions: Sequence[Path]) -> tuple[dict[str, Any], dict[Path, Any]]:
-    """Just what is named of a scope, and each of it by its path; what is not there is missing in both."""
-    given: dict[str, Any] = {}
+    """The named part of a scope, and its values by path; missing values are absent in both."""
+    selected: dict[str, Any] = {}
     found: dict[Path, Any] = {}
     for path in sorted(set(mentions), key=len):
         value: Any = scope
-        into: Any = given
+        into: Any = selected
         for at, part in enumerate(path):
             if not isinstance(value, dict) or part not in value:
                 break
@@ -255,11 +253,11 @@ def _select_mentioned(scope: Mapping[str, Any], mentions: Sequence[Path]) -> tup
             if into is None:
                 break
         found[path] = value if value is not scope else None
-    return given, found
+    return selected, found
 
 
 def _insert_part(into: dict[str, Any], part: str | int, value: Any, *, whole: bool) -> dict[str, Any] | None:
-    """`into` with a part of a value, for what follows; None: it has all of the value."""
+    """Insert a part into `into` and return the dict below it; None if the whole value was inserted."""
     if whole:
         into[str(part)] = value
         return None
@@ -268,11 +266,11 @@ def _insert_part(into: dict[str, Any], part: str | int, value: Any, *, whole: bo
 
 
 def _measure(value: Any, text: str) -> tuple[int, int]:
-    """How many values are in it, itself included, where long texts count for more; and its longest list or map."""
+    """Number of values including itself, with long texts counting more; and the length of the longest list or map."""
     size = longest = 0
-    left = [value]
-    while left and size <= COST_MAX:
-        each = left.pop()
+    pending = [value]
+    while pending and size <= COST_MAX:
+        each = pending.pop()
         size += 1
         match each:
             case str() | bytes():
@@ -280,11 +278,11 @@ def _measure(value: Any, text: str) -> tuple[int, int]:
             case list() | tuple():
                 _check_list(each, text)
                 longest = max(longest, len(each))
-                left += each
+                pending += each
             case dict():
                 size += len(each)
                 longest = max(longest, len(each))
-                left += each.values()
+                pending += each.values()
     return size, longest
 
 

@@ -1,4 +1,4 @@
-"""What undoes a job: a submission made of the job itself and of what its compensation says differently. No I/O."""
+"""Compensation: the submission that undoes a job, derived from the job and its `Compensation`. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rota.model.workflows.compiler import CompiledStep
 from rota.model.workflows.run_state import RecordCompensation
 
 RETRIES_MIN: Final = 3
-"""How often a compensation is tried again at least, when its job does not say otherwise."""
+"""Minimum number of retries of a compensation, unless its job has more."""
 SAGA_LABEL: Final = "saga_compensation"
 SAGA_WORKFLOW_LABEL: Final = "saga_workflow_id"
 COMPENSATION_LABEL: Final = "is_compensation"
@@ -38,7 +38,7 @@ SAGA_LABELS: Final = frozenset({SAGA_LABEL, SAGA_WORKFLOW_LABEL, COMPENSATION_LA
 
 
 class CompensatedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that has succeeded, as far as undoing it needs to know."""
+    """The parts of a succeeded job that its compensation needs."""
 
     job: UUID
     show: str
@@ -52,22 +52,22 @@ class CompensatedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_compensation(step: CompiledStep, undo: RecordCompensation) -> Compensation:
-    """What undoes a step, with what it is to be called with in this run."""
-    by = step.spec.compensate
-    assert by is not None, "only what can be undone is recorded"
-    if by.context is None:
-        return by
-    context = undo.context if step.undo is not None else by.context
-    runs_task = bool(by.task) or not (by.argv or step.spec.argv)
-    return msgspec.structs.replace(by, context={"args": [], "kwargs": context} if runs_task else context)
+    """The compensation of a step, with its input in this run."""
+    compensation = step.spec.compensate
+    assert compensation is not None, "only what can be undone is recorded"
+    if compensation.context is None:
+        return compensation
+    context = undo.context if step.undo is not None else compensation.context
+    runs_task = bool(compensation.task) or not (compensation.argv or step.spec.argv)
+    return msgspec.structs.replace(compensation, context={"args": [], "kwargs": context} if runs_task else context)
 
 
 def compensation_submission(origin: CompensatedJob, by: Compensation, saga: str) -> Submission:
-    """The submission that undoes a job, checked; InvalidInput if it could never be accepted."""
+    """The validated submission that undoes a job; raises InvalidInput if it could never be accepted."""
     details = origin.details
-    own = by.task or by.argv
-    kept = {name: value for name, value in origin.labels.items() if not is_reserved_label(name)}
-    labels = {**kept, **by.labels, SAGA_LABEL: "true", COMPENSATION_LABEL: "true"}
+    runs_own = by.task or by.argv
+    user_labels = {name: value for name, value in origin.labels.items() if not is_reserved_label(name)}
+    labels = {**user_labels, **by.labels, SAGA_LABEL: "true", COMPENSATION_LABEL: "true"}
     if len(saga) <= 1000:
         labels[SAGA_WORKFLOW_LABEL] = saga
     submission = Submission(
@@ -95,26 +95,26 @@ def compensation_submission(origin: CompensatedJob, by: Compensation, saga: str)
         step_index=details.step_index,
         parent_job_id=origin.job,
         idempotency_key=by.idempotency_key or compensation_key(saga, origin, by),
-        layers=(_layer(origin, by, own=bool(own)),),
+        layers=(_layer(origin, by, own=bool(runs_own)),),
     )
     validate_compensation(submission)
     return submission
 
 
 def validate_compensation(submission: Submission) -> ValidatedSubmission:
-    """What to write for a compensation; InvalidInput for what is none."""
+    """The stored form of a compensation; raises InvalidInput."""
     return validate_submission(submission, may_be_critical=True, own=SAGA_LABELS)
 
 
 def compensation_key(saga: str, origin: CompensatedJob, by: Compensation) -> str:
-    """One compensation of a job is one job, however often it is asked for."""
+    """Idempotency key: one compensation of a job is one job, however often it is requested."""
     index = str(origin.details.step_index) if origin.details.step_index else ""
-    words = "|".join((saga, str(origin.job), by.topic, by.capability or origin.details.capability, index))
-    return f"saga:{sha256(words.encode()).hexdigest()[:32]}"
+    parts = "|".join((saga, str(origin.job), by.topic, by.capability or origin.details.capability, index))
+    return f"saga:{sha256(parts.encode()).hexdigest()[:32]}"
 
 
 def decode_compensation(data: bytes) -> Submission:
-    """A recorded compensation, or InvalidInput when it is damaged."""
+    """A recorded compensation; raises InvalidInput if it is damaged."""
     submission = decode_submission(data)
     validate_compensation(submission)
     return submission
@@ -125,13 +125,13 @@ def encode_compensation(submission: Submission) -> bytes:
 
 
 def with_retry_key(submission: Submission, attempt: int) -> Submission:
-    """The same under another key, for a person who has it run once more."""
+    """The same submission under another key, for a manual retry."""
     key = submission.idempotency_key.rpartition("#")[0] or submission.idempotency_key
     return msgspec.structs.replace(submission, idempotency_key=f"{key[:190]}#{attempt}")
 
 
 def is_reserved_label(label: str) -> bool:
-    """Whether it was set by Rota, of the job that is undone and not of its compensation."""
+    """Whether Rota set this label for the compensated job, so that its compensation must not inherit it."""
     return label.lower() in RESERVED_LABELS or label.lower().startswith(RESERVED_LABEL_PREFIXES)
 
 

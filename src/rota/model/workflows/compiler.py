@@ -1,9 +1,8 @@
-"""A workflow, checked and made ready to run: `compiled`. No I/O.
+"""Compiles a workflow definition: `compile_workflow`. No I/O.
 
-Every limit of a definition is here. Steps become places in a list, names become numbers, expressions become functions,
-and what each step submits is planned once: a run only fills in its input. What is refused: two steps of one name, a
-name that no step has, a circle, a field that the step's type has no use for, an expression that names a step which need
-not have ended, or an input that the workflow does not have.
+Every limit of a definition is checked here. Step ids become indexes, expressions become functions, and the submission
+of each step is validated once: a run only inserts its input. Refused are: duplicate step ids, unknown step ids, cycles,
+fields that the step's type does not use, expressions that read a step which may not have ended, and unknown inputs.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class CompiledStep(msgspec.Struct):
-    """A step by its place. `owner` is the parallel, switch or failing step that has it begin; -1: none."""
+    """A step with its index (`place`). `owner` is the parallel, switch or failed step that starts it; -1: none."""
 
     place: int
     spec: StepSpec
@@ -69,29 +68,29 @@ class CompiledStep(msgspec.Struct):
     cases: dict[str, tuple[int, ...]] = {}
     default: tuple[int, ...] | None = None
     followers: tuple[int, ...] = ()
-    """Steps to look at when something about this one has changed."""
+    """Steps to evaluate when the state of this one changes."""
     when: Evaluate | None = None
     value: Evaluate | None = None
-    """Of a condition, a switch, a delay, a notification, an approval, or the items of a for_each."""
+    """Of a condition, switch, delay, notification or approval, or the items of a for_each."""
     again: Evaluate | None = None
-    """Whether a loop goes round once more."""
+    """Whether a loop runs another round."""
     args: Evaluate | None = None
     input: Evaluate | None = None
     plan: ValidatedSubmission | None = None
-    """With what it is called with, when nothing in that varies."""
+    """Includes the input if that is the same in every run."""
     by: dict[tuple[str, str], ValidatedSubmission] = {}
-    """Its plan as whoever started a run submits it, by their name and that of the show."""
+    """`plan` with the submitter of a run, cached by actor and show name."""
     undo: Evaluate | None = None
-    """What its compensation is called with."""
+    """Input of its compensation."""
     reads: frozenset[int] = frozenset()
-    """Steps whose outputs its expressions name."""
+    """Steps whose outputs its expressions read."""
 
     @property
     def id(self) -> str:
         return self.spec.id
 
     def call_input(self, scope: Scope) -> Any:
-        """What the step is called with."""
+        """The input of the step's job, child run or approval."""
         spec = self.spec
         values = self.input(scope) if self.input is not None else spec.input
         if spec.type in ("workflow", "approval") or spec.argv:
@@ -100,7 +99,7 @@ class CompiledStep(msgspec.Struct):
         return validate_value({"args": args, "kwargs": values}, f"input of step {spec.id}")
 
     def submission(self, scope: Scope, run: str, actor: str = "", show: str = "") -> ValidatedSubmission:
-        """What to submit for it, in a run that `actor` has started; `show` is what its show is called by now."""
+        """The job to submit in a run started by `actor`; `show` is the current name of its show."""
         assert self.plan is not None, "only steps of type job are submitted"
         if self.spec.for_each is not None:
             return with_submitter(self._mapped_submission(scope, run), actor, show)
@@ -114,51 +113,51 @@ class CompiledStep(msgspec.Struct):
         return replace(shared, workflow_id=run, layers=(replace(layer, input=data),), like=shared)
 
     def _submission_by(self, actor: str, show: str) -> ValidatedSubmission:
-        """One plan for all runs that somebody has started, so that their jobs are written as one kind."""
+        """One shared submission for all runs of an actor, so that their jobs are written as one group."""
         assert self.plan is not None
-        known = self.by.get((actor, show))
-        if known is None:
+        cached = self.by.get((actor, show))
+        if cached is None:
             if len(self.by) >= ACTORS_CACHE_MAX:
                 self.by.clear()
-            known = self.by[actor, show] = with_submitter(self.plan, actor, show)
-        return known
+            cached = self.by[actor, show] = with_submitter(self.plan, actor, show)
+        return cached
 
     def items(self, scope: Scope) -> list[Any]:
-        found = self.value(scope) if self.value is not None else self.spec.for_each
-        if not isinstance(found, (list, tuple)):
-            raise ExpressionError(f"The items of step {self.id} are no list, but a {type(found).__name__}.")
-        if len(found) > ITEMS_MAX:
-            raise ExpressionError(f"Step {self.id} is to run for {len(found)} items, at most {ITEMS_MAX} are allowed.")
-        return list(found)
+        items = self.value(scope) if self.value is not None else self.spec.for_each
+        if not isinstance(items, (list, tuple)):
+            raise ExpressionError(f"The items of step {self.id} are no list, but a {type(items).__name__}.")
+        if len(items) > ITEMS_MAX:
+            raise ExpressionError(f"Step {self.id} is to run for {len(items)} items, at most {ITEMS_MAX} are allowed.")
+        return list(items)
 
     def _mapped_submission(self, scope: Scope, run: str) -> ValidatedSubmission:
-        given = [self.call_input({**scope, "item": item}) for item in self.items(scope)]
+        inputs = [self.call_input({**scope, "item": item}) for item in self.items(scope)]
         spec = self.spec
         width = spec.max_parallel
         try:
             layer = replace(
                 _layer_of(spec),
-                items=given,
+                items=inputs,
                 fail_fast=True,
                 max_cores=_multiply_cores(spec.cores, width) if width else None,
             )
-            made = validate_submission(_item_submission(spec, self.plan, layer), may_be_critical=True)
-        except InvalidInput as wrong:
-            raise ExpressionError(wrong.sentence) from wrong
-        return replace(made, name=self.plan.name if self.plan else made.name, workflow_id=run)
+            mapped = validate_submission(_item_submission(spec, self.plan, layer), may_be_critical=True)
+        except InvalidInput as error:
+            raise ExpressionError(error.sentence) from error
+        return replace(mapped, name=self.plan.name if self.plan else mapped.name, workflow_id=run)
 
 
 class CompiledWorkflow(msgspec.Struct):
-    """A definition as runs use it."""
+    """A definition in the form that runs use."""
 
     spec: WorkflowSpec
     steps: list[CompiledStep]
     output: Evaluate | None
     reads: frozenset[int]
-    """Steps whose outputs anything names."""
+    """Steps whose outputs any expression reads."""
 
     def index_of(self, step: str) -> int:
-        """Of a step by its name, or InvalidInput."""
+        """Index of a step by id; raises InvalidInput if there is none."""
         for each in self.steps:
             if each.id == step:
                 return each.place
@@ -167,7 +166,7 @@ class CompiledWorkflow(msgspec.Struct):
         )
 
     def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What a run is given, with defaults, or InvalidInput."""
+        """The input of a run with defaults applied; raises InvalidInput."""
         declared = self.spec.inputs
         if declared and (unknown := sorted(given.keys() - declared.keys())):
             raise InvalidInput(
@@ -178,23 +177,23 @@ class CompiledWorkflow(msgspec.Struct):
             raise InvalidInput(f"The workflow {self.spec.name} needs the input {missing[0]}: give it a value.")
         try:
             return dict(validate_value(values, "input of the run"))
-        except ExpressionError as wrong:
-            raise InvalidInput(str(wrong)) from wrong
+        except ExpressionError as error:
+            raise InvalidInput(str(error)) from error
 
     def after(self, place: int) -> frozenset[int]:
-        """The step and all that comes after it."""
+        """The step and all its transitive followers."""
         found: set[int] = set()
-        left = [place]
-        while left:
-            each = left.pop()
+        pending = [place]
+        while pending:
+            each = pending.pop()
             if each not in found:
                 found.add(each)
-                left += self.steps[each].followers
+                pending += self.steps[each].followers
         return frozenset(found)
 
 
 def compile_workflow(spec: WorkflowSpec) -> CompiledWorkflow:
-    """Ready to run, or InvalidInput with a sentence that names the step."""
+    """Compile a definition; raises InvalidInput with a sentence that names the step."""
     if not _NAME.fullmatch(spec.name):
         raise InvalidInput(f"{spec.name[:64]!r} cannot name a workflow: use up to 64 letters, digits, _ and -.")
     check_size(spec)
@@ -286,10 +285,10 @@ def _compile_job(step: CompiledStep, flow: WorkflowSpec) -> None:
     check_no_expressions(spec, what)
     step.args, step.input = compile_template(list(spec.args), what), compile_template(spec.input, what)
     try:
-        ready = validate_submission(_submission(spec, flow, _layer_of(spec)), may_be_critical=True)
-    except InvalidInput as wrong:
-        raise InvalidInput(f"Step {spec.id}: {wrong.sentence}") from wrong
-    step.plan = ready
+        validated = validate_submission(_submission(spec, flow, _layer_of(spec)), may_be_critical=True)
+    except InvalidInput as error:
+        raise InvalidInput(f"Step {spec.id}: {error.sentence}") from error
+    step.plan = validated
     _compile_compensation(step, flow)
     if isinstance(spec.for_each, str):
         text = spec.for_each
@@ -300,18 +299,18 @@ def _compile_job(step: CompiledStep, flow: WorkflowSpec) -> None:
         data = _pack(spec.input if spec.argv else {"args": list(spec.args), "kwargs": spec.input})
         if len(data) > INPUT_BYTES_MAX:
             raise InvalidInput(f"The input of step {spec.id} has {len(data)} bytes: pass a pointer to it.")
-        [layer] = ready.layers
-        step.plan = replace(ready, layers=(replace(layer, input=data),))
+        [layer] = validated.layers
+        step.plan = replace(validated, layers=(replace(layer, input=data),))
 
 
-def with_submitter(ready: ValidatedSubmission, actor: str, show: str = "") -> ValidatedSubmission:
-    """Whoever starts a run submits its jobs: a policy sees that, and they may not approve them."""
-    if show and show != ready.show:
-        ready = replace(ready, show=show, like=None)
+def with_submitter(submission: ValidatedSubmission, actor: str, show: str = "") -> ValidatedSubmission:
+    """The starter of a run is the submitter of its jobs: policies see that, and they cannot approve them."""
+    if show and show != submission.show:
+        submission = replace(submission, show=show, like=None)
     if not actor:
-        return ready
-    details = replace(decode_details(ready.details), principal=actor)
-    return replace(ready, details=encode_details(details), like=None)
+        return submission
+    details = replace(decode_details(submission.details), principal=actor)
+    return replace(submission, details=encode_details(details), like=None)
 
 
 def _compile_compensation(step: CompiledStep, flow: WorkflowSpec) -> None:
@@ -326,8 +325,8 @@ def _compile_compensation(step: CompiledStep, flow: WorkflowSpec) -> None:
         validate_submission(
             replace(_submission(spec, flow, _layer_of(spec)), compensation=spec.compensate), may_be_critical=True
         )
-    except InvalidInput as wrong:
-        raise InvalidInput(f"The compensation of step {spec.id}: {wrong.sentence}") from wrong
+    except InvalidInput as error:
+        raise InvalidInput(f"The compensation of step {spec.id}: {error.sentence}") from error
     step.undo = compile_template(spec.compensate.context, f"the compensation of step {spec.id}")
 
 
@@ -361,11 +360,9 @@ def _submission(spec: StepSpec, flow: WorkflowSpec, layer: LayerSpec) -> Submiss
     )
 
 
-def _item_submission(spec: StepSpec, ready: ValidatedSubmission | None, layer: LayerSpec) -> Submission:
-    assert ready is not None
-    flow = WorkflowSpec(
-        name="of", steps=(), show=ready.show, folder=ready.folder, dept=ready.dept, priority=ready.priority
-    )
+def _item_submission(spec: StepSpec, plan: ValidatedSubmission | None, layer: LayerSpec) -> Submission:
+    assert plan is not None
+    flow = WorkflowSpec(name="of", steps=(), show=plan.show, folder=plan.folder, dept=plan.dept, priority=plan.priority)
     return _submission(spec, flow, layer)
 
 
@@ -378,37 +375,37 @@ def _multiply_cores(cores: float | str, width: int) -> str:
 def _compile_delay(spec: StepSpec) -> Evaluate | None:
     if bool(spec.delay_sec) == bool(spec.delay_until):
         raise InvalidInput(f"Step {spec.id} must have either delay_sec or delay_until, to say how long it waits.")
-    given = spec.delay_sec or spec.delay_until
-    found = compile_template(given, f"step {spec.id}")
-    if found is None:
+    delay = spec.delay_sec or spec.delay_until
+    evaluate = compile_template(delay, f"step {spec.id}")
+    if evaluate is None:
         try:
-            due_ms(spec, given, 0)
-        except ExpressionError as wrong:
-            raise InvalidInput(str(wrong)) from wrong
-    return found
+            due_ms(spec, delay, 0)
+        except ExpressionError as error:
+            raise InvalidInput(str(error)) from error
+    return evaluate
 
 
-def due_ms(spec: StepSpec, given: Any, now_ms: int) -> int:
-    """When a delay is over, that began at `now_ms`."""
+def due_ms(spec: StepSpec, value: Any, now_ms: int) -> int:
+    """When a delay that began at `now_ms` ends."""
     if spec.delay_until:
         try:
-            moment = datetime.fromisoformat(str(given))
+            moment = datetime.fromisoformat(str(value))
         except ValueError:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise ExpressionError(
-                f"Step {spec.id} waits until {str(given)[:40]!r}: write a moment such as 2026-01-31T12:00:00Z."
+                f"Step {spec.id} waits until {str(value)[:40]!r}: write a moment such as 2026-01-31T12:00:00Z."
             )
         due = round(moment.timestamp() * 1000)
         if now_ms and due - now_ms > DELAY_MAX_S * 1000:
-            raise ExpressionError(f"Step {spec.id} waits until {str(given)[:40]!r}: ten years from now are the most.")
+            raise ExpressionError(f"Step {spec.id} waits until {str(value)[:40]!r}: ten years from now are the most.")
         return due
     try:
-        seconds = float(given)
+        seconds = float(value)
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds <= DELAY_MAX_S:
-        raise ExpressionError(f"Step {spec.id} waits for {str(given)[:40]!r}: give seconds from 0, ten years at most.")
+        raise ExpressionError(f"Step {spec.id} waits for {str(value)[:40]!r}: give seconds from 0, ten years at most.")
     return now_ms + round(seconds * 1000)
 
 
@@ -466,7 +463,7 @@ def _find(name: str, places: dict[str, int], spec: StepSpec, what: str) -> int:
 
 
 def _assign_owners(steps: list[CompiledStep]) -> None:
-    """Tell those that another step has begin whose they are."""
+    """Set owner and role of every step that another step starts."""
 
     def own(owner: CompiledStep, owned: int, role: StepRole) -> None:
         step = steps[owned]
@@ -486,7 +483,7 @@ def _assign_owners(steps: list[CompiledStep]) -> None:
 
 
 def _check_nesting(step: CompiledStep, steps: Sequence[CompiledStep]) -> None:
-    """Parallels in parallels, handlers of handlers: so deep and no deeper, and never in a circle."""
+    """Limit the nesting of parallels and handlers, and refuse ownership cycles."""
     outer = step
     for _ in range(NESTING_MAX):
         if outer.owner < 0:
@@ -496,13 +493,13 @@ def _check_nesting(step: CompiledStep, steps: Sequence[CompiledStep]) -> None:
 
 
 def _predecessors(step: CompiledStep, steps: Sequence[CompiledStep]) -> list[int]:
-    """Steps that must have come somewhere before this one may begin, or, of a parallel, may end."""
+    """Steps that must reach some state before this one may begin or, for a parallel, end."""
     owner = [step.owner] if step.owner >= 0 else []
     return [*step.depends_on, *owner, *(end for dep in step.depends_on for end in _required_ends(steps[dep], steps))]
 
 
 def _required_ends(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterable[int]:
-    """Steps without which one has come to no end: who handles its error, and all that a parallel waits for."""
+    """Steps that must end before `step` counts as ended: its error handlers and the members of a parallel."""
     if step.handler >= 0:
         yield step.handler
         yield from _required_ends(steps[step.handler], steps)
@@ -512,19 +509,19 @@ def _required_ends(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterabl
 
 
 def _topological_order(steps: list[CompiledStep]) -> list[int]:
-    """Places in an order that respects what comes before; a circle is refused."""
-    left = {step.place: set(_predecessors(step, steps)) for step in steps}
+    """Indexes in dependency order; raises InvalidInput for a cycle."""
+    pending = {step.place: set(_predecessors(step, steps)) for step in steps}
     order: list[int] = []
-    while left:
-        free = [place for place, before in left.items() if not before]
+    while pending:
+        free = [place for place, before in pending.items() if not before]
         if not free:
-            names = ", ".join(steps[place].id for place in list(left)[:10])
-            if len(left) == 1:
+            names = ", ".join(steps[place].id for place in list(pending)[:10])
+            if len(pending) == 1:
                 raise InvalidInput(f"Step {names} waits for what ends after it: it would never begin.")
             raise InvalidInput(f"The steps {names} wait for each other in a circle: none of them would ever begin.")
         for place in free:
-            del left[place]
-        for before in left.values():
+            del pending[place]
+        for before in pending.values():
             before.difference_update(free)
         order += free
     return order
@@ -545,7 +542,7 @@ def _link_followers(steps: list[CompiledStep]) -> None:
 
 
 def _handlers(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterator[CompiledStep]:
-    """Who handles its error, who handles that one's, and so on."""
+    """Its error handler, the handler of that one, and so on."""
     while step.handler >= 0:
         step = steps[step.handler]
         yield step
@@ -554,19 +551,19 @@ def _handlers(step: CompiledStep, steps: Sequence[CompiledStep]) -> Iterator[Com
 def _check_reads(
     steps: list[CompiledStep], places: dict[str, int], order: list[int], spec: WorkflowSpec
 ) -> frozenset[int]:
-    """What expressions name: steps that are there and have ended by then, inputs that the workflow has."""
+    """Indexes of all steps read by expressions; each must have ended by then, and inputs must be declared."""
     before: dict[int, set[int]] = {}
     for place in order:
-        near = set(_predecessors(steps[place], steps))
-        before[place] = near.union(*(before[each] for each in near if each in before))
+        direct = set(_predecessors(steps[place], steps))
+        before[place] = direct.union(*(before[each] for each in direct if each in before))
     read: set[int] = set()
     for step in steps:
         reads = set()
-        knows_itself = step.spec.loop is not None or step.spec.compensate is not None
+        reads_itself = step.spec.loop is not None or step.spec.compensate is not None
         for text in check_expressions(_expression_texts(step.spec), f"step {step.id}"):
             for name in steps_mentioned(text):
                 found = _find_read(name, places, step.id)
-                if found not in before[step.place] and not (found == step.place and knows_itself):
+                if found not in before[step.place] and not (found == step.place and reads_itself):
                     raise InvalidInput(
                         f"An expression of step {step.id} names step {name}, which need not have ended by then:"
                         f" let {step.id} depend on it."
@@ -606,9 +603,18 @@ def _expression_texts(spec: StepSpec) -> Iterable[str]:
         yield from (text for text in (spec.loop.while_, spec.loop.until) if text)
     if isinstance(spec.for_each, str) and "${" not in spec.for_each:
         yield spec.for_each
-    undone = spec.compensate.context if spec.compensate is not None else None
-    asked = spec.approval.text if spec.approval is not None else None
-    for value in (spec.args, spec.input, spec.for_each, spec.delay_sec, spec.delay_until, spec.notify, asked, undone):
+    compensation = spec.compensate.context if spec.compensate is not None else None
+    approval_text = spec.approval.text if spec.approval is not None else None
+    for value in (
+        spec.args,
+        spec.input,
+        spec.for_each,
+        spec.delay_sec,
+        spec.delay_until,
+        spec.notify,
+        approval_text,
+        compensation,
+    ):
         yield from expressions_in(value)
 
 

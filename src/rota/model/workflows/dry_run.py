@@ -1,4 +1,4 @@
-"""A run that is not started: what it would be given, and in which order its steps may begin. No I/O."""
+"""Dry run: the input a run would have, and the order in which its steps may begin. No I/O."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class DryRunStep(msgspec.Struct, frozen=True):
     id: str
     type: str
     after: list[str]
-    """Steps that come before it, and the one that has it begin."""
+    """Its dependencies and its owner."""
 
 
 class WorkflowDryRun(msgspec.Struct, frozen=True):
     workflow: str
     input: dict[str, Any]
-    """With defaults."""
+    """Including defaults."""
     steps: list[DryRunStep]
 
 
-def dry_run_workflow(flow: CompiledWorkflow, given: dict[str, Any]) -> WorkflowDryRun:
-    """InvalidInput if a run could not be started with this."""
+def dry_run_workflow(flow: CompiledWorkflow, values: dict[str, Any]) -> WorkflowDryRun:
+    """Raises InvalidInput if a run could not be started with this input."""
     steps = [DryRunStep(step.id, step.spec.type, predecessors(flow, step.place)) for step in flow.steps]
-    return WorkflowDryRun(flow.spec.name, flow.inputs(given), steps)
+    return WorkflowDryRun(flow.spec.name, flow.inputs(values), steps)
 
 
 def predecessors(flow: CompiledWorkflow, place: int) -> list[str]:
-    """Names of the steps that a step waits for."""
+    """Ids of the steps that a step waits for."""
     step = flow.steps[place]
     owner = [step.owner] if step.owner >= 0 else []
     return [flow.steps[each].id for each in (*step.depends_on, *owner)]

@@ -1,8 +1,8 @@
 """Expressions and templates of workflows. No I/O.
 
-`${steps.a.output.total}` is a path and is walked here; anything else between the braces is CEL, which is loaded when it
-is first needed, and bounded by `rota.model.workflows.cel`. A text that is one expression has its value, in any other
-text the value is written out.
+`${steps.a.output.total}` is a path and is evaluated here; anything else in the braces is CEL, which is imported on
+first use and bounded by `rota.model.workflows.cel`. A text that is a single expression evaluates to its value; in any
+other text, values are converted to text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Evaluate = Callable[[Scope], Any]
 
 
 def compile_expression(text: str, what: str) -> Evaluate:
-    """What `text` means; InvalidInput if it means nothing. Raises `Failed` when it is evaluated in vain."""
+    """Compile `text`; raises InvalidInput. The result raises `ExpressionError` when evaluation fails."""
     if not text.strip() or len(text) > TEXT_MAX:
         raise InvalidInput(f"The expression of {what} has {len(text)} characters: use 1 to {TEXT_MAX}.")
     if _PATH.fullmatch(text) and text.strip() not in _CEL_LITERALS:
@@ -50,13 +50,13 @@ def compile_expression(text: str, what: str) -> Evaluate:
 
 
 def steps_mentioned(text: str) -> Iterator[str]:
-    """Steps whose state or output an expression names."""
+    """Steps whose state or output an expression reads."""
     for found in _STEP.finditer(text):
         yield found[1] or found[2]
 
 
 def compile_template(value: Any, what: str) -> Evaluate | None:
-    """What a value with `${…}` in it becomes; None: it has none, and is what it is."""
+    """Compile a value that may contain `${…}`; None if it contains none and is constant."""
     match value:
         case str():
             return _compile_text(value, what)
@@ -77,7 +77,7 @@ def compile_template(value: Any, what: str) -> Evaluate | None:
 
 
 def expressions_in(value: Any) -> Iterator[str]:
-    """Expressions in a value with `${…}` in it."""
+    """All expressions in a value."""
     match value:
         case str():
             yield from (inner for is_expression, inner in _split(value, "text") if is_expression)
@@ -90,7 +90,7 @@ def expressions_in(value: Any) -> Iterator[str]:
 
 
 def validate_value(value: Any, what: str) -> Any:
-    """`value`, or Failed when it is too large to be passed on."""
+    """`value`; raises ExpressionError if it is too large or cannot be encoded."""
     try:
         size = len(msgspec.msgpack.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -111,23 +111,23 @@ def _compile_text(value: str, what: str) -> Evaluate | None:
         return lambda _scope: plain
     if len(pieces) == 1:
         return compile_expression(pieces[0][1], what)
-    made = [(compile_expression(text, what) if is_expression else None, text) for is_expression, text in pieces]
-    return lambda scope: _join((to_text(run(scope)) if run is not None else text for run, text in made), what)
+    compiled = [(compile_expression(text, what) if is_expression else None, text) for is_expression, text in pieces]
+    return lambda scope: _join((to_text(run(scope)) if run is not None else text for run, text in compiled), what)
 
 
-def _join(pieces: Iterable[str], what: str) -> str:
-    found: list[str] = []
+def _join(texts: Iterable[str], what: str) -> str:
+    parts: list[str] = []
     size = 0
-    for piece in pieces:
-        found.append(piece)
-        size += len(piece)
+    for text in texts:
+        parts.append(text)
+        size += len(text)
         if size > VALUE_BYTES_MAX:
             raise ExpressionError(f"A text of {what} has more than {VALUE_BYTES_MAX} letters: pass a pointer to it.")
-    return "".join(found)
+    return "".join(parts)
 
 
 def _split(value: str, what: str) -> Iterator[tuple[bool, str]]:
-    """Plain text and expressions, in their order. `$${` is a plain `${`."""
+    """Plain text and expressions in order, as (is_expression, text). `$${` is a literal `${`."""
     at = 0
     plain = ""
     while (begin := value.find("${", at)) >= 0:
@@ -149,7 +149,7 @@ def _split(value: str, what: str) -> Iterator[tuple[bool, str]]:
 
 
 def _closing_brace(value: str, at: int) -> int:
-    """Where the brace closes that was opened before `at`; those in strings do not count."""
+    """Index of the brace that closes the one before `at`, ignoring string literals; -1 if there is none."""
     depth = 1
     last = min(len(value), at + TEXT_MAX + 1)
     while at < last:
@@ -186,7 +186,7 @@ def _compile_path(text: str, what: str) -> Evaluate:
 
 
 def to_text(value: Any) -> str:
-    """A value, written out."""
+    """A value as text: strings unchanged, others as JSON."""
     if isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""How steps and runs fail by what they depend on. No I/O."""
+"""How failures of jobs and child runs map to steps and runs. No I/O."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TRIGGER_BY_STEP_STATE: Final[dict[StepState, Trigger]] = {
 _SEVERITY: Final[tuple[Trigger, ...]] = ("fatal", "quarantined", "denied", "timeout", "failed", "cancelled")
 
 
-def worst_trigger(triggers: Iterable[Trigger], wanted: Collection[Trigger]) -> Trigger | None:
-    """How a failure counts that follows from several: as one that its workflow undoes things for, if it can."""
-    return min(triggers, key=lambda each: (each not in wanted, _SEVERITY.index(each)), default=None)
+def worst_trigger(triggers: Iterable[Trigger], preferred: Collection[Trigger]) -> Trigger | None:
+    """The trigger of a failure with several causes: preferably one that the workflow rolls back on."""
+    return min(triggers, key=lambda each: (each not in preferred, _SEVERITY.index(each)), default=None)
 
 
-def as_single_item(news: JobEnded) -> JobEnded:
-    """The only item of a for_each is an item like any other."""
-    error = f"Item 0: {news.error}" if news.error else ""
-    return replace(news, value=[news.value], error=error)
+def as_single_item(ended: JobEnded) -> JobEnded:
+    """The result of a for_each with one item, in the form of several."""
+    error = f"Item 0: {ended.error}" if ended.error else ""
+    return replace(ended, value=[ended.value], error=error)

@@ -1,6 +1,6 @@
-"""How large a definition may be, and what is in it. No I/O.
+"""Size limits of a workflow definition. No I/O.
 
-These are looked at before anything else, so that nothing that works on a definition needs a bound of its own.
+These are checked first, so that no later processing of a definition needs a bound of its own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ STEPS_MAX: Final = 1000
 ITEMS_MAX: Final = 10_000
 DEPTH_MAX: Final = 32
 EXPRESSIONS_MAX: Final = 200
-"""Of one step: all that they are given may have to be kept at once."""
+"""Per step: the values they read may all have to be in memory together."""
 
 _EXPRESSION = re.compile(r"(?<!\$)\$\{\s*(?:input|steps|item|round|run)\s*\.", re.ASCII)
 
 
 def check_size(spec: WorkflowSpec) -> None:
-    """InvalidInput for a definition that nobody wrote by hand, or that cannot be kept."""
+    """Raises InvalidInput for a definition that is too large or cannot be encoded."""
     if not 1 <= len(spec.steps) <= STEPS_MAX:
         raise InvalidInput(f"The workflow {spec.name} has {len(spec.steps)} steps: use 1 to {STEPS_MAX}.")
     for what, value in (("inputs", spec.inputs), ("output", spec.output)):
@@ -48,7 +48,7 @@ def check_size(spec: WorkflowSpec) -> None:
 
 
 def check_expressions(texts: Iterable[str], what: str) -> list[str]:
-    """All of them, if they are not too many."""
+    """`texts` as a list; raises InvalidInput if there are too many."""
     found = list(texts)
     if len(found) > EXPRESSIONS_MAX:
         raise InvalidInput(f"There are {len(found)} expressions in {what}: use at most {EXPRESSIONS_MAX}.")
@@ -76,11 +76,11 @@ def _children(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def check_no_expressions(given: StepSpec | Compensation, what: str) -> None:
-    """What no run changes holds no expressions: they would be passed on as they are written."""
-    for name, texts in (("argv", given.argv), ("env", given.env.values()), ("labels", given.labels.values())):
+def check_no_expressions(spec: StepSpec | Compensation, what: str) -> None:
+    """Refuse expressions in fields that are the same in every run: they would be passed on literally."""
+    for name, texts in (("argv", spec.argv), ("env", spec.env.values()), ("labels", spec.labels.values())):
         if any(_EXPRESSION.search(text) for text in texts):
             how = "input, which a command finds in the file that ROTA_INPUT names" if name == "argv" else "input"
             raise InvalidInput(f"The {name} of {what} is the same in every run: write what varies into its {how}.")
-    if isinstance(given, StepSpec) and given.compensate is not None:
-        check_no_expressions(given.compensate, f"the compensation of {what}")
+    if isinstance(spec, StepSpec) and spec.compensate is not None:
+        check_no_expressions(spec.compensate, f"the compensation of {what}")

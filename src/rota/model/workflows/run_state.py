@@ -1,7 +1,7 @@
-"""A run of a workflow: where each step is, what may happen to it, and what follows. No I/O.
+"""State of a workflow run, its inbox messages, and transitions. No I/O.
 
-`RunNow` is what a run's row holds. `News` is what happened to it, `Moves` what is to be done in the transaction that
-takes the news up.
+`RunStatus` is stored in the run's row. An `InboxMessage` is something that happened to the run; a `Transition` is what
+the transaction that processes the messages must do.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rota.model.jobs.validation import ValidatedSubmission
 from rota.model.workflows.spec import Trigger
 
 RUN_DEPTH_MAX: Final = 16
-"""Runs inside runs."""
+"""Nesting of runs."""
 
 
 class StepState(StrEnum):
     WAITING = "WAITING"
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
-    """Told to stop, and not heard of since: it may have succeeded all the same."""
+    """Asked to stop, without a result yet: it may still succeed."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     TIMEOUT = "TIMEOUT"
     CANCELLED = "CANCELLED"
     DENIED = "DENIED"
     SKIPPED = "SKIPPED"
-    """By its own `when`: what depends on it goes on."""
+    """By its own `when`: dependents continue."""
     PASSED = "PASSED"
-    """On a way that was not taken: what depends on it alone is not taken, either."""
+    """On a branch that was not chosen: steps that depend on it alone are passed over, too."""
 
     @property
     def ended(self) -> bool:
@@ -47,7 +47,7 @@ _LIVE_STEP_STATES = frozenset({StepState.WAITING, StepState.RUNNING, StepState.S
 class RunState(StrEnum):
     RUNNING = "RUNNING"
     WAITING = "WAITING"
-    """For time to pass or for people to agree, and nothing else."""
+    """Only for time to pass or for approvals."""
     PAUSED = "PAUSED"
     COMPENSATING = "COMPENSATING"
     SUCCEEDED = "SUCCEEDED"
@@ -66,14 +66,14 @@ class StepStatus(msgspec.Struct, array_like=True, gc=False):
     attempt: int = 0
     """How often it began: more than once in a loop."""
     job: UUID | None = None
-    """What it runs, or ran last: a job, or another run; or the approval that it asks for."""
+    """What it runs or last ran: a job, a child run, or its approval."""
     reason: str = ""
     timed: bool = False
     """Whether it has a timer."""
     trigger: Trigger | None = None
-    """How it failed, where its state alone does not say."""
+    """How it failed, if its state alone does not say."""
     stopped: bool = False
-    """It was told to stop: however it ends, it has not failed."""
+    """It was asked to stop: however it ends, it does not count as failed."""
 
 
 class RunStatus(msgspec.Struct, array_like=True):
@@ -81,27 +81,27 @@ class RunStatus(msgspec.Struct, array_like=True):
 
     steps: list[StepStatus]
     ends_as: RunState | None = None
-    """It is being ended: nothing begins any more."""
+    """Set once the run is ending: nothing begins any more."""
     trigger: Trigger | None = None
     error: str = ""
     paused: bool = False
 
 
 class RunInfo(msgspec.Struct, frozen=True):
-    """What does not change about a run."""
+    """The constant facts of a run."""
 
     id: UUID
     workflow: str
     version: int
     input: dict[str, Any]
     actor: str = ""
-    """Who submits its jobs."""
+    """The submitter of its jobs."""
     show: str = ""
-    """The name that its show has now; that of the definition when left out."""
+    """The current name of its show; default: that of the definition."""
 
 
 class RunBegan(msgspec.Struct, frozen=True):
-    """The first news of a run."""
+    """The first message of a run."""
 
 
 class JobEnded(msgspec.Struct, frozen=True):
@@ -111,13 +111,13 @@ class JobEnded(msgspec.Struct, frozen=True):
     error: str = ""
     fatal: bool = False
     mapped: bool = False
-    """Whether its value and error are those of several frames already."""
+    """Whether value and error are already those of several frames."""
     partly: bool = False
-    """It did not succeed, but some of its frames have: that is undone like any other work."""
+    """It did not succeed, but some of its frames did: these are compensated like any other work."""
 
 
 class ChildRunEnded(msgspec.Struct, frozen=True):
-    """A run that a step had started."""
+    """A run that a step started has ended."""
 
     run: UUID
     state: RunState
@@ -127,7 +127,7 @@ class ChildRunEnded(msgspec.Struct, frozen=True):
 
 
 class ApprovalDecided(msgspec.Struct, frozen=True):
-    """What people said of a step, or that they did not in time."""
+    """The outcome of a step's approval, including its expiry."""
 
     approval: UUID
     state: ApprovalState
@@ -136,11 +136,11 @@ class ApprovalDecided(msgspec.Struct, frozen=True):
 
 
 class SagaEnded(msgspec.Struct, frozen=True):
-    """What the run had done is undone, or as much of it as could be."""
+    """Compensation has ended, completely or as far as possible."""
 
 
 class TimerFired(msgspec.Struct, frozen=True):
-    """A timer of a step; -1: of the run as a whole."""
+    """A timer of a step; place -1: of the whole run."""
 
     place: int
     attempt: int
@@ -164,7 +164,7 @@ InboxMessage = (
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """An entry of the history."""
+    """An entry of the run's history."""
 
     what: str
     step: str = ""
@@ -180,14 +180,14 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class SubmitJob(msgspec.Struct, frozen=True):
-    """A job to submit for a step; `job` of the step becomes its id."""
+    """A job to submit for a step; its id becomes `job` of the step."""
 
     place: int
     plan: ValidatedSubmission
 
 
 class StartChildRun(msgspec.Struct, frozen=True):
-    """A run to start for a step."""
+    """A child run to start for a step."""
 
     place: int
     workflow: str
@@ -195,7 +195,7 @@ class StartChildRun(msgspec.Struct, frozen=True):
 
 
 class RequestApproval(msgspec.Struct, frozen=True):
-    """An approval to ask for; `job` of the step becomes its id."""
+    """An approval to request; its id becomes `job` of the step."""
 
     place: int
     text: str
@@ -207,22 +207,22 @@ class RecordCompensation(msgspec.Struct, frozen=True):
     place: int
     job: UUID
     context: Any = None
-    """What its compensation is called with, where its definition says so."""
+    """Input of the compensation, if its definition has one."""
     error: str = ""
-    """Why that could not be made out."""
+    """Why the input could not be evaluated."""
 
 
 class Transition(msgspec.Struct):
-    """What a transaction does for one run, besides writing its state."""
+    """What a transaction does for one run, besides storing its status."""
 
     starts: list[SubmitJob] = []
     children: list[StartChildRun] = []
     stops: list[UUID] = []
-    """Jobs that are told to end."""
+    """Jobs to cancel."""
     stop_runs: list[UUID] = []
     asks: list[RequestApproval] = []
     withdrawn: list[int] = []
-    """Steps whose approval is not wanted any more."""
+    """Steps whose approval is withdrawn."""
     timers: list[Timer] = []
     untimed: list[tuple[int, int]] = []
     values: list[tuple[int, Any]] = []

@@ -1,10 +1,11 @@
-"""What comes next in a run: `advance`. Pure: the moment comes in, and nothing goes out but `Moves`.
+"""State machine of a workflow run: `advance`. Pure: time is an argument, the only result is a `Transition`.
 
-What holds, whatever the news and their order:
-- a step begins once everything it depends on has come to a good end, and never after the run is being ended;
-- every step ends: whoever ends looks at those that follow, and what can no longer begin is CANCELLED or PASSED;
-- news of a job that is not, or no longer, the one a step runs changes nothing;
-- a run ends when no step runs any more, so that what it has done is known before any of it is undone.
+Invariants, for any messages in any order:
+- a step begins once all its dependencies ended well, and never after the run started to end;
+- every step ends: a step that ends triggers the evaluation of its followers, and steps that can no longer begin become
+  CANCELLED or PASSED;
+- a message about a job that a step does not (or no longer) run changes nothing;
+- a run ends when no step is running, so that everything it did is known before compensation starts.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ from rota.model.workflows.spec import Trigger
 
 _NONE_REFUSED: Final[Mapping[int, str]] = {}
 RUN_TIMER: Final = -1
-"""The place of a timer that is of the run as a whole."""
+"""Step index of the timer of the whole run."""
 DependencyOutcome = Literal["ok", "bad", "passed", "wait"]
 _WAITING_TYPES: Final = frozenset({"delay", "approval"})
 _IDLE_TYPES: Final = _WAITING_TYPES | {"parallel"}
-"""Steps during which nothing is done."""
+"""Steps during which no job runs."""
 
 
 def new_run_status(flow: CompiledWorkflow) -> RunStatus:
@@ -71,74 +72,74 @@ def new_run_status(flow: CompiledWorkflow) -> RunStatus:
 
 def advance(
     flow: CompiledWorkflow,
-    now: RunStatus,
-    facts: RunInfo,
+    status: RunStatus,
+    info: RunInfo,
     values: dict[int, Any],
-    news: Sequence[InboxMessage],
+    messages: Sequence[InboxMessage],
     now_ms: int,
     refused: Mapping[int, str] = _NONE_REFUSED,
 ) -> tuple[RunState, Transition]:
-    """Take up news in their order. Changes `now` and adds to `values`, the outputs of steps so far.
+    """Process inbox messages in order. Updates `status` and adds to `values`, the outputs of steps so far.
 
-    `refused` are steps that cannot be submitted, and why.
+    `refused` maps steps whose jobs cannot be submitted to the reason.
     """
-    machine = _RunMachine(flow, now, facts, values, now_ms, refused)
-    for each in news:
-        machine.handle(each)
+    machine = _RunMachine(flow, status, info, values, now_ms, refused)
+    for message in messages:
+        machine.handle(message)
         machine.evaluate()
-    return machine.state(), machine.moves
+    return machine.state(), machine.transition
 
 
 def rerender_approval(
-    flow: CompiledWorkflow, now: RunStatus, facts: RunInfo, values: dict[int, Any], place: int
+    flow: CompiledWorkflow, status: RunStatus, info: RunInfo, values: dict[int, Any], place: int
 ) -> tuple[str, dict[str, Any]]:
-    """The same, of a step that waits: nothing that it names has changed since it began."""
-    return _RunMachine(flow, now, facts, values, 0, _NONE_REFUSED).render_approval(flow.steps[place])
+    """Text and input of a waiting approval step, rendered again: nothing it reads has changed since it began."""
+    return _RunMachine(flow, status, info, values, 0, _NONE_REFUSED).render_approval(flow.steps[place])
 
 
 def recompute_due_ms(
-    flow: CompiledWorkflow, now: RunStatus, facts: RunInfo, values: dict[int, Any], place: int, now_ms: int
+    flow: CompiledWorkflow, status: RunStatus, info: RunInfo, values: dict[int, Any], place: int, now_ms: int
 ) -> int:
-    """When a timer is due whose row is gone: a time that was to pass passes anew, so it is never early."""
-    return _RunMachine(flow, now, facts, values, now_ms, _NONE_REFUSED).due(place)
+    """When a timer whose row was lost is due: a delay restarts from now, so the timer never fires early."""
+    return _RunMachine(flow, status, info, values, now_ms, _NONE_REFUSED).due(place)
 
 
 class _RunMachine:
     def __init__(
         self,
         flow: CompiledWorkflow,
-        now: RunStatus,
-        facts: RunInfo,
+        status: RunStatus,
+        info: RunInfo,
         values: dict[int, Any],
         now_ms: int,
         refused: Mapping[int, str],
     ) -> None:
         self.flow = flow
-        self.now = now
-        self.facts = facts
+        self.status = status
+        self.info = info
         self.values = values
         self.now_ms = now_ms
         self.refused = refused
-        self.moves = Transition()
-        self._looks: deque[int] = deque()
-        self._over: RunState | None = None
+        self.transition = Transition()
+        self._pending_steps: deque[int] = deque()
+        self._final_state: RunState | None = None
         self._scope: dict[str, Any] | None = None
         self._meter = CostMeter()
 
-    def handle(self, news: InboxMessage) -> None:
-        match news:
+    def handle(self, message: InboxMessage) -> None:
+        match message:
             case RunBegan():
                 self._on_began()
             case JobEnded():
-                self._on_job_ended(news)
+                self._on_job_ended(message)
             case ChildRunEnded():
-                self._on_child_run_ended(news)
+                self._on_child_run_ended(message)
             case ApprovalDecided():
-                self._on_approval_decided(news)
+                self._on_approval_decided(message)
             case SagaEnded():
                 pass
             case TimerFired():
-                self._on_timer_fired(news)
+                self._on_timer_fired(message)
             case CancelRun(reason):
                 self.end_run(RunState.CANCELLED, "cancelled", reason)
             case PauseRun(by):
@@ -146,22 +147,22 @@ class _RunMachine:
             case ResumeRun():
                 self._set_paused(paused=False)
             case _:
-                assert_never(news)
+                assert_never(message)
 
     def evaluate(self) -> None:
-        """Look at all that may have changed by what was heard."""
-        while self._looks:
-            self._evaluate_step(self._looks.popleft())
-        # The last steps are mostly those that end last.
-        if self._over is None and all(step.state.ended for step in reversed(self.now.steps)):
+        """Evaluate all steps that the last message may have affected."""
+        while self._pending_steps:
+            self._evaluate_step(self._pending_steps.popleft())
+        # In reverse: the last steps usually end last, so this stops early.
+        if self._final_state is None and all(step.state.ended for step in reversed(self.status.steps)):
             self._finish_run()
 
     def state(self) -> RunState:
-        if self._over is not None:
-            return self._over
-        if self.now.paused:
+        if self._final_state is not None:
+            return self._final_state
+        if self.status.paused:
             return RunState.PAUSED
-        steps = zip(self.flow.steps, self.now.steps, strict=True)
+        steps = zip(self.flow.steps, self.status.steps, strict=True)
         running = {step.spec.type for step, now in steps if now.state is StepState.RUNNING}
         return RunState.WAITING if running <= _IDLE_TYPES and running & _WAITING_TYPES else RunState.RUNNING
 
@@ -169,123 +170,123 @@ class _RunMachine:
         return render_approval(step, self._scope_for(step))
 
     def end_run(self, state: RunState, trigger: Trigger, error: str) -> None:
-        """From here on nothing begins; what runs is told to stop."""
-        if self.now.ends_as is not None:
+        """Start to end the run: nothing begins any more, and running steps are stopped."""
+        if self.status.ends_as is not None:
             return
-        self.now.ends_as, self.now.trigger, self.now.error = state, trigger, error
-        self.now.paused = False  # nothing begins any more, so nothing is left to be resumed
+        self.status.ends_as, self.status.trigger, self.status.error = state, trigger, error
+        self.status.paused = False  # nothing begins any more, so there is nothing to resume
         self._add_history("ending", why=error)
-        self._stop_steps(range(len(self.now.steps)))
+        self._stop_steps(range(len(self.status.steps)))
 
     def _on_began(self) -> None:
         self._add_history("began")
         if self.flow.spec.timeout_s:
-            self.moves.timers.append(Timer(RUN_TIMER, 0, self.due(RUN_TIMER)))
-        self._looks.extend(range(len(self.flow.steps)))
+            self.transition.timers.append(Timer(RUN_TIMER, 0, self.due(RUN_TIMER)))
+        self._pending_steps.extend(range(len(self.flow.steps)))
 
-    def _on_job_ended(self, news: JobEnded) -> None:
-        place = self._step_running(news.job)
+    def _on_job_ended(self, ended: JobEnded) -> None:
+        place = self._step_running(ended.job)
         if place is None:
             return
-        if self.flow.steps[place].spec.for_each is not None and not news.mapped:
-            news = as_single_item(news)
-        done = news.partly or news.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
+        if self.flow.steps[place].spec.for_each is not None and not ended.mapped:
+            ended = as_single_item(ended)
+        done = ended.partly or ended.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
         if done and self.flow.steps[place].spec.compensate is not None:
-            self._record_compensation(place, news)
-        if news.state is JobState.SUCCEEDED:
-            self._complete(place, news.value)
+            self._record_compensation(place, ended)
+        if ended.state is JobState.SUCCEEDED:
+            self._complete(place, ended.value)
         else:
-            quarantined = news.state is JobState.OUTPUT_QUARANTINED
-            trigger: Trigger | None = "fatal" if news.fatal else "quarantined" if quarantined else None
+            quarantined = ended.state is JobState.OUTPUT_QUARANTINED
+            trigger: Trigger | None = "fatal" if ended.fatal else "quarantined" if quarantined else None
             self._end_step(
-                place, STEP_STATE_BY_JOB_STATE[news.state], news.error or news.state.lower(), trigger=trigger
+                place, STEP_STATE_BY_JOB_STATE[ended.state], ended.error or ended.state.lower(), trigger=trigger
             )
 
-    def _record_compensation(self, place: int, news: JobEnded) -> None:
-        """What undoes a job is recorded as soon as it is done, with what it has returned."""
-        self.values[place], self._scope = news.value, None
+    def _record_compensation(self, place: int, ended: JobEnded) -> None:
+        """Record the compensation as soon as the job is done, with the job's output."""
+        self.values[place], self._scope = ended.value, None
         context, error, step = None, "", self.flow.steps[place]
         try:
             context = step.undo(self._full_scope()) if step.undo is not None else None
         except ExpressionError as failed:
             error = str(failed)
-        self.moves.undos.append(RecordCompensation(place, news.job, context, error))
+        self.transition.undos.append(RecordCompensation(place, ended.job, context, error))
 
-    def _on_child_run_ended(self, news: ChildRunEnded) -> None:
-        place = self._step_running(news.run)
+    def _on_child_run_ended(self, ended: ChildRunEnded) -> None:
+        place = self._step_running(ended.run)
         if place is None:
             return
-        step = self.now.steps[place]
+        step = self.status.steps[place]
         if step.state is StepState.STOPPING and step.trigger == "timeout":
             self._end_step(place, StepState.TIMEOUT, DEADLINE_MESSAGE)
-        elif news.state is RunState.SUCCEEDED:
-            self._complete(place, news.output)
+        elif ended.state is RunState.SUCCEEDED:
+            self._complete(place, ended.output)
         else:
             self._end_step(
-                place, STEP_STATE_BY_RUN_STATE[news.state], news.error or news.state.lower(), trigger=news.trigger
+                place, STEP_STATE_BY_RUN_STATE[ended.state], ended.error or ended.state.lower(), trigger=ended.trigger
             )
 
-    def _on_approval_decided(self, news: ApprovalDecided) -> None:
-        place = self._step_running(news.approval)
+    def _on_approval_decided(self, decided: ApprovalDecided) -> None:
+        place = self._step_running(decided.approval)
         if place is None:
             return
-        if news.state is ApprovalState.GRANTED:
-            self._complete(place, news.value)
+        if decided.state is ApprovalState.GRANTED:
+            self._complete(place, decided.value)
         else:
-            self._end_step(place, StepState.DENIED, news.error or f"Its approval is {news.state}.")
+            self._end_step(place, StepState.DENIED, decided.error or f"Its approval is {decided.state}.")
 
     def _step_running(self, job: UUID) -> int | None:
-        for place, step in enumerate(self.now.steps):
+        for place, step in enumerate(self.status.steps):
             if (step.state is StepState.RUNNING or step.state is StepState.STOPPING) and step.job == job:
                 return place
         return None
 
-    def _on_timer_fired(self, news: TimerFired) -> None:
-        if news.place == RUN_TIMER:
+    def _on_timer_fired(self, timer: TimerFired) -> None:
+        if timer.place == RUN_TIMER:
             self.end_run(RunState.TIMEOUT, "timeout", "The run took longer than its timeout_s.")
             return
-        step = self.now.steps[news.place]
-        if step.attempt != news.attempt or not step.timed:
+        step = self.status.steps[timer.place]
+        if step.attempt != timer.attempt or not step.timed:
             return
         step.timed = False
         if step.state is not StepState.RUNNING:
             return
-        if self.flow.steps[news.place].spec.type == "delay":
-            self._complete(news.place, None)
+        if self.flow.steps[timer.place].spec.type == "delay":
+            self._complete(timer.place, None)
         else:
-            self._time_out(news.place)
+            self._time_out(timer.place)
 
     def _time_out(self, place: int) -> None:
-        step, spec = self.now.steps[place], self.flow.steps[place]
-        if spec.spec.type == "workflow":  # what it does goes on until it was stopped
+        step, spec = self.status.steps[place], self.flow.steps[place]
+        if spec.spec.type == "workflow":  # the child run continues until it has been stopped
             assert step.job is not None
             step.state, step.trigger = StepState.STOPPING, "timeout"
             self._add_history("stopping", place, DEADLINE_MESSAGE)
-            self.moves.stop_runs.append(step.job)
+            self.transition.stop_runs.append(step.job)
             return
         if spec.spec.type == "approval":
-            self.moves.withdrawn.append(place)
+            self.transition.withdrawn.append(place)
         self._stop_steps(spec.members)
         self._end_step(place, StepState.TIMEOUT, DEADLINE_MESSAGE)
 
     def _set_paused(self, *, paused: bool, by: str = "") -> None:
-        if self.now.paused is paused or self.now.ends_as is not None:
+        if self.status.paused is paused or self.status.ends_as is not None:
             return
-        self.now.paused = paused
+        self.status.paused = paused
         self._add_history("paused" if paused else "resumed", why=by)
         if not paused:
-            self._looks.extend(range(len(self.flow.steps)))
+            self._pending_steps.extend(range(len(self.flow.steps)))
 
     def _evaluate_step(self, place: int) -> None:
-        """What becomes of a step, now that something before it has changed."""
-        step, state = self.flow.steps[place], self.now.steps[place].state
+        """Begin or end a step after something before it has changed."""
+        step, state = self.flow.steps[place], self.status.steps[place].state
         if state is StepState.RUNNING and step.members:
             self._evaluate_parallel(step)
-        if state is not StepState.WAITING or self.now.ends_as is not None:
+        if state is not StepState.WAITING or self.status.ends_as is not None:
             return
         match self._readiness(step):
             case "ok":
-                if not self.now.paused:
+                if not self.status.paused:
                     self._begin(step)
             case "passed":
                 self._end_step(place, StepState.PASSED)
@@ -306,16 +307,16 @@ class _RunMachine:
         return "passed" if outcomes and all(outcome == "passed" for outcome in outcomes) else "ok"
 
     def _owner_readiness(self, step: CompiledStep) -> DependencyOutcome:
-        """Whether the step that has this one begin says so."""
+        """Whether the step's owner lets it begin."""
         owner = self.flow.steps[step.owner]
-        state = self.now.steps[step.owner].state
+        state = self.status.steps[step.owner].state
         match step.role:
             case "member":
                 if state is StepState.RUNNING:
                     return "ok"
             case "case":
                 if state is StepState.SUCCEEDED:
-                    chosen = self._selected_case(owner, self.now.steps[step.owner].reason)
+                    chosen = self._selected_case(owner, self.status.steps[step.owner].reason)
                     return "ok" if chosen is not None and step.place in chosen else "passed"
             case "handler":
                 if self._has_failed(step.owner):
@@ -328,8 +329,8 @@ class _RunMachine:
         return "passed" if state in (StepState.SKIPPED, StepState.PASSED) else "bad"
 
     def _has_failed(self, place: int) -> bool:
-        """Whether a step did not do what it was to do; not one that never began, or was told to stop."""
-        step = self.now.steps[place]
+        """Whether a step failed by itself; false if it never began or was stopped."""
+        step = self.status.steps[place]
         if step.stopped:
             return False
         return step.state in (StepState.FAILED, StepState.TIMEOUT) or (
@@ -340,8 +341,8 @@ class _RunMachine:
         return switch.cases.get(value, switch.default)
 
     def _outcome(self, place: int) -> DependencyOutcome:
-        """Of a step, as those that depend on it see it."""
-        step, state = self.flow.steps[place], self.now.steps[place].state
+        """The outcome of a step for its dependents."""
+        step, state = self.flow.steps[place], self.status.steps[place].state
         match state:
             case StepState.SUCCEEDED | StepState.SKIPPED:
                 return "ok"
@@ -353,13 +354,13 @@ class _RunMachine:
                 if step.handler < 0:
                     return "bad"
                 handled = self._outcome(step.handler)
-                never = self.now.steps[step.handler].state in (StepState.SKIPPED, StepState.PASSED)
-                return "bad" if never else handled
+                handler_idle = self.status.steps[step.handler].state in (StepState.SKIPPED, StepState.PASSED)
+                return "bad" if handler_idle else handled
             case _ as never:
                 assert_never(never)
 
     def _evaluate_parallel(self, step: CompiledStep) -> None:
-        """Whether a parallel has what it needs, or can no longer have it."""
+        """End a parallel that has enough successful members, or can no longer get them."""
         outcomes = [self._outcome(member) for member in step.members]
         good = sum(outcome in ("ok", "passed") for outcome in outcomes)
         assert step.spec.parallel is not None
@@ -376,9 +377,9 @@ class _RunMachine:
             )
 
     def _worst_trigger(self, places: Iterable[int]) -> Trigger | None:
-        """How steps of a parallel have failed that this one fails by: the most that any of them asks for."""
+        """The trigger of a failed parallel: the worst among its failed members."""
         failed = [
-            self.now.steps[place] for place in places if self._outcome(place) == "bad" and self._has_failed(place)
+            self.status.steps[place] for place in places if self._outcome(place) == "bad" and self._has_failed(place)
         ]
         return worst_trigger(
             (step.trigger or TRIGGER_BY_STEP_STATE[step.state] for step in failed), self.flow.spec.rollback_on
@@ -396,16 +397,16 @@ class _RunMachine:
         return None
 
     def _start_by_type(self, step: CompiledStep) -> None:
-        spec, place, now = step.spec, step.place, self.now.steps[step.place]
+        spec, place, now = step.spec, step.place, self.status.steps[step.place]
         if spec.loop is not None and spec.loop.while_ and now.attempt == 0 and not self._continues_loop(step, None):
             return self._complete(place, None)
         match spec.type:
             case "job":
                 self._submit_job(step)
             case "workflow":
-                given = step.call_input(self._scope_for(step))
+                child_input = step.call_input(self._scope_for(step))
                 self._mark_running(step)
-                self.moves.children.append(StartChildRun(place, spec.workflow, given))
+                self.transition.children.append(StartChildRun(place, spec.workflow, child_input))
             case "delay":
                 self._start_delay(step)
             case "condition":
@@ -416,27 +417,27 @@ class _RunMachine:
                 self._evaluate_switch(step)
             case "parallel":
                 self._mark_running(step)
-                self._looks.extend(step.members)
+                self._pending_steps.extend(step.members)
             case "notify":
                 text = step.value(self._scope_for(step)) if step.value is not None else spec.notify
                 self._mark_running(step)
-                self.moves.notes.append((place, str(text)))
+                self.transition.notes.append((place, str(text)))
                 self._complete(place, None)
             case "approval":
-                ask = RequestApproval(place, self.render_approval(step)[0])
+                request = RequestApproval(place, self.render_approval(step)[0])
                 self._mark_running(step)
-                self.moves.asks.append(ask)
+                self.transition.asks.append(request)
         return None
 
     def _submit_job(self, step: CompiledStep) -> None:
         if step.spec.for_each is not None and not step.items(self._scope_for(step)):
             return self._complete(step.place, [])
-        planned = step.submission(self._scope_for(step), str(self.facts.id), self.facts.actor, self.facts.show)
+        submission = step.submission(self._scope_for(step), str(self.info.id), self.info.actor, self.info.show)
         self._mark_running(step)
-        return self.moves.starts.append(SubmitJob(step.place, planned))
+        return self.transition.starts.append(SubmitJob(step.place, submission))
 
     def _mark_running(self, step: CompiledStep) -> None:
-        now = self.now.steps[step.place]
+        now = self.status.steps[step.place]
         now.state, now.job = StepState.RUNNING, None
         now.attempt += 1
         if step.spec.type not in ("job", "workflow", "approval"):
@@ -445,14 +446,14 @@ class _RunMachine:
             self._set_timer(step.place, self.due(step.place))
 
     def due(self, place: int) -> int:
-        """When the timer of a step, or of the run, is due, if it begins now."""
+        """When the timer of a step or of the run is due if it begins now."""
         if place == RUN_TIMER:
             return self.now_ms + round(self.flow.spec.timeout_s * 1000)
         step, spec = self.flow.steps[place], self.flow.steps[place].spec
         if spec.type != "delay":
             return self.now_ms + round(spec.deadline_s * 1000)
-        given = step.value(self._scope_for(step)) if step.value is not None else spec.delay_sec or spec.delay_until
-        return due_ms(spec, given, self.now_ms)
+        delay = step.value(self._scope_for(step)) if step.value is not None else spec.delay_sec or spec.delay_until
+        return due_ms(spec, delay, self.now_ms)
 
     def _start_delay(self, step: CompiledStep) -> None:
         due = self.due(step.place)
@@ -463,44 +464,44 @@ class _RunMachine:
             self._set_timer(step.place, due)
 
     def _set_timer(self, place: int, due: int) -> None:
-        step = self.now.steps[place]
+        step = self.status.steps[place]
         step.timed = True
-        self.moves.timers.append(Timer(place, step.attempt, due))
+        self.transition.timers.append(Timer(place, step.attempt, due))
 
     def _evaluate_switch(self, step: CompiledStep) -> None:
         assert step.value is not None
         value = step.value(self._scope_for(step))
-        word = str(value).lower() if isinstance(value, bool) else str(value)
+        case = str(value).lower() if isinstance(value, bool) else str(value)
         self._mark_running(step)
-        if self._selected_case(step, word) is None:
-            self._end_step(step.place, StepState.FAILED, f"It has no case {word[:64]!r}, and no default.")
+        if self._selected_case(step, case) is None:
+            self._end_step(step.place, StepState.FAILED, f"It has no case {case[:64]!r}, and no default.")
         else:
-            self.now.steps[step.place].reason = word
+            self.status.steps[step.place].reason = case
             self._complete(step.place, value)
 
     def _complete(self, place: int, value: Any) -> None:
-        """A step has done what it was to do, once."""
-        step, now = self.flow.steps[place], self.now.steps[place]
+        """A step has succeeded, or finished one round of its loop."""
+        step, now = self.flow.steps[place], self.status.steps[place]
         loops = step.spec.loop is not None and now.attempt > 0 and now.state is StepState.RUNNING
         try:
             if value is not None and place in self.flow.reads:
                 validate_value(value, f"output of step {step.id}")
-            if loops and self.now.ends_as is None and self._continues_loop(step, value):
+            if loops and self.status.ends_as is None and self._continues_loop(step, value):
                 now.state = StepState.WAITING
                 self._cancel_timer(place)
                 self._add_history("round", place)
-                # Its output so far is known to the next round alone.
+                # Only the next round may read the output so far.
                 self.values[place], self._scope = value, None
-                return self._looks.append(place)
+                return self._pending_steps.append(place)
         except ExpressionError as failed:
             return self._end_step(place, StepState.FAILED, str(failed))
         if value is not None:
             self.values[place] = value
-            self.moves.values.append((place, value))
+            self.transition.values.append((place, value))
         return self._end_step(place, StepState.SUCCEEDED, now.reason)
 
     def _continues_loop(self, step: CompiledStep, value: Any) -> bool:
-        loop, rounds = step.spec.loop, self.now.steps[step.place].attempt
+        loop, rounds = step.spec.loop, self.status.steps[step.place].attempt
         assert loop is not None
         scope = {**self._full_scope(), "round": {"index": rounds, "output": value}}
         more = require_bool(step.again(scope), step.id) if step.again is not None else rounds < loop.most
@@ -509,14 +510,14 @@ class _RunMachine:
         return more
 
     def _end_step(self, place: int, state: StepState, reason: str = "", *, trigger: Trigger | None = None) -> None:
-        step, now = self.flow.steps[place], self.now.steps[place]
+        step, now = self.flow.steps[place], self.status.steps[place]
         now.state, now.reason, now.trigger = state, reason, trigger
         self._cancel_timer(place)
         self._scope = None
         self._add_history(state.lower(), place, reason if state is not StepState.SUCCEEDED else "")
-        self._looks.extend(step.followers)
-        if self.now.ends_as is None and (fault := self._failing_step(step)) is not None:
-            at, failed = self.flow.steps[fault], self.now.steps[fault]
+        self._pending_steps.extend(step.followers)
+        if self.status.ends_as is None and (fault := self._failing_step(step)) is not None:
+            at, failed = self.flow.steps[fault], self.status.steps[fault]
             ways = [failed.trigger or TRIGGER_BY_STEP_STATE[failed.state], *([trigger] if trigger is not None else [])]
             self.end_run(
                 RUN_STATE_BY_STEP_STATE[failed.state],
@@ -525,72 +526,75 @@ class _RunMachine:
             )
 
     def _failing_step(self, step: CompiledStep) -> int | None:
-        """The step whose failure ends the run, now that this one has ended; None: it goes on."""
+        """The step whose failure ends the run now that `step` has ended; None: the run continues."""
         if step.handler >= 0 and self._has_failed(step.place):
             return None
-        if self.now.steps[step.place].state is not StepState.SUCCEEDED:
+        if self.status.steps[step.place].state is not StepState.SUCCEEDED:
             while step.role == "handler" and self._has_failed(step.owner):
                 step = self.flow.steps[step.owner]
         return step.place if self._has_failed(step.place) and step.role != "member" else None
 
     def _stop_steps(self, places: Iterable[int]) -> None:
-        """Have steps end that have not."""
+        """Stop the steps that have not ended."""
         for place in places:
-            step, spec = self.now.steps[place], self.flow.steps[place].spec
+            step, spec = self.status.steps[place], self.flow.steps[place].spec
             if step.state is StepState.WAITING:
                 self._end_step(place, StepState.CANCELLED, STOPPED_MESSAGE)
             elif step.state is StepState.RUNNING and step.job is not None and spec.type != "approval":
                 step.state, step.stopped = StepState.STOPPING, True
                 self._add_history("stopping", place)
-                (self.moves.stops if spec.type == "job" else self.moves.stop_runs).append(step.job)
+                (self.transition.stops if spec.type == "job" else self.transition.stop_runs).append(step.job)
             elif step.state is StepState.STOPPING:
                 step.stopped = True
             elif step.state is StepState.RUNNING:
                 step.stopped = True
                 self._discard_starts(place)
-                self.moves.withdrawn += [place] if step.job is not None else []
+                self.transition.withdrawn += [place] if step.job is not None else []
                 self._end_step(place, StepState.CANCELLED, STOPPED_MESSAGE)
                 self._stop_steps(self.flow.steps[place].members)
 
     def _discard_starts(self, place: int) -> None:
-        """What was to be started in this very advance is not."""
-        self.moves.starts = [start for start in self.moves.starts if start.place != place]
-        self.moves.children = [child for child in self.moves.children if child.place != place]
-        self.moves.asks = [ask for ask in self.moves.asks if ask.place != place]
+        """Drop what this very advance was going to start."""
+        self.transition.starts = [start for start in self.transition.starts if start.place != place]
+        self.transition.children = [child for child in self.transition.children if child.place != place]
+        self.transition.asks = [ask for ask in self.transition.asks if ask.place != place]
 
     def _cancel_timer(self, place: int) -> None:
-        step = self.now.steps[place]
+        step = self.status.steps[place]
         if step.timed:
             step.timed = False
-            self.moves.untimed.append((place, step.attempt))
-            self.moves.timers = [timer for timer in self.moves.timers if timer.place != place]
+            self.transition.untimed.append((place, step.attempt))
+            self.transition.timers = [timer for timer in self.transition.timers if timer.place != place]
 
     def _finish_run(self) -> None:
-        state = self.now.ends_as or RunState.SUCCEEDED
+        state = self.status.ends_as or RunState.SUCCEEDED
         if state is RunState.SUCCEEDED:
             try:
                 output = self.flow.output(self._full_scope()) if self.flow.output is not None else self.flow.spec.output
                 validate_value(output, "output of the run")
-                self.moves.output = None if output == {} else output
+                self.transition.output = None if output == {} else output
             except ExpressionError as failed:
-                # Kept, since it is asked for again once all is undone, and may cost less by then.
-                self.now.ends_as = state = RunState.FAILED
-                self.now.error, self.now.trigger = str(failed), "failed"
+                # Store the failure: the output is evaluated again after compensation and might be cheap enough then.
+                self.status.ends_as = state = RunState.FAILED
+                self.status.error, self.status.trigger = str(failed), "failed"
         if self.flow.spec.timeout_s:
-            self.moves.untimed.append((RUN_TIMER, 0))
-            self.moves.timers = [timer for timer in self.moves.timers if timer.place != RUN_TIMER]
-        self._over = state
-        self._add_history(state.lower(), why=self.now.error)
+            self.transition.untimed.append((RUN_TIMER, 0))
+            self.transition.timers = [timer for timer in self.transition.timers if timer.place != RUN_TIMER]
+        self._final_state = state
+        self._add_history(state.lower(), why=self.status.error)
 
     def _scope_for(self, step: CompiledStep) -> dict[str, Any]:
         scope = self._full_scope() if step.reads else self._base_scope()
         if step.spec.loop is None:
             return scope
-        return {**scope, "round": {"index": self.now.steps[step.place].attempt, "output": self.values.get(step.place)}}
+        return {
+            **scope,
+            "round": {"index": self.status.steps[step.place].attempt, "output": self.values.get(step.place)},
+        }
 
     def _base_scope(self) -> dict[str, Any]:
-        run = {"id": str(self.facts.id), "workflow": self.facts.workflow, "version": self.facts.version}
-        return {"input": self.facts.input, "run": run, "steps": {}, METER_KEY: self._meter}
+        run = {"id": str(self.info.id), "workflow": self.info.workflow, "version": self.info.version}
+        return {"input": self.info.input, "run": run, "steps": {}, METER_KEY: self._meter}
 
     def _full_scope(self) -> dict[str, Any]:
         if self._scope is None:
@@ -600,14 +604,14 @@ class _RunMachine:
                     "output": self.values.get(place),
                     "error": now.reason if now.state in RUN_STATE_BY_STEP_STATE else "",
                 }
-                for place, (step, now) in enumerate(zip(self.flow.steps, self.now.steps, strict=True))
+                for place, (step, now) in enumerate(zip(self.flow.steps, self.status.steps, strict=True))
             }
             self._scope = {**self._base_scope(), "steps": steps}
         return self._scope
 
     def _add_history(self, what: str, place: int = RUN_TIMER, why: str = "") -> None:
         if place == RUN_TIMER:
-            self.moves.happened.append(HistoryEvent(what, why=why))
+            self.transition.happened.append(HistoryEvent(what, why=why))
             return
-        step = self.now.steps[place]
-        self.moves.happened.append(HistoryEvent(what, self.flow.steps[place].id, step.attempt, step.job, why))
+        step = self.status.steps[place]
+        self.transition.happened.append(HistoryEvent(what, self.flow.steps[place].id, step.attempt, step.job, why))

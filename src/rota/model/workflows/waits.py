@@ -1,4 +1,4 @@
-"""What a run waits for by its own account, so that somebody can look whether it is there. No I/O."""
+"""What the status of a run says it waits for, so that a reconciler can check that it exists. No I/O."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class RunWaits(msgspec.Struct, frozen=True):
     runs: tuple[UUID, ...] = ()
     approvals: tuple[UUID, ...] = ()
     timers: tuple[tuple[int, int], ...] = ()
-    """Places and attempts."""
+    """(step index, attempt) pairs."""
     nothing: bool = False
-    """No step of it runs, and nobody has paused it: whatever could begin should have."""
+    """No step is running and the run is not paused: it should have progressed."""
 
 
-def run_waits(flow: CompiledWorkflow, now: RunStatus, state: RunState) -> RunWaits:
+def run_waits(flow: CompiledWorkflow, status: RunStatus, state: RunState) -> RunWaits:
     live = [
         (flow.steps[place].spec.type, step)
-        for place, step in enumerate(now.steps)
+        for place, step in enumerate(status.steps)
         if step.state in (StepState.RUNNING, StepState.STOPPING)
     ]
-    timers = [(place, step.attempt) for place, step in enumerate(now.steps) if step.timed]
-    if flow.spec.timeout_s and now.ends_as is None:
+    timers = [(place, step.attempt) for place, step in enumerate(status.steps) if step.timed]
+    if flow.spec.timeout_s and status.ends_as is None:
         timers.append((RUN_TIMER, 0))
     undoing = state is RunState.COMPENSATING
 
     def named(kind: str) -> tuple[UUID, ...]:
-        return tuple(step.job for is_of, step in live if is_of == kind and step.job is not None)
+        return tuple(step.job for step_type, step in live if step_type == kind and step.job is not None)
 
     return RunWaits(
         jobs=named("job"),
         runs=named("workflow"),
         approvals=named("approval"),
         timers=() if undoing else tuple(timers),
-        nothing=not undoing and not now.paused and all(kind == "parallel" for kind, _ in live),
+        nothing=not undoing and not status.paused and all(kind == "parallel" for kind, _ in live),
     )
