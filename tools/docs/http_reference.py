@@ -1,4 +1,4 @@
-"""The reference page of the HTTP API, made from its OpenAPI document so that it cannot lag behind it."""
+"""Generates docs/reference/http.md from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ same. [Call Rota by HTTP](../howto/http.md) shows calls.
 
 def render_page() -> str:
     """The page as Markdown."""
-    told = document(CONTROLLERS)
+    spec = document(CONTROLLERS)
     operations = [
         (path.removeprefix("/api/v1"), method.upper(), one)
-        for path, methods in sorted(told["paths"].items())
+        for path, methods in sorted(spec["paths"].items())
         for method, one in methods.items()
     ]
     tags = dict.fromkeys(tag for controller in CONTROLLERS for tag in controller.tags)
@@ -43,8 +43,8 @@ def render_page() -> str:
         parts += [
             line for path, method, one in operations if tag in one["tags"] for line in _route_section(path, method, one)
         ]
-    shapes = told["components"]["schemas"]
-    return "\n".join([*parts, *_schema_sections(shapes)]).rstrip() + "\n"
+    schemas = spec["components"]["schemas"]
+    return "\n".join([*parts, *_schema_sections(schemas)]).rstrip() + "\n"
 
 
 def _error_table() -> Iterator[str]:
@@ -55,26 +55,27 @@ def _error_table() -> Iterator[str]:
     yield ""
 
 
-def _route_section(path: str, method: str, told: dict[str, Any]) -> Iterator[str]:
+def _route_section(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
     yield f"### `{method} {path}`"
     yield ""
-    where = {"somewhere": "some show", "show": "the show", "everywhere": "every show"}[told["x-rota-where"]]
-    yield f"{_summary(told)}*{told['x-rota-role'].capitalize()}* in {where}. {_request_and_response(told)}"
+    where = {"somewhere": "some show", "show": "the show", "everywhere": "every show"}[operation["x-rota-where"]]
+    role = operation["x-rota-role"].capitalize()
+    yield f"{_summary(operation)}*{role}* in {where}. {_request_and_response(operation)}"
     yield ""
-    given = [one for one in told.get("parameters", ()) if one["in"] != "path"]
-    if given:
-        yield from _parameter_table(given)
+    parameters = [one for one in operation.get("parameters", ()) if one["in"] != "path"]
+    if parameters:
+        yield from _parameter_table(parameters)
 
 
-def _summary(told: dict[str, Any]) -> str:
-    """Without a docstring Litestar makes one of the name, which says no more than the path does."""
-    summary: str = told["summary"]
+def _summary(operation: dict[str, Any]) -> str:
+    """The docstring's summary. Without a docstring Litestar derives one from the function name, which is omitted."""
+    summary: str = operation["summary"]
     return f"{' '.join(summary.split())} " if summary.endswith((".", ":")) else ""
 
 
-def _request_and_response(told: dict[str, Any]) -> str:
-    body = told.get("requestBody", {}).get("content", {})
-    status, answer = next((status, one) for status, one in told["responses"].items() if status.startswith("2"))
+def _request_and_response(operation: dict[str, Any]) -> str:
+    body = operation.get("requestBody", {}).get("content", {})
+    status, answer = next((status, one) for status, one in operation["responses"].items() if status.startswith("2"))
     kinds = answer.get("content", {})
     shown = _type_text(kinds[JSON]["schema"]) if JSON in kinds else " or ".join(f"`{kind}`" for kind in kinds)
     takes = f"Takes {_body_types(body)}; answers" if body else "Answers"
@@ -87,70 +88,71 @@ def _body_types(content: dict[str, Any]) -> str:
     return " or ".join(f"`{kind}`" for kind in content)
 
 
-def _parameter_table(given: list[dict[str, Any]]) -> Iterator[str]:
+def _parameter_table(parameters: list[dict[str, Any]]) -> Iterator[str]:
     yield "| parameter | may be | meaning |"
     yield "|---|---|---|"
-    for one in given:
-        name = f"`{one['name']}`" + (" (header)" if one["in"] == "header" else "")
-        needed = " (needed)" if one["required"] else ""
-        yield f"| {name}{needed} | {_cell(_type_text(one['schema']))} | {_cell(one.get('description') or '')} |"
+    for parameter in parameters:
+        name = f"`{parameter['name']}`" + (" (header)" if parameter["in"] == "header" else "")
+        needed = " (needed)" if parameter["required"] else ""
+        meaning = _cell(parameter.get("description") or "")
+        yield f"| {name}{needed} | {_cell(_type_text(parameter['schema']))} | {meaning} |"
     yield ""
 
 
-def _schema_sections(shapes: dict[str, Any]) -> Iterator[str]:
+def _schema_sections(schemas: dict[str, Any]) -> Iterator[str]:
     yield "## Shapes"
     yield ""
-    for name, shape in sorted(shapes.items()):
+    for name, schema in sorted(schemas.items()):
         if name.startswith(PAGE_SCHEMA_PREFIX):
             continue
         yield f"### {name}"
         yield ""
-        if said := shape.get("description"):
-            yield f"{' '.join(said.split())}"
+        if description := schema.get("description"):
+            yield f"{' '.join(description.split())}"
             yield ""
-        if fields := shape.get("properties"):
-            yield from _field_table(fields, set(shape.get("required", ())))
+        if fields := schema.get("properties"):
+            yield from _field_table(fields, set(schema.get("required", ())))
         else:
-            yield f"{_type_text(shape)}"
+            yield f"{_type_text(schema)}"
             yield ""
 
 
 def _field_table(fields: dict[str, Any], needed: set[str]) -> Iterator[str]:
     yield "| field | is |"
     yield "|---|---|"
-    for name, shape in fields.items():
-        yield f"| `{name}`{' (needed)' if name in needed else ''} | {_cell(_type_text(shape))} |"
+    for name, schema in fields.items():
+        yield f"| `{name}`{' (needed)' if name in needed else ''} | {_cell(_type_text(schema))} |"
     yield ""
 
 
-def _type_text(shape: dict[str, Any]) -> str:
-    """A type in a few words."""
-    if "$ref" in shape:
-        name = shape["$ref"].rpartition("/")[2]
+def _type_text(schema: dict[str, Any]) -> str:
+    """A short description of a schema."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
         of = name.removeprefix(PAGE_SCHEMA_PREFIX).rstrip("_") if name.startswith(PAGE_SCHEMA_PREFIX) else name
         return f"{'a page of ' if of != name else ''}[{of}](#{of.lower()})"
-    if "enum" in shape:
-        return ", ".join(f"`{value}`" for value in shape["enum"] if value is not None)
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
     for several in ("anyOf", "oneOf"):
-        if several in shape:
-            return " or ".join(dict.fromkeys(_type_text(one) for one in shape[several]))
-    match shape.get("type"):
+        if several in schema:
+            return " or ".join(dict.fromkeys(_type_text(one) for one in schema[several]))
+    match schema.get("type"):
         case "array":
-            return f"list of {_type_text(shape['items'])}" if shape.get("items") else "list"
-        case "object" if isinstance(shape.get("additionalProperties"), dict):
-            return f"object of {_type_text(shape['additionalProperties'])}"
+            return f"list of {_type_text(schema['items'])}" if schema.get("items") else "list"
+        case "object" if isinstance(schema.get("additionalProperties"), dict):
+            return f"object of {_type_text(schema['additionalProperties'])}"
         case list() as kinds:
             return " or ".join(kinds)
         case str() as kind:
-            return f"{shape.get('format') or kind}{_bounds_text(shape)}"
+            return f"{schema.get('format') or kind}{_bounds_text(schema)}"
     return "anything"
 
 
-def _bounds_text(shape: dict[str, Any]) -> str:
-    least, most = shape.get("minimum"), shape.get("maximum", shape.get("maxLength"))
+def _bounds_text(schema: dict[str, Any]) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum", schema.get("maxLength"))
     if least is None and most is None:
         return ""
-    if "maxLength" in shape:
+    if "maxLength" in schema:
         return f" of at most {most} characters"
     return "".join(f" {word} {n:.16g}" for word, n in (("from", least), ("to", most)) if n is not None)
 

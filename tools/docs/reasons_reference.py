@@ -1,4 +1,4 @@
-"""The reference page of all reasons, made from the words themselves so that it cannot lag behind them."""
+"""Generates docs/reference/reasons.md from the reason codes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def page() -> str:
         of_tier = [reason for reason in Reason if reason.tier is tier]
         parts.append("\n".join([f"## It waits: {tier}", "", _TIERS[tier], "", *_table(of_tier), ""]))
     ends = [reason for reason in Reason if not reason.waits and reason is not Reason.ENDING]
-    told = "Something ended for this: an attempt to dispatch or to run, or the job."
-    parts.append("\n".join(["## It ended", "", told, "", *_table(ends), ""]))
+    intro = "Something ended for this: an attempt to dispatch or to run, or the job."
+    parts.append("\n".join(["## It ended", "", intro, "", *_table(ends), ""]))
     return "\n".join(parts)
 
 

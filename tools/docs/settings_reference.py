@@ -1,4 +1,4 @@
-"""The reference page of all settings, made from the tree so that it cannot lag behind it."""
+"""Generates docs/reference/settings.md from the settings tree."""
 
 from __future__ import annotations
 
