@@ -155,7 +155,7 @@ async def test_a_submission_from_a_file_says_everything(farm, typed, tmp_path):
         "missing.yaml": (None, "cannot be read"),
         "broken.yaml": ("a: [", "neither YAML nor JSON"),
         "list.yaml": ("- a", "is not a submission"),
-        "unknown.yaml": ("layres: []", "no submission: Object"),
+        "unknown.yaml": ("layres: []", "not a valid submission: Object"),
         "odd.yaml": (f"layers: [{{task: a, input: {2**70}}}]", "is not a valid submission"),
         "empty.json": ('{"layers": []}', "at least one layer"),
     }

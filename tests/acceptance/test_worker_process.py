@@ -171,8 +171,8 @@ async def test_a_worker_without_an_app_runs_commands(server, rota_worker):
         (["no/such/file.py"], "There is no file"),
         ([f"{APP}le"], "has no app 'apple'"),
         ([APP, "--label", "rack"], "is not a valid label: use key=value"),
-        ([APP, "--cores", "many"], "no amount of cores"),
-        ([APP, "--memory", "much"], "no amount of memory"),
+        ([APP, "--cores", "many"], "not a valid amount of cores"),
+        ([APP, "--memory", "much"], "not a valid amount of memory"),
     ],
 )
 async def test_bad_words_are_refused_with_a_sentence(typed, words, says):

@@ -110,11 +110,11 @@ def require_role(actor: Actor, role: Role, show: ShowId | str | None = None) -> 
     if actor.has_role(role, show):
         return
     actual = actor.role(show)
-    place = "every show" if show is None else f"show {show[:64]}" if isinstance(show, str) else "the show of this"
-    held = f"the role {actual} in" if actual else "no role in" if show else "no role that holds in"
+    place = "every show" if show is None else f"show {show[:64]}" if isinstance(show, str) else "this show"
+    held = f"the role {actual} in" if actual else "no role in" if show else "no role that applies to"
     option = f" --show {show[:64]}" if isinstance(show, str) else ""
     raise Forbidden(
-        f"The key {actor.name} has {held} {place}, and this needs {role}: use another key, or have one made with"
+        f"The key {actor.name} has {held} {place}, but this requires {role}: use another key, or create one with"
         f" `rota keys create NAME --role {role}{option}`.",
         needs=role.value,
         has=actual.value if actual else None,
@@ -125,7 +125,7 @@ def require_role_in_any_show(actor: Actor, role: Role) -> None:
     """Raises Forbidden unless `actor` has `role` in at least one show."""
     if not actor.has_role_in_any_show(role):
         raise Forbidden(
-            f"The key {actor.name} has the role {role} in no show: use another key, or have one made with"
+            f"The key {actor.name} does not have the role {role} in any show: use another key, or create one with"
             f" `rota keys create NAME --role {role}`.",
             needs=role.value,
         )
@@ -152,17 +152,17 @@ def parse_role(text: str) -> Role:
     if text.lower() in names:
         return Role(text.lower())
     near = get_close_matches(text.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names[:-1])} and {names[-1]}."
-    raise InvalidInput(f"There is no role {text[:40]!r}: {hint}", nearest=near[0] if near else None)
+    hint = f"did you mean {near[0]}?" if near else f"use {', '.join(names[:-1])} or {names[-1]}."
+    raise InvalidInput(f"{text[:40]!r} is not a known role: {hint}", nearest=near[0] if near else None)
 
 
 def validate_key_name(name: str) -> str:
     if name.startswith(KEY_PREFIX):
-        raise InvalidInput(f"The name of a key cannot begin with {KEY_PREFIX}, as keys themselves do: give another.")
+        raise InvalidInput(f"A key name cannot begin with {KEY_PREFIX}, the prefix of keys themselves: choose another.")
     if not _KEY_NAME.fullmatch(name):
         shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
         raise InvalidInput(
-            f"{shown} cannot be the name of a key: use up to 64 letters, digits, dots, hyphens and underscores."
+            f"{shown} is not a valid key name: use up to 64 letters, digits, dots, hyphens and underscores."
         )
     return name
 
@@ -170,7 +170,9 @@ def validate_key_name(name: str) -> str:
 def validate_expiry(seconds: float | None) -> float | None:
     if seconds is None or 1.0 <= seconds <= EXPIRES_S_MAX:
         return seconds
-    raise InvalidInput("A key may last from 1s to 3650d: give another time, or none for one that does not expire.")
+    raise InvalidInput(
+        "The lifetime of a key is out of range: use 1s to 3650d, or none for a key that does not expire."
+    )
 
 
 def validate_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
@@ -178,7 +180,7 @@ def validate_grants(specs: Iterable[GrantSpec]) -> tuple[GrantSpec, ...]:
     found = tuple(specs)
     shows = [spec.show for spec in found]
     if not 1 <= len(found) <= GRANTS_MAX:
-        raise InvalidInput(f"A key needs from 1 to {GRANTS_MAX} grants, not {len(found)}: name a role, and its shows.")
+        raise InvalidInput(f"A key must have 1 to {GRANTS_MAX} grants, not {len(found)}: name a role and its shows.")
     if len(set(shows)) < len(shows):
-        raise InvalidInput("A key has one role in each show: name every show once.")
+        raise InvalidInput("A key can have only one role per show: name every show once.")
     return found

@@ -102,14 +102,18 @@ def validate_agent(spec: AgentSpec) -> AgentSpec:
     """`spec` if it can be run and identified; raises InvalidInput otherwise."""
     shown = spec.name if len(spec.name) <= 60 else spec.name[:57] + "..."
     if not 1 <= len(spec.name) <= NAME_MAX or _CONTROL.search(spec.name):
-        raise InvalidInput(f"{shown!r} cannot name an agent: use 1 to {NAME_MAX} characters on one line.")
+        raise InvalidInput(f"{shown!r} is not a valid agent name: use 1 to {NAME_MAX} characters on one line.")
     if _NUMBER.fullmatch(spec.name):
-        raise InvalidInput(f"{shown!r} cannot name an agent: a number would be taken for a score; add a word to it.")
+        raise InvalidInput(
+            f"{shown!r} is not a valid agent name: add letters, since a number could be mistaken for a score."
+        )
     if not _GROUP.fullmatch(spec.group):
-        raise InvalidInput(f"{spec.group!r} cannot name a group of agents: use letters, digits, dots and hyphens.")
+        raise InvalidInput(
+            f"{spec.group!r} is not a valid agent group: use up to 64 letters, digits, dots, hyphens and underscores."
+        )
     for what, value in (("timeout", spec.timeout_ms), ("error interval", spec.error_interval_ms)):
         if not 0 <= value <= INTERVAL_MAX_MS:
-            raise InvalidInput(f"The {what} of agent {shown!r} is {value} ms; use up to 366 days.")
+            raise InvalidInput(f"The {what} of agent {shown!r} is {value} ms: use 0 to 366 days.")
     try:
         validate_schedule(spec.schedule)
     except InvalidInput as error:

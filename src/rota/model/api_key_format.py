@@ -65,13 +65,13 @@ def parse_key(text: str) -> PlainKey:
     """Parse a key and verify its checksum; raises Unauthenticated. Does not check whether the key exists."""
     if not text.startswith(KEY_PREFIX):
         raise Unauthenticated(
-            "What was sent as a key is none: one looks like rota_<id>_<secret>, and `rota keys create` makes it.",
+            "The value sent as a key is not an API key: use one like rota_<id>_<secret>, from `rota keys create`.",
             reason="malformed",
         )
     found = _KEY.fullmatch(text)
     if found is None or _checksum(text[:-CHECKSUM_CHARS]) != text[-CHECKSUM_CHARS:]:
         raise Unauthenticated(
-            "The key is mistyped or not whole: copy it again, as it was shown when it was made.", reason="mistyped"
+            "The key is mistyped or incomplete: copy it again, as shown when it was created.", reason="mistyped"
         )
     return PlainKey(KeyId(found[1]), text)
 
@@ -80,18 +80,18 @@ def key_from_headers(authorization: str | None, api_key: str | None) -> str:
     """The key from the request headers `Authorization` and `X-API-Key`."""
     if authorization is not None and authorization[: len(_BEARER)].lower() != _BEARER:
         raise Unauthenticated(
-            "The Authorization header holds no key: send `Authorization: Bearer rota_<id>_<secret>`.",
+            "The Authorization header contains no key: send `Authorization: Bearer rota_<id>_<secret>`.",
             reason="malformed",
         )
     keys = {authorization[len(_BEARER) :].strip()} if authorization is not None else set[str]()
     keys |= {api_key.strip()} if api_key is not None else set()
     if not keys:
         raise Unauthenticated(
-            "This call carries no key: send `Authorization: Bearer rota_<id>_<secret>`; `rota keys create` makes one.",
+            "This request has no key: send `Authorization: Bearer rota_<id>_<secret>`, from `rota keys create`.",
             reason="missing",
         )
     if len(keys) > 1:
-        raise Unauthenticated("Authorization and X-API-Key hold different keys: send one of them.", reason="malformed")
+        raise Unauthenticated("Authorization and X-API-Key contain different keys: send only one.", reason="malformed")
     return keys.pop()
 
 

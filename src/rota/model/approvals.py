@@ -155,17 +155,17 @@ def check_voter(approval: Approval, voter: Voter) -> None:
     """Raises SelfApprovalDenied or Forbidden unless `voter` may vote."""
     if voter.name in _submitters(approval):
         raise SelfApprovalDenied(
-            f"{voter.name} submitted this, and whoever submits does not approve: have somebody else look at it.",
+            f"{voter.name} submitted this and cannot approve it: ask another approver.",
             approval=str(approval.id),
         )
     if approval.approvers and voter.name not in approval.approvers:
         raise Forbidden(
-            f"{voter.name} is none of those who may approve this: {', '.join(approval.approvers[:5])}.",
+            f"{voter.name} may not approve this: ask one of {', '.join(approval.approvers[:5])}.",
             approval=str(approval.id),
         )
     if not approval.approvers and not voter.is_operator:
         raise Forbidden(
-            f"{voter.name} is no operator of the show {approval.show}: approving needs that role.",
+            f"{voter.name} is not an operator of the show {approval.show}: approving requires that role.",
             approval=str(approval.id),
         )
 
@@ -173,13 +173,13 @@ def check_voter(approval: Approval, voter: Voter) -> None:
 def check_pending(approval: Approval) -> None:
     if approval.state is not ApprovalState.PENDING:
         raise ApprovalResolved(
-            f"This approval is {approval.state} since {approval.decided_at:%Y-%m-%d %H:%M:%S}: nothing is left to say.",
+            f"This approval has been {approval.state} since {approval.decided_at:%Y-%m-%d %H:%M:%S}: votes are closed.",
             approval=str(approval.id),
             state=approval.state.value,
         )
     if approval.is_overdue:
         raise ApprovalResolved(
-            f"This approval has expired at {approval.expires_at:%Y-%m-%d %H:%M:%S}: nothing is left to say.",
+            f"This approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S}: votes are closed.",
             approval=str(approval.id),
             state=ApprovalState.EXPIRED.value,
         )

@@ -27,18 +27,19 @@ def check_artifact_name(name: str) -> str:
     """`name` if it is a valid artifact name; raises InvalidInput otherwise."""
     if not is_artifact_name(name):
         raise InvalidInput(
-            f"{name[:64]!r} cannot name an artifact: use a relative path of 1 to {NAME_CHARS_MAX} printable characters."
+            f"{name[:64]!r} is not a valid artifact name: use a relative path of 1 to {NAME_CHARS_MAX} printable"
+            " characters."
         )
     return name
 
 
 def check_patterns(patterns: tuple[str, ...], layer: str) -> tuple[str, ...]:
     if len(patterns) > PATTERNS_MAX:
-        raise InvalidInput(f"{len(patterns)} artifacts of layer {layer} are too many: use at most {PATTERNS_MAX}.")
+        raise InvalidInput(f"Layer {layer} has {len(patterns)} artifact patterns: use at most {PATTERNS_MAX}.")
     for pattern in patterns:
         if not is_artifact_name(pattern) or any("**" in part and part != "**" for part in PurePosixPath(pattern).parts):
             raise InvalidInput(
-                f"{pattern[:64]!r} cannot be one of the artifacts of layer {layer}: use a path or pattern below the"
+                f"{pattern[:64]!r} is not a valid artifact pattern for layer {layer}: use a path or pattern below the"
                 " directory of the frame, such as out/*.png."
             )
     return patterns

@@ -90,7 +90,7 @@ class BreakerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 if not 1 <= successes <= probes_max:
                     raise InvalidSetting(
                         f"A breaker cannot close after {successes} successes of {probes_max} probes:"
-                        " ask for at least one and at most as many successes as probes."
+                        " require at least one and at most as many successes as probes."
                     )
             case ProbesByDuration(duration_ms):
                 spans.append(duration_ms)

@@ -149,7 +149,9 @@ class StreamPosition(msgspec.Struct, frozen=True):
         found = _POSITION.fullmatch(text)
         if found is None:
             shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
-            raise InvalidInput(f"{shown} is no id of an event: give one as it was told, or none to begin now.")
+            raise InvalidInput(
+                f"{shown} is not a valid event id: use the id of a received event, or none to start now."
+            )
         mark, seq, index = found.groups()
         return cls(mark, int(seq), None if index is None else int(index))
 
@@ -265,7 +267,7 @@ def parse_event_kinds(texts: Iterable[str]) -> tuple[str, ...]:
     """Kinds and families from user input, comma-separated or repeated."""
     kinds = tuple(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
     if len(kinds) > KINDS_MAX:
-        raise InvalidInput(f"{len(kinds)} kinds of events are too many: give {KINDS_MAX} at most.")
+        raise InvalidInput(f"{len(kinds)} kinds of events are too many: use at most {KINDS_MAX}.")
     for kind in kinds:
         _check_kind(kind)
     return kinds
@@ -286,5 +288,7 @@ def _check_kind(kind: str) -> None:
     if kind in known or (family in AUDITED_FAMILIES and _KIND.fullmatch(kind)):
         return
     near = get_close_matches(kind, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVENT_FAMILIES)}, and such as job.failed."
-    raise InvalidInput(f"There is no kind of event {kind[:40]!r}: {hint}", nearest=near[0] if near else None)
+    hint = (
+        f"did you mean {near[0]}?" if near else f"use one of {', '.join(EVENT_FAMILIES)}, or a kind such as job.failed."
+    )
+    raise InvalidInput(f"{kind[:40]!r} is not a known kind of event: {hint}", nearest=near[0] if near else None)

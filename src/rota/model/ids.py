@@ -52,5 +52,5 @@ def parse_id(kind: Callable[[UUID], Id], text: str) -> Id:
     if not _CANONICAL.fullmatch(text):
         what = kind.__name__.removesuffix("Id").lower()
         shown = repr(text if len(text) <= 40 else text[:37] + "...")
-        raise InvalidInput(f"{shown} is no {what} id; one looks like 0192f0c1-2b3a-7c4d-8e5f-60718293a4b5.")
+        raise InvalidInput(f"{shown} is not a valid {what} id: use one like 0192f0c1-2b3a-7c4d-8e5f-60718293a4b5.")
     return kind(UUID(text))

@@ -100,7 +100,7 @@ def can_transition(state: JobState, then: JobState) -> bool:
 def check_transition(state: JobState, then: JobState) -> None:
     """Raises IllegalTransition unless a job may go from `state` to `then`."""
     if not can_transition(state, then):
-        raise IllegalTransition(f"A job that is {state} cannot become {then}.", state=state.value, then=then.value)
+        raise IllegalTransition(f"A job in state {state} cannot change to {then}.", state=state.value, then=then.value)
 
 
 def worst_state(ends: Iterable[JobState]) -> JobState:

@@ -239,7 +239,7 @@ def decode(kind: type[T], data: bytes) -> T:
     try:
         message: T = decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"A message of {len(data)} bytes is no {kind.__name__}: {error}.") from error
+        raise InvalidInput(f"A message of {len(data)} bytes is not a valid {kind.__name__}: {error}.") from error
     return message
 
 

@@ -58,12 +58,12 @@ def validate_schedule(schedule: Schedule) -> None:
     match schedule:
         case IntervalSchedule(interval_ms):
             if not 1 <= interval_ms <= INTERVAL_MAX_MS:
-                raise InvalidInput(f"An interval of {interval_ms} ms is not possible; use 1 ms to 366 days.")
+                raise InvalidInput(f"An interval of {interval_ms} ms is not valid: use 1 ms to 366 days.")
         case CronSchedule():
             _check_cron(schedule)
         case OneTimeSchedule(at_ms):
             if not 0 <= at_ms <= MOMENT_MAX_MS:
-                raise InvalidInput("A moment to run at lies between the years 1970 and 9999.")
+                raise InvalidInput("The time of a one-time schedule is out of range: use the years 1970 to 9999.")
         case _ as never:
             assert_never(never)
 
@@ -123,13 +123,15 @@ def _check_cron(cron: CronSchedule) -> None:
     try:
         ZoneInfo(cron.zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidInput(f"{cron.zone[:60]!r} is no time zone; write a name such as Europe/Berlin or UTC.") from None
+        raise InvalidInput(
+            f"{cron.zone[:60]!r} is not a known time zone: use a name such as Europe/Berlin or UTC."
+        ) from None
     try:
         first = next(CronSim(cron.expression, _REFERENCE_DAY), None)
     except CronSimError as error:
         raise InvalidInput(
-            f"{cron.expression[:60]!r} is no cron expression ({error}): write minute, hour, day, month and weekday,"
-            " such as 0 2 * * MON-FRI."
+            f"{cron.expression[:60]!r} is not a valid cron expression ({error}): write minute, hour, day, month and"
+            " weekday, such as 0 2 * * MON-FRI."
         ) from None
     if first is None:
-        raise InvalidInput(f"The cron expression {cron.expression[:60]!r} never comes: look at its day and month.")
+        raise InvalidInput(f"The cron expression {cron.expression[:60]!r} never matches: check its day and month.")

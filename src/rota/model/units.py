@@ -45,7 +45,7 @@ def parse_cores(cores: str | float | Decimal) -> Centicores:
     """Parse an amount of cores, such as 0.5 or "1.25", into hundredths."""
     exact = _exact(cores)
     if exact is None or exact < 0:
-        raise InvalidInput(f"{_quote(cores)} is no amount of cores; write a number from 0 such as 4 or 0.5.")
+        raise InvalidInput(f"{_quote(cores)} is not a valid amount of cores: use a number from 0, such as 4 or 0.5.")
     return _centicores(exact, cores)
 
 
@@ -55,7 +55,7 @@ def parse_cores_limit(cores: str | float | Decimal) -> Centicores:
     if exact == -1:
         return UNLIMITED
     if exact is None or exact < 0:
-        raise InvalidInput(f"{_quote(cores)} is no limit in cores; write a number from 0, or -1 for no limit.")
+        raise InvalidInput(f"{_quote(cores)} is not a valid limit in cores: use a number from 0, or -1 for no limit.")
     return _centicores(exact, cores)
 
 
@@ -77,7 +77,9 @@ def parse_memory(text: str) -> Mebibytes:
         mebibytes = Decimal(found[1]) * _MEBIBYTES_PER[found[2]]
         if mebibytes == int(mebibytes) <= MEBIBYTES_MAX:
             return Mebibytes(int(mebibytes))
-    raise InvalidInput(f"{_quote(text)} is no amount of memory; write whole mebibytes such as 512MiB, 4GiB or 1.5TiB.")
+    raise InvalidInput(
+        f"{_quote(text)} is not a valid amount of memory: use whole mebibytes, such as 512MiB, 4GiB or 1.5TiB."
+    )
 
 
 def format_memory(amount: Mebibytes) -> str:
@@ -92,7 +94,9 @@ def parse_duration(text: str) -> float:
     found = _QUANTITY.fullmatch(text.strip())
     if found and found[2] in _SECONDS_PER:
         return float(Decimal(found[1]) * _SECONDS_PER[found[2]])
-    raise InvalidInput(f"{_quote(text)} is no time; write a number with its unit such as 500ms, 2s, 10min, 72h or 30d.")
+    raise InvalidInput(
+        f"{_quote(text)} is not a valid duration: use a number with a unit, such as 500ms, 2s, 10min, 72h or 30d."
+    )
 
 
 def format_duration(seconds: float) -> str:
@@ -120,11 +124,11 @@ def _exact(number: str | float | Decimal) -> Decimal | None:
 
 def _centicores(exact: Decimal, original: str | float | Decimal) -> Centicores:
     if exact > Decimal(CENTICORES_MAX).scaleb(-2):
-        raise InvalidInput(f"{_quote(original)} cores are too many; the most is {format_cores(CENTICORES_MAX)}.")
+        raise InvalidInput(f"{_quote(original)} cores are too many: use at most {format_cores(CENTICORES_MAX)}.")
     hundredths = int(exact * 100)
     # Decimal rounds products to 28 digits but compares exactly.
     if Decimal(hundredths).scaleb(-2) != exact:
-        raise InvalidInput(f"{_quote(original)} cores are too fine; write at most two decimals such as 0.25.")
+        raise InvalidInput(f"{_quote(original)} cores are too precise: use at most two decimals, such as 0.25.")
     return Centicores(hundredths)
 
 

@@ -105,7 +105,7 @@ async def test_a_reader_that_leaves_ends_it(farm, typed):
 async def test_bad_input_and_a_bad_key_are_one_sentence(typed, monkeypatch):
     said = await typed("events --kind job.exploded")
     assert (said.status, said.err.count("\n")) == (2, 1)
-    assert "There is no kind of event 'job.exploded': did you mean" in said.err
+    assert "'job.exploded' is not a known kind of event: did you mean" in said.err
     monkeypatch.setenv("ROTA_API_KEY", "rota_0000000000_" + "0" * 39)
     said = await typed("events")
     assert (said.status, said.err.count("\n")) == (1, 1)

@@ -67,7 +67,7 @@ async def test_a_job_after_another_waits_for_it_and_explain_says_for_which(farm,
     then = await submitted(typed, "noop --after water --after-failed run")
     text = await typed.out(f"explain {then}")
     assert "waiting_on_job: It waits for another job to end: water (" in text
-    assert f"`rota explain {first}` tells why that one has not ended." in text
+    assert f"`rota explain {first}` shows why that job has not ended." in text
     gate.set()
     assert (await typed(f"job wait {then}")).status == ExitCode.OK
 

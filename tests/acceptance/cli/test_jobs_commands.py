@@ -186,20 +186,20 @@ BAD = [
     ("submit noop {x", "is not valid JSON"),
     ("submit noop a=1 a=2", "is repeated"),
     ("submit noop --frames 9-1", "runs backwards"),
-    ("submit noop --frames x", "is no frame spec"),
+    ("submit noop --frames x", "is not a valid frame spec"),
     ("submit noop --show defualt", "did you mean default?"),
     ("submit noop --folder nope", "no folder of show default 'nope'"),
     ("submit noop --dept nope", "no dept 'nope'"),
     ("submit noop --label x", "is not a valid label"),
-    ("submit noop --timeout 5", "is no time"),
-    ("submit noop --deadline x", "is no time"),
-    ("submit noop --priority 10", "is no priority"),
-    ("submit noop --priority high", "is no priority"),
-    ("submit noop --cores x", "is no amount of cores"),
+    ("submit noop --timeout 5", "is not a valid duration"),
+    ("submit noop --deadline x", "is not a valid duration"),
+    ("submit noop --priority 10", "is not a valid priority"),
+    ("submit noop --priority high", "is not a valid priority"),
+    ("submit noop --cores x", "is not a valid amount of cores"),
     ("submit noop --gpus -1", "GPUs per frame"),
     ("submit noop --memory 5", "memory"),
     ("submit noop --cores 4 --max-cores 2", "cap"),
-    ("submit noop --topic a/b", "is no topic"),
+    ("submit noop --topic a/b", "is not a valid topic"),
     ("submit --app nothing.py noop", "There is no file"),
     ("submit --app nothing.py -- true", "omit it"),
     ("jobs --state runing", "did you mean RUNNING?"),
@@ -412,7 +412,7 @@ async def test_explain_names_the_limit_that_refuses_and_how_to_raise_it(farm, ty
     assert [(holder["id"], holder["frames"]) for holder in reason["holders"]] == [(job, 2)]
     text = await typed.out(f"explain {job}")
     assert "The show default in the pool local uses 2 of 2 cores, and a frame needs 1." in text
-    assert "`rota sub set default local --burst 3` raises that" in text
+    assert "`rota sub set default local --burst 3` raises the limit" in text
     assert "in use by hang (2 frames, 2 cores)" in text
     assert "The start time is unknown: too little of the show ended within the last hour." in text
     assert "2 frames of hang on w, the first for " in text
@@ -465,7 +465,7 @@ async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed
     assert [holder["id"] for holder in told["reasons"][0]["holders"]] == [running]
     text = await typed.out(f"explain {waiting}")
     assert "tenant_limit: The show default runs 1 of at most 1 job at once." in text
-    assert "`rota show set default --max-jobs 2` raises that" in text
+    assert "`rota show set default --max-jobs 2` raises the limit" in text
     assert (await reasons(typed, running))[0] == []
     await typed.out("show set default --max-jobs 2")
     assert await farm.ended(waiting) == "SUCCEEDED"
@@ -507,7 +507,7 @@ async def test_explain_a_pool_without_a_share_and_a_job_that_has_ended(farm, typ
     assert codes == ["quota_subscription"]
     assert "has no share of the pool gpu" in told["reasons"][0]["sentence"]
     await typed.out(f"job cancel {job}")
-    assert "It has ended as CANCELLED: Somebody cancelled it." in await typed.out(f"explain {job}")
+    assert "It has ended as CANCELLED: A user cancelled it." in await typed.out(f"explain {job}")
 
 
 async def test_explain_tells_one_layer_and_what_ends_a_job_that_waits_too_long(farm, typed):

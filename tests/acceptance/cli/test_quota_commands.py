@@ -314,20 +314,20 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("show create duck", "The show duck already exists"),
         ("show create a:b", "'a:b' cannot be the name of a show"),
         ("sub create duck main --size 1 --burst 1", "The subscription main already exists"),
-        ("sub set duck main --burst -5", "'-5' is no amount of cores"),
-        ("sub set duck main --burst -5%", "'-5%' is no amount of cores"),
-        ("sub set duck main --burst unlimited", "'unlimited' is no amount of cores"),
-        ("sub set duck main --size 0.001", "too fine"),
-        ("sub set duck main --burst 33.333%", "'3.3333' cores are too fine"),
+        ("sub set duck main --burst -5", "'-5' is not a valid amount of cores"),
+        ("sub set duck main --burst -5%", "'-5%' is not a valid amount of cores"),
+        ("sub set duck main --burst unlimited", "'unlimited' is not a valid amount of cores"),
+        ("sub set duck main --size 0.001", "too precise"),
+        ("sub set duck main --burst 33.333%", "'3.3333' cores are too precise"),
         ("sub set duck main --size 99999999999", "too many"),
         ("sub set duck main --size 21474836 --burst 101%", "too many"),
-        ("sub set duck main --size 1e3", "'1e3' is no amount of cores"),
-        ("sub set duck main --size 2,5", "'2,5' is no amount of cores"),
+        ("sub set duck main --size 1e3", "'1e3' is not a valid amount of cores"),
+        ("sub set duck main --size 2,5", "'2,5' is not a valid amount of cores"),
         ("sub set duck main --gpu-burst 1.5", "'1.5' is not a valid number of GPUs"),
         ("sub set duck main --gpu-burst -2", "-2 is no number of GPUs"),
         ("sub set duck main --gpu-burst 99999999999", "is no number of GPUs"),
-        ("folder set duck shots --max-cores -2", "'-2' is no limit in cores"),
-        ("folder set duck shots --min-cores -1", "'-1' is no amount of cores"),
+        ("folder set duck shots --max-cores -2", "'-2' is not a valid limit in cores"),
+        ("folder set duck shots --min-cores -1", "'-1' is not a valid amount of cores"),
         ("folder set duck shots --min-gpus unlimited", "is not a valid number of GPUs"),
         ("folder set duck shots --min-cores 5 --max-cores 4", "contradict each other"),
         ("sub set duck main", "There is nothing to change"),
@@ -364,7 +364,7 @@ async def test_control_characters_in_a_name_do_not_reach_the_terminal(rota, farm
 async def test_without_servers_it_says_what_to_set(rota, monkeypatch, line):
     monkeypatch.delenv("ROTA_REDIS_URL")
     said = await rota(*line.split())
-    assert (said.status, "No Redis is named: set redis.url" in said.err) == (2, True)
+    assert (said.status, "No Redis is configured: set redis.url" in said.err) == (2, True)
     monkeypatch.delenv("ROTA_POSTGRES_URL")
     said = await rota(*line.split())
     assert (said.status, "PostgreSQL is not configured: set postgres.url" in said.err) == (2, True)

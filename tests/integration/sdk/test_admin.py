@@ -161,7 +161,7 @@ async def test_the_ledger_and_keys(farm, app):
     assert made.text not in repr(made)
     async with Rota(farm.replica.listen_url, key=made.text) as other:
         assert [one.name for one in await other.shows.list()] == ["film"]
-        with pytest.raises(Forbidden, match="needs admin"):
+        with pytest.raises(Forbidden, match="requires admin"):
             await other.shows.create("ads")
     assert (await app.keys.revoke(made.key.id)).state == "revoked"
     assert {one.name: one.state for one in await app.keys.list(revoked=True)}["ci"] == "revoked"

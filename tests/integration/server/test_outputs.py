@@ -64,7 +64,7 @@ async def test_a_held_output_is_read_nowhere_until_it_was_scanned(farm, api):
     await farm.ended(left)
     item = await told(client, echoed)
     assert (item["value"], item["output"]) == (None, "held")
-    assert "held until it was scanned" in item["problem"]
+    assert "held until it has been scanned" in item["problem"]
     assert (await client.get(f"/jobs/{left}/artifacts")).json()["items"] == []
     problem(await client.get(f"/jobs/{left}/artifacts?frame=0"), 409, "output_held")
     pointer = (await farm.database.value(FILES)).partition(" ")[0]

@@ -271,8 +271,8 @@ def read(**given):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"host": "0.0.0.0", "shared_secret": SECRET}, "would travel in the clear; set grpc.tls_cert and grpc.tls_key"),
-        ({"host": "farm.internal", "shared_secret": SECRET}, "would travel in the clear"),
+        ({"host": "0.0.0.0", "shared_secret": SECRET}, "would not be encrypted: set grpc.tls_cert and grpc.tls_key"),
+        ({"host": "farm.internal", "shared_secret": SECRET}, "would not be encrypted"),
         ({"tls_cert": "a.pem"}, "grpc.tls_cert and grpc.tls_key belong together"),
         ({"tls_key": "a.pem"}, "grpc.tls_cert and grpc.tls_key belong together"),
     ],

@@ -102,7 +102,7 @@ async def test_a_name_that_leads_away_is_refused_where_it_is_given(server, start
     await start()
     end = await server.run("leaves_elsewhere", args=[str(tmp_path / "f"), name])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "exception")
-    assert "cannot name an artifact" in end.error
+    assert "is not a valid artifact name" in end.error
 
 
 async def test_a_file_of_any_place_is_called_by_the_last_part_of_its_path(server, start, tmp_path):

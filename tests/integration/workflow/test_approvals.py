@@ -316,12 +316,12 @@ async def test_who_is_paused_while_it_votes_has_said_nothing_when_it_wakes(room,
 @pytest.mark.parametrize(
     ("wrong", "because"),
     [
-        ({"text": " "}, "what people are to agree to"),
+        ({"text": " "}, "has no question for its approvers"),
         ({"quorum": 0}, "quorum"),
         ({"quorum": 2, "approvers": ("ann", "ann")}, "names 1 who may"),
         ({"expires_s": -1}, "expires_s"),
-        ({"approvers": ("",)}, "no name"),
-        ({"text": "${steps.publish.output}"}, "need not have ended"),
+        ({"approvers": ("",)}, "not a valid key name"),
+        ({"text": "${steps.publish.output}"}, "may not have ended"),
     ],
 )
 async def test_what_nobody_could_agree_to_is_refused(room, wrong, because):

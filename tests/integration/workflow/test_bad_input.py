@@ -129,8 +129,8 @@ async def test_more_items_than_allowed_or_values_too_large_fail_their_step_and_s
     found = await until(over, what="the end of the run")
     assert time.monotonic() - began < 10
     reasons = {step["id"]: step["reason"] for step in found["steps"]}
-    assert reasons["a"] == "Step a is to run for 100000 items, at most 10000 are allowed."
-    assert reasons["b"] == "The items of step b are no list, but a str."
+    assert reasons["a"] == "Step a has 100000 items, at most 10000 are allowed."
+    assert reasons["b"] == "The items of step b must be a list, not a str."
     assert "input of step c has" in reasons["c"]
     assert "a list of 100000" in reasons["d"]
     assert found["state"] == "FAILED"

@@ -301,7 +301,7 @@ async def test_what_is_asked_for_in_vain_is_refused_with_a_sentence(works):
     with pytest.raises(NotFound, match="no workflow 'flow'"):
         await works.desk.start("film", "flow", actor="ann")
     await works.declare(StepSpec(id="a", task="noop"), inputs={"n": {"required": True}})
-    with pytest.raises(InvalidInput, match="needs the input n"):
+    with pytest.raises(InvalidInput, match="requires the input n"):
         await works.desk.start("film", "flow", actor="ann")
     with pytest.raises(InvalidInput, match="no input 'm'"):
         await works.desk.start("film", "flow", {"n": 1, "m": 2}, actor="ann")

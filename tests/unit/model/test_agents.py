@@ -126,7 +126,7 @@ def test_only_who_skips_misses_a_slot():
         ({"group": "a b"}, "letters, digits"),
         ({"schedule": IntervalSchedule(0)}, "1 ms to 366 days"),
         ({"schedule": IntervalSchedule(-5)}, "1 ms to 366 days"),
-        ({"schedule": OneTimeSchedule(-1)}, "1970 and 9999"),
+        ({"schedule": OneTimeSchedule(-1)}, "1970 to 9999"),
         ({"timeout_ms": -1}, "timeout of agent"),
     ],
 )

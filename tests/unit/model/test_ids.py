@@ -72,6 +72,6 @@ def test_an_id_is_read_back_from_its_text_in_either_case():
     ],
 )
 def test_other_text_is_refused_with_what_an_id_looks_like(text):
-    with pytest.raises(InvalidInput, match="is no layer id; one looks like") as refused:
+    with pytest.raises(InvalidInput, match="is not a valid layer id: use one like") as refused:
         parse_id(LayerId, text)
     assert len(refused.value.sentence) < 160

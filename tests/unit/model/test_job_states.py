@@ -50,7 +50,7 @@ def test_a_job_takes_the_declared_edges_and_no_other(state, then):
     if allowed:
         check_transition(state, then)
     else:
-        with pytest.raises(IllegalTransition, match=f"A job that is {state} cannot become {then}"):
+        with pytest.raises(IllegalTransition, match=f"A job in state {state} cannot change to {then}"):
             check_transition(state, then)
 
 

@@ -102,13 +102,13 @@ def test_a_failure_without_an_error_interval_waits_for_the_next_slot():
 @pytest.mark.parametrize(
     ("expression", "zone", "complaint"),
     [
-        ("", "UTC", "no cron expression"),
-        ("* * * *", "UTC", "no cron expression"),
+        ("", "UTC", "not a valid cron expression"),
+        ("* * * *", "UTC", "not a valid cron expression"),
         ("61 * * * *", "UTC", "Bad minute"),
         ("0 0 30 2 *", "UTC", "cron expression"),
-        ("0 2 * * *", "Mars/Olympus", "no time zone"),
-        ("0 2 * * *", "../etc/passwd", "no time zone"),
-        ("0 2 * * *", "", "no time zone"),
+        ("0 2 * * *", "Mars/Olympus", "not a known time zone"),
+        ("0 2 * * *", "../etc/passwd", "not a known time zone"),
+        ("0 2 * * *", "", "not a known time zone"),
     ],
 )
 def test_what_never_comes_is_refused_with_a_sentence(expression, zone, complaint):

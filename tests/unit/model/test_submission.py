@@ -46,16 +46,16 @@ def nested(depth):
 REFUSED = {
     "no layer": (Submission(show="film", layers=()), "at least one layer"),
     "too many layers": (job(*(LayerSpec(task=f"t{n}") for n in range(LAYERS_MAX + 1))), "101 layers"),
-    "two layers of one name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "called 'a'"),
+    "two layers of one name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "have the name 'a'"),
     "nothing to run": (job(LayerSpec()), "either a task or an argv"),
     "two things to run": (job(LayerSpec(task="a", argv=("b",))), "either a task or an argv"),
-    "an empty program": (job(LayerSpec(argv=("", "x"))), "begins with an empty word"),
+    "an empty program": (job(LayerSpec(argv=("", "x"))), "begins with an empty argument"),
     "NUL in argv": (job(LayerSpec(argv=("a", "b\0c"))), "argv of layer a cannot be run"),
-    "too long an argv": (job(LayerSpec(argv=("a",) * 1001)), "at most 1000 words"),
+    "too long an argv": (job(LayerSpec(argv=("a",) * 1001)), "at most 1000 arguments"),
     "frames and items": (job(LayerSpec(task="a", frames=3, items=[1])), "both frames and items"),
-    "no items": (job(LayerSpec(task="a", items=[])), "0 is no number of frames"),
-    "no frames": (job(LayerSpec(task="a", frames=0)), "0 is no number of frames"),
-    "too many frames": (job(LayerSpec(task="a", frames=10_000_001)), "10000001 is no number of frames"),
+    "no items": (job(LayerSpec(task="a", items=[])), "0 is not a valid number of frames"),
+    "no frames": (job(LayerSpec(task="a", frames=0)), "0 is not a valid number of frames"),
+    "too many frames": (job(LayerSpec(task="a", frames=10_000_001)), "10000001 is not a valid number of frames"),
     "too many frames together": (
         job(LayerSpec(task="a", frames=9_000_000), LayerSpec(task="b", frames=2_000_000)),
         "11000000 frames",
@@ -65,77 +65,86 @@ REFUSED = {
         "10001 items and ranges",
     ),
     "a large item": (job(LayerSpec(task="a", items=["x" * 70_000])), "70005 bytes, at most 65536"),
-    "a bad frame spec": (job(LayerSpec(task="a", frames="1-")), "no frame spec"),
-    "negative cores": (job(LayerSpec(task="a", cores=-1)), "no amount of cores"),
-    "cores that are no number": (job(LayerSpec(task="a", cores=math.nan)), "no amount of cores"),
-    "too fine cores": (job(LayerSpec(task="a", cores=0.123)), "too fine"),
+    "a bad frame spec": (job(LayerSpec(task="a", frames="1-")), "not a valid frame spec"),
+    "negative cores": (job(LayerSpec(task="a", cores=-1)), "not a valid amount of cores"),
+    "cores that are no number": (job(LayerSpec(task="a", cores=math.nan)), "not a valid amount of cores"),
+    "too precise cores": (job(LayerSpec(task="a", cores=0.123)), "too precise"),
     "many cores": (job(LayerSpec(task="a", cores=1e300)), "too many"),
     "negative GPUs": (job(LayerSpec(task="a", gpus=-1)), "-1 GPUs per frame"),
-    "memory without a unit": (job(LayerSpec(task="a", memory="4")), "no amount of memory"),
+    "memory without a unit": (job(LayerSpec(task="a", memory="4")), "not a valid amount of memory"),
     "a negative timeout": (job(LayerSpec(task="a", timeout_s=-1)), "timeout_s of layer a"),
     "a timeout that is no number": (job(LayerSpec(task="a", timeout_s=math.nan)), "timeout_s of layer a"),
     "an endless timeout": (job(LayerSpec(task="a", timeout_s=math.inf)), "timeout_s of layer a"),
     "negative retries": (job(LayerSpec(task="a", retries=-1)), "retries of layer a"),
     "an endless backoff": (job(LayerSpec(task="a", retries=RetrySpec(first_s=math.inf))), "first_s of retries"),
     "fewer than no lost workers": (job(LayerSpec(task="a", retries=RetrySpec(lost=-2))), "lost of retries of layer a"),
-    "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "only commands can be held"),
+    "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "they apply to commands only"),
     "less than no CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
     "a file size without a unit": (job(LayerSpec(argv=("a",), limits=LimitSpec(file_size="4"))), "amount of memory"),
     "an artifact that leads away": (
         job(LayerSpec(argv=("a",), artifacts=("../x",))),
-        "one of the artifacts of layer a",
+        "not a valid artifact pattern for layer a",
     ),
-    "an artifact at the root": (job(LayerSpec(argv=("a",), artifacts=("/etc/*",))), "one of the artifacts of layer a"),
-    "a pattern that cannot be one": (job(LayerSpec(argv=("a",), artifacts=("a**b/c",))), "one of the artifacts"),
-    "too many artifacts": (job(LayerSpec(argv=("a",), artifacts=("x",) * 33)), "33 artifacts of layer a"),
+    "an artifact at the root": (
+        job(LayerSpec(argv=("a",), artifacts=("/etc/*",))),
+        "not a valid artifact pattern for layer a",
+    ),
+    "a pattern that cannot be one": (
+        job(LayerSpec(argv=("a",), artifacts=("a**b/c",))),
+        "not a valid artifact pattern",
+    ),
+    "too many artifacts": (job(LayerSpec(argv=("a",), artifacts=("x",) * 33)), "Layer a has 33 artifact patterns"),
     "a frame above the job's cap": (
         job(LayerSpec(task="a", cores=4), max_cores=2),
-        "the job may use 2: it could never",
+        "the cap of the job is 2: raise the cap",
     ),
-    "a frame above the layer's cap": (job(LayerSpec(task="a", gpus=2, max_gpus=1)), "the layer a may use 1"),
-    "a cap below none": (job(max_cores=-2), "no limit in cores"),
-    "a GPU cap below none": (job(max_gpus=-2), "no limit of GPUs for the job"),
-    "an empty show": (Submission(show="", layers=(LAYER,)), "cannot be the show"),
-    "a NUL in the name": (job(name="a\0b"), "cannot be the name of the job"),
-    "a long name": (job(name="x" * 201), "cannot be the name of the job"),
+    "a frame above the layer's cap": (job(LayerSpec(task="a", gpus=2, max_gpus=1)), "the cap of the layer a is 1"),
+    "a cap below none": (job(max_cores=-2), "not a valid limit in cores"),
+    "a GPU cap below none": (job(max_gpus=-2), "not a valid GPU limit for the job"),
+    "an empty show": (Submission(show="", layers=(LAYER,)), "is not a valid show"),
+    "a NUL in the name": (job(name="a\0b"), "is not a valid name of the job"),
+    "a long name": (job(name="x" * 201), "is not a valid name of the job"),
     "a newline in a layer's name": (job(LayerSpec(name="a\nb", task="x")), "name of layer 0"),
-    "an empty topic": (job(topic=""), "is no topic"),
-    "a topic with wildcards": (job(topic="job.>"), "is no topic"),
-    "priority 0": (job(priority=0), "0 is no priority"),
-    "priority 10": (job(priority=10), "10 is no priority"),
-    "a priority nobody knows": (job(priority="URGENT"), "'URGENT' is no priority"),
-    "CRITICAL for everybody": (job(priority="CRITICAL"), "for operators"),
-    "9 for everybody": (job(priority=9), "for operators"),
+    "an empty topic": (job(topic=""), "is not a valid topic"),
+    "a topic with wildcards": (job(topic="job.>"), "is not a valid topic"),
+    "priority 0": (job(priority=0), "0 is not a valid priority"),
+    "priority 10": (job(priority=10), "10 is not a valid priority"),
+    "a priority nobody knows": (job(priority="URGENT"), "'URGENT' is not a valid priority"),
+    "CRITICAL for everybody": (job(priority="CRITICAL"), "requires the operator role"),
+    "9 for everybody": (job(priority=9), "requires the operator role"),
     **{
-        f"the label {label}, which is Rota's own": (job(labels={label: "x"}), "sets itself")
+        f"the label {label}, which is Rota's own": (job(labels={label: "x"}), "is reserved for Rota")
         for label in ("approval_granted", "Approval_By", "retry_of", "agent", "remediation_of", "saga_workflow_id")
     },
     "a compensation with a label of Rota's own": (
         job(compensation=Compensation(topic="undo", labels={"approval_granted": "true"})),
-        "sets itself",
+        "is reserved for Rota",
     ),
     "too many labels": (job(labels={f"k{n}": "" for n in range(65)}), "65 labels"),
-    "a label without a name": (job(labels={"": "x"}), "cannot name a label"),
+    "a label without a name": (job(labels={"": "x"}), "is not a valid label name"),
     "a label with a NUL": (job(labels={"a": "\0"}), "label a"),
     "a long label": (job(labels={"a": "x" * 1001}), "1001 characters"),
-    "a variable with =": (job(env={"A=B": "x"}), "cannot name an environment variable"),
+    "a variable with =": (job(env={"A=B": "x"}), "is not a valid name of an environment variable"),
     "a variable with NUL": (job(env={"A": "\0"}), "environment variable A"),
     "too many variables": (job(env={f"K{n}": "" for n in range(257)}), "257 environment variables"),
-    "a layer's bad variable": (job(LayerSpec(task="a", env={"1": ""})), "cannot name an environment variable"),
+    "a layer's bad variable": (
+        job(LayerSpec(task="a", env={"1": ""})),
+        "is not a valid name of an environment variable",
+    ),
     "tenants that differ": (job(tenant="a", env={"tenant_id": "b"}), "tenant"),
     "a negative deadline": (job(budget=Budget(deadline_ms=-1)), "deadline_ms of budget"),
     "a huge deadline": (job(budget=Budget(deadline_ms=2**62)), "deadline_ms of budget"),
     "a negative budget": (job(budget=Budget(max_total_tokens=-5)), "max_total_tokens of budget"),
     "a negative step": (job(step_index=-1), "step_index"),
     "an endless wait": (job(max_wait_s=math.inf), "max_wait_s"),
-    "a word that is none": (job(requires=("g p u",)), "one of requires"),
+    "a word that is none": (job(requires=("g p u",)), "a valid entry of requires"),
     "too many words": (job(risk_tags=tuple(f"t{n}" for n in range(65))), "too many risk_tags"),
-    "a layer's word that is none": (job(LayerSpec(task="a", requires=("",))), "one of requires"),
+    "a layer's word that is none": (job(LayerSpec(task="a", requires=("",))), "a valid entry of requires"),
     "a long key": (job(idempotency_key="k" * 201), "idempotency_key"),
     "a deep context": (job(context=nested(DEPTH_MAX + 1)), "context is nested"),
     "a deep input": (job(LayerSpec(task="a", input={"x": nested(DEPTH_MAX)})), "nested more than 32 levels"),
     "a deep item": (job(LayerSpec(task="a", items=[nested(DEPTH_MAX + 1)])), "item of layer a is nested"),
-    "a compensation without a topic": (job(compensation=Compensation(topic="")), "is no topic"),
+    "a compensation without a topic": (job(compensation=Compensation(topic="")), "is not a valid topic"),
     "a compensation that runs two things": (job(compensation=Compensation(topic="t", task="a", argv=("b",))), "both"),
     "hints below zero": (job(context_hints=ContextHints(max_input_tokens=-1)), "context_hints"),
 }
@@ -152,13 +161,13 @@ def test_refused_with_a_sentence(case):
 
 
 BYTES = {
-    "nothing": (b"", "no submission"),
-    "a number": (b"\x01", "no submission"),
-    "a list": (b"[]", "no submission"),
-    "half a message": (encode_submission(job())[:-1], "no submission"),
-    "more than a message": (encode_submission(job()) + b"\x00", "no submission"),
-    "not UTF-8": (b"\x81\xa4show\xa2\xff\xfe", "no submission"),
-    "half JSON": (b'{"show": "film"', "no submission"),
+    "nothing": (b"", "not a valid submission"),
+    "a number": (b"\x01", "not a valid submission"),
+    "a list": (b"[]", "not a valid submission"),
+    "half a message": (encode_submission(job())[:-1], "not a valid submission"),
+    "more than a message": (encode_submission(job()) + b"\x00", "not a valid submission"),
+    "not UTF-8": (b"\x81\xa4show\xa2\xff\xfe", "not a valid submission"),
+    "half JSON": (b'{"show": "film"', "not a valid submission"),
     "an unknown field": (b'{"show": "film", "layers": [{"task": "a"}], "prio": 3}', "unknown field `prio`"),
     "an unknown field below": (b'{"show": "f", "layers": [{"task": "a", "core": 3}]}', "unknown field `core`"),
     "no show": (b'{"layers": [{"task": "a"}]}', "`show`"),
@@ -167,10 +176,10 @@ BYTES = {
     "true for a number": (b'{"show": "f", "layers": [{"task": "a", "gpus": true}]}', "Expected `int`"),
     "a time without a zone": (b'{"show": "f", "layers": [{"task": "a"}], "run_at": "2030-01-01T00:00:00"}', "run_at"),
     "a huge number": (b'{"show": "f", "layers": [{"task": "a", "input": %s}]}' % (b"9" * 400), "cannot be stored"),
-    "a huge count": (b'{"show": "f", "layers": [{"task": "a", "frames": %s}]}' % (b"9" * 60), "no "),
-    "deep JSON": (b'{"show": "f", "layers": [{"task": "a", "input": %s}]}' % (b"[" * 50_000), "no submission"),
-    "deep msgpack": (b"\x82\xa4show\xa1f\xa6layers\x91\x81\xa5input" + b"\x91" * 50_000, "no submission"),
-    "too large": (b" " * (SUBMISSION_BYTES_MAX + 1), "too large"),
+    "a huge count": (b'{"show": "f", "layers": [{"task": "a", "frames": %s}]}' % (b"9" * 60), "not a valid "),
+    "deep JSON": (b'{"show": "f", "layers": [{"task": "a", "input": %s}]}' % (b"[" * 50_000), "not a valid submission"),
+    "deep msgpack": (b"\x82\xa4show\xa1f\xa6layers\x91\x81\xa5input" + b"\x91" * 50_000, "not a valid submission"),
+    "too large": (b" " * (SUBMISSION_BYTES_MAX + 1), "bytes, at most"),
 }
 
 
@@ -185,7 +194,7 @@ def test_messages_that_are_no_submission_are_refused_with_a_sentence(case):
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), "\ud800", nested(100_000), {1: {2: print}}])
 def test_values_that_cannot_travel_are_refused(value):
-    with pytest.raises(InvalidInput, match="cannot be written as a message"):
+    with pytest.raises(InvalidInput, match="cannot be encoded"):
         encode_submission(job(LayerSpec(task="a", input=value)))
 
 
@@ -307,7 +316,7 @@ def test_inputs_alone_make_plans_that_differ_in_their_input_alone():
 def test_the_right_to_be_critical_is_not_remembered_from_another_caller():
     submission = job(LayerSpec(task="a", input=1), priority="critical")
     assert checked(submission, may_be_critical=True).priority == 9
-    with pytest.raises(InvalidInput, match="for operators"):
+    with pytest.raises(InvalidInput, match="requires the operator role"):
         checked(submission)
 
 

@@ -53,9 +53,9 @@ def test_cores_become_exact_hundredths(cores, centicores):
     ],
 )
 def test_what_is_no_number_of_cores_is_refused(cores):
-    with pytest.raises(InvalidInput, match="is no amount of cores; write a number from 0"):
+    with pytest.raises(InvalidInput, match="is not a valid amount of cores: use a number from 0"):
         parse_cores(cores)
-    with pytest.raises(InvalidInput, match="is no limit in cores; write a number from 0, or -1"):
+    with pytest.raises(InvalidInput, match="is not a valid limit in cores: use a number from 0, or -1"):
         parse_cores_limit(cores)
 
 
@@ -69,7 +69,7 @@ def test_finer_than_a_hundredth_is_refused_not_rounded(cores):
 
 @pytest.mark.parametrize("cores", ["21474836.48", 1e22, pytest.param(10**5000, id="10**5000"), Decimal("1e999999")])
 def test_more_cores_than_a_column_holds_are_refused(cores):
-    with pytest.raises(InvalidInput, match=r"too many; the most is 21474836\.47"):
+    with pytest.raises(InvalidInput, match=r"too many: use at most 21474836\.47"):
         parse_cores(cores)
 
 
@@ -104,7 +104,7 @@ def test_memory_is_whole_mebibytes(text, mebibytes):
 
 @pytest.mark.parametrize("text", ["512", "4GB", "0.5MiB", "-1GiB", "GiB", "1e3MiB", "4096TiB", "", "4 G iB"])
 def test_other_memory_is_refused_with_how_to_write_it(text):
-    with pytest.raises(InvalidInput, match="write whole mebibytes such as 512MiB, 4GiB"):
+    with pytest.raises(InvalidInput, match="use whole mebibytes, such as 512MiB, 4GiB"):
         parse_memory(text)
 
 
@@ -134,7 +134,7 @@ def test_times_are_read_with_their_unit(text, seconds):
 
 @pytest.mark.parametrize("text", ["2", "", "s", "-2s", "2 seconds", "1h30m", "1e3s", "inf s", "2S", "2µs"])
 def test_other_times_are_refused_with_how_to_write_them(text):
-    with pytest.raises(InvalidInput, match="write a number with its unit such as 500ms, 2s, 10min, 72h"):
+    with pytest.raises(InvalidInput, match="use a number with a unit, such as 500ms, 2s, 10min, 72h"):
         parse_duration(text)
 
 

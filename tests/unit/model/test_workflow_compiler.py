@@ -38,23 +38,23 @@ def flow(*steps, **more):
 
 REFUSED = {
     "no step": ([], "0 steps"),
-    "two of one name": ([job("a"), job("a")], "two steps a"),
-    "a bad name": ([job("a b")], "cannot name a step"),
-    "unknown step": ([job("a", "b")], "depends on 'b', and there is no such step"),
+    "two of one name": ([job("a"), job("a")], "Step a is defined twice"),
+    "a bad name": ([job("a b")], "is not a valid id of a step"),
+    "unknown step": ([job("a", "b")], "depends on 'b', which does not exist"),
     "itself": ([job("a", "a")], "itself"),
-    "a circle": ([job("a", "c"), job("b", "a"), job("c", "b")], "in a circle"),
+    "a circle": ([job("a", "c"), job("b", "a"), job("c", "b")], "in a cycle"),
     "a circle through a parallel": (
         [
             StepSpec(id="p", type="parallel", parallel=ParallelSpec(steps=("m",))),
             job("m", "after"),
             job("after", "p"),
         ],
-        "in a circle",
+        "in a cycle",
     ),
-    "a circle through a handler": ([job("a", on_error="h"), job("b", "a"), job("h", "b")], "in a circle"),
+    "a circle through a handler": ([job("a", on_error="h"), job("b", "a"), job("h", "b")], "in a cycle"),
     "a member that waits for its parallel": (
         [StepSpec(id="p", type="parallel", parallel=ParallelSpec(steps=("m",))), job("m", "p")],
-        "Step m waits for what ends after it",
+        "Step m depends on a step that ends after it",
     ),
     "a member that waits for what comes after a parallel around its own": (
         [
@@ -63,21 +63,21 @@ REFUSED = {
             job("m", "after"),
             job("after", "p"),
         ],
-        "m, after wait for each other in a circle",
+        "m, after depend on each other in a cycle",
     ),
     "a handler that waits for what it handles": (
         [job("a", on_error="h"), job("h", "a")],
-        "Step h waits for what ends after it",
+        "Step h depends on a step that ends after it",
     ),
     "neither task nor argv": ([StepSpec(id="a")], "either a task or an argv"),
     "one key for all runs": (
         [job("a", compensate=Compensation(topic="undo", task="undo", idempotency_key="mine"))],
         "all runs would share",
     ),
-    "a field of another type": ([job("a", delay_sec=3)], "no use for delay_sec"),
+    "a field of another type": ([job("a", delay_sec=3)], "which does not use delay_sec"),
     "a delay of nothing": ([StepSpec(id="a", type="delay")], "either delay_sec or delay_until"),
     "a delay that is negative": ([StepSpec(id="a", type="delay", delay_sec=-1)], "seconds from 0"),
-    "a moment without a zone": ([StepSpec(id="a", type="delay", delay_until="2026-01-01T00:00")], "a moment such as"),
+    "a moment without a zone": ([StepSpec(id="a", type="delay", delay_until="2026-01-01T00:00")], "a time such as"),
     "more than there are": (
         [StepSpec(id="p", type="parallel", parallel=ParallelSpec(steps=("a",), need=2)), job("a")],
         "needs 2 of 1",
@@ -96,50 +96,50 @@ REFUSED = {
             StepSpec(id="q", type="parallel", parallel=ParallelSpec(steps=("p",))),
             job("after", "p"),
         ],
-        "in a circle",
+        "in a cycle",
     ),
-    "handlers of each other": ([job("a", on_error="b"), job("b", on_error="a")], "in a circle"),
+    "handlers of each other": ([job("a", on_error="b"), job("b", on_error="a")], "in a cycle"),
     "parallels in parallels without an end": (
         [
             *(StepSpec(id=f"p{n}", type="parallel", parallel=ParallelSpec(steps=(f"p{n + 1}",))) for n in range(900)),
             job("p900"),
             job("after", "p0"),
         ],
-        "32 deep",
+        "32 levels deep",
     ),
     "steps without an end": ([job(f"s{n}") for n in range(1001)], "1001 steps"),
-    "a name with a colon": ([job("a:b")], "cannot name a step"),
-    "a name of other letters": ([job("flüge")], "cannot name a step"),
-    "a name of digits of elsewhere": ([job("a\u0661")], "cannot name a step"),
-    "a name without an end": ([job("a" * 65)], "cannot name a step"),
+    "a name with a colon": ([job("a:b")], "is not a valid id of a step"),
+    "a name of other letters": ([job("flüge")], "is not a valid id of a step"),
+    "a name of digits of elsewhere": ([job("a\u0661")], "is not a valid id of a step"),
+    "a name without an end": ([job("a" * 65)], "is not a valid id of a step"),
     "a delay that is no number": ([StepSpec(id="a", type="delay", delay_sec=float("nan"))], "seconds from 0"),
     "a delay without an end": ([StepSpec(id="a", type="delay", delay_sec=float("inf"))], "seconds from 0"),
     "a delay of a thousand years": ([StepSpec(id="a", type="delay", delay_sec=3.2e10)], "ten years"),
-    "a moment that is none": ([StepSpec(id="a", type="delay", delay_until="tomorrow")], "a moment such as"),
-    "a deadline that is no number": ([job("a", deadline_s=float("nan"))], "is no time"),
-    "a timeout without an end": ([job("a", timeout_s=float("inf"))], "is no time"),
+    "a moment that is none": ([StepSpec(id="a", type="delay", delay_until="tomorrow")], "a time such as"),
+    "a deadline that is no number": ([job("a", deadline_s=float("nan"))], "is out of range"),
+    "a timeout without an end": ([job("a", timeout_s=float("inf"))], "is out of range"),
     "a million items": ([job("a", for_each=[0] * 10**6)], "1000000 items"),
     "a value nested without an end": ([job("a", input={"x": deep(40)})], "32 levels deep"),
     "a value beyond any stack": ([job("a", args=(deep(50_000),))], "32 levels deep"),
-    "a value that cannot be kept": ([job("a", input={"x": object()})], "cannot be kept"),
+    "a value that cannot be kept": ([job("a", input={"x": object()})], "cannot be stored"),
     "a definition without an end": ([job("a", input={"x": "y" * 1_100_000})], "at most 1048576"),
     "expressions without an end": ([job("a", input={"x": ["${input.n}"] * 201})], "201 expressions"),
-    "an expression that looks at all steps": ([job("a", when="size(steps) > 0")], "looks at all steps"),
+    "an expression that looks at all steps": ([job("a", when="size(steps) > 0")], "reads all steps"),
     "an expression that calls nobody": ([job("a", when="'x'.shout() == 'X'")], "calls 'shout'"),
-    "a pattern in a loop": ([job("a", when="input.l.all(x, x.matches('(a*)*'))")], "matches inside a loop"),
-    "a loop behind a comment": ([job("a", when="[1].// \nall(x, [1].all(y, true))")], "has a comment"),
-    "a loop behind a raw text": ([job("a", when=r"r'\' == '' || [1].all(x, [1].all(y, ' ' != ''))")], "inside a loop"),
-    "a loop behind a long text": ([job("a", when="'''it's''' != [1].map(x, [1].map(y, '')).size()")], "inside a loop"),
-    "a loop by another name": ([job("a", when="[1].existsOne(x, [1].existsOne(y, true))")], "inside a loop"),
+    "a pattern in a loop": ([job("a", when="input.l.all(x, x.matches('(a*)*'))")], "matches in a loop"),
+    "a loop behind a comment": ([job("a", when="[1].// \nall(x, [1].all(y, true))")], "contains a comment"),
+    "a loop behind a raw text": ([job("a", when=r"r'\' == '' || [1].all(x, [1].all(y, ' ' != ''))")], "loop in a loop"),
+    "a loop behind a long text": ([job("a", when="'''it's''' != [1].map(x, [1].map(y, '')).size()")], "loop in a loop"),
+    "a loop by another name": ([job("a", when="[1].existsOne(x, [1].existsOne(y, true))")], "loop in a loop"),
     "too many items": ([job("a", for_each=list(range(10_001)))], "10001 items"),
-    "a loop without a bound": ([job("a", loop=LoopSpec(most=10**9))], "may go round"),
-    "a loop over items": ([job("a", loop=LoopSpec(), for_each=[1])], "a loop and for_each"),
-    "an expression that cannot be read": ([job("a", when="1 +")], "cannot be read"),
-    "an expression without an end": ([job("a", input={"x": "${input.n"})], "has no end"),
-    "an expression that loops in a loop": ([job("a", when="[1].all(x, [2].all(y, x == y))")], "loops inside a loop"),
-    "an unknown name": ([job("a", when="nobody == 1")], "names 'nobody'"),
-    "an expression of an unknown step": ([job("a", input={"x": "${steps.b.output}"})], "names step 'b'"),
-    "a step that need not have ended": ([job("a"), job("b", input={"x": "${steps.a.output}"})], "need not have ended"),
+    "a loop without a bound": ([job("a", loop=LoopSpec(most=10**9))], "allows 1000000000 rounds"),
+    "a loop over items": ([job("a", loop=LoopSpec(), for_each=[1])], "both loop and for_each"),
+    "an expression that cannot be read": ([job("a", when="1 +")], "is not valid"),
+    "an expression without an end": ([job("a", input={"x": "${input.n"})], "is not closed"),
+    "an expression that loops in a loop": ([job("a", when="[1].all(x, [2].all(y, x == y))")], "has a loop in a loop"),
+    "an unknown name": ([job("a", when="nobody == 1")], "reads 'nobody'"),
+    "an expression of an unknown step": ([job("a", input={"x": "${steps.b.output}"})], "reads step 'b'"),
+    "a step that need not have ended": ([job("a"), job("b", input={"x": "${steps.a.output}"})], "may not have ended"),
     "a bad task": ([job("a", cores=-1)], "Step a: "),
 }
 
@@ -157,9 +157,9 @@ def test_what_is_the_same_in_every_run_holds_no_expression(text):
     undo = Compensation(topic="undo", task="undo", env={"X": text})
     command = StepSpec(id="b", argv=("echo", text))
     for wrong in (command, job("b", env={"X": text}), job("b", labels={"x": text})):
-        with pytest.raises(InvalidInput, match="of step b is the same in every run"):
+        with pytest.raises(InvalidInput, match="of step b cannot contain expressions"):
             flow(wrong)
-    with pytest.raises(InvalidInput, match="env of the compensation of step b is the same"):
+    with pytest.raises(InvalidInput, match="env of the compensation of step b cannot contain"):
         flow(job("b", compensate=undo))
 
 
@@ -169,7 +169,7 @@ def test_variables_of_a_shell_are_no_expressions():
 
 
 def test_an_input_that_the_workflow_does_not_have_is_refused():
-    with pytest.raises(InvalidInput, match=r"names input\.m"):
+    with pytest.raises(InvalidInput, match=r"reads input\.m"):
         flow(job("a", input={"x": "${input.m}"}), inputs={"n": 1})
 
 
@@ -269,15 +269,15 @@ def test_an_expression_that_cannot_be_read_or_is_too_large_is_refused():
         "x" * 4097,
         "true?1:" * 500 + "1",
     ):
-        with pytest.raises(InvalidInput, match=r"cannot be read|characters"):
+        with pytest.raises(InvalidInput, match=r"is not valid|characters"):
             compile_expression(text, "it")
 
 
 def test_a_text_does_not_grow_beyond_what_can_be_passed_on():
     made = compile_template("${input.s} and ${input.s}", "it")
-    with pytest.raises(ExpressionError, match="262144 letters"):
+    with pytest.raises(ExpressionError, match="262144 characters"):
         made({"input": {"s": "x" * 200_000}})
-    with pytest.raises(ExpressionError, match="cannot be written out"):
+    with pytest.raises(ExpressionError, match="cannot be converted to text"):
         compile_template("it is ${input.it}", "it")({"input": {"it": object()}})
 
 

@@ -72,9 +72,9 @@ def test_a_call_is_submitted_with_its_arguments(app):
         ({"every": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, "one of every=, cron= and at="),
         ({"every": 0}, "1 ms to 366 days"),
         ({"every": -1}, "is no time"),
-        ({"every": "soon"}, "is no time"),
+        ({"every": "soon"}, "is not a valid duration"),
         ({"every": 1, "name": "12345"}, "taken for a score"),
-        ({"every": 1, "group": "a b"}, "group of agents"),
+        ({"every": 1, "group": "a b"}, "agent group"),
     ],
 )
 def test_what_makes_no_agent_is_refused_with_a_sentence(app, wanted, complaint):

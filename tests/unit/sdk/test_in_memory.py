@@ -130,7 +130,7 @@ async def test_many_are_submitted_together_or_not_at_all():
         jobs = await square.submit_many([square.call(2), square.options(name="three").call(3)])
         assert await rehearsal.drain() == 2
         assert [await job.result() for job in jobs] == [4, 9]
-        with pytest.raises(InvalidInput, match="no priority"):
+        with pytest.raises(InvalidInput, match="not a valid priority"):
             await square.submit_many([square.call(2), square.options(priority=77).call(3)])
         assert len(rehearsal.submitted(square)) == 2
 

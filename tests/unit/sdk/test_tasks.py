@@ -122,7 +122,7 @@ def test_arguments_that_cannot_be_given_are_refused_before_they_are_sent(args, s
 
 def test_a_job_of_another_process_is_found_by_its_id():
     assert render.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5") == app.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5")
-    with pytest.raises(InvalidInput, match="is no job id"):
+    with pytest.raises(InvalidInput, match="is not a valid job id"):
         render.job("mine")
 
 

@@ -127,8 +127,8 @@ def test_what_is_no_settings_file_is_one_sentence_with_its_line(tmp_path, text, 
 def test_aliases_and_merges_are_refused_so_nothing_can_grow(tmp_path):
     write(tmp_path, "log: &a {level: info}\nlisten: *a\nnats: {<<: *a}\n")
     said = refusal(tmp_path).splitlines()
-    assert said[0].endswith("rota.yaml:2: listen is a section; its settings stand below it, indented.")
-    assert "rota.yaml:3: there is no setting nats.<<" in said[1]
+    assert said[0].endswith("rota.yaml:2: listen is a section: write its settings below it, indented.")
+    assert "rota.yaml:3: unknown setting nats.<<" in said[1]
 
 
 def test_values_are_read_by_their_text_not_by_yaml_s_guess(tmp_path):

@@ -55,8 +55,8 @@ def test_a_path_may_be_written_with_dots():
 def test_a_key_that_stands_twice_is_refused_with_both_lines(text):
     problem = first_problem(text)
     assert problem.startswith("rota.yaml:3: ")
-    assert problem.endswith(" already; keep one of them.")
-    assert "stands in line" in problem
+    assert problem.endswith(": keep one of them.")
+    assert "is already set in line" in problem
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(text):
 )
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(text, meant):
     problem = first_problem(text)
-    assert problem.startswith(f"rota.yaml:{text.count(chr(10)) + 1}: there is no setting ")
-    assert problem.endswith(f"; did you mean {meant}?")
+    assert problem.startswith(f"rota.yaml:{text.count(chr(10)) + 1}: unknown setting ")
+    assert problem.endswith(f": did you mean {meant}?")
 
 
 def test_an_unknown_key_like_no_other_is_refused_with_where_to_look():
     assert first_problem("zzzzqqqq: 1") == (
-        "rota.yaml:1: there is no setting zzzzqqqq; docs/reference/settings.md lists all there are."
+        "rota.yaml:1: unknown setting zzzzqqqq: see docs/reference/settings.md for all settings."
     )
 
 
@@ -94,7 +94,7 @@ def test_an_unknown_key_like_no_other_is_refused_with_where_to_look():
     ],
 )
 def test_an_unknown_variable_is_refused_with_the_nearest_name(name, meant):
-    assert first_problem(**{name: "x"}) == f"There is no setting {name}; did you mean {meant}?"
+    assert first_problem(**{name: "x"}) == f"Unknown setting {name}: did you mean {meant}?"
 
 
 def test_a_long_or_unprintable_key_does_not_reach_the_terminal_as_it_is():

@@ -207,9 +207,9 @@ def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_bu
     [
         (
             "registry: {snapshotLockTTL: 60}",
-            "rota.yaml:1: registry.snapshot_lock_ttl is 60; it must be a time with its unit such as",
+            "rota.yaml:1: registry.snapshot_lock_ttl is 60; it must be a duration with a unit, such as",
         ),
-        ("scheduler:\n  backoff-max: 500d", "rota.yaml:2: scheduler.backoff_max is 500d; it must be a time"),
+        ("scheduler:\n  backoff-max: 500d", "rota.yaml:2: scheduler.backoff_max is 500d; it must be a duration"),
         ("listen: {port: 65536}", "listen.port is 65536; it must be a whole number from 0 to 65535."),
         ("listen: {port: 010}", "listen.port is 010; it must be a whole number"),
         ("listen: {port: 1e3}", "listen.port is 1e3; it must be a whole number"),
@@ -225,7 +225,7 @@ def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_bu
         ("routing: {overload_utilization: 1.01}", "is 1.01; it must be a number from 0 to 1."),
         (
             "nats: {prefix: my_rota}",
-            "is my_rota; it must be nothing, or a word of at most 32 capital letters and digits.",
+            "is my_rota; it must be nothing, or up to 32 capital letters and digits, starting with a letter.",
         ),
         ("redis: {scheduler: {keys: {hash-tag: '{ps}'}}}", "is {ps}; it must be nothing, or a key name"),
         ("redis: {scheduler: {keys: {waiting-set: ''}}}", "waiting_set is ; it must be a key name"),
@@ -234,8 +234,8 @@ def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_bu
         ("listen: {port: [1, {a: b}]}", "listen.port is a list; it must be a whole number"),
         ("listen: {port: {a: 1}}", "listen.port is a section here; it must be a whole number"),
         ("listen: {port: !!int 80}", "listen.port is a value with a tag; it must be a whole number"),
-        ("listen: 80", "rota.yaml:1: listen is a section; its settings stand below it, indented."),
-        ("listen: [80]", "rota.yaml:1: listen is a section; its settings stand below it, indented."),
+        ("listen: 80", "rota.yaml:1: listen is a section: write its settings below it, indented."),
+        ("listen: [80]", "rota.yaml:1: listen is a section: write its settings below it, indented."),
         (
             "postgres: {url: 'mysql://db/rota'}",
             "postgres.url is mysql://***; it must be a URL starting with postgresql://",
@@ -301,17 +301,17 @@ def test_every_option_of_agents_is_checked_before_anything_starts(option, wrong)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("postgres: {pool-min: 11}", "postgres.pool_min may not be more than postgres.pool_max"),
-        ("scheduler: {backoff_base: 31s}", "scheduler.backoff_base may not be more than scheduler.backoff_max"),
-        ("redis.scheduler.failure_backoff.throttled.cap_ms: 1", "base_ms may not be more than"),
-        ("worker: {heartbeat_interval: 31s}", "worker.heartbeat_interval may not be more than registry.worker_ttl"),
-        ("safety: {circuit_close_after: 4}", "safety.circuit_close_after may not be more than"),
-        ("redis.scheduler.keys: {waiting-set: a, working-set: a}", "need three different names"),
+        ("postgres: {pool-min: 11}", "postgres.pool_min must not exceed postgres.pool_max"),
+        ("scheduler: {backoff_base: 31s}", "scheduler.backoff_base must not exceed scheduler.backoff_max"),
+        ("redis.scheduler.failure_backoff.throttled.cap_ms: 1", "base_ms must not exceed"),
+        ("worker: {heartbeat_interval: 31s}", "worker.heartbeat_interval must not exceed registry.worker_ttl"),
+        ("safety: {circuit_close_after: 4}", "safety.circuit_close_after must not exceed"),
+        ("redis.scheduler.keys: {waiting-set: a, working-set: a}", "use three different names"),
         ("redis.scheduler.orphan-cleanup.run-budget-ms: 60001", "at least a minute more than"),
         ("safety_kernel: {tls_required: true, insecure: true}", "contradict each other"),
         (
             "registry: {snapshot_interval: 11s}",
-            "registry.snapshot_interval may not be more than registry.snapshot_lock_ttl",
+            "registry.snapshot_interval must not exceed registry.snapshot_lock_ttl",
         ),
         ("accounting: {redis_url: 'redis://a', redis: {host: b}}", "accounting.redis.host name different servers"),
         ("accounting: {redis_url: 'redis://a:1', redis: {port: 2}}", "accounting.redis.port name different servers"),
@@ -344,7 +344,7 @@ def test_all_problems_are_told_at_once_one_line_each():
     )
     assert [problem.partition(" ")[0] for problem in problems] == [
         "rota.yaml:1:",
-        "There",
+        "Unknown",
         "rota.yaml:3:",
         "rota.yaml:4:",
         "ROTA_LOG_LEVEL:",

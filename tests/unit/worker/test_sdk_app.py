@@ -46,9 +46,9 @@ async def test_a_bare_decorator_takes_the_functions_name():
     [
         ({"name": "no spaces"}, "cannot name a task"),
         ({"name": "there"}, "two tasks 'there'"),
-        ({"cores": "many"}, "no amount of cores"),
+        ({"cores": "many"}, "not a valid amount of cores"),
         ({"gpus": -1}, "asks for -1 GPUs"),
-        ({"memory": "much"}, "no amount of memory"),
+        ({"memory": "much"}, "not a valid amount of memory"),
         ({"timeout": -1}, "is no time"),
         ({"timeout": float("inf")}, "is no time"),
     ],

@@ -68,7 +68,7 @@ class FrameSet(msgspec.Struct, frozen=True):
 def frames_from_count(count: int) -> FrameSet:
     """Frames 0 to count - 1."""
     if not 1 <= count <= FRAMES_MAX:
-        raise InvalidInput(f"{count} is no number of frames: give 1 to {FRAMES_MAX}.")
+        raise InvalidInput(f"{count} is not a valid number of frames: use 1 to {FRAMES_MAX}.")
     return FrameSet(0, count)
 
 
@@ -101,7 +101,7 @@ def _parse_range(text: str, spec: str) -> range:
     found = _RANGE.fullmatch(text)
     if found is None:
         raise InvalidInput(
-            f"{_quote(spec)} is no frame spec: write numbers and ranges such as 7, 1-100, 1-100x2 or 1,5,9-20."
+            f"{_quote(spec)} is not a valid frame spec: use numbers and ranges such as 7, 1-100, 1-100x2 or 1,5,9-20."
         )
     first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if last < first:
@@ -127,8 +127,8 @@ def _union(parts: list[range], spec: str) -> FrameSet:
     ranges = tuple((first + (span.start - first) // step, len(span)) for span in spans)
     if len(ranges) > RANGES_MAX:
         raise InvalidInput(
-            f"The frame spec {_quote(spec)} falls into {len(ranges)} ranges, at most {RANGES_MAX} are allowed: submit"
-            " it in parts, or as items of a map."
+            f"The frame spec {_quote(spec)} has {len(ranges)} ranges, at most {RANGES_MAX} are allowed: submit it in"
+            " parts, or as items of a map."
         )
     count = sum(length for _, length in ranges)
     return FrameSet(first, count, step, ranges if len(ranges) > 1 else ())
@@ -150,7 +150,8 @@ def _single_numbers(parts: list[range], spec: str) -> list[range]:
     """Ranges with different steps as single numbers, which can then be merged."""
     if sum(map(len, parts)) > MIXED_STEP_FRAMES_MAX:
         raise InvalidInput(
-            f"The frame spec {_quote(spec)} mixes steps over more than {MIXED_STEP_FRAMES_MAX} frames: use a layer for each step."
+            f"The frame spec {_quote(spec)} mixes steps over more than {MIXED_STEP_FRAMES_MAX} frames: use a layer for"
+            " each step."
         )
     return [range(number, number + 1) for number in sorted({number for part in parts for number in part})]
 

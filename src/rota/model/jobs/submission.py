@@ -223,20 +223,22 @@ def encode_submission(submission: Submission) -> bytes:
     try:
         return _ENCODER.encode(submission)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"A submission cannot be written as a message: {_error_text(error)}.") from error
+        raise InvalidInput(f"The submission cannot be encoded: {_error_text(error)}.") from error
 
 
 def decode_submission(data: bytes) -> Submission:
     """Decode a submission from msgpack or JSON."""
     if len(data) > SUBMISSION_BYTES_MAX:
         raise InvalidInput(
-            f"A submission of {len(data)} bytes is too large, at most {SUBMISSION_BYTES_MAX} are allowed: put large"
-            " inputs into the store and submit their pointers."
+            f"The submission has {len(data)} bytes, at most {SUBMISSION_BYTES_MAX} are allowed: put large inputs into"
+            " the store and submit their pointers."
         )
     try:
         return (_JSON if data[:1].isspace() or data[:1] == b"{" else _MSGPACK).decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"A message of {len(data)} bytes is no submission: {_error_text(error)}.") from error
+        raise InvalidInput(
+            f"A message of {len(data)} bytes is not a valid submission: {_error_text(error)}."
+        ) from error
 
 
 def canonical_bytes(submission: Submission) -> bytes:

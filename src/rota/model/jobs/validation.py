@@ -170,7 +170,7 @@ def _validate(submission: Submission, may_be_critical: bool, own: frozenset[str]
     _check_reserved_labels(submission, own)
     priority = _priority(submission.priority, may_be_critical=may_be_critical)
     if not submission.layers:
-        raise InvalidInput("A job needs at least one layer: say what it runs, as a task or an argv.")
+        raise InvalidInput("A job needs at least one layer: add one with a task or an argv.")
     if len(submission.layers) > LAYERS_MAX:
         raise InvalidInput(f"A job of {len(submission.layers)} layers is too large: use at most {LAYERS_MAX}.")
     caps = _caps(submission.max_cores, submission.max_gpus, "job")
@@ -228,17 +228,18 @@ def _check_fields(submission: Submission) -> None:
         _check_compensation(submission.compensation)
     env_tenant = submission.env.get("tenant_id")
     if env_tenant is not None and submission.tenant and env_tenant != submission.tenant:
-        raise InvalidInput("The tenant of the submission and tenant_id of its env differ: leave one of them out.")
+        raise InvalidInput("The tenant of the submission and tenant_id of its env differ: set only one of them.")
 
 
 def _priority(priority: int | str, *, may_be_critical: bool) -> int:
     number = PRIORITIES.get(priority.upper(), 0) if isinstance(priority, str) else priority
     if not 1 <= number <= CRITICAL:
         raise InvalidInput(
-            f"{_quote(priority)} is no priority: give a number from 1 to 9, or BATCH (1), INTERACTIVE (5) or CRITICAL (9)."
+            f"{_quote(priority)} is not a valid priority: use a number from 1 to 9, or BATCH (1), INTERACTIVE (5) or"
+            " CRITICAL (9)."
         )
     if number == CRITICAL and not may_be_critical:
-        raise InvalidInput("Priority CRITICAL is for operators: use INTERACTIVE, or ask for the operator role.")
+        raise InvalidInput("Priority CRITICAL requires the operator role: use INTERACTIVE, or a key with that role.")
     return number
 
 
@@ -269,7 +270,7 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
     if spec.env:
         _check_env(spec.env)
     if not 0 <= spec.gpus <= GPUS_MAX:
-        raise InvalidInput(f"Layer {name} asks for {_quote(spec.gpus)} GPUs per frame: give 0 to {GPUS_MAX}.")
+        raise InvalidInput(f"Layer {name} requests {_quote(spec.gpus)} GPUs per frame: use 0 to {GPUS_MAX}.")
     _check_seconds(f"timeout_s of layer {name}", spec.timeout_s)
     _check_seconds(f"kill_after_s of layer {name}", spec.kill_after_s)
     return Work(
@@ -290,17 +291,17 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
 
 def _check_command(spec: LayerSpec, name: str) -> None:
     if bool(spec.task) == bool(spec.argv):
-        raise InvalidInput(f"Layer {name} must have either a task or an argv, to say what its frames run.")
+        raise InvalidInput(f"Layer {name} must have either a task or an argv: set exactly one of them.")
     if spec.task:
         _check_text(f"task of layer {name}", spec.task, NAME_CHARS_MAX)
         return
     if len(spec.argv) > ARGV_MAX or any(len(word) > ENV_CHARS_MAX or "\0" in word for word in spec.argv):
         raise InvalidInput(
-            f"The argv of layer {name} cannot be run: use at most {ARGV_MAX} words of at most {ENV_CHARS_MAX}"
+            f"The argv of layer {name} cannot be run: use at most {ARGV_MAX} arguments of at most {ENV_CHARS_MAX}"
             " characters, without NUL."
         )
     if not spec.argv[0]:
-        raise InvalidInput(f"The argv of layer {name} begins with an empty word: name the program to run.")
+        raise InvalidInput(f"The argv of layer {name} begins with an empty argument: name the program to run.")
 
 
 def _retries(retries: int | RetrySpec, name: str) -> Retries:
@@ -315,7 +316,7 @@ def _retries(retries: int | RetrySpec, name: str) -> Retries:
 
 def _limits(limits: LimitSpec, spec: LayerSpec, name: str) -> ProcessLimits:
     if not spec.argv:
-        raise InvalidInput(f"Layer {name} has limits and runs a task: only commands can be held to them.")
+        raise InvalidInput(f"Layer {name} has limits but runs a task: remove them, since they apply to commands only.")
     _check_number(f"cpu_s of limits of layer {name}", limits.cpu_s, int(SECONDS_MAX))
     _check_number(f"open_files of limits of layer {name}", limits.open_files, 2**31 - 1)
     return ProcessLimits(
@@ -329,7 +330,7 @@ def _limits(limits: LimitSpec, spec: LayerSpec, name: str) -> ProcessLimits:
 def _frames(spec: LayerSpec, name: str) -> tuple[FrameSet, tuple[bytes, ...]]:
     if spec.items is not None:
         if spec.frames is not None:
-            raise InvalidInput(f"Layer {name} has both frames and items: give one of them.")
+            raise InvalidInput(f"Layer {name} has both frames and items: set only one of them.")
         return frame_ranges.frames_from_count(len(spec.items)), tuple(_item(item, name) for item in spec.items)
     match spec.frames:
         case None:
@@ -349,8 +350,8 @@ def _input(value: Any, name: str) -> bytes:
     data = _pack_value(value)
     if len(data) > INPUT_BYTES_MAX:
         raise InvalidInput(
-            f"The input of layer {name} has {len(data)} bytes, at most {INPUT_BYTES_MAX} are allowed: write it where"
-            " the workers can read it, and pass where that is."
+            f"The input of layer {name} has {len(data)} bytes, at most {INPUT_BYTES_MAX} are allowed: store it where"
+            " workers can read it, and pass its location."
         )
     return data
 
@@ -361,7 +362,7 @@ def _item(item: Any, name: str) -> bytes:
     if len(data) > ITEM_BYTES_MAX:
         raise InvalidInput(
             f"An item of layer {name} has {len(data)} bytes, at most {ITEM_BYTES_MAX} are allowed: put it into the"
-            " store and give its pointer."
+            " store and pass its pointer."
         )
     return data
 
@@ -392,7 +393,9 @@ def _caps(cores: float | str | None, gpus: int | None, what: str) -> ResourceCap
     if cores is None and gpus is None:
         return None
     if gpus is not None and not -1 <= gpus <= 2**31 - 1:
-        raise InvalidInput(f"{_quote(gpus)} is no limit of GPUs for the {what}: give a number from 0, or -1 for none.")
+        raise InvalidInput(
+            f"{_quote(gpus)} is not a valid GPU limit for the {what}: use a number from 0, or -1 for no limit."
+        )
     caps = ResourceCaps(-1 if cores is None else parse_cores_limit(cores), -1 if gpus is None else gpus)
     return caps if caps.cores > 0 or caps.gpus > 0 else None
 
@@ -403,13 +406,13 @@ def _check_fits(work: Work, caps: ResourceCaps | None, name: str, what: str) -> 
         return
     if 0 < caps.cores < work.cores:
         raise InvalidInput(
-            f"A frame of layer {name} asks for {format_cores(Centicores(work.cores))} cores, and the {what} may use"
-            f" {format_cores(Centicores(caps.cores))}: it could never run; raise the cap."
+            f"A frame of layer {name} requests {format_cores(Centicores(work.cores))} cores, but the cap of the {what}"
+            f" is {format_cores(Centicores(caps.cores))}: raise the cap, or the frame can never run."
         )
     if 0 < caps.gpus < work.gpus:
         raise InvalidInput(
-            f"A frame of layer {name} asks for {work.gpus} GPUs, and the {what} may use {caps.gpus}: it could never"
-            " run; raise the cap."
+            f"A frame of layer {name} requests {work.gpus} GPUs, but the cap of the {what} is {caps.gpus}: raise the"
+            " cap, or the frame can never run."
         )
 
 
@@ -417,7 +420,7 @@ def _check_layers(layers: tuple[ValidatedLayer, ...]) -> None:
     names = [layer.name for layer in layers]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"Two layers are called {_quote(duplicate)}: give each a name of its own.")
+        raise InvalidInput(f"Two layers have the name {_quote(duplicate)}: give each its own name.")
     frames = sum(layer.frames.count for layer in layers)
     if frames > FRAMES_MAX:
         raise InvalidInput(f"A job of {frames} frames is too large, at most {FRAMES_MAX} are allowed: submit several.")
@@ -459,7 +462,7 @@ def _details(submission: Submission) -> bytes | None:
 def _check_compensation(compensation: Compensation) -> None:
     _check_topic(compensation.topic)
     if compensation.task and compensation.argv:
-        raise InvalidInput("The compensation has both a task and an argv: give one of them, or neither.")
+        raise InvalidInput("The compensation has both a task and an argv: set at most one of them.")
     if compensation.task:
         _check_text("task of the compensation", compensation.task, NAME_CHARS_MAX)
     if compensation.priority is not None:
@@ -490,7 +493,7 @@ def _check_labels(labels: Mapping[str, str]) -> None:
     for key, value in labels.items():
         if not _LABEL.fullmatch(key):
             raise InvalidInput(
-                f"{_quote(key)} cannot name a label: use up to 128 letters, digits, dots, slashes, hyphens and"
+                f"{_quote(key)} is not a valid label name: use up to 128 letters, digits, dots, slashes, hyphens and"
                 " underscores."
             )
         if len(value) > VALUE_CHARS_MAX or "\0" in value:
@@ -503,7 +506,7 @@ def _check_reserved_labels(submission: Submission, own: frozenset[str]) -> None:
     labels = [*submission.labels, *(submission.compensation.labels if submission.compensation is not None else ())]
     for key in labels:
         if key not in own and (key.lower() in RESERVED_LABELS or key.lower().startswith(RESERVED_LABEL_PREFIXES)):
-            raise InvalidInput(f"The label {_quote(key)} is one that Rota sets itself: leave it out.")
+            raise InvalidInput(f"The label {_quote(key)} is reserved for Rota: remove it.")
 
 
 def _check_env(env: Mapping[str, str]) -> None:
@@ -511,7 +514,9 @@ def _check_env(env: Mapping[str, str]) -> None:
         raise InvalidInput(f"{len(env)} environment variables are too many: use at most {ENV_MAX}.")
     for key, value in env.items():
         if not _ENV.fullmatch(key):
-            raise InvalidInput(f"{_quote(key)} cannot name an environment variable: use letters, digits, underscores.")
+            raise InvalidInput(
+                f"{_quote(key)} is not a valid name of an environment variable: use letters, digits and underscores."
+            )
         if len(value) > ENV_CHARS_MAX or "\0" in value:
             raise InvalidInput(
                 f"The environment variable {key} has {len(value)} characters: use at most {ENV_CHARS_MAX}, without NUL."
@@ -523,30 +528,32 @@ def _check_tags(what: str, tags: Iterable[str]) -> None:
         if number > TAGS_MAX:
             raise InvalidInput(f"There are too many {what}: use at most {TAGS_MAX}.")
         if not _TAG.fullmatch(tag):
-            raise InvalidInput(f"{_quote(tag)} cannot be one of {what}: use up to 64 letters, digits and . : / + - _.")
+            raise InvalidInput(
+                f"{_quote(tag)} is not a valid entry of {what}: use up to 64 letters, digits and . : / + - _."
+            )
 
 
 def _check_topic(topic: str) -> None:
     if len(topic) > 100 or not _TOPIC.fullmatch(topic):
         raise InvalidInput(
-            f"{_quote(topic)} is no topic: use up to 100 letters, digits, hyphens and underscores in words joined by"
-            " dots."
+            f"{_quote(topic)} is not a valid topic: use up to 100 letters, digits, hyphens and underscores in parts"
+            " joined by dots."
         )
 
 
 def _check_text(what: str, text: str, most: int) -> None:
     if not 0 < len(text) <= most or not text.isprintable():
-        raise InvalidInput(f"{_quote(text)} cannot be the {what}: use 1 to {most} printable characters.")
+        raise InvalidInput(f"{_quote(text)} is not a valid {what}: use 1 to {most} printable characters.")
 
 
 def _check_number(what: str, number: int, most: int) -> None:
     if not 0 <= number <= most:
-        raise InvalidInput(f"{_quote(number)} cannot be the {what}: give a whole number from 0 to {most}.")
+        raise InvalidInput(f"{_quote(number)} is not a valid {what}: use a whole number from 0 to {most}.")
 
 
 def _check_seconds(what: str, seconds: float) -> None:
     if not 0 <= seconds <= SECONDS_MAX:
-        raise InvalidInput(f"{_quote(seconds)} cannot be the {what}: give seconds from 0 to {SECONDS_MAX:.0f}.")
+        raise InvalidInput(f"{_quote(seconds)} is not a valid {what}: use seconds from 0 to {SECONDS_MAX:.0f}.")
 
 
 def _check_depth(what: str, value: Any, left: int = DEPTH_MAX) -> None:

@@ -191,8 +191,8 @@ def read_refusal(restriction: OutputRestriction | str | None, job: UUID, frame: 
             return None
         case OutputRestriction.HELD:
             return OutputHeld(
-                f"The output of frame {frame} of job {job} is held until it was scanned: ask again in a moment, or see"
-                " `rota outputs list`.",
+                f"The output of frame {frame} of job {job} is held until it has been scanned: try again in a moment, or"
+                " see `rota outputs list`.",
                 **facts,
             )
         case _:

@@ -12,15 +12,15 @@ class AccountingRedisSettings(Section, frozen=True):
     """The Redis of the live ledger, if it is not that of `redis.url`."""
 
     enabled: Annotated[
-        bool, Boolean("Whether bookings and releases go to Redis; without it no managed show is booked.")
+        bool, Boolean("Whether bookings and releases use Redis; without it managed shows are not booked.")
     ] = True
     host: Annotated[
         str | None,
         String(
-            "Its host; wins over the one in the URL.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"
+            "Its host; overrides the one in the URL.", pattern=r"[\w.:%-]{1,253}", described="a host name or address"
         ),
     ] = None
-    port: Annotated[int | None, Integer("Its port; wins over the one in the URL.", least=1, most=65535)] = None
+    port: Annotated[int | None, Integer("Its port; overrides the one in the URL.", least=1, most=65535)] = None
 
 
 class AccountingSettings(Section, frozen=True):
@@ -29,18 +29,18 @@ class AccountingSettings(Section, frozen=True):
     redis_url: Annotated[
         str | None, Url("Redis of the live ledger, instead of redis.url.", schemes=("redis", "rediss", "unix"))
     ] = None
-    redis_pool_size: Annotated[int, Integer("Connections to it at most.", least=1, most=10_000)] = 20
+    redis_pool_size: Annotated[int, Integer("Maximum number of connections to it.", least=1, most=10_000)] = 20
     redis: AccountingRedisSettings = AccountingRedisSettings()
-    recompute_interval_seconds: Annotated[
-        int, Seconds("Time between two recomputations of what is booked.", least=1)
-    ] = 120
+    recompute_interval_seconds: Annotated[int, Seconds("Interval between recomputations of booked usage.", least=1)] = (
+        120
+    )
     limit_reseed_interval_seconds: Annotated[
-        int, Seconds("Time between two copies of all limits to Redis.", least=1)
+        int, Seconds("Interval between copies of all limits to Redis.", least=1)
     ] = 300
     recalculate_subs_interval: Annotated[
-        float, Duration("Time between two recalculations of the subscriptions of unmanaged shows.", least=1.0)
+        float, Duration("Interval between recalculations of the subscriptions of unmanaged shows.", least=1.0)
     ] = 7200.0
-    managed_shows_ttl: Annotated[float, Duration("How long it is remembered who keeps a show's books.")] = 30.0
+    managed_shows_ttl: Annotated[float, Duration("How long the accounting mode of a show is cached.")] = 30.0
     cas_max_retries: Annotated[
-        int, Integer("Further tries of a recount that another one, or a seeding, has overtaken.", most=1000)
+        int, Integer("Retries of a recomputation that lost a race with another one or a reseed.", most=1000)
     ] = 3

@@ -129,11 +129,11 @@ class Duration(SettingKind, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> str:
-        return f"a time with its unit such as 500ms, 2s, 10min or 72h{self._or_plain}, {self._range}"
+        return f"a duration with a unit, such as 500ms, 2s, 10min or 72h{self._or_plain}, {self._range}"
 
     @property
     def brief(self) -> str:
-        return f"a time{self._or_plain}, {self._range}"
+        return f"a duration{self._or_plain}, {self._range}"
 
     @property
     def _or_plain(self) -> str:

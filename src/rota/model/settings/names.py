@@ -10,7 +10,7 @@ from rota.model.settings.leaves import leaves, sections
 
 # The one variable that is not a setting: the path of the settings file.
 CONFIG_ENV: Final = "ROTA_CONFIG"
-_SEE_REFERENCE: Final = "; docs/reference/settings.md lists all there are."
+_SEE_REFERENCE: Final = ": see docs/reference/settings.md for all settings."
 
 
 def normalize_name(name: str) -> str:
@@ -25,16 +25,16 @@ def known_paths() -> Mapping[str, str]:
 
 
 def suggestion(path: str) -> str:
-    """`; did you mean ...?` for an unknown path, or a pointer to the reference if none is similar."""
+    """`: did you mean ...?` for an unknown path, or a pointer to the reference if none is similar."""
     parent, _, name = path.rpartition(".")
     beside = {known.rpartition(".")[2]: known for known in known_paths().values() if _is_below(known, parent)}
     near = _same_name(name) or beside.get(_nearest(name, beside) or "") or _nearest(path, known_paths().values())
-    return f"; did you mean {near}?" if near else _SEE_REFERENCE
+    return f": did you mean {near}?" if near else _SEE_REFERENCE
 
 
 def env_suggestion(name: str) -> str:
     near = _nearest(name, [*(env for leaf in leaves().values() for env in leaf.env_names), CONFIG_ENV])
-    return f"; did you mean {near}?" if near else _SEE_REFERENCE
+    return f": did you mean {near}?" if near else _SEE_REFERENCE
 
 
 def _is_below(path: str, parent: str) -> bool:

@@ -30,38 +30,38 @@ class ListenSettings(Section, frozen=True):
 class ApiSettings(Section, frozen=True):
     """The API that clients on this machine call. Without a URL: that of `rota up` in this data directory."""
 
-    url: Annotated[str | None, Url("Where it is; needs a key.", schemes=("http", "https"))] = None
+    url: Annotated[str | None, Url("URL of the API; requires a key.", schemes=("http", "https"))] = None
     key: Annotated[
         str | None,
         Secret(
-            "Key to call it with; `rota keys create` makes one.",
+            "API key; `rota keys create` creates one.",
             pattern=r"rota_[0-9a-z]{10}_[0-9a-z]{39}",
-            described="a key as it was shown when it was made",
+            described="a key as shown when it was created",
         ),
     ] = None
-    requests_per_s: Annotated[int, Integer("Requests a second that a server takes of each key; 0: any number.")] = 1000
-    requests_burst: Annotated[int, Integer("Requests of a key that may come at once.", least=1)] = 2000
-    requests_at_once: Annotated[int, Integer("Requests that a server answers at once, of all keys; 0: any number.")] = (
-        256
+    requests_per_s: Annotated[int, Integer("Requests per second that a server accepts from each key; 0: no limit.")] = (
+        1000
     )
+    requests_burst: Annotated[int, Integer("Burst of requests allowed per key.", least=1)] = 2000
+    requests_at_once: Annotated[int, Integer("Concurrent requests per server, over all keys; 0: no limit.")] = 256
 
 
 class LogSettings(Section, frozen=True):
     """Logs on stderr."""
 
     format: Annotated[
-        LogFormat, Choice("One JSON object per line, or lines for people.", options=get_args(LogFormat))
+        LogFormat, Choice("One JSON object per line, or human-readable lines.", options=get_args(LogFormat))
     ] = "console"
-    level: Annotated[LogLevel, Choice("The least that is written.", options=get_args(LogLevel))] = "info"
+    level: Annotated[LogLevel, Choice("Lowest level that is logged.", options=get_args(LogLevel))] = "info"
 
 
 class ServiceSettings(Section, frozen=True):
     """Start and stop."""
 
     start_timeout: Annotated[
-        float, Duration("Longest wait at the start of `rota server` for servers that do not answer.", least=0.0)
+        float, Duration("Longest wait of `rota server` at start for PostgreSQL, Redis and NATS.", least=0.0)
     ] = 60.0
-    drain_timeout: Annotated[float, Duration("Longest wait at stop for work under way.")] = 15.0
+    drain_timeout: Annotated[float, Duration("Longest wait at stop for work in progress.")] = 15.0
 
 
 class GrpcSettings(Section, frozen=True):
@@ -70,7 +70,7 @@ class GrpcSettings(Section, frozen=True):
     host: Annotated[
         str,
         String(
-            "Address to listen on; other than loopback needs TLS.",
+            "Address to listen on; any other than loopback requires TLS.",
             pattern=r"[\w.:%-]{1,253}",
             described="a host name or address",
         ),
@@ -79,7 +79,7 @@ class GrpcSettings(Section, frozen=True):
     shared_secret: Annotated[
         str | None,
         Secret(
-            "What every caller must show.",
+            "Secret that every caller must send.",
             pattern=r"[\x21-\x7e]{16,512}",
             described="16 to 512 printable characters without spaces",
         ),

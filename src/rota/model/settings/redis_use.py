@@ -29,7 +29,9 @@ class RedisClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_wait_s: float
 
     def __repr__(self) -> str:
-        return f"RedisUse({masked_url(self.url)}, pool_size={self.pool_size}, op_timeout_s={self.op_timeout_s})"
+        return (
+            f"RedisClientConfig({masked_url(self.url)}, pool_size={self.pool_size}, op_timeout_s={self.op_timeout_s})"
+        )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [("url", masked_url(self.url))]
@@ -55,7 +57,7 @@ def _url(settings: Settings, user: RedisPurpose, local_url: str | None) -> str:
         if accounting.redis.host or accounting.redis.port:
             return _with_host_and_port(url or "redis://127.0.0.1", accounting.redis.host, accounting.redis.port)
     if url is None:
-        raise InvalidSetting("No Redis is named: set redis.url, or use `rota up`, which runs one.")
+        raise InvalidSetting("No Redis is configured: set redis.url, or use `rota up`, which runs one.")
     return url
 
 

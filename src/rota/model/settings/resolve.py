@@ -112,9 +112,9 @@ def _from_file(entries: Sequence[SettingsFileEntry], file: str, problems: list[s
         where = f"{file}:{entry.line}"
         path = known_paths().get(normalize_name(written))
         if path is None:
-            problems.append(f"{where}: there is no setting {_shortened(written)}{suggestion(written)}")
+            problems.append(f"{where}: unknown setting {_shortened(written)}{suggestion(written)}")
         elif path in lines:
-            problems.append(f"{where}: {path} stands in line {lines[path]} already; keep one of them.")
+            problems.append(f"{where}: {path} is already set in line {lines[path]}: keep one of them.")
         else:
             lines[path] = entry.line
             if leaf := leaves().get(path):
@@ -122,7 +122,7 @@ def _from_file(entries: Sequence[SettingsFileEntry], file: str, problems: list[s
             elif isinstance(entry.value, tuple):
                 pending += [(path + ".", below) for below in reversed(entry.value)]
             elif entry.value is not None:
-                problems.append(f"{where}: {path} is a section; its settings stand below it, indented.")
+                problems.append(f"{where}: {path} is a section: write its settings below it, indented.")
 
 
 def _value(leaf: Leaf, entry: SettingsFileEntry, where: str, problems: list[str]) -> Iterator[SettingInput]:
@@ -141,11 +141,11 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> Iterat
         known.update(leaf.env_names)
         names = [name for name in leaf.env_names if environ.get(name, "").strip()]
         if len(names) > 1:
-            problems.append(f"{' and '.join(names)} are the same setting {leaf.path}; set one of them.")
+            problems.append(f"{' and '.join(names)} are the same setting {leaf.path}: set only one of them.")
         elif names:
             yield SettingInput(leaf, environ[names[0]].strip(), SettingOrigin("environment", names[0]))
     unknown = sorted(name for name in environ if name.startswith("ROTA_") and name not in known)
-    problems += [f"There is no setting {_shortened(name)}{env_suggestion(name)}" for name in unknown]
+    problems += [f"Unknown setting {_shortened(name)}{env_suggestion(name)}" for name in unknown]
 
 
 def _contradictions(settings: Settings, origins: Mapping[str, SettingOrigin], invalid: set[str]) -> Iterator[str]:

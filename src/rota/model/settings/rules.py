@@ -38,7 +38,7 @@ def _out_of_order(settings: Settings) -> Iterator[Conflict]:
         ("safety.circuit_close_after", "safety.circuit_half_open_max"),
     ):
         if _number(settings, low) > _number(settings, high):
-            yield Conflict((low, high), f"{low} may not be more than {high}; change one of them.")
+            yield Conflict((low, high), f"{low} must not exceed {high}: change one of them.")
 
 
 def _number(settings: Settings, path: str) -> float:
@@ -52,7 +52,7 @@ def _agents(settings: Settings) -> Iterator[Conflict]:
     if len({keys.waiting_set, keys.working_set, keys.cleanup_leader_key}) < 3:
         path = "redis.scheduler.keys."
         paths = (path + "waiting_set", path + "working_set", path + "cleanup_leader_key")
-        yield Conflict(paths, "the agents' two sets and their leader key need three different names.")
+        yield Conflict(paths, "the agents' two sets and their leader key share a name: use three different names.")
     if orphans.run_budget_ms and orphans.leadership_ttl_ms < orphans.run_budget_ms + 60_000:
         path = "redis.scheduler.orphan_cleanup."
         yield Conflict(
@@ -68,17 +68,17 @@ def _safety(settings: Settings) -> Iterator[Conflict]:
     if kernel.tls_required and kernel.insecure:
         yield Conflict(
             (section + "tls_required", section + "insecure"),
-            "safety_kernel.tls_required and safety_kernel.insecure contradict each other; set one of them.",
+            "safety_kernel.tls_required and safety_kernel.insecure contradict each other: set only one of them.",
         )
     if bool(kernel.tls_cert) != bool(kernel.tls_key):
         yield Conflict(
             (section + "tls_cert", section + "tls_key"),
-            "safety_kernel.tls_cert and safety_kernel.tls_key belong together; set both or none.",
+            "safety_kernel.tls_cert and safety_kernel.tls_key belong together: set both or none.",
         )
     if policy.signature_required and not policy.public_key_file:
         yield Conflict(
             ("policy.signature_required", "policy.public_key_file"),
-            "policy.signature_required needs policy.public_key_file, to check signatures with.",
+            "policy.signature_required needs a key to verify signatures: set policy.public_key_file.",
         )
     yield from _kernel_client(settings)
     yield from _kernel_server(settings)
@@ -90,7 +90,7 @@ def _kernel_client(settings: Settings) -> Iterator[Conflict]:
     if host and not _is_loopback(host) and not (kernel.tls_ca or kernel.tls_required or kernel.insecure):
         yield Conflict(
             ("safety_kernel.addr", "safety_kernel.tls_ca"),
-            f"the kernel at {kernel.addr} would be asked in the clear; set safety_kernel.tls_ca or "
+            f"calls to the kernel at {kernel.addr} would not be encrypted: set safety_kernel.tls_ca or "
             "safety_kernel.tls_required, or safety_kernel.insecure where the network is trusted.",
         )
 
@@ -102,13 +102,13 @@ def _kernel_server(settings: Settings) -> Iterator[Conflict]:
     if not kernel.shared_secret:
         yield Conflict(
             ("safety_kernel.host", "safety_kernel.shared_secret"),
-            f"safety_kernel.host {kernel.host} is reached from other machines; set safety_kernel.shared_secret.",
+            f"safety_kernel.host {kernel.host} is reachable from other machines: set safety_kernel.shared_secret.",
         )
     elif not kernel.tls_cert and not kernel.insecure:
         yield Conflict(
             ("safety_kernel.host", "safety_kernel.tls_cert"),
-            f"safety_kernel.host {kernel.host} is reached from other machines, where safety_kernel.shared_secret would "
-            "travel in the clear; set safety_kernel.tls_cert and tls_key, or safety_kernel.insecure.",
+            f"safety_kernel.host {kernel.host} is reachable from other machines, and safety_kernel.shared_secret would "
+            "not be encrypted: set safety_kernel.tls_cert and tls_key, or safety_kernel.insecure.",
         )
 
 
@@ -123,7 +123,7 @@ def _accounting_redis(settings: Settings) -> Iterator[Conflict]:
         if value is not None and value != stated:
             yield Conflict(
                 ("accounting.redis_url", f"accounting.redis.{part}"),
-                f"accounting.redis_url and accounting.redis.{part} name different servers; keep one of them.",
+                f"accounting.redis_url and accounting.redis.{part} name different servers: keep one of them.",
             )
 
 
@@ -131,7 +131,7 @@ def _listen(settings: Settings) -> Iterator[Conflict]:
     if bool(settings.listen.tls_cert) != bool(settings.listen.tls_key):
         yield Conflict(
             ("listen.tls_cert", "listen.tls_key"),
-            "listen.tls_cert and listen.tls_key belong together; set both or none.",
+            "listen.tls_cert and listen.tls_key belong together: set both or none.",
         )
 
 
@@ -139,13 +139,13 @@ def _grpc(settings: Settings) -> Iterator[Conflict]:
     grpc = settings.grpc
     if bool(grpc.tls_cert) != bool(grpc.tls_key):
         yield Conflict(
-            ("grpc.tls_cert", "grpc.tls_key"), "grpc.tls_cert and grpc.tls_key belong together; set both or none."
+            ("grpc.tls_cert", "grpc.tls_key"), "grpc.tls_cert and grpc.tls_key belong together: set both or none."
         )
     elif grpc.shared_secret and not grpc.tls_cert and not _is_loopback(grpc.host):
         yield Conflict(
             ("grpc.host", "grpc.tls_cert"),
-            f"grpc.host {grpc.host} is reached from other machines, where grpc.shared_secret would travel in the clear;"
-            " set grpc.tls_cert and grpc.tls_key, or keep to 127.0.0.1.",
+            f"grpc.host {grpc.host} is reachable from other machines, and grpc.shared_secret would not be encrypted:"
+            " set grpc.tls_cert and grpc.tls_key, or use 127.0.0.1.",
         )
 
 

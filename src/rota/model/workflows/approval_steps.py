@@ -107,16 +107,16 @@ def denial_reason(approval: Approval, state: ApprovalState) -> str:
 def check_terms(step: str, spec: ApprovalSpec | None) -> ApprovalSpec:
     """The terms of a step; raises InvalidInput for terms that can never be met."""
     if spec is None or not spec.text.strip():
-        raise InvalidInput(f"Step {step} must say what people are to agree to: give it a text in approval.")
+        raise InvalidInput(f"Step {step} has no question for its approvers: set text in its field approval.")
     if not 1 <= spec.quorum <= QUORUM_MAX:
-        raise InvalidInput(f"The quorum of step {step} is {spec.quorum}: give 1 to {QUORUM_MAX}.")
+        raise InvalidInput(f"The quorum of step {step} is {spec.quorum}: use 1 to {QUORUM_MAX}.")
     if not 0 <= spec.expires_s <= EXPIRES_MAX_S:
-        raise InvalidInput(f"The expires_s of step {step} is no time: give seconds from 0, ten years at most.")
+        raise InvalidInput(f"The expires_s of step {step} is out of range: use seconds from 0 to ten years.")
     if any(not 1 <= len(name) <= NAME_CHARS_MAX or not name.isprintable() for name in spec.approvers):
-        raise InvalidInput(f"An approver of step {step} has no name that a key could have: correct it.")
+        raise InvalidInput(f"An approver of step {step} is not a valid key name: correct it.")
     if spec.approvers and len(set(spec.approvers)) < spec.quorum:
         raise InvalidInput(
-            f"Step {step} needs {spec.quorum} who agree and names {len(set(spec.approvers))} who may: name more."
+            f"Step {step} needs {spec.quorum} approvals but names {len(set(spec.approvers))} approvers: name more."
         )
     return spec
 
@@ -126,5 +126,5 @@ def render_approval(step: CompiledStep, scope: Scope) -> tuple[str, dict[str, An
     assert step.spec.approval is not None, "only steps of type approval are rendered"
     text = to_text(step.value(scope)) if step.value is not None else step.spec.approval.text
     if not text.strip() or len(text) > TEXT_MAX:
-        raise ExpressionError(f"What step {step.id} asks people has {len(text)} characters: use 1 to {TEXT_MAX}.")
+        raise ExpressionError(f"The approval text of step {step.id} has {len(text)} characters: use 1 to {TEXT_MAX}.")
     return text.replace("\0", ""), dict(step.call_input(scope))

@@ -80,7 +80,9 @@ class CostMeter:
     def spend(self, cost: int) -> None:
         self.left -= cost
         if self.left < 0:
-            raise ExpressionError("The expressions of this run would take too long together: do it in a task.")
+            raise ExpressionError(
+                "The expressions of this run would take too long together: move the work into a task."
+            )
 
 
 class Comprehension(msgspec.Struct, frozen=True):
@@ -127,15 +129,13 @@ def evaluator(text: str, what: str) -> Callable[[Mapping[str, Any]], Any]:
 def analyze(text: str, what: str) -> ExpressionShape:
     bare = STRING_LITERAL.sub(lambda found: '"' + " " * (len(found[0]) - 2) + '"', text)
     if "//" in bare:
-        raise InvalidInput(f"The expression {quote_expression(text)} of {what} has a comment: leave it out.")
+        raise InvalidInput(f"The expression {quote_expression(text)} of {what} contains a comment: remove it.")
     if bare.count("matches") > MATCHES_MAX:
         raise InvalidInput(f"The expression of {what} has {bare.count('matches')} matches: use at most {MATCHES_MAX}.")
     loops = tuple(_comprehensions(text, bare, what))
     mentions = tuple(_mentions(text, bare))
     if ("steps",) in mentions:
-        raise InvalidInput(
-            f"The expression {quote_expression(text)} of {what} looks at all steps: name the one that is meant."
-        )
+        raise InvalidInput(f"The expression {quote_expression(text)} of {what} reads all steps: name the one it needs.")
     return ExpressionShape(
         mentions=mentions,
         loops=loops,
@@ -159,7 +159,7 @@ def estimate_cost(shape: ExpressionShape, found: Mapping[Path, Any], text: str) 
             cost += length * whole // 2
     if cost > COST_MAX:
         raise ExpressionError(
-            f"The expression {quote_expression(text)} would take too long for what it is given: do it in a task."
+            f"The expression {quote_expression(text)} would take too long for its input: move the work into a task."
         )
     return cost
 
@@ -175,18 +175,18 @@ def _program(text: str, what: str) -> cel.Program:
         program = cel.compile(text)
     except ValueError as error:
         why = str(error).partition("ERROR: ")[2].partition("\n")[0] or str(error)
-        raise InvalidInput(f"The expression {quote_expression(text)} of {what} cannot be read: {why[:200]}.") from None
+        raise InvalidInput(f"The expression {quote_expression(text)} of {what} is not valid: {why[:200]}.") from None
     bound = {found[2] for found in _COMPREHENSION.finditer(text)}
     for name in sorted(program.variables()):
         if name not in ROOTS and name not in bound:
             use = ", ".join(sorted(ROOTS))
             raise InvalidInput(
-                f"The expression {quote_expression(text)} of {what} names {name[:64]!r}: use one of {use}."
+                f"The expression {quote_expression(text)} of {what} reads {name[:64]!r}: use one of {use}."
             )
     for name in sorted(program.functions()):
         if name not in FUNCTIONS and name[0] not in "_@!-":
             raise InvalidInput(
-                f"The expression {quote_expression(text)} of {what} calls {name[:64]!r}, and there is no such function."
+                f"The expression {quote_expression(text)} of {what} calls {name[:64]!r}, which does not exist."
             )
     return program
 
@@ -200,11 +200,11 @@ def _comprehensions(text: str, bare: str, what: str) -> Iterator[Comprehension]:
         body = bare[begin:end]
         if at + 1 < len(found) and found[at + 1].start() < end:
             raise InvalidInput(
-                f"The expression {quote_expression(text)} of {what} loops inside a loop: do it in a task."
+                f"The expression {quote_expression(text)} of {what} has a loop in a loop: move the work into a task."
             )
         if "matches" in body:
             raise InvalidInput(
-                f"The expression {quote_expression(text)} of {what} has matches inside a loop: do it in a task."
+                f"The expression {quote_expression(text)} of {what} has matches in a loop: move the work into a task."
             )
         yield Comprehension(
             copies=loop[1] in ("map", "filter"),
@@ -289,5 +289,5 @@ def _measure(value: Any, text: str) -> tuple[int, int]:
 def _check_list(value: Sequence[Any], text: str) -> None:
     if len(value) > LIST_MAX:
         raise ExpressionError(
-            f"The expression {quote_expression(text)} is given a list of {len(value)}: at most {LIST_MAX} are allowed."
+            f"The expression {quote_expression(text)} reads a list of {len(value)} items: use at most {LIST_MAX}."
         )

@@ -144,7 +144,7 @@ def _budget(by: Compensation) -> Any:
 def _layer(origin: CompensatedJob, by: Compensation, *, own: bool) -> LayerSpec:
     work = origin.work
     if not own and not (work.task or work.argv):
-        raise InvalidInput("The compensation says nothing to run, and neither does its job.")
+        raise InvalidInput("Neither the compensation nor its job has anything to run: give it a task or an argv.")
     retries = work.retries
     return LayerSpec(
         name="undo",

@@ -125,9 +125,9 @@ class CompiledStep(msgspec.Struct):
     def items(self, scope: Scope) -> list[Any]:
         items = self.value(scope) if self.value is not None else self.spec.for_each
         if not isinstance(items, (list, tuple)):
-            raise ExpressionError(f"The items of step {self.id} are no list, but a {type(items).__name__}.")
+            raise ExpressionError(f"The items of step {self.id} must be a list, not a {type(items).__name__}.")
         if len(items) > ITEMS_MAX:
-            raise ExpressionError(f"Step {self.id} is to run for {len(items)} items, at most {ITEMS_MAX} are allowed.")
+            raise ExpressionError(f"Step {self.id} has {len(items)} items, at most {ITEMS_MAX} are allowed.")
         return list(items)
 
     def _mapped_submission(self, scope: Scope, run: str) -> ValidatedSubmission:
@@ -162,7 +162,7 @@ class CompiledWorkflow(msgspec.Struct):
             if each.id == step:
                 return each.place
         raise InvalidInput(
-            f"The workflow {self.spec.name} has no step {step[:64]!r}: it has {_step_names(self.steps)}."
+            f"The workflow {self.spec.name} has no step {step[:64]!r}: its steps are {_step_names(self.steps)}."
         )
 
     def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -170,11 +170,12 @@ class CompiledWorkflow(msgspec.Struct):
         declared = self.spec.inputs
         if declared and (unknown := sorted(given.keys() - declared.keys())):
             raise InvalidInput(
-                f"The workflow {self.spec.name} has no input {unknown[0][:64]!r}: it has {', '.join(sorted(declared))}."
+                f"The workflow {self.spec.name} has no input {unknown[0][:64]!r}: its inputs are"
+                f" {', '.join(sorted(declared))}."
             )
         values = {**{name: value for name, value in declared.items() if value != REQUIRED_INPUT}, **given}
         if missing := sorted(declared.keys() - values.keys()):
-            raise InvalidInput(f"The workflow {self.spec.name} needs the input {missing[0]}: give it a value.")
+            raise InvalidInput(f"The workflow {self.spec.name} requires the input {missing[0]}: pass a value for it.")
         try:
             return dict(validate_value(values, "input of the run"))
         except ExpressionError as error:
@@ -195,10 +196,10 @@ class CompiledWorkflow(msgspec.Struct):
 def compile_workflow(spec: WorkflowSpec) -> CompiledWorkflow:
     """Compile a definition; raises InvalidInput with a sentence that names the step."""
     if not _NAME.fullmatch(spec.name):
-        raise InvalidInput(f"{spec.name[:64]!r} cannot name a workflow: use up to 64 letters, digits, _ and -.")
+        raise InvalidInput(f"{spec.name[:64]!r} is not a valid workflow name: use up to 64 letters, digits, _ and -.")
     check_size(spec)
     if not 0 <= spec.timeout_s <= DELAY_MAX_S:
-        raise InvalidInput(f"The timeout_s of workflow {spec.name} is no time: give seconds from 0.")
+        raise InvalidInput(f"The timeout_s of workflow {spec.name} is out of range: use seconds from 0 to ten years.")
     places = _step_indexes(spec)
     steps = [_compile_step(step, at, places, spec) for at, step in enumerate(spec.steps)]
     _assign_owners(steps)
@@ -212,9 +213,9 @@ def _step_indexes(spec: WorkflowSpec) -> dict[str, int]:
     places: dict[str, int] = {}
     for at, step in enumerate(spec.steps):
         if not _NAME.fullmatch(step.id):
-            raise InvalidInput(f"{step.id[:64]!r} cannot name a step: use up to 64 letters, digits, _ and -.")
+            raise InvalidInput(f"{step.id[:64]!r} is not a valid id of a step: use up to 64 letters, digits, _ and -.")
         if step.id in places:
-            raise InvalidInput(f"There are two steps {step.id}: give each a name of its own.")
+            raise InvalidInput(f"Step {step.id} is defined twice: give each step its own id.")
         places[step.id] = at
     return places
 
@@ -225,7 +226,7 @@ def _compile_step(spec: StepSpec, at: int, places: dict[str, int], flow: Workflo
     what = f"step {spec.id}"
     step.when = compile_expression(spec.when, what) if spec.when else None
     if spec.on_error:
-        step.handler = _find(spec.on_error, places, spec, "has as on_error")
+        step.handler = _find(spec.on_error, places, spec, "names as on_error")
     if spec.type == "job":
         _compile_job(step, flow)
     else:
@@ -240,7 +241,7 @@ def _compile_other(step: CompiledStep, places: dict[str, int]) -> None:
     match spec.type:
         case "workflow":
             if not _NAME.fullmatch(spec.workflow):
-                raise InvalidInput(f"Step {spec.id} must say which workflow it runs, in workflow.")
+                raise InvalidInput(f"Step {spec.id} names no workflow to run: set its field workflow.")
             step.input = compile_template(spec.input, what)
         case "delay":
             step.value = _compile_delay(spec)
@@ -252,7 +253,7 @@ def _compile_other(step: CompiledStep, places: dict[str, int]) -> None:
             _compile_parallel(step, places)
         case "notify":
             if not spec.notify:
-                raise InvalidInput(f"Step {spec.id} has nothing to tell: give it a text in notify.")
+                raise InvalidInput(f"Step {spec.id} has no text to publish: set its field notify.")
             step.value = compile_template(spec.notify, what)
         case "approval":
             step.value = compile_template(check_terms(spec.id, spec.approval).text, what)
@@ -263,10 +264,10 @@ def _check_fields(spec: StepSpec) -> None:
     known = _FIELDS[spec.type] | _COMMON_FIELDS
     for field in struct_fields(StepSpec):
         if field.name not in known and getattr(spec, field.name) != _default(field):
-            raise InvalidInput(f"Step {spec.id} is of type {spec.type} and has no use for {field.name}: leave it out.")
+            raise InvalidInput(f"Step {spec.id} is of type {spec.type}, which does not use {field.name}: remove it.")
     for name, seconds in (("timeout_s", spec.timeout_s), ("deadline_s", spec.deadline_s)):
         if not 0 <= seconds <= DELAY_MAX_S:
-            raise InvalidInput(f"The {name} of step {spec.id} is no time: give seconds from 0.")
+            raise InvalidInput(f"The {name} of step {spec.id} is out of range: use seconds from 0 to ten years.")
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
@@ -276,11 +277,11 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 def _compile_job(step: CompiledStep, flow: WorkflowSpec) -> None:
     spec = step.spec
     if bool(spec.task) == bool(spec.argv):
-        raise InvalidInput(f"Step {spec.id} must have either a task or an argv, to say what it runs.")
+        raise InvalidInput(f"Step {spec.id} must have either a task or an argv: set exactly one of them.")
     if spec.loop is not None and spec.for_each is not None:
-        raise InvalidInput(f"Step {spec.id} has a loop and for_each: use a workflow of its own for one of them.")
+        raise InvalidInput(f"Step {spec.id} has both loop and for_each: move one of them into a workflow of its own.")
     if not 0 <= spec.max_parallel <= ITEMS_MAX:
-        raise InvalidInput(f"The max_parallel of step {spec.id} is {spec.max_parallel}: give 0 to {ITEMS_MAX}.")
+        raise InvalidInput(f"The max_parallel of step {spec.id} is {spec.max_parallel}: use 0 to {ITEMS_MAX}.")
     what = f"step {spec.id}"
     check_no_expressions(spec, what)
     step.args, step.input = compile_template(list(spec.args), what), compile_template(spec.input, what)
@@ -319,7 +320,7 @@ def _compile_compensation(step: CompiledStep, flow: WorkflowSpec) -> None:
         return
     if spec.compensate.idempotency_key:
         raise InvalidInput(
-            f"The compensation of step {spec.id} has an idempotency_key, which all runs would share: leave it out."
+            f"The compensation of step {spec.id} has an idempotency_key, which all runs would share: remove it."
         )
     try:
         validate_submission(
@@ -374,7 +375,7 @@ def _multiply_cores(cores: float | str, width: int) -> str:
 
 def _compile_delay(spec: StepSpec) -> Evaluate | None:
     if bool(spec.delay_sec) == bool(spec.delay_until):
-        raise InvalidInput(f"Step {spec.id} must have either delay_sec or delay_until, to say how long it waits.")
+        raise InvalidInput(f"Step {spec.id} must have either delay_sec or delay_until: set exactly one of them.")
     delay = spec.delay_sec or spec.delay_until
     evaluate = compile_template(delay, f"step {spec.id}")
     if evaluate is None:
@@ -394,25 +395,25 @@ def due_ms(spec: StepSpec, value: Any, now_ms: int) -> int:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise ExpressionError(
-                f"Step {spec.id} waits until {str(value)[:40]!r}: write a moment such as 2026-01-31T12:00:00Z."
+                f"Step {spec.id} waits until {str(value)[:40]!r}: use a time such as 2026-01-31T12:00:00Z."
             )
         due = round(moment.timestamp() * 1000)
         if now_ms and due - now_ms > DELAY_MAX_S * 1000:
-            raise ExpressionError(f"Step {spec.id} waits until {str(value)[:40]!r}: ten years from now are the most.")
+            raise ExpressionError(f"Step {spec.id} waits until {str(value)[:40]!r}: use at most ten years from now.")
         return due
     try:
         seconds = float(value)
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds <= DELAY_MAX_S:
-        raise ExpressionError(f"Step {spec.id} waits for {str(value)[:40]!r}: give seconds from 0, ten years at most.")
+        raise ExpressionError(f"Step {spec.id} waits for {str(value)[:40]!r}: use seconds from 0 to ten years.")
     return now_ms + round(seconds * 1000)
 
 
 def _compile_switch(step: CompiledStep, places: dict[str, int]) -> None:
     spec = step.spec
     if spec.switch is None or not spec.switch.cases:
-        raise InvalidInput(f"Step {spec.id} must say between which steps it chooses, in switch.")
+        raise InvalidInput(f"Step {spec.id} has no cases to choose from: set its field switch.")
     step.value = compile_expression(spec.switch.on, f"step {spec.id}")
     step.cases = {
         value: tuple(_find(name, places, spec, "chooses") for name in names)
@@ -425,20 +426,20 @@ def _compile_switch(step: CompiledStep, places: dict[str, int]) -> None:
 def _compile_parallel(step: CompiledStep, places: dict[str, int]) -> None:
     spec = step.spec
     if spec.parallel is None or not spec.parallel.steps:
-        raise InvalidInput(f"Step {spec.id} must say which steps begin together, in parallel.")
-    step.members = tuple(_find(name, places, spec, "begins") for name in spec.parallel.steps)
+        raise InvalidInput(f"Step {spec.id} has no steps to run in parallel: set its field parallel.")
+    step.members = tuple(_find(name, places, spec, "starts") for name in spec.parallel.steps)
     need = spec.parallel.need
     if isinstance(need, int) and not 1 <= need <= len(step.members):
-        raise InvalidInput(f"Step {spec.id} needs {need} of {len(step.members)} steps: give 1 to {len(step.members)}.")
+        raise InvalidInput(f"Step {spec.id} needs {need} of {len(step.members)} steps: use 1 to {len(step.members)}.")
 
 
 def _compile_loop(spec: StepSpec) -> Evaluate | None:
     loop = spec.loop
     assert loop is not None
     if not 1 <= loop.most <= LOOP_ROUNDS_MAX:
-        raise InvalidInput(f"The loop of step {spec.id} may go round {loop.most} times: give 1 to {LOOP_ROUNDS_MAX}.")
+        raise InvalidInput(f"The loop of step {spec.id} allows {loop.most} rounds: use 1 to {LOOP_ROUNDS_MAX}.")
     if loop.while_ and loop.until:
-        raise InvalidInput(f"The loop of step {spec.id} has while and until: give one of them.")
+        raise InvalidInput(f"The loop of step {spec.id} has both while and until: set only one of them.")
     if loop.while_:
         return compile_expression(loop.while_, f"the loop of step {spec.id}")
     if loop.until:
@@ -449,14 +450,14 @@ def _compile_loop(spec: StepSpec) -> Evaluate | None:
 
 def require_bool(value: Any, step: str) -> bool:
     if not isinstance(value, bool):
-        raise ExpressionError(f"An expression of step {step} is neither true nor false, but a {type(value).__name__}.")
+        raise ExpressionError(f"An expression of step {step} must return true or false, not a {type(value).__name__}.")
     return value
 
 
 def _find(name: str, places: dict[str, int], spec: StepSpec, what: str) -> int:
     if name not in places:
         near = ", ".join(list(places)[:20])
-        raise InvalidInput(f"Step {spec.id} {what} {name[:64]!r}, and there is no such step: there are {near}.")
+        raise InvalidInput(f"Step {spec.id} {what} {name[:64]!r}, which does not exist: the steps are {near}.")
     if name == spec.id:
         raise InvalidInput(f"Step {spec.id} {what} itself: it would never begin.")
     return places[name]
@@ -489,7 +490,7 @@ def _check_nesting(step: CompiledStep, steps: Sequence[CompiledStep]) -> None:
         if outer.owner < 0:
             return
         outer = steps[outer.owner]
-    raise InvalidInput(f"Step {step.id} belongs to steps that belong to steps, {NESTING_MAX} deep or in a circle.")
+    raise InvalidInput(f"Step {step.id} is nested {NESTING_MAX} levels deep or in a cycle: flatten the workflow.")
 
 
 def _predecessors(step: CompiledStep, steps: Sequence[CompiledStep]) -> list[int]:
@@ -517,8 +518,8 @@ def _topological_order(steps: list[CompiledStep]) -> list[int]:
         if not free:
             names = ", ".join(steps[place].id for place in list(pending)[:10])
             if len(pending) == 1:
-                raise InvalidInput(f"Step {names} waits for what ends after it: it would never begin.")
-            raise InvalidInput(f"The steps {names} wait for each other in a circle: none of them would ever begin.")
+                raise InvalidInput(f"Step {names} depends on a step that ends after it: remove the dependency.")
+            raise InvalidInput(f"The steps {names} depend on each other in a cycle: remove one of the dependencies.")
         for place in free:
             del pending[place]
         for before in pending.values():
@@ -565,8 +566,8 @@ def _check_reads(
                 found = _find_read(name, places, step.id)
                 if found not in before[step.place] and not (found == step.place and reads_itself):
                     raise InvalidInput(
-                        f"An expression of step {step.id} names step {name}, which need not have ended by then:"
-                        f" let {step.id} depend on it."
+                        f"An expression of step {step.id} reads step {name}, which may not have ended by then:"
+                        f" make {step.id} depend on it."
                     )
                 reads.add(found)
             _check_inputs(text, spec, f"step {step.id}")
@@ -582,14 +583,14 @@ def _check_reads(
 
 def _find_read(name: str, places: dict[str, int], step: str) -> int:
     if name not in places:
-        raise InvalidInput(f"An expression of {step} names step {name[:64]!r}, and there is no such step.")
+        raise InvalidInput(f"An expression of {step} reads step {name[:64]!r}, which does not exist.")
     return places[name]
 
 
 def _check_inputs(text: str, spec: WorkflowSpec, what: str) -> None:
     for name in _INPUT.findall(text):
         if spec.inputs and name not in spec.inputs:
-            raise InvalidInput(f"An expression of {what} names input.{name}, which is not among the inputs.")
+            raise InvalidInput(f"An expression of {what} reads input.{name}, which is not declared: add it to inputs.")
 
 
 def _expression_texts(spec: StepSpec) -> Iterable[str]:

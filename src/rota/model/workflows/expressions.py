@@ -122,7 +122,7 @@ def _join(texts: Iterable[str], what: str) -> str:
         parts.append(text)
         size += len(text)
         if size > VALUE_BYTES_MAX:
-            raise ExpressionError(f"A text of {what} has more than {VALUE_BYTES_MAX} letters: pass a pointer to it.")
+            raise ExpressionError(f"A text of {what} has more than {VALUE_BYTES_MAX} characters: pass a pointer to it.")
     return "".join(parts)
 
 
@@ -138,7 +138,7 @@ def _split(value: str, what: str) -> Iterator[tuple[bool, str]]:
         plain += value[at:begin]
         end = _closing_brace(value, begin + 2)
         if end < 0:
-            raise InvalidInput(f"An expression of {what} has no end: close its brace, or write $${{ for a plain one.")
+            raise InvalidInput(f"An expression of {what} is not closed: add the brace, or write $${{ for a plain ${{.")
         if plain:
             yield False, plain
             plain = ""
@@ -168,7 +168,7 @@ def _compile_path(text: str, what: str) -> Evaluate:
     root = parts[0]
     if root not in ROOTS:
         raise InvalidInput(
-            f"The expression {quote_expression(text)} of {what} names {root!r}: use one of {', '.join(sorted(ROOTS))}."
+            f"The expression {quote_expression(text)} of {what} reads {root!r}: use one of {', '.join(sorted(ROOTS))}."
         )
 
     def walk(scope: Scope) -> Any:
@@ -192,4 +192,4 @@ def to_text(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ExpressionError(f"A {type(value).__name__} cannot be written out: {error}.") from error
+        raise ExpressionError(f"A {type(value).__name__} cannot be converted to text: {error}.") from error

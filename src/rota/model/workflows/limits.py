@@ -33,17 +33,17 @@ def check_size(spec: WorkflowSpec) -> None:
         _check_depth(value, f"the {what} of workflow {spec.name}")
     for step in spec.steps:
         if isinstance(step.for_each, list) and len(step.for_each) > ITEMS_MAX:
-            raise InvalidInput(f"Step {step.id} is to run for {len(step.for_each)} items: use at most {ITEMS_MAX}.")
+            raise InvalidInput(f"Step {step.id} has {len(step.for_each)} items: use at most {ITEMS_MAX}.")
         for value in _values(step):
             _check_depth(value, f"step {step.id[:64]}")
     try:
         size = len(encode_workflow(spec))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"The workflow {spec.name} cannot be kept: {str(error)[:200].rstrip('.')}.") from error
+        raise InvalidInput(f"The workflow {spec.name} cannot be stored: {str(error)[:200].rstrip('.')}.") from error
     if size > SPEC_BYTES_MAX:
         raise InvalidInput(
             f"The workflow {spec.name} has {size} bytes, at most {SPEC_BYTES_MAX} are allowed:"
-            " give large values as input."
+            " pass large values as input."
         )
 
 
@@ -80,7 +80,7 @@ def check_no_expressions(spec: StepSpec | Compensation, what: str) -> None:
     """Refuse expressions in fields that are the same in every run: they would be passed on literally."""
     for name, texts in (("argv", spec.argv), ("env", spec.env.values()), ("labels", spec.labels.values())):
         if any(_EXPRESSION.search(text) for text in texts):
-            how = "input, which a command finds in the file that ROTA_INPUT names" if name == "argv" else "input"
-            raise InvalidInput(f"The {name} of {what} is the same in every run: write what varies into its {how}.")
+            how = "input, which a command reads from the file named by ROTA_INPUT" if name == "argv" else "input"
+            raise InvalidInput(f"The {name} of {what} cannot contain expressions: put varying values into its {how}.")
     if isinstance(spec, StepSpec) and spec.compensate is not None:
         check_no_expressions(spec.compensate, f"the compensation of {what}")

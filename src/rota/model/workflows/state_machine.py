@@ -291,7 +291,7 @@ class _RunMachine:
             case "passed":
                 self._end_step(place, StepState.PASSED)
             case "bad":
-                self._end_step(place, StepState.CANCELLED, "Something that it depends on did not succeed.")
+                self._end_step(place, StepState.CANCELLED, "A step that it depends on did not succeed.")
             case "wait":
                 pass
 
@@ -373,7 +373,7 @@ class _RunMachine:
             trigger = self._worst_trigger(step.members)
             self._stop_steps(step.members)
             self._end_step(
-                step.place, StepState.FAILED, f"{good} of its steps succeeded, and it needs {need}.", trigger=trigger
+                step.place, StepState.FAILED, f"{good} of its steps succeeded, but it needs {need}.", trigger=trigger
             )
 
     def _worst_trigger(self, places: Iterable[int]) -> Trigger | None:
@@ -506,7 +506,7 @@ class _RunMachine:
         scope = {**self._full_scope(), "round": {"index": rounds, "output": value}}
         more = require_bool(step.again(scope), step.id) if step.again is not None else rounds < loop.most
         if more and rounds >= loop.most:
-            raise ExpressionError(f"Step {step.id} went round {rounds} times, which is the most that its loop allows.")
+            raise ExpressionError(f"Step {step.id} ran {rounds} rounds, the maximum that its loop allows.")
         return more
 
     def _end_step(self, place: int, state: StepState, reason: str = "", *, trigger: Trigger | None = None) -> None:

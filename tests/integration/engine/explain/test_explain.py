@@ -52,7 +52,7 @@ async def test_a_limit_is_named_with_its_numbers_and_who_uses_it(rig):
     assert msgspec.structs.astuple(reason.amounts) == ("cores", 3, 2, 4)
     [holder] = reason.holders
     assert (holder.kind, holder.id, holder.name, holder.frames, holder.cores) == ("job", first, "beauty", 3, 3)
-    assert "`rota sub set film farm --burst 5` raises that" in reason.remedy
+    assert "`rota sub set film farm --burst 5` raises the limit" in reason.remedy
     assert reason.next_try
     assert told.sentence == reason.sentence
     assert (told.known_by, told.not_known) == ("server", "")

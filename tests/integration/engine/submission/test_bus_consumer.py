@@ -56,8 +56,8 @@ async def test_submissions_are_written_and_acknowledged_and_refusals_are_dead_le
     other = encode_submission(task("other", idempotency_key="k"))
     plain = json.dumps({"show": "film", "layers": [{"argv": ["true"]}]}).encode()
     bad = {
-        b"\xffnothing": "no submission",
-        encode_submission(task(priority=9)): "for operators",
+        b"\xffnothing": "not a valid submission",
+        encode_submission(task(priority=9)): "requires the operator role",
         encode_submission(task(show="flim")): "did you mean film",
         other: "was used for another submission",
     }

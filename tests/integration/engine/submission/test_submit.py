@@ -194,7 +194,7 @@ async def test_names_that_nobody_knows_are_refused_with_the_nearest_and_nothing_
 
 
 async def test_a_fault_in_one_submission_writes_none(submitter, database):
-    with pytest.raises(InvalidInput, match="no priority"):
+    with pytest.raises(InvalidInput, match="not a valid priority"):
         await submitter.submit([task(), task(priority=0)])
     with pytest.raises(InvalidInput, match="too many for one call"):
         await submitter.submit([task()] * (BATCH_MAX + 1))
