@@ -13,18 +13,18 @@ PAGE_SCHEMA_PREFIX: Final = "Page_"
 _HEAD = """\
 # The HTTP API
 
-Every route below `/api/v1`, by what it is about: who may call it, what it takes and what it answers with. This page is
-made from the code by `tools.docs.http_reference`; a test compares the two. `/api/v1/openapi.json` tells programs the
-same. [Call Rota by HTTP](../howto/http.md) shows calls.
+Every route below `/api/v1` by subject: the required role, the request and the response. `tools.docs.http_reference`
+generates this page from the code; a test compares the two. `/api/v1/openapi.json` has the same content for programs.
+[Call Rota by HTTP](../howto/http.md) shows examples.
 
-* **Keys.** Every request carries `Authorization: Bearer KEY` or `X-API-Key: KEY`; without one nothing is answered, not
-  even which paths there are. A role is needed *in the show* that the path names, *in every show*, or *in some show*:
-  then lists hold what the key may look into, and a job of another show is not found.
-* **Bodies** are JSON, or msgpack with `Content-Type: application/msgpack`; answers are msgpack for whoever accepts
-  that. Fields that nobody knows are refused. Cores are in cores.
+* **Keys.** Every request needs `Authorization: Bearer KEY` or `X-API-Key: KEY`; without a key every path answers 401.
+  The role is required *in the show* that the path names, *in every show*, or *in some show*: then lists contain only
+  what the key may see, and a job of another show is not found.
+* **Bodies** are JSON, or msgpack with `Content-Type: application/msgpack`; responses are msgpack if the client accepts
+  it. Unknown fields are refused. Amounts of cores are in cores.
 * **Lists** are pages, `{"items": [...], "next": ...}`: `next` is the value of `after` (or `before`, or `at`) for the
-  next page, null is the last one.
-* **Refusals** are problem documents (`application/problem+json`) with a stable `code` and one sentence in `detail`.
+  next page; null marks the last one.
+* **Errors** are problem documents (`application/problem+json`) with a stable `code` and one sentence in `detail`.
 """
 
 
@@ -48,7 +48,7 @@ def render_page() -> str:
 
 
 def _error_table() -> Iterator[str]:
-    yield "| status | means |"
+    yield "| status | meaning |"
     yield "|---|---|"
     for status, why in ERROR_RESPONSES.items():
         yield f"| {status} | {_cell(why)} |"
@@ -78,8 +78,8 @@ def _request_and_response(operation: dict[str, Any]) -> str:
     status, answer = next((status, one) for status, one in operation["responses"].items() if status.startswith("2"))
     kinds = answer.get("content", {})
     shown = _type_text(kinds[JSON]["schema"]) if JSON in kinds else " or ".join(f"`{kind}`" for kind in kinds)
-    takes = f"Takes {_body_types(body)}; answers" if body else "Answers"
-    return f"{takes} {status}{f' with {shown}' if shown else ''}."
+    request = f"Request: {_body_types(body)}. " if body else ""
+    return f"{request}Response: {status}{f' with {shown}' if shown else ''}."
 
 
 def _body_types(content: dict[str, Any]) -> str:
@@ -89,18 +89,18 @@ def _body_types(content: dict[str, Any]) -> str:
 
 
 def _parameter_table(parameters: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| parameter | may be | meaning |"
+    yield "| parameter | type | meaning |"
     yield "|---|---|---|"
     for parameter in parameters:
         name = f"`{parameter['name']}`" + (" (header)" if parameter["in"] == "header" else "")
-        needed = " (needed)" if parameter["required"] else ""
+        needed = " (required)" if parameter["required"] else ""
         meaning = _cell(parameter.get("description") or "")
         yield f"| {name}{needed} | {_cell(_type_text(parameter['schema']))} | {meaning} |"
     yield ""
 
 
 def _schema_sections(schemas: dict[str, Any]) -> Iterator[str]:
-    yield "## Shapes"
+    yield "## Schemas"
     yield ""
     for name, schema in sorted(schemas.items()):
         if name.startswith(PAGE_SCHEMA_PREFIX):
@@ -118,10 +118,10 @@ def _schema_sections(schemas: dict[str, Any]) -> Iterator[str]:
 
 
 def _field_table(fields: dict[str, Any], needed: set[str]) -> Iterator[str]:
-    yield "| field | is |"
+    yield "| field | type |"
     yield "|---|---|"
     for name, schema in fields.items():
-        yield f"| `{name}`{' (needed)' if name in needed else ''} | {_cell(_type_text(schema))} |"
+        yield f"| `{name}`{' (required)' if name in needed else ''} | {_cell(_type_text(schema))} |"
     yield ""
 
 

@@ -10,16 +10,16 @@ from rota.model.settings.leaves import Leaf, leaves, sections
 _HEAD = """\
 # Settings
 
-Every setting with its name in the environment, its default and what it may be. This page is made from the code
-by `tools.docs.settings_reference`; a test compares the two.
+Every setting with its environment variable, default and allowed values. `tools.docs.settings_reference` generates this
+page from the code; a test compares the two.
 
-* **Where they are read.** From the file that `ROTA_CONFIG` names, else from `rota.yaml` in the working directory if
-  there is one; the environment wins over the file, the file over the default. `rota config show` says where each
-  value came from. An empty variable counts as not set. Relative paths are relative to the working directory.
-* **How they are written.** Sections nest: `redis.scheduler.interval_ms` is `interval_ms` below `scheduler` below
-  `redis`, or one key with dots. `interval-ms`, `interval_ms` and `intervalMs` are the same name.
-* **Times** are written with a unit: `500ms`, `2s`, `10min` (or `10m`), `72h`, `30d`. Names ending in `_ms`, `_millis`
-  or `_seconds` are whole numbers of that unit.
+* **Sources.** The file named by `ROTA_CONFIG`, else `rota.yaml` in the working directory if it exists. The environment
+  overrides the file, the file overrides the default. `rota config show` shows the origin of each value. An empty
+  variable counts as not set. Relative paths are relative to the working directory.
+* **Syntax.** Sections nest: `redis.scheduler.interval_ms` is `interval_ms` below `scheduler` below `redis`, or one key
+  with dots. `interval-ms`, `interval_ms` and `intervalMs` are the same name.
+* **Durations** have a unit: `500ms`, `2s`, `10min` (or `10m`), `72h`, `30d`. Names that end in `_ms`, `_millis` or
+  `_seconds` are whole numbers of that unit.
 * **Unknown names are refused**, in the file and for variables that begin with `ROTA_`, with the nearest known name.
 """
 
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def _table(below: list[Leaf]) -> Iterator[str]:
-    yield "| setting | environment | default | may be | meaning |"
+    yield "| setting | environment | default | allowed | meaning |"
     yield "|---|---|---|---|---|"
     for leaf in below:
         name, allowed, meaning = leaf.path.rpartition(".")[2], _cell(leaf.kind.brief), _cell(leaf.kind.meaning)

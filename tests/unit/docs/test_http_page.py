@@ -7,7 +7,10 @@ from rota.server.http.permissions import route_table
 from tools.docs.http_reference import render_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http.md"
-REMEDY = f"write it anew: python -c 'from tools.docs.http_reference import render_page; print(render_page(), end=\"\")' > {PAGE}"
+REMEDY = (
+    "regenerate it: python -c 'from tools.docs.http_reference import render_page;"
+    f' print(render_page(), end="")\' > {PAGE}'
+)
 
 
 def test_the_page_in_docs_is_up_to_date():

@@ -8,7 +8,7 @@ from rota.model.settings import leaves
 from tools.docs.settings_reference import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
-REMEDY = "write it anew: python -c 'from tools.docs.settings_reference import page; print(page(), end=\"\")' > " + str(
+REMEDY = "regenerate it: python -c 'from tools.docs.settings_reference import page; print(page(), end=\"\")' > " + str(
     PAGE
 )
 
