@@ -1,4 +1,4 @@
-"""Policy data: what a policy is asked about jobs and outputs, what it decides, and how constraints apply.
+"""Policy data: requests about jobs and outputs, decisions, and how constraints apply.
 
 `rota.policy` evaluates rules and runs the kernel; `rota.engine.admission` and `rota.engine.outputs` request decisions
 and enforce them. A decision depends only on the submitted job and the policy snapshot, so equal jobs share one request.

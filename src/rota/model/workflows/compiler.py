@@ -165,19 +165,19 @@ class CompiledWorkflow(msgspec.Struct):
             f"The workflow {self.spec.name} has no step {step[:64]!r}: its steps are {_step_names(self.steps)}."
         )
 
-    def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
+    def inputs(self, values: dict[str, Any]) -> dict[str, Any]:
         """The input of a run with defaults applied; raises InvalidInput."""
         declared = self.spec.inputs
-        if declared and (unknown := sorted(given.keys() - declared.keys())):
+        if declared and (unknown := sorted(values.keys() - declared.keys())):
             raise InvalidInput(
                 f"The workflow {self.spec.name} has no input {unknown[0][:64]!r}: its inputs are"
                 f" {', '.join(sorted(declared))}."
             )
-        values = {**{name: value for name, value in declared.items() if value != REQUIRED_INPUT}, **given}
-        if missing := sorted(declared.keys() - values.keys()):
+        merged = {**{name: value for name, value in declared.items() if value != REQUIRED_INPUT}, **values}
+        if missing := sorted(declared.keys() - merged.keys()):
             raise InvalidInput(f"The workflow {self.spec.name} requires the input {missing[0]}: pass a value for it.")
         try:
-            return dict(validate_value(values, "input of the run"))
+            return dict(validate_value(merged, "input of the run"))
         except ExpressionError as error:
             raise InvalidInput(str(error)) from error
 
