@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from bench.agents_pod import settings
+from bench.agents.pod import settings
 from bench.contenders.serve import Body, Countdown, serve
 from rota.agents.registry import DeclaredAgent
 from rota.agents.repository import AgentRepository

@@ -333,7 +333,7 @@ def build_output_checks(
     if isinstance(kernel, LocalKernel):
         return FileOutputPolicySource(kernel.snapshots, otherwise), None
     if settings.safety_kernel.addr:
-        from rota.policy.client import RemoteOutputKernel
+        from rota.policy.grpc.client import RemoteOutputKernel
 
         unknown = remote_output_policy(otherwise)
         return lambda: unknown, KernelContentChecker(RemoteOutputKernel(settings, redis))

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from rota.agents.redis_index import AgentClaim, AgentIndex, DueAgent, FinishedRun
+from rota.agents.redis_index.index import AgentClaim, AgentIndex, DueAgent, FinishedRun
 from rota.infra.redis import RedisKeys
 from tests.property.agents_model import Model
 

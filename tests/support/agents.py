@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from rota.agents.redis_index import AgentIndex
+from rota.agents.redis_index.index import AgentIndex
 from rota.agents.registry import DeclaredAgent
 from rota.agents.scheduler import AgentScheduler
 from rota.infra.lease import Leases

@@ -14,7 +14,7 @@ from rota.model.ids import JobId
 from rota.model.policy.decision import PolicyRequest, PolicyRequestGroup
 from rota.model.settings import Settings
 from rota.model.settings.lifecycle import PolicySettings, SafetyKernelSettings, SafetySettings
-from rota.policy.kernel_process import KernelProcess
+from rota.policy.grpc.kernel_process import KernelProcess
 
 ROTA = str(Path(sys.executable).with_name("rota"))
 ALLOWING = "rules: [{id: a, decision: allow}]\n"

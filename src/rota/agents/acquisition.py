@@ -15,7 +15,7 @@ import msgspec
 
 from rota.agents.completion import RunCompleter
 from rota.agents.concurrency_permits import ConcurrencyPermit, PermitPool
-from rota.agents.redis_index import BATCH_MAX, AgentClaim, AgentIndex, DueAgent, FinishedRun
+from rota.agents.redis_index.index import BATCH_MAX, AgentClaim, AgentIndex, DueAgent, FinishedRun
 from rota.agents.registry import AgentRegistry, DeclaredAgent
 from rota.agents.repository import AgentBeginRequest, AgentBeginResult, AgentBeginStatus, AgentRepository, AgentRunEnd
 from rota.agents.running import START_FAILURES, ActiveRun, AgentRun

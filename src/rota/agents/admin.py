@@ -17,7 +17,7 @@ import structlog
 from redis.asyncio import Redis
 
 from rota.agents.recovery.zombies_and_orphans import TAKEOVER_GRACE_S
-from rota.agents.redis_index import AgentIndex
+from rota.agents.redis_index.index import AgentIndex
 from rota.agents.repository import MEMBER_LEASE_PREFIX, AgentRepository
 from rota.api.agents import HISTORY_MAX, AgentRunView, AgentView, Backfill
 from rota.infra import audit, failpoints

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from rota.agents.redis_index import BATCH_MAX, AgentIndex, FinishedRun
+from rota.agents.redis_index.index import BATCH_MAX, AgentIndex, FinishedRun
 from rota.agents.repository import AgentRepository, AgentRunEnd
 from rota.agents.running import ActiveRun
 from rota.infra import failpoints

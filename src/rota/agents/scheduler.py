@@ -32,7 +32,7 @@ from rota.agents.metrics import set_pool_gauges
 from rota.agents.poll_interval import PollPacer
 from rota.agents.recovery.reconciler import AgentReconciler
 from rota.agents.recovery.zombies_and_orphans import TAKEOVER_GRACE_S, Orphans, StaleWorkingEntries, Successors, Zombies
-from rota.agents.redis_index import SCRIPTS, AgentIndex
+from rota.agents.redis_index.index import SCRIPTS, AgentIndex
 from rota.agents.registry import AgentRegistry, DeclaredAgent
 from rota.agents.repository import MEMBER_LEASE_PREFIX, AgentRepository
 from rota.agents.running import ActiveRun, ActiveRuns

@@ -212,7 +212,7 @@ def kernel(context: typer.Context) -> None:
     """Run the policy engine as a service for servers that are configured to use it."""
     from rota import runtime
     from rota.infra import loop
-    from rota.policy import kernel_process
+    from rota.policy.grpc import kernel_process
 
     settings = load_settings(context).settings
     target = runtime.redis_target(settings, None) if settings.redis.url else None

@@ -25,7 +25,7 @@ def has_policy(settings: Settings) -> bool:
 def open_kernel(settings: Settings, redis: Redis | None) -> PolicyKernel | None:
     """Its `services` are to be supervised, and it is to be closed. Raises InvalidInput for a file that is wrong."""
     if settings.safety_kernel.addr:
-        from rota.policy.client import RemoteKernel
+        from rota.policy.grpc.client import RemoteKernel
 
         return RemoteKernel(settings, redis)
     return open_local_kernel(settings, redis)

@@ -1,6 +1,6 @@
 """The safety kernel: what the policy in force says of jobs.
 
-It is asked in the same process, or over gRPC (`rota.policy.service`); both are this. A batch is decided by one policy,
+It is asked in the same process, or over gRPC (`rota.policy.grpc.service`); both are this. A batch is decided by one policy,
 that which was in force when it came, and every word names it: reading a policy anew in between changes nothing of it.
 
 What is not counted needs nobody else. Velocity limits need Redis; while that does not answer, those that would have

@@ -116,7 +116,7 @@ async def test_what_an_heir_took_while_redis_was_away_is_told_by_its_next_pass(d
     async with leases.hold("agents:member:x:heir:1", kind="agents", ttl_s=60) as mine:
         await heirs.take_over(mine)  # it knows who lives, and nobody vanishes between this pass and the next
         async with leases.hold("agents:member:x:dead:1", kind="agents", ttl_s=60) as lease:
-            from rota.agents.redis_index import AgentClaim
+            from rota.agents.redis_index.index import AgentClaim
 
             [candidate] = (await sets.ready(1)).candidates
             await sets.acquire(lease.fence, [AgentClaim(candidate, 77, 1000)])

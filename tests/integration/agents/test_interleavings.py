@@ -11,7 +11,7 @@ from secrets import token_hex
 
 import pytest
 
-from rota.agents.redis_index import AgentClaim, FinishedRun
+from rota.agents.redis_index.index import AgentClaim, FinishedRun
 from rota.agents.repository import AgentBeginRequest, AgentBeginStatus, AgentRepository, AgentRunEnd
 from rota.infra.lease import Leases
 from rota.model.agents import AgentOutcome, AgentSpec, NextRun

@@ -7,7 +7,7 @@ import pytest
 
 from rota.agents.completion import EXHAUSTED, RECOVERED, RunCompleter
 from rota.agents.concurrency_permits import PermitPool
-from rota.agents.redis_index import FinishedRun
+from rota.agents.redis_index.index import FinishedRun
 from rota.agents.repository import RescheduledAgent
 from rota.agents.running import ActiveRun, ActiveRuns, AgentRun
 from rota.infra.clock import SystemClock

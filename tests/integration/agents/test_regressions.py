@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rota.agents import running as runs_module
-from rota.agents.redis_index import AgentClaim, FinishedRun
+from rota.agents.redis_index.index import AgentClaim, FinishedRun
 from rota.agents.registry import AgentRegistry
 from rota.agents.running import ActiveRun, ActiveRuns, AgentRun
 from rota.infra import failpoints

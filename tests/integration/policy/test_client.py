@@ -12,8 +12,8 @@ from rota.infra.rpc.protobuf import decode, encode
 from rota.model.circuit_breaker import BreakerPhase
 from rota.model.errors import BreakerOpen, Unavailable
 from rota.model.policy.decision import PolicyEffect
-from rota.policy import messages
-from rota.policy.client import CIRCUIT_OPEN, RemoteKernel, RemoteOutputKernel
+from rota.policy.grpc import messages
+from rota.policy.grpc.client import CIRCUIT_OPEN, RemoteKernel, RemoteOutputKernel
 from tests.support.policy_kernel import ALLOWING, Liar, asking, free_port, question, serving
 from tests.support.waiting import until
 

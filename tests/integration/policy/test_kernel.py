@@ -17,13 +17,13 @@ from rota.infra.service import Supervisor
 from rota.model.errors import InvalidInput, InvalidSetting, Unavailable
 from rota.model.policy.decision import PolicyEffect, PolicyRequest
 from rota.model.settings import Settings
-from rota.policy import messages, service
-from rota.policy.client import RemoteKernel
 from rota.policy.evaluate import RuleStatus
 from rota.policy.factory import effective_fail_mode, has_policy, open_kernel, open_local_kernel
 from rota.policy.file_watch import PolicyFile, PolicyWatch, request_reload
+from rota.policy.grpc import messages, service
+from rota.policy.grpc.client import RemoteKernel
+from rota.policy.grpc.kernel_process import KernelProcess
 from rota.policy.kernel import LocalKernel
-from rota.policy.kernel_process import KernelProcess
 from rota.policy.loader import snapshot_id
 from rota.policy.signature import SignatureVerifier
 from tests.support.policy_kernel import (

@@ -6,9 +6,9 @@ import pytest
 from rota.infra.rpc.protobuf import encode
 from rota.model.errors import Unavailable
 from rota.model.policy.outputs import OutputEffect, OutputMeta
-from rota.policy import messages
-from rota.policy.client import RemoteOutputKernel
 from rota.policy.file_watch import PolicyFile, PolicyWatch
+from rota.policy.grpc import messages
+from rota.policy.grpc.client import RemoteOutputKernel
 from rota.policy.output.checker import FileOutputPolicySource, KernelContentChecker
 from rota.policy.output.evaluate import OutputContent
 from tests.support.outputs import SECRET

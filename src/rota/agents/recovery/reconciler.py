@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rota.agents.redis_index import AgentIndex, batched
+from rota.agents.redis_index.index import AgentIndex, batched
 from rota.agents.registry import AgentRegistry, DeclaredAgent
 from rota.agents.repository import MEMBER_LEASE_PREFIX, AgentRepository
 from rota.infra.clock import Clock

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
-from rota.agents.redis_index import BATCH_MAX, AgentIndex, FinishedRun, WorkingEntry
+from rota.agents.redis_index.index import BATCH_MAX, AgentIndex, FinishedRun, WorkingEntry
 from rota.agents.registry import AgentRegistry
 from rota.agents.repository import AgentRepository, RescheduledAgent
 from rota.agents.running import ActiveRun, ActiveRuns

@@ -189,7 +189,7 @@ async def reload_policy(settings: Settings) -> CliPage:
 
 
 async def _reload_kernel(settings: Settings) -> CliPage:
-    from rota.policy.client import RemoteKernel
+    from rota.policy.grpc.client import RemoteKernel
 
     kernel = RemoteKernel(settings, None)
     try:

@@ -1,0 +1,51 @@
+"""The process of `rota kernel`: a policy file, and who may ask about it over gRPC.
+
+It needs no PostgreSQL, and Redis only for velocity limits. Any number of them may run by the same file: they decide
+alike, and count together.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from redis.asyncio import Redis
+
+from rota.infra import redis as redis_infra
+from rota.infra.redis import RedisTarget
+from rota.infra.rpc.calls import RpcLimits, RpcServer, RpcService
+from rota.infra.service import Supervisor, run_until_signalled
+from rota.infra.service.listener import HttpListener
+from rota.model.errors import InvalidSetting
+from rota.model.settings import Settings
+from rota.policy.factory import open_local_kernel
+from rota.policy.grpc.service import OutputChecker, OutputPolicyService, SafetyKernelService
+from rota.policy.output.checker import FileOutputPolicySource, LocalContentChecker
+
+LIMITS = RpcLimits(calls_at_once=256, request_bytes_max=16 * 1024 * 1024)
+
+
+class KernelProcess:
+    """What runs in it. `calls.port` and `listener.port` are known once it is ready."""
+
+    def __init__(self, settings: Settings, redis: Redis | None, outputs: OutputChecker | None = None) -> None:
+        found = open_local_kernel(settings, redis)
+        if found is None:
+            raise InvalidSetting("policy.file must be set: a kernel without a policy has nothing to say.")
+        self.kernel = found
+        place = settings.safety_kernel
+        self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
+        self.listener = HttpListener(self.supervisor, host=settings.listen.host, port=place.health_port)
+        looks = outputs or LocalContentChecker(FileOutputPolicySource(self.kernel.snapshots))
+        services: list[RpcService] = [SafetyKernelService(self.kernel), OutputPolicyService(looks)]
+        self.calls = RpcServer(place, services, "safety_kernel", needs_secret=False, limits=LIMITS)
+        self.supervisor.add(self.listener.service, *self.kernel.services(), self.calls.service)
+
+
+async def serve(settings: Settings, target: RedisTarget | None, outputs: OutputChecker | None = None) -> int:
+    """Until a signal or a failure; the exit status of the process."""
+    async with AsyncExitStack() as closing:
+        redis = None
+        if target is not None:
+            redis = redis_infra.connect(target)
+            closing.push_async_callback(redis.aclose)
+        return await run_until_signalled(KernelProcess(settings, redis, outputs).supervisor)
