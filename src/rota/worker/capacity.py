@@ -1,7 +1,7 @@
-"""What is free on this worker. Whatever does not fit is refused: servers may know less than we do. No I/O.
+"""Free capacity of this worker. Frames that do not fit are refused, because a server's view may be stale. No I/O.
 
-Room is taken when frames are accepted, not when they begin, and given back when their end is known. Frames of one layer
-ask for the same, so a run of them is one division per kind of room.
+Capacity is reserved when frames are accepted, not when they start, and released when their end is known. Frames of one
+layer have equal requirements, so a whole range costs one division per resource.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class WorkerCapacity:
         self._devices = list(range(offer.gpus))
 
     def fitting_count(self, work: Work, n: int) -> int:
-        """How many of `n` frames there is room for."""
+        """How many of `n` frames fit."""
         n = min(n, self.slots)
         if work.cores:
             n = min(n, self.cores // work.cores)
@@ -40,7 +40,7 @@ class WorkerCapacity:
         self.reserve(work, -n)
 
     def reserve_devices(self, n: int) -> tuple[int, ...]:
-        """Which GPUs a frame gets when it begins. There are enough, since room for it was taken."""
+        """Picks GPUs for a frame that starts. Enough are free: `reserve` counted them on acceptance."""
         taken, self._devices = self._devices[:n], self._devices[n:]
         return tuple(taken)
 

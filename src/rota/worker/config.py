@@ -1,4 +1,4 @@
-"""How a worker is to run: what it offers, what it can run, and its limits. No I/O."""
+"""Configuration of a worker: advertised resources, tasks and limits. No I/O."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     offer: RegistrationInfo
     tasks: dict[str, Task[..., Any]]
     app: str = ""
-    """How a process of ours finds the same tasks: `module:app` or a file."""
+    """Where child processes load the same tasks from: `module:app` or a file."""
     folder: Path
-    """Where the app was found, and where sync tasks run."""
+    """Directory the app was loaded from; working directory of sync tasks."""
     work_dir: Path
-    """Below it each command has a directory of its own."""
+    """Parent of the per-frame directories."""
     keep_dirs: bool = False
     processes: int = 1
-    """For sync tasks, at most."""
+    """Maximum number of processes for sync tasks."""
     limits: ProcessLimits = ProcessLimits()
-    """Of each process of a command, whatever its layer asks for."""
+    """Upper bound for each process of a command; a layer can only lower it."""
     output_max: int = 10 * 1024 * 1024
-    """Bytes kept of each stream that a frame writes to."""
+    """Bytes kept per output stream of a frame."""
     drain_s: float = 60.0
     store: WorkerBlobStore | None = None

@@ -1,13 +1,13 @@
-"""What this worker has: frames that wait, frames that run, the room they take, and one way for each to end.
+"""State of all frames on this worker: waiting, running, the capacity they use, and the single path by which they end.
 
-Invariants, kept here by being the only place that changes them:
+Invariants, enforced here because no other module changes this state:
 
-- every token that was accepted is waiting, running, or with `Reports`, until it is stored; `held` lists them all;
-- a token that was seen before is never begun again, however often its message comes;
-- an end is reported once: what a frame does after it was stopped for good is nobody's business any more;
-- room is given back exactly when an end is reported.
+- an accepted token is waiting, running, or in `ResultReporter` until its result is stored; `active_tokens` lists all;
+- a token accepted before is never started again, however often its message is redelivered;
+- an end is reported once: output of a frame after it was killed is ignored;
+- capacity is released exactly when an end is reported.
 
-All of it belongs to the loop's thread; only `held` may be called from another one.
+Not thread-safe: only `active_tokens` may be called from a thread other than the event loop's.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ TIMEOUT_CODE: Final = "timeout"
 class FrameTable:
     def __init__(
         self,
-        room: WorkerCapacity,
-        reports: ResultReporter,
-        teller: ProgressReporter,
+        capacity: WorkerCapacity,
+        result_reporter: ResultReporter,
+        progress_reporter: ProgressReporter,
         tasks: dict[str, Task[..., Any]],
-        leavings: FrameArtifacts,
+        artifacts: FrameArtifacts,
     ) -> None:
-        self.room = room
-        self.reports = reports
-        self.teller = teller
-        self.leavings = leavings
+        self.capacity = capacity
+        self.result_reporter = result_reporter
+        self.progress_reporter = progress_reporter
+        self.artifacts = artifacts
         self.draining = False
         self.running: dict[int, RunningFrame] = {}
         self.batches: dict[int, AssignedBatch] = {}
-        """By the first token they came with."""
+        """By first token."""
         self.emptied = asyncio.Event()
         self._tasks = tasks
         self._seen = TokenDeduplicator()
@@ -67,57 +67,61 @@ class FrameTable:
         return not self.running and not self.batches
 
     def active_tokens(self) -> list[TokenRange]:
-        """Every token that is ours. For any thread: each part is copied in one step."""
+        """Every token this worker has. Thread-safe: each part is copied in one step."""
         waiting = [(batch.next, batch.remaining) for batch in tuple(self.batches.values())]
         running = [(token, 1) for token in tuple(self.running)]
-        # Last, since that is where the others go.
-        return [*waiting, *running, *self.reports.unconfirmed_tokens()]
+        # Last, because waiting and running tokens move there.
+        return [*waiting, *running, *self.result_reporter.unconfirmed_tokens()]
 
     def accept_assignment(self, assignment: Assignment) -> list[AssignedBatch]:
-        """Accept what is new, can be run and fits; refuse the rest of what is new."""
+        """Accepts new frames that can run and fit, refuses the other new ones, and skips duplicates."""
         fresh = [
-            (portion, run) for portion in assignment.portions for run in self._seen.take_new(portion.token, portion.n)
+            (assigned, token_range)
+            for assigned in assignment.portions
+            for token_range in self._seen.take_new(assigned.token, assigned.n)
         ]
-        accepted = (self._accept_range(assignment, portion, run) for portion, run in fresh)
+        accepted = (self._accept_range(assignment, assigned, token_range) for assigned, token_range in fresh)
         return [batch for batch in accepted if batch is not None]
 
     def start_frame(self, batch: AssignedBatch, token: int) -> RunningFrame:
-        """From here on it runs. Its place in the batch is the caller's to move on."""
+        """Marks a frame as running. The caller advances `batch.next`."""
         now = self._loop.time()
-        frame = RunningFrame(batch, token, now, self.room.reserve_devices(batch.work.gpus) if batch.work.gpus else ())
+        frame = RunningFrame(
+            batch, token, now, self.capacity.reserve_devices(batch.work.gpus) if batch.work.gpus else ()
+        )
         self.running[token] = frame
-        self.teller.frame_started(token, now)
+        self.progress_reporter.frame_started(token, now)
         if batch.work.timeout_s > 0:
             self._schedule(frame, batch.work.timeout_s, self._time_out)
         return frame
 
     def remove_started_batch(self, batch: AssignedBatch) -> None:
-        """All of the batch has begun or ended."""
+        """Removes the batch once all its frames have started or ended."""
         if batch.next >= batch.end:
             self.batches.pop(batch.first, None)
             self._notify_if_empty()
 
     def succeed_untracked(self, batch: AssignedBatch, first: int, n: int, took_s: float) -> None:
-        """Frames that succeeded without ever having been in `running`, and returned nothing."""
-        self.reports.add_succeeded(first, n, took_s)
-        if batch.traced is not None:
-            batch.traced.frames_ended(n, None)
-        self.room.release(batch.work, n)
-        if self.teller.has_output:
+        """Reports frames that succeeded without a result and were never in `running`."""
+        self.result_reporter.add_succeeded(first, n, took_s)
+        if batch.span is not None:
+            batch.span.frames_ended(n, None)
+        self.capacity.release(batch.work, n)
+        if self.progress_reporter.has_output:
             for token in range(first, first + n):
-                self.teller.frame_ended(token)
+                self.progress_reporter.frame_ended(token)
 
     def end_untracked(self, batch: AssignedBatch, end: AttemptResult) -> None:
-        """One that ended without ever having been in `running`."""
-        self.reports.add_end(end)
-        if batch.traced is not None:
-            batch.traced.frames_ended(1, end)
-        self.room.release(batch.work, 1)
-        self.teller.frame_ended(end.token)
-        self.leavings.discard(end.token)
+        """Reports a frame that ended and was never in `running`."""
+        self.result_reporter.add_end(end)
+        if batch.span is not None:
+            batch.span.frames_ended(1, end)
+        self.capacity.release(batch.work, 1)
+        self.progress_reporter.frame_ended(end.token)
+        self.artifacts.discard(end.token)
 
     def end(self, frame: RunningFrame, end: AttemptResult | None) -> None:
-        """A frame is over; None: it succeeded and returned nothing. The reason it was stopped for wins."""
+        """Ends a frame; None: it succeeded without a result. A stop reason takes precedence over `end`."""
         if frame.over:
             return
         frame.close()
@@ -125,69 +129,71 @@ class FrameTable:
         if frame.stop is not None:
             end = AttemptResult(frame.token, frame.stop.status, code=frame.stop.code, error=frame.stop.reason)
         if end is None:
-            self.reports.add_succeeded(frame.token, 1, took_s)
+            self.result_reporter.add_succeeded(frame.token, 1, took_s)
         else:
-            self.reports.add_end(_with_duration(end, took_s))
-        if frame.batch.traced is not None:
-            frame.batch.traced.frames_ended(1, end)
-        self.room.release(frame.work, 1)
-        self.room.release_devices(frame.devices)
-        self.teller.frame_ended(frame.token)
-        self.leavings.discard(frame.token)
+            self.result_reporter.add_end(_with_duration(end, took_s))
+        if frame.batch.span is not None:
+            frame.batch.span.frames_ended(1, end)
+        self.capacity.release(frame.work, 1)
+        self.capacity.release_devices(frame.devices)
+        self.progress_reporter.frame_ended(frame.token)
+        self.artifacts.discard(frame.token)
         self.running.pop(frame.token, None)
         self._notify_if_empty()
 
-    def cancel(self, runs: Iterable[TokenRange], reason: str) -> None:
-        """Stop those of the tokens that are here; the others are somebody else's, or over."""
+    def cancel(self, ranges: Iterable[TokenRange], reason: str) -> None:
+        """Stops those tokens that are on this worker; cancels are broadcast, so most may not be."""
         stop = StopReason(AttemptStatus.CANCELLED, "cancelled", reason)
-        for run in runs:
+        for token_range in ranges:
             for batch in tuple(self.batches.values()):
-                for token in intersect_range(run, batch.next, batch.end):
+                for token in intersect_range(token_range, batch.next, batch.end):
                     self._drop(batch, token, stop)
-            for frame in self._running_in(run):
+            for frame in self._running_in(token_range):
                 self.stop(frame, stop)
 
     def stop(self, frame: RunningFrame, stop: StopReason) -> None:
-        """Ask a frame to end, and make it end `kill_after_s` later."""
+        """Requests a stop, and kills the frame `kill_after_s` later."""
         if frame.stop is not None or frame.over:
             return
         frame.stop = stop
         FRAMES_STOPPED.labels(stop.code).inc()
         self._schedule(frame, frame.work.kill_after_s, self._kill)
-        frame.ask()
+        frame.request_stop()
 
     def drop_waiting(self, stop: StopReason) -> None:
-        """Nothing that has not begun will begin."""
+        """Ends all frames that have not started."""
         for batch in tuple(self.batches.values()):
             self.fail_waiting(batch, stop)
 
     def fail_waiting(self, batch: AssignedBatch, stop: StopReason) -> None:
-        """Nothing of this batch will begin."""
+        """Ends the frames of one batch that have not started."""
         for token in range(batch.next, batch.end):
             self._drop(batch, token, stop)
         batch.next = batch.end
         self.remove_started_batch(batch)
 
     def stop_all_now(self, stop: StopReason) -> None:
-        """Nothing waits, nothing runs: everything has ended here, whatever it still does."""
+        """Ends every waiting and running frame without waiting for its code to return."""
         self.drop_waiting(stop)
         for frame in tuple(self.running.values()):
             frame.stop = stop
             frame.kill()
             self.end(frame, None)
 
-    def _running_in(self, run: TokenRange) -> list[RunningFrame]:
-        tokens = range(run[0], run[0] + run[1])
+    def _running_in(self, token_range: TokenRange) -> list[RunningFrame]:
+        tokens = range(token_range[0], token_range[0] + token_range[1])
         if len(tokens) > len(self.running):
             return [frame for token, frame in self.running.items() if token in tokens]
         return [self.running[token] for token in tokens if token in self.running]
 
-    def _accept_range(self, assignment: Assignment, portion: AssignedRange, run: TokenRange) -> AssignedBatch | None:
-        first, n = run
-        work = assignment.works[portion.work]
+    def _accept_range(
+        self, assignment: Assignment, assigned: AssignedRange, token_range: TokenRange
+    ) -> AssignedBatch | None:
+        first, n = token_range
+        work = assignment.works[assigned.work]
         task = None if work.argv else self._tasks.get(work.task)
         fitting, code, reason = (
-            self.room.fitting_count(work, n),
+            self.capacity.fitting_count(work, n),
             "no_room",
             "It does not fit what is free on this worker.",
         )
@@ -199,16 +205,16 @@ class FrameTable:
             self._refuse((first + fitting, n - fitting), code, reason)
         if not fitting:
             return None
-        self.room.reserve(work, fitting)
-        batch = AssignedBatch(portion, (first, fitting), work, task)
+        self.capacity.reserve(work, fitting)
+        batch = AssignedBatch(assigned, (first, fitting), work, task)
         self.batches[first] = batch
         self.emptied.clear()
         return batch
 
-    def _refuse(self, run: TokenRange, code: str, reason: str) -> None:
-        FRAMES_REFUSED.labels(code).inc(run[1])
-        for token in range(run[0], run[0] + run[1]):
-            self.reports.add_end(AttemptResult(token, AttemptStatus.REFUSED, code=code, error=reason))
+    def _refuse(self, token_range: TokenRange, code: str, reason: str) -> None:
+        FRAMES_REFUSED.labels(code).inc(token_range[1])
+        for token in range(token_range[0], token_range[0] + token_range[1]):
+            self.result_reporter.add_end(AttemptResult(token, AttemptStatus.REFUSED, code=code, error=reason))
 
     def _drop(self, batch: AssignedBatch, token: int, stop: StopReason) -> None:
         if token not in batch.dropped:

@@ -1,4 +1,4 @@
-"""Frames on a worker: a batch has not begun, a frame has. No I/O."""
+"""Frames on a worker: `AssignedBatch` holds frames that have not started, `RunningFrame` one that has. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.worker.tracing import BatchSpan
 
 
 class StopReason(msgspec.Struct, frozen=True):
-    """Why a frame is to end early, and how that is reported."""
+    """Why a frame is stopped early, and how that is reported."""
 
     status: AttemptStatus
     code: str
@@ -23,35 +23,37 @@ class StopReason(msgspec.Struct, frozen=True):
 
 
 class AssignedBatch:
-    """Frames of one portion that have not begun: tokens `next` to `end - 1`, without those `dropped`."""
+    """Frames of one assigned range that have not started: tokens `next` to `end - 1`, except `dropped`."""
 
-    __slots__ = ("dropped", "end", "first", "input", "next", "portion", "task", "traced", "work")
+    __slots__ = ("assigned", "dropped", "end", "first", "input", "next", "span", "task", "work")
 
-    def __init__(self, portion: AssignedRange, run: TokenRange, work: Work, task: Task[..., Any] | None) -> None:
-        self.portion = portion
-        self.first = self.next = run[0]
-        self.end = run[0] + run[1]
+    def __init__(
+        self, assigned: AssignedRange, token_range: TokenRange, work: Work, task: Task[..., Any] | None
+    ) -> None:
+        self.assigned = assigned
+        self.first = self.next = token_range[0]
+        self.end = token_range[0] + token_range[1]
         self.work = work
         self.task = task
         """None for a command."""
-        self.traced = BatchSpan.start(portion, work, run[1]) if portion.trace else None
-        self.input = portion.input
+        self.span = BatchSpan.start(assigned, work, token_range[1]) if assigned.trace else None
+        self.input = assigned.input
         self.dropped: set[int] = set()
-        """Ended before they began."""
+        """Tokens that ended before they started."""
 
     @property
     def remaining(self) -> int:
         return self.end - self.next
 
     def frame_number(self, token: int) -> int:
-        """Its number in the layer."""
-        return self.portion.frame + (token - self.portion.token) * self.portion.step
+        """Frame number in the layer."""
+        return self.assigned.frame + (token - self.assigned.token) * self.assigned.step
 
 
 class RunningFrame:
-    """One that has begun. Whoever runs it sets `ask` and `kill`; `Desk` stops it by them."""
+    """A started frame. Its runner sets `request_stop` and `kill`, which `FrameTable` calls to stop it."""
 
-    __slots__ = ("ask", "batch", "began_at", "devices", "kill", "over", "stop", "timers", "token")
+    __slots__ = ("batch", "began_at", "devices", "kill", "over", "request_stop", "stop", "timers", "token")
 
     def __init__(self, batch: AssignedBatch, token: int, began_at: float, devices: tuple[int, ...]) -> None:
         self.batch = batch
@@ -60,17 +62,17 @@ class RunningFrame:
         self.devices = devices
         self.stop: StopReason | None = None
         self.over = False
-        """Its end was reported; whatever it still does changes nothing."""
+        """Its end was reported; later output and results are ignored."""
         self.timers: list[asyncio.TimerHandle] = []
-        self.ask: Callable[[], object] = _noop
+        self.request_stop: Callable[[], object] = _noop
         self.kill: Callable[[], object] = _noop
 
     def close(self) -> None:
-        """It is over; nothing keeps it alive any more."""
+        """Marks the frame as over and drops its timers and callbacks."""
         self.over = True
         for timer in self.timers:
             timer.cancel()
-        self.ask = self.kill = _noop
+        self.request_stop = self.kill = _noop
 
     @property
     def work(self) -> Work:
@@ -78,8 +80,8 @@ class RunningFrame:
 
     @property
     def trace(self) -> str:
-        """The traceparent for what it runs; empty when it is not traced."""
-        return self.batch.traced.trace if self.batch.traced is not None else ""
+        """The traceparent for the frame's code; empty if the batch is not traced."""
+        return self.batch.span.trace if self.batch.span is not None else ""
 
     @property
     def number(self) -> int:

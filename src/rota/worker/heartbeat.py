@@ -1,8 +1,8 @@
-"""The heartbeat, in a thread and on a connection of its own: a handler that holds the loop does not make us look dead.
+"""Heartbeats, sent from a separate thread and connection so that a handler blocking the event loop does not look dead.
 
-It also hears what servers say about us, so that the question "does anybody know us still?" has an answer that is not
-older than the loop's own troubles. A loop that has not turned for `BLOCKED_S` is told once, with the place where it is.
-What needs the interpreter's lock for long (a C extension that never lets go) stops this thread, too.
+The thread also consumes the servers' liveness messages, so lease confirmations arrive while the loop is blocked. A loop
+blocked for `LOOP_BLOCKED_THRESHOLD_S` is logged once, with the line it is at. Limit: code that holds the GIL for long (a
+C extension that never releases it) stops this thread too.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class HeartbeatThread:
         self,
         target: NatsTarget,
         worker: UUID,
-        every_s: float,
-        beat: Callable[[], Heartbeat],
+        interval_s: float,
+        build: Callable[[], Heartbeat],
         on_lost: Callable[[], None],
     ) -> None:
-        self.heard_at = self.turned_at = time.monotonic()
-        """When a server last said that it hears us, and when the loop last turned."""
+        self.confirmed_at = self.loop_ran_at = time.monotonic()
+        """When a server last confirmed a heartbeat, and when the event loop last ran. Monotonic seconds."""
         self._target = target
         self._worker = worker
-        self._every_s = every_s
-        self._beat = beat
+        self._interval_s = interval_s
+        self._build = build
         self._on_lost = on_lost
-        self._watched = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._due: asyncio.Event | None = None
         self._ended = False
         self._blocked = False
-        self._thread = threading.Thread(target=self._run, name="rota pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rota heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -64,15 +64,15 @@ class HeartbeatThread:
         await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
 
     def send_now(self) -> None:
-        """Beat without waiting for the time to come."""
+        """Sends a heartbeat before the next one is due."""
         loop, due = self._loop, self._due
         if loop is not None and due is not None:
-            with suppress(RuntimeError):  # it has just ended
+            with suppress(RuntimeError):  # the thread's loop has just closed
                 loop.call_soon_threadsafe(due.set)
 
     def record_loop_iteration(self) -> None:
-        """The loop says that it turns."""
-        self.turned_at = time.monotonic()
+        """Called by the event loop at every tick."""
+        self.loop_ran_at = time.monotonic()
 
     def _run(self) -> None:
         asyncio.run(self._main())
@@ -93,53 +93,53 @@ class HeartbeatThread:
                 await bus.close()
 
     async def _send_heartbeats(self, bus: Bus) -> None:
-        async with bus.subscribe_core(LIVENESS_SUBJECT) as told, asyncio.TaskGroup() as tasks:
-            hearing = tasks.create_task(self._consume_server_notices(told))
-            beat_at = 0.0
+        async with bus.subscribe_core(LIVENESS_SUBJECT) as messages, asyncio.TaskGroup() as tasks:
+            consumer = tasks.create_task(self._consume_server_notices(messages))
+            next_at = 0.0
             while not self._ended:
                 self._check_loop_blocked()
-                if time.monotonic() >= beat_at:
+                if time.monotonic() >= next_at:
                     with suppress(NatsUnavailable):
-                        await bus.publish_core(HEARTBEAT_SUBJECT, encode(self._beat()))
-                    beat_at = time.monotonic() + self._every_s
-                if await self._pause(min(POLL_INTERVAL_S, self._every_s)):
-                    beat_at = 0.0
-            hearing.cancel()
+                        await bus.publish_core(HEARTBEAT_SUBJECT, encode(self._build()))
+                    next_at = time.monotonic() + self._interval_s
+                if await self._pause(min(POLL_INTERVAL_S, self._interval_s)):
+                    next_at = 0.0
+            consumer.cancel()
 
     async def _pause(self, seconds: float) -> bool:
-        """Whether a beat was asked for meanwhile."""
-        assert self._due is not None, "the thread has begun"
+        """Waits up to `seconds`; returns whether `send_now` was called."""
+        assert self._due is not None, "the thread has started"
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._due.wait()
-        asked = self._due.is_set()
+        requested = self._due.is_set()
         self._due.clear()
-        return asked
+        return requested
 
-    async def _consume_server_notices(self, told: asyncio.Queue[CoreMessage]) -> None:
+    async def _consume_server_notices(self, messages: asyncio.Queue[CoreMessage]) -> None:
         while True:
-            message = await told.get()
+            message = await messages.get()
             try:
-                said = decode(WorkerLiveness, message.data)
+                liveness = decode(WorkerLiveness, message.data)
             except InvalidInput as error:
                 log.warning("told_unreadable", reason=error.sentence)
                 continue
-            if self._worker in said.heard:
-                self.heard_at = time.monotonic()
-            if self._worker in said.lost:
+            if self._worker in liveness.heard:
+                self.confirmed_at = time.monotonic()
+            if self._worker in liveness.lost:
                 self._on_lost()
 
     def _check_loop_blocked(self) -> None:
-        held_s = time.monotonic() - self.turned_at
-        if held_s < LOOP_BLOCKED_THRESHOLD_S:
+        blocked_s = time.monotonic() - self.loop_ran_at
+        if blocked_s < LOOP_BLOCKED_THRESHOLD_S:
             self._blocked = False
         elif not self._blocked:
             self._blocked = True
             LOOP_BLOCKED.inc()
-            log.warning("loop_blocked", seconds=round(held_s, 1), at=_current_line(self._watched))
+            log.warning("loop_blocked", seconds=round(blocked_s, 1), at=_current_line(self._loop_thread))
 
 
 def _current_line(thread: int) -> str:
-    """The innermost line that thread is at."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to look at another thread
+    """The innermost line the thread is executing."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to inspect another thread
     return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""

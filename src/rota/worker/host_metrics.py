@@ -1,6 +1,6 @@
-"""What this machine has and how busy it is, read from the kernel; GPUs from NVML when that is installed.
+"""Resources and load of the host, read from the kernel; GPUs from NVML if installed.
 
-Inside a container the limits of its control group are what counts. What cannot be read is 0, never an error.
+In a container, cgroup limits apply. Unreadable values are 0, never an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def cores() -> int:
-    """Processors that this process may use, in hundredths."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 100 * here
+    """CPUs this process may use, in hundredths of a core."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 100 * count
 
 
 def memory_mb() -> int:
@@ -30,59 +30,59 @@ def memory_mb() -> int:
 
 
 class HostLoadMeter:
-    """Load between one look and the next. For one thread."""
+    """Load since the previous sample. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._before = _cpu_ticks()
+        self._previous = _cpu_ticks()
         self._gpus = Gpus()
 
     def sample(self) -> HostLoad:
         busy, total = _cpu_ticks()
-        spent, passed = busy - self._before[0], total - self._before[1]
-        self._before = (busy, total)
-        return HostLoad(cpu=_percent(spent, passed), memory=_memory_load(), gpu=self._gpus.utilization())
+        busy_delta, total_delta = busy - self._previous[0], total - self._previous[1]
+        self._previous = (busy, total)
+        return HostLoad(cpu=_percent(busy_delta, total_delta), memory=_memory_load(), gpu=self._gpus.utilization())
 
 
 class Gpus:
-    """NVIDIA's devices as NVML shows them; none without it."""
+    """NVIDIA devices as NVML reports them; none without NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self.count = 0
-        with suppress(Exception):  # no library, no driver, no rights: all mean that none is found
+        with suppress(Exception):  # no library, no driver, no permission: no GPUs
             self._nvml = import_module("pynvml")
             self._nvml.nvmlInit()
             self.count = int(self._nvml.nvmlDeviceGetCount())
 
     def utilization(self) -> float:
-        """The mean over all devices, in percent."""
+        """Mean over all devices, in percent."""
         used = 0.0
-        with suppress(Exception):  # a driver that is being updated must not end the pulse
-            for place in range(self.count):
-                device = self._nvml.nvmlDeviceGetHandleByIndex(place)
+        with suppress(Exception):  # a driver being updated must not stop the heartbeat
+            for index in range(self.count):
+                device = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 used += self._nvml.nvmlDeviceGetUtilizationRates(device).gpu
         return used / self.count if self.count else 0.0
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """Of all processors since the start: busy ones and all of them."""
-    words = _read_text("/proc/stat").partition("\n")[0].split()[1:9]
-    ticks = [int(word) for word in words]
+    """Busy and total ticks of all CPUs since boot."""
+    fields = _read_text("/proc/stat").partition("\n")[0].split()[1:9]
+    ticks = [int(field) for field in fields]
     if len(ticks) < 5:
         return 0, 0
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def _memory_load() -> float:
-    found = _meminfo()
-    total = found.get("MemTotal", 0)
-    return _percent(total - found.get("MemAvailable", total), total)
+    meminfo = _meminfo()
+    total = meminfo.get("MemTotal", 0)
+    return _percent(total - meminfo.get("MemAvailable", total), total)
 
 
 def _meminfo() -> dict[str, int]:
     """In KiB."""
     lines = (line.split() for line in _read_text("/proc/meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+    return {fields[0].rstrip(":"): int(fields[1]) for fields in lines if len(fields) > 1}
 
 
 def _percent(part: int, whole: int) -> float:

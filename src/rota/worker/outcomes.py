@@ -1,9 +1,9 @@
-"""How an attempt ended, as a worker reports it: values, exceptions, stops. No I/O.
+"""How an attempt ended, as a worker reports it: results, exceptions, stops. No I/O.
 
-Codes are stable words: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
+Stable codes: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
 `result_too_large`, `artifact_missing`, `artifact_too_large`, `artifact_limit`, `artifact_not_stored`, `exit_status`,
-`signal`, `cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`, and of frames that never began
-or were given back: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
+`signal`, `cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`; of frames refused
+or returned: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rota.sdk.payload import Signature
 
 ERROR_CHARS_MAX: Final = 10_000
 INLINE_VALUE_BYTES_MAX: Final = 64 * 1024
-"""Larger values do not travel with the report."""
+"""Larger values go to the blob store, not into the report."""
 _SECRET_CHARS_MIN = 6
 
 
 class TaskInput(msgspec.Struct, forbid_unknown_fields=True):
-    """What a task is called with."""
+    """Arguments of a task call."""
 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
 
     @property
     def is_shareable(self) -> bool:
-        """Whether several calls may be given the very same objects."""
-        return all(isinstance(held, _SCALARS) for held in (*self.args, *self.kwargs.values()))
+        """Whether several calls may share these objects: all are immutable scalars."""
+        return all(isinstance(value, _SCALARS) for value in (*self.args, *self.kwargs.values()))
 
 
 _SCALARS = (int, float, str, bytes, type(None))
@@ -44,19 +44,19 @@ _EMPTY_INPUT = TaskInput()
 
 
 INTENTIONAL_EXCEPTIONS = (Fatal, Retry, Cancelled)
-"""Said on purpose: what they say is enough, nobody needs the trace."""
+"""Raised on purpose by a task: their message is enough, no traceback is logged."""
 
 
 class UnencodableResult(Exception):
-    """A value that msgpack has no way to write."""
+    """msgpack cannot encode the value."""
 
 
 def decode_input(data: bytes | None, signature: Signature | None = None) -> TaskInput:
-    """Raises msgspec.DecodeError when `data` is not what a task can be called with."""
+    """Raises msgspec.DecodeError when `data` does not fit the task's signature."""
     if data is None:
         return _EMPTY_INPUT
-    given = _INPUT_DECODER.decode(data)
-    return given if signature is None else TaskInput(*signature.convert_arguments(given.args, given.kwargs))
+    decoded = _INPUT_DECODER.decode(data)
+    return decoded if signature is None else TaskInput(*signature.convert_arguments(decoded.args, decoded.kwargs))
 
 
 def encode_result(value: object) -> bytes:
@@ -67,7 +67,7 @@ def encode_result(value: object) -> bytes:
 
 
 def failure_end(token: int, error: BaseException, env: Mapping[str, str] | None = None) -> AttemptResult:
-    """An exception that left the task."""
+    """The end of a frame whose task raised `error`."""
     status, code, after_s = AttemptStatus.FAILED, "exception", 0.0
     if isinstance(error, Fatal):
         status, code = AttemptStatus.FAILED_FATAL, "fatal"
@@ -101,7 +101,7 @@ def too_large_message(size: int) -> str:
 
 
 def format_traceback(error: BaseException, env: Mapping[str, str] | None = None) -> str:
-    """Where it was raised, for the log of its frame; what of ours is around it helps nobody."""
+    """Traceback for the frame's log, without the worker's own stack frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("rota.worker."):
         trace = trace.tb_next
@@ -117,12 +117,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def redact_and_truncate(text: str, env: Mapping[str, str] | None = None) -> str:
-    """`text` without secrets, those of the frame's environment included, and not too long."""
+    """Masks secrets, including those in the frame's environment, and limits the length."""
     for name, value in (env or {}).items():
         if is_secret(name) and len(value) >= _SECRET_CHARS_MIN:
             text = text.replace(value, MASK)
     text = redact_text(text)
     if len(text) > ERROR_CHARS_MAX:
         text = f"{text[: ERROR_CHARS_MAX - 60]}... ({len(text)} characters in all)"
-    # Lone surrogates cannot travel.
+    # Lone surrogates cannot be encoded.
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What a worker offers: said in its Hello and in every heartbeat. No I/O."""
+"""Resources a worker advertises in its registration and in every heartbeat. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rota.model.protocol import Heartbeat, Register, TokenRange
 
 
 class HostLoad(msgspec.Struct, frozen=True):
-    """How busy the machine is, each in percent."""
+    """Load of the host, in percent."""
 
     cpu: float = 0.0
     memory: float = 0.0
@@ -27,7 +27,7 @@ class RegistrationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Hundredths of a core."""
     gpus: int = 0
     memory_mb: int = 0
-    """0: not known, and not counted."""
+    """0: unknown, not limited."""
     labels: dict[str, str] = {}
     capabilities: tuple[str, ...] = ()
 
@@ -46,7 +46,7 @@ class RegistrationInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_tasks(self, tasks: Iterable[str]) -> RegistrationInfo:
-        """The same, saying which tasks it can run: frames are placed where their task is known."""
+        """A copy with one capability per task, so that frames are placed on workers that have their task."""
         known = (f"{TASK_CAPABILITY_PREFIX}{name}" for name in sorted(tasks))
         return msgspec.structs.replace(self, capabilities=(*self.capabilities, *known))
 

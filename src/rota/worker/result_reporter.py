@@ -1,15 +1,16 @@
-"""What ended here, until the bus has stored it.
+"""Results of frames, kept until the result stream has stored them.
 
-Ends are gathered and published together: at once when nothing else is going on, else when `FULL` have come or after
-`GATHER_S`. Invariants, kept here:
+Results are published in batches: immediately on an idle worker, otherwise when `BATCH_ENDS_MAX` are waiting or after
+`BATCH_WAIT_S`. Invariants, enforced here:
 
-- an end is in `held` until its report is in the stream, and `reported` is raised before it leaves `held`: a heartbeat
-  that reads `held` first and `reported` then never shows a gap;
-- one report is in flight at a time, under an id that names it. While it is not confirmed it is published again under
-  that id, however long NATS is away: stored twice it changes nothing, since servers refuse a token that has ended;
-- what waits here is bounded: past `BACKLOG_ENDS` or `BACKLOG_BYTES` nobody takes new frames (`until_room`).
+- a token is in `unconfirmed_tokens` until its report is stored, and `reported` is raised before it leaves: a heartbeat
+  that reads the tokens first and `reported` second never shows a gap;
+- one report is in flight at a time, under a message id. It is republished under that id until confirmed, however long
+  NATS is unavailable. A duplicate is harmless: servers refuse a token that has ended;
+- the backlog is bounded: beyond `BACKLOG_ENDS_MAX` or `BACKLOG_BYTES_MAX` the session accepts no new frames
+  (`wait_for_capacity`).
 
-If we die, what was not stored is lost, and servers give those frames to somebody else.
+After a crash, results not stored are lost and servers requeue those frames.
 """
 
 from __future__ import annotations
@@ -48,48 +49,48 @@ _jitter = SystemRandom().random
 
 
 class ResultReporter:
-    def __init__(self, bus: Bus, worker: UUID, busy: Callable[[], bool]) -> None:
+    def __init__(self, bus: Bus, worker: UUID, is_busy: Callable[[], bool]) -> None:
         self.reported = 0
-        """Place of the last stored report in its stream."""
+        """Stream sequence of the last stored report."""
         self._bus = bus
         self._worker = worker
-        self._busy = busy
+        self._is_busy = is_busy
         self._numbers = itertools.count(1)
         self._done: list[TokenRange] = []
-        self._took_ms = 0.0
+        self._duration_ms = 0.0
         self._ends: list[AttemptResult] = []
-        self._flying: tuple[TokenRange, ...] = ()
+        self._in_flight: tuple[TokenRange, ...] = ()
         self._count = 0
         self._bytes = 0
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._full = asyncio.Event()
-        self._settled = asyncio.Condition()
+        self._backlog_changed = asyncio.Condition()
 
     def add_succeeded(self, first: int, n: int, took_s: float) -> None:
-        """Frames that succeeded and returned nothing."""
-        runs = self._done
-        if runs and runs[-1][0] + runs[-1][1] == first:
-            runs[-1] = (runs[-1][0], runs[-1][1] + n)
+        """Adds frames that succeeded without a result."""
+        ranges = self._done
+        if ranges and ranges[-1][0] + ranges[-1][1] == first:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + n)
         else:
-            runs.append((first, n))
-        self._took_ms += took_s * 1000
+            ranges.append((first, n))
+        self._duration_ms += took_s * 1000
         self._on_added(n)
 
     def add_end(self, end: AttemptResult) -> None:
-        """One that has something to say."""
+        """Adds a frame that failed or returned a result."""
         self._ends.append(end)
         self._bytes += _estimated_bytes(end)
         self._on_added(1)
 
     def unconfirmed_tokens(self) -> list[TokenRange]:
-        """What is not known to be stored. For any thread: each part is copied in one step."""
+        """Tokens whose reports are not confirmed. Thread-safe: each part is copied in one step."""
         ends = tuple(self._ends)
-        return [*self._done, *self._flying, *((end.token, 1) for end in ends)]
+        return [*self._done, *self._in_flight, *((end.token, 1) for end in ends)]
 
     async def run(self) -> None:
-        """Publish what comes, for ever."""
+        """Publishes results until cancelled."""
         while True:
-            await self._some.wait()
+            await self._not_empty.wait()
             await self._wait_for_batch()
             while report := self._next_report():
                 await self._store(report)
@@ -97,15 +98,17 @@ class ResultReporter:
                     break
 
     async def wait_for_capacity(self) -> None:
-        """Returns when the backlog is small enough to add to it."""
-        async with self._settled:
-            await self._settled.wait_for(lambda: self._count < BACKLOG_ENDS_MAX and self._bytes < BACKLOG_BYTES_MAX)
+        """Waits until the backlog is below its limits."""
+        async with self._backlog_changed:
+            await self._backlog_changed.wait_for(
+                lambda: self._count < BACKLOG_ENDS_MAX and self._bytes < BACKLOG_BYTES_MAX
+            )
 
     async def wait_until_stored(self, timeout_s: float) -> bool:
-        """Whether all that has ended was stored in time."""
+        """Whether all results were stored within `timeout_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._settled:
-                await self._settled.wait_for(lambda: not self._count)
+            async with asyncio.timeout(timeout_s), self._backlog_changed:
+                await self._backlog_changed.wait_for(lambda: not self._count)
         return not self._count
 
     @property
@@ -114,18 +117,18 @@ class ResultReporter:
 
     def _on_added(self, n: int) -> None:
         self._count += n
-        self._some.set()
+        self._not_empty.set()
         if self._is_full:
             self._full.set()
 
     async def _wait_for_batch(self) -> None:
-        if self._busy() and not self._is_full:
+        if self._is_busy() and not self._is_full:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BATCH_WAIT_S):
                     await self._full.wait()
 
     def _next_report(self) -> Report | None:
-        """The next report. Its tokens are in flight before they leave where they were."""
+        """The next report. Its tokens are in `_in_flight` before they leave `_done` and `_ends`."""
         ends: list[AttemptResult] = []
         size = 0
         for end in self._ends:
@@ -133,14 +136,14 @@ class ResultReporter:
             if ends and size > REPORT_BYTES_MAX:
                 break
             ends.append(end)
-        done, took_ms = self._done, round(self._took_ms)
-        self._flying = (*done, *((end.token, 1) for end in ends))
+        done, duration_ms = self._done, round(self._duration_ms)
+        self._in_flight = (*done, *((end.token, 1) for end in ends))
         del self._ends[: len(ends)]
-        self._done, self._took_ms = [], 0.0
+        self._done, self._duration_ms = [], 0.0
         if not self._ends:
-            self._some.clear()
+            self._not_empty.clear()
         self._full.clear()
-        return Report(self._worker, done, ends, took_ms) if self._flying else None
+        return Report(self._worker, done, ends, duration_ms) if self._in_flight else None
 
     async def _store(self, report: Report) -> None:
         receipt = await self._publish(report)
@@ -148,15 +151,15 @@ class ResultReporter:
             await self._store_split(report, receipt.reason)
         else:
             self.reported = receipt.stream_seq
-        self._flying = ()
+        self._in_flight = ()
         self._count -= sum(n for _, n in report.done) + len(report.ends)
         self._bytes -= sum(map(_estimated_bytes, report.ends))
         _count_reported(report)
-        async with self._settled:
-            self._settled.notify_all()
+        async with self._backlog_changed:
+            self._backlog_changed.notify_all()
 
     async def _publish(self, report: Report) -> PublishReceipt:
-        """Stored, or refused for ever: whatever lies between is tried again."""
+        """Retries until the report is stored or rejected for good."""
         message = BusMessage(
             subject=RESULT_SUBJECT, data=encode(report), msg_id=f"{self._worker.hex}:{next(self._numbers)}"
         )
@@ -174,17 +177,17 @@ class ResultReporter:
         raise AssertionError("endless")
 
     async def _store_split(self, report: Report, reason: str) -> None:
-        """A report that NATS never takes: too large for a server that takes less than we thought."""
+        """Publishes the parts of a rejected report: the server's message limit is lower than expected."""
         if report.done:
             await self._publish_or_drop(msgspec.structs.replace(report, ends=[]), reason)
         for end in report.ends:
-            alone = Report(self._worker, ends=[end])
-            receipt = await self._publish(alone)
+            single = Report(self._worker, ends=[end])
+            receipt = await self._publish(single)
             if receipt.outcome is PublishOutcome.REJECTED:
                 refused = AttemptResult(
                     end.token, AttemptStatus.FAILED, code="result_too_large", error=f"NATS refuses it: {reason}."
                 )
-                await self._publish_or_drop(msgspec.structs.replace(alone, ends=[refused]), reason)
+                await self._publish_or_drop(msgspec.structs.replace(single, ends=[refused]), reason)
             else:
                 self.reported = receipt.stream_seq
 

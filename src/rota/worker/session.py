@@ -1,16 +1,13 @@
-"""One life of a worker: from the Welcome that named it until it is told that it is lost, or is to end.
+"""One worker session: from registration, which assigns the worker id, until the session is lost or the process stops.
 
-    assignments ─► desk ─► on the loop │ in processes │ commands ─► desk ─► reports
-    cancels ──────► desk                                            └─► teller (progress, logs)
-                     └─► pulse (heartbeats)
-
-Who keeps what:
-- PostgreSQL has a proc row for every frame that was sent to us, and every heartbeat lists what we have, so an
-  assignment is acknowledged as soon as it is in memory: if we die after that, servers see that nobody has its frames;
-- a worker that is lost, because a server said so or because none has heard of it for `lease_s`, has nothing any more:
-  its frames may run elsewhere by now. It kills them, says nothing about them, and begins anew under another name;
-- a paused process finds out by the same clock when it wakes; what it reports before that is refused by the fence;
-- ending: `drain` lets frames finish and says goodbye; `cut` gives them back at once.
+Ownership of frames:
+- PostgreSQL has a proc row for every frame sent to this worker, and every heartbeat lists the tokens the worker has. So
+  an assignment is acknowledged as soon as it is in memory: after a crash, the servers see that no worker has its frames;
+- a session is lost when a server says so or when no server has confirmed a heartbeat for `lease_s`. Its frames may
+  already run elsewhere, so the worker kills them, reports nothing about them and registers under a new id;
+- a process resumed after a pause detects the expired lease by the same clock; the fence refuses its reports until then;
+- `_drain` (first signal) lets running frames finish, then sends a final heartbeat; `_abort` (second signal) returns
+  them to the servers immediately.
 """
 
 from __future__ import annotations
@@ -65,57 +62,59 @@ SESSIONS_LOST = metrics.counter(
 TICK_INTERVAL_S: Final = 0.2
 FLUSH_TIMEOUT_S: Final = 5.0
 ABORT_TIMEOUT_S: Final = 1.0
-"""For what must still be said after the second signal; the process is given up after two seconds."""
+"""To publish results after the second signal; the service host kills the process after two seconds."""
 RANGE_FRAMES_MAX: Final = 4096
 ASSIGNMENT_FRAMES_MAX: Final = 65_536
-"""In one assignment: every frame that is refused is told one by one."""
+"""In one assignment: each refused frame is reported individually."""
 
 
 class WorkerSession:
-    def __init__(self, bus: Bus, plan: WorkerConfig, welcome: Registered) -> None:
-        assert welcome.worker is not None, "a refused worker has no life"
-        self.worker = welcome.worker
-        self.left_behind = 0
+    def __init__(self, bus: Bus, config: WorkerConfig, registration: Registered) -> None:
+        assert registration.worker is not None, "a refused worker has no session"
+        self.worker = registration.worker
+        self.abandoned_handlers = 0
         """Handlers that ignored their cancellation and still run on this loop."""
         self._bus = bus
-        self._plan = plan
-        self._offer = plan.offer.with_tasks(plan.tasks)
-        self._welcome = welcome
-        self._reports = ResultReporter(bus, self.worker, self._is_busy)
-        self._teller = ProgressReporter(bus, self.worker, plan.output_max)
-        leavings = FrameArtifacts(plan.work_dir, keep_dirs=plan.keep_dirs)
-        self._desk = FrameTable(WorkerCapacity(plan.offer), self._reports, self._teller, plan.tasks, leavings)
-        self._values = Payloads(self._desk, plan.store)
-        self._on_loop = AsyncRunner(self._desk, self._values)
-        self._in_processes = TaskProcessPool(self._desk, self._values, plan)
-        self._commands = CommandRunner(self._desk, self._values, plan)
+        self._config = config
+        self._info = config.offer.with_tasks(config.tasks)
+        self._registration = registration
+        self._result_reporter = ResultReporter(bus, self.worker, self._is_busy)
+        self._progress_reporter = ProgressReporter(bus, self.worker, config.output_max)
+        artifacts = FrameArtifacts(config.work_dir, keep_dirs=config.keep_dirs)
+        self._frame_table = FrameTable(
+            WorkerCapacity(config.offer), self._result_reporter, self._progress_reporter, config.tasks, artifacts
+        )
+        self._payloads = Payloads(self._frame_table, config.store)
+        self._async_runner = AsyncRunner(self._frame_table, self._payloads)
+        self._process_pool = TaskProcessPool(self._frame_table, self._payloads, config)
+        self._command_runner = CommandRunner(self._frame_table, self._payloads, config)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count(1)
         self._meter = HostLoadMeter()
         self._load = HostLoad()
         self._loop = asyncio.get_running_loop()
-        self._pulse = HeartbeatThread(
+        self._heartbeat = HeartbeatThread(
             bus.target,
             self.worker,
-            welcome.heartbeat_s,
+            registration.heartbeat_s,
             self._next_heartbeat,
             self._on_lost_notice,
         )
 
     async def run(self, life: Lifecycle) -> bool:
-        """True when it ended because the process is to end, False when it was lost."""
-        spec = assignment_consumer(self.worker, forgotten_after_s=2 * self._welcome.lease_s)
+        """True when the process is stopping, False when the session was lost."""
+        spec = assignment_consumer(self.worker, forgotten_after_s=2 * self._registration.lease_s)
         await self._bus.ensure([spec])
-        self._pulse.start()
+        self._heartbeat.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                works = [
+                loops = [
                     self._consume_assignments(spec),
                     self._consume_cancels(),
                     self._check_lease(),
                     *self._background_loops(),
                 ]
-                running = [tasks.create_task(work) for work in works]
+                running = [tasks.create_task(loop) for loop in loops]
                 try:
                     return await self._wait_until_over(life)
                 finally:
@@ -126,16 +125,16 @@ class WorkerSession:
 
     async def _close(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            left_behind = tasks.create_task(self._on_loop.close())
-            tasks.create_task(self._in_processes.close())
-            tasks.create_task(self._commands.close())
-            tasks.create_task(self._values.close())
-            tasks.create_task(self._pulse.stop())
-        await self._desk.leavings.close()
-        self.left_behind = left_behind.result()
+            abandoned_handlers = tasks.create_task(self._async_runner.close())
+            tasks.create_task(self._process_pool.close())
+            tasks.create_task(self._command_runner.close())
+            tasks.create_task(self._payloads.close())
+            tasks.create_task(self._heartbeat.stop())
+        await self._frame_table.artifacts.close()
+        self.abandoned_handlers = abandoned_handlers.result()
 
     def _background_loops(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._reports.run(), self._teller.run(), self._on_loop.run()]
+        return [self._result_reporter.run(), self._progress_reporter.run(), self._async_runner.run()]
 
     async def _wait_until_over(self, life: Lifecycle) -> bool:
         ending = asyncio.ensure_future(life.until_draining())
@@ -153,51 +152,55 @@ class WorkerSession:
         return True
 
     def _abandon_frames(self, reason: str) -> bool:
-        """We have nothing any more; whoever reads this line wants to know why work was thrown away."""
+        """Kills all frames. The log event records why work was discarded."""
         SESSIONS_LOST.labels(reason).inc()
         log.warning(
             "worker_lost",
             reason=reason,
-            said="told that it is lost" if reason == "told" else f"no server knew it for {self._welcome.lease_s:g} s",
-            frames=sum(n for _, n in merge_ranges(self._desk.active_tokens())),
+            detail="a server declared it lost"
+            if reason == "told"
+            else f"no server confirmed it for {self._registration.lease_s:g} s",
+            frames=sum(n for _, n in merge_ranges(self._frame_table.active_tokens())),
         )
-        self._desk.stop_all_now(WORKER_STOPPING)
+        self._frame_table.stop_all_now(WORKER_STOPPING)
         return False
 
     async def _drain(self) -> None:
-        """Finish what has begun, give back what has not, and say goodbye."""
-        self._desk.draining = True
-        log.info("worker_drains", running=len(self._desk.running))
-        self._desk.drop_waiting(WORKER_STOPPING)
-        self._pulse.send_now()
-        if not self._desk.is_empty:
+        """Waits for running frames, returns waiting ones, and sends the final heartbeat."""
+        self._frame_table.draining = True
+        log.info("worker_drains", running=len(self._frame_table.running))
+        self._frame_table.drop_waiting(WORKER_STOPPING)
+        self._heartbeat.send_now()
+        if not self._frame_table.is_empty:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._plan.drain_s):
-                    await self._desk.emptied.wait()
-        self._desk.stop_all_now(WORKER_STOPPING)
-        if not await self._reports.wait_until_stored(FLUSH_TIMEOUT_S):
-            log.warning("reports_lost", frames=sum(n for _, n in merge_ranges(self._reports.unconfirmed_tokens())))
+                async with asyncio.timeout(self._config.drain_s):
+                    await self._frame_table.emptied.wait()
+        self._frame_table.stop_all_now(WORKER_STOPPING)
+        if not await self._result_reporter.wait_until_stored(FLUSH_TIMEOUT_S):
+            log.warning(
+                "reports_lost", frames=sum(n for _, n in merge_ranges(self._result_reporter.unconfirmed_tokens()))
+            )
         await self._send_final_heartbeat()
 
     async def _abort(self) -> None:
-        self._desk.draining = True
-        self._desk.stop_all_now(WORKER_STOPPING)
+        self._frame_table.draining = True
+        self._frame_table.stop_all_now(WORKER_STOPPING)
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._reports.wait_until_stored(ABORT_TIMEOUT_S)
+                await self._result_reporter.wait_until_stored(ABORT_TIMEOUT_S)
                 await self._send_final_heartbeat()
 
     async def _send_final_heartbeat(self) -> None:
-        """The last heartbeat; a server that misses it waits for the next ones in vain, and then knows."""
+        """Best effort: a server that misses it detects the end by lease expiry."""
         with suppress(NatsUnavailable):
-            await self._teller.flush()
+            await self._progress_reporter.flush()
             await self._bus.publish_core(HEARTBEAT_SUBJECT, encode(self._build_heartbeat()))
 
     async def _consume_assignments(self, spec: ConsumerSpec) -> None:
         async with self._bus.consumer(spec) as consumer:
             async for deliveries in consumer.batches(most=16):
                 for delivery in deliveries:
-                    await self._reports.wait_for_capacity()
+                    await self._result_reporter.wait_for_capacity()
                     await self._accept_delivery(delivery)
 
     async def _accept_delivery(self, delivery: Delivery) -> None:
@@ -208,39 +211,39 @@ class WorkerSession:
             with suppress(NatsUnavailable):
                 await delivery.term()
             return
-        for batch in self._desk.accept_assignment(assignment):
+        for batch in self._frame_table.accept_assignment(assignment):
             self._start_batch(batch)
         failpoints.hit("worker.taken_before_ack")
         with suppress(NatsUnavailable):
             await delivery.ack()
 
     def _start_batch(self, batch: AssignedBatch) -> None:
-        if batch.portion.pointer is not None and batch.input is None:
-            self._values.fetch_input(batch, self._runner_for(batch))
+        if batch.assigned.pointer is not None and batch.input is None:
+            self._payloads.fetch_input(batch, self._runner_for(batch))
         else:
             self._runner_for(batch)(batch)
 
     def _runner_for(self, batch: AssignedBatch) -> Callable[[AssignedBatch], None]:
         if batch.task is None:
-            return self._commands.add
-        return self._on_loop.add if batch.task.is_async else self._in_processes.add
+            return self._command_runner.add
+        return self._async_runner.add if batch.task.is_async else self._process_pool.add
 
     async def _consume_cancels(self) -> None:
-        async with self._bus.subscribe_core(CANCEL_SUBJECT) as told:
+        async with self._bus.subscribe_core(CANCEL_SUBJECT) as messages:
             while True:
-                message = await told.get()
+                message = await messages.get()
                 try:
                     cancel = decode(CancelFrames, message.data)
                 except InvalidInput as error:
                     log.warning("cancel_unreadable", reason=error.sentence)
                 else:
-                    self._desk.cancel(filter(_is_valid_range, cancel.tokens), cancel.reason)
+                    self._frame_table.cancel(filter(_is_valid_range, cancel.tokens), cancel.reason)
 
     async def _check_lease(self) -> None:
-        """Show that the loop turns, and look at the clock of our lease."""
+        """Records event loop progress and checks for lease expiry."""
         while True:
-            self._pulse.record_loop_iteration()
-            if time.monotonic() - self._pulse.heard_at > self._welcome.lease_s:
+            self._heartbeat.record_loop_iteration()
+            if time.monotonic() - self._heartbeat.confirmed_at > self._registration.lease_s:
                 self._set_lost("lease")
             await asyncio.sleep(TICK_INTERVAL_S)
 
@@ -249,39 +252,43 @@ class WorkerSession:
             self._lost.set_result(reason)
 
     def _on_lost_notice(self) -> None:
-        """Called in the thread of the pulse."""
+        """Called on the heartbeat thread."""
         self._loop.call_soon_threadsafe(self._set_lost, "told")
 
     def _is_busy(self) -> bool:
-        return not self._desk.is_empty
+        return not self._frame_table.is_empty
 
     def _next_heartbeat(self) -> Heartbeat:
-        """Called in the thread of the pulse."""
+        """Called on the heartbeat thread."""
         self._load = self._meter.sample()
         return self._build_heartbeat()
 
     def _build_heartbeat(self) -> Heartbeat:
-        # Held first: what leaves it has raised `reported` before.
-        held = merge_ranges(self._desk.active_tokens())
-        return self._offer.heartbeat(
+        # Read `held` before `reported`: a token leaves `held` only after `reported` was raised.
+        held = merge_ranges(self._frame_table.active_tokens())
+        return self._info.heartbeat(
             self.worker,
             next(self._numbers),
             load=self._load,
-            draining=self._desk.draining,
+            draining=self._frame_table.draining,
             held=held,
-            reported=self._reports.reported,
+            reported=self._result_reporter.reported,
         )
 
 
-def _is_valid_range(run: TokenRange) -> bool:
-    return run[0] >= 0 and 0 < run[1] <= 2**53
+def _is_valid_range(tokens: TokenRange) -> bool:
+    return tokens[0] >= 0 and 0 < tokens[1] <= 2**53
 
 
 def _validate_assignment(assignment: Assignment) -> Assignment:
-    for portion in assignment.portions:
-        if not 0 <= portion.work < len(assignment.works) or not 0 < portion.n <= RANGE_FRAMES_MAX or portion.token < 0:
-            raise InvalidInput(f"A portion of {portion.n} frames of work {portion.work} makes no sense.")
-    if (frames := sum(portion.n for portion in assignment.portions)) > ASSIGNMENT_FRAMES_MAX:
+    for assigned in assignment.portions:
+        if (
+            not 0 <= assigned.work < len(assignment.works)
+            or not 0 < assigned.n <= RANGE_FRAMES_MAX
+            or assigned.token < 0
+        ):
+            raise InvalidInput(f"A portion of {assigned.n} frames of work {assigned.work} makes no sense.")
+    if (frames := sum(assigned.n for assigned in assignment.portions)) > ASSIGNMENT_FRAMES_MAX:
         raise InvalidInput(
             f"An assignment of {frames} frames is no server's: they send {ASSIGNMENT_FRAMES_MAX} at most."
         )

@@ -1,4 +1,4 @@
-"""Runs of consecutive tokens: joined, cut, and remembered. No I/O."""
+"""Ranges of consecutive tokens: merge, intersect, deduplicate. No I/O."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from rota.model.protocol import TokenRange
 RANGES_MAX = 10_000
 
 
-def merge_ranges(runs: Iterable[TokenRange]) -> list[TokenRange]:
-    """The same tokens in as few runs as can be, in order; runs may overlap."""
-    found: list[TokenRange] = []
-    for first, n in sorted(runs):
-        if found and first <= found[-1][0] + found[-1][1]:
-            start = found[-1][0]
-            found[-1] = (start, max(found[-1][1], first + n - start))
+def merge_ranges(ranges: Iterable[TokenRange]) -> list[TokenRange]:
+    """The same tokens as the fewest ranges, sorted; the input may overlap."""
+    merged: list[TokenRange] = []
+    for first, n in sorted(ranges):
+        if merged and first <= merged[-1][0] + merged[-1][1]:
+            start = merged[-1][0]
+            merged[-1] = (start, max(merged[-1][1], first + n - start))
         else:
-            found.append((first, n))
-    return found
+            merged.append((first, n))
+    return merged
 
 
-def intersect_range(run: TokenRange, first: int, end: int) -> range:
-    """Tokens of `run` from `first` to before `end`."""
-    return range(max(run[0], first), min(run[0] + run[1], end))
+def intersect_range(token_range: TokenRange, first: int, end: int) -> range:
+    """Tokens of `token_range` in [first, end)."""
+    return range(max(token_range[0], first), min(token_range[0] + token_range[1], end))
 
 
 class TokenDeduplicator:
-    """Tokens that came here before. A message may be delivered again long after its frames have ended.
+    """Tokens received in this session. A message may be redelivered long after its frames have ended.
 
-    Kept as runs, `REMEMBERED` of them at most; the lowest tokens are forgotten first, being the oldest.
+    Stores at most `RANGES_MAX` ranges; the lowest tokens are the oldest and are dropped first.
     """
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class TokenDeduplicator:
         self._ends: list[int] = []
 
     def take_new(self, first: int, n: int) -> list[TokenRange]:
-        """Those of the run that were never seen, which they are from now on."""
+        """Records the range and returns the parts not received before."""
         end = first + n
         low = bisect_right(self._ends, first - 1)
         high = bisect_right(self._firsts, end)
-        found, at = [], first
-        for place in range(low, high):
-            if at < self._firsts[place]:
-                found.append((at, self._firsts[place] - at))
-            at = max(at, self._ends[place])
+        new, at = [], first
+        for index in range(low, high):
+            if at < self._firsts[index]:
+                new.append((at, self._firsts[index] - at))
+            at = max(at, self._ends[index])
         if at < end:
-            found.append((at, end - at))
-        if found:
+            new.append((at, end - at))
+        if new:
             self._insert_range(first, end, low, high)
-        return found
+        return new
 
     def _insert_range(self, first: int, end: int, low: int, high: int) -> None:
-        """Put the run in the place of all those from `low` to before `high`, which it touches."""
+        """Replaces ranges [low, high), which the new range touches, with their union."""
         if low < high:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
         self._firsts[low:high] = [first]

@@ -1,6 +1,6 @@
-"""The span of frames that were handed over together: from their arrival to the end of the last of them.
+"""The span of one assigned batch: from its arrival to the end of its last frame.
 
-Most frames have none; then `Batch.traced` is None. What a frame runs finds the span as its parent: async tasks in their
+Most batches have none (`AssignedBatch.span` is None). User code gets the span as its parent: async tasks in their
 context variables, processes and commands as TRACEPARENT in their environment.
 """
 
@@ -21,30 +21,30 @@ _NON_ERROR_STATUSES = (AttemptStatus.SUCCEEDED, AttemptStatus.CANCELLED, Attempt
 class BatchSpan:
     def __init__(self, span: Span | None, trace: str, frames: int) -> None:
         self.trace = trace
-        """Of this span, or of the hand-over where nobody collects spans on this worker."""
+        """Traceparent of this span, or of the assignment when tracing is disabled on this worker."""
         self._span = span
         self._left = frames
         self._ends: dict[str, int] = {}
         self._error = ""
 
     @classmethod
-    def start(cls, portion: AssignedRange, work: Work, frames: int) -> BatchSpan:
+    def start(cls, assigned: AssignedRange, work: Work, frames: int) -> BatchSpan:
         if not tracing.is_enabled():
-            return cls(None, portion.trace, frames)
+            return cls(None, assigned.trace, frames)
         what = work.task or work.argv[0]
         span = tracing.start_span(
             "run",
-            portion.trace,
-            job=portion.job,
-            layer=portion.layer,
-            attempt=portion.attempt,
+            assigned.trace,
+            job=assigned.job,
+            layer=assigned.layer,
+            attempt=assigned.attempt,
             frames=frames,
             runs=what,
         )
-        return cls(span, tracing.traceparent(span) or portion.trace, frames)
+        return cls(span, tracing.traceparent(span) or assigned.trace, frames)
 
     def frames_ended(self, n: int, end: AttemptResult | None) -> None:
-        """So many of the frames are over; None: they succeeded."""
+        """`n` frames ended with `end`; None: they succeeded."""
         self._left -= n
         if self._span is None:
             return

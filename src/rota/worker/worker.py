@@ -1,7 +1,7 @@
-"""The worker: says Hello until a server answers, lives, and says Hello again when it was lost.
+"""The worker's main loop: register, run a session, register again when the session is lost.
 
-It speaks to NATS alone; PostgreSQL and Redis are the servers' business. While NATS is away before the first Welcome it
-waits for ever, with pauses that grow; a server that refuses it ends it with that server's sentence.
+Registration is retried without limit, with exponential backoff, while NATS or the servers are unavailable. A server's
+refusal ends the process with that server's message.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _jitter = SystemRandom().random
 
 
 class Worker:
-    """`Service("worker", Worker(...).run)` runs it."""
+    """Run it as `Service("worker", Worker(...).run)`."""
 
-    def __init__(self, plan: WorkerConfig, target: NatsTarget, streams: tuple[StreamSpec, ...]) -> None:
-        self.plan = plan
-        self.left_behind = 0
-        """Handlers that still run although everything has ended: the process must not wait for them."""
+    def __init__(self, config: WorkerConfig, target: NatsTarget, streams: tuple[StreamSpec, ...]) -> None:
+        self.config = config
+        self.abandoned_handlers = 0
+        """Handlers that ignored cancellation and still run: the process must not wait for them on exit."""
         self._target = target
         self._streams = streams
 
@@ -41,35 +41,37 @@ class Worker:
         try:
             await bus.ensure(self._streams)
             while not life.draining:
-                welcome = await self._register(bus)
-                incarnation = WorkerSession(bus, self.plan, welcome)
-                log.info("worker_welcome", worker=str(incarnation.worker), name=self.plan.offer.name)
+                registration = await self._register(bus)
+                session = WorkerSession(bus, self.config, registration)
+                log.info("worker_welcome", worker=str(session.worker), name=self.config.offer.name)
                 life.ready()
                 try:
-                    await incarnation.run(life)
+                    await session.run(life)
                 finally:
-                    self.left_behind += incarnation.left_behind
+                    self.abandoned_handlers += session.abandoned_handlers
         finally:
             await bus.close()
 
     async def _register(self, bus: Bus) -> Registered:
-        """Ask for ever; nobody may be there yet."""
-        hello = encode(self.plan.offer.registration_message(tuple(sorted(self.plan.tasks)), _rota_version()))
+        """Retries until a server answers: none may have started yet."""
+        hello = encode(self.config.offer.registration_message(tuple(sorted(self.config.tasks)), _rota_version()))
         for streak in itertools.count(1):
             try:
-                welcome = decode(Registered, await bus.request(HANDSHAKE_SUBJECT, hello))
+                registration = decode(Registered, await bus.request(HANDSHAKE_SUBJECT, hello))
             except (NatsUnavailable, InvalidInput) as error:
                 log.log(_log_level(streak), "worker_waits_for_a_server", code=error.code)
             else:
-                if welcome.worker is not None:
-                    return welcome
-                raise SetupFailed(f"The server does not take this worker: {welcome.refusal or 'it did not say why.'}")
+                if registration.worker is not None:
+                    return registration
+                raise SetupFailed(
+                    f"The server does not take this worker: {registration.refusal or 'it did not say why.'}"
+                )
             await asyncio.sleep(REGISTRATION_BACKOFF.pause_s(streak, _jitter()))
         raise AssertionError("endless")
 
 
 def _log_level(streak: int) -> int:
-    """Loud now and then: the first time, and when it goes on."""
+    """WARNING at the 3rd and every 20th failure in a row, otherwise DEBUG."""
     return 30 if streak == 3 or streak % 20 == 0 else 10
 
 

@@ -47,7 +47,7 @@ async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
         redis_target(farm.settings, farm.urls.redis, "agents"),
         lambda database: build_submitter(farm.settings, database),
         "worker",
-        tell=events.teller.emit,
+        publish_event=events.publisher.emit,
     )
     supervisor = Supervisor()
     supervisor.add(Service("agent_events", events.run), Service("agents", service.run))

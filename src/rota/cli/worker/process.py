@@ -98,7 +98,7 @@ def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list
         lambda database: build_submitter(settings, database),
         config.offer.name,
         app.failure_hook,
-        events.teller.emit,
+        events.publisher.emit,
     )
     return [Service("agent_events", events.run), Service("agents", agents.run)]
 
@@ -115,7 +115,7 @@ async def _serve(config: WorkerConfig, target: NatsTarget, settings: Settings, a
         *agents,
     )
     status = await run_until_signalled(supervisor)
-    if worker.left_behind:
+    if worker.abandoned_handlers:
         # The remaining tasks ignore cancellation, and asyncio.run would wait for them.
         sys.stderr.flush()
         os._exit(status)

@@ -1,7 +1,7 @@
-"""Runs of a worker's agents, told as events. Agents need no NATS: while it is away events wait, then some are dropped.
+"""Publishes events of a worker's agent runs. Agents do not need NATS: during an outage events queue, then some are dropped.
 
-A worker that dies takes with it what it had not published, some milliseconds of events. Runs that it had begun are told
-as lost by whoever takes over.
+Crash of the worker: unpublished events, a few milliseconds of them, are lost. The replica that takes over reports the
+runs it had started as lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rota.model.settings.servers import NatsSettings
 
 
 class LazyBus:
-    """A connection that is made when there is something to publish, and again if that failed."""
+    """Connects on the first publish, and again after a failed attempt."""
 
     def __init__(self, target: NatsTarget, streams: Sequence[StreamSpec]) -> None:
         self._target = target
@@ -47,14 +47,14 @@ class LazyBus:
 
 
 class AgentEvents:
-    """`Service("agent_events", AgentEvents(...).run)`, before the service of agents, so that it outlives it."""
+    """`Service("agent_events", AgentEvents(...).run)`: list it before the agents service, so that it outlives it."""
 
-    def __init__(self, target: NatsTarget, wanted: NatsSettings) -> None:
-        self._bus = LazyBus(target, [events_stream(wanted)])
-        self.teller = EventPublisher(None, self._bus)
+    def __init__(self, target: NatsTarget, settings: NatsSettings) -> None:
+        self._bus = LazyBus(target, [events_stream(settings)])
+        self.publisher = EventPublisher(None, self._bus)
 
     async def run(self, life: Lifecycle) -> None:
         try:
-            await self.teller.run(life)
+            await self.publisher.run(life)
         finally:
             await self._bus.close()

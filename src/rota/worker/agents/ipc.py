@@ -1,4 +1,4 @@
-"""What a worker and a process that runs a sync agent say to each other: msgpack, each message after its length."""
+"""Messages between a worker and its agent processes: msgpack with a length prefix. No I/O."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MESSAGE_BYTES_MAX: Final = 1024 * 1024
 
 
 class AgentProcessRequest(msgspec.Struct, frozen=True, tag="begin"):
-    """Run this body."""
+    """Runs one agent body."""
 
     run: AgentRun
 
 
 class AgentProcessReady(msgspec.Struct, frozen=True, tag="loaded"):
-    """The app is loaded, or could not be."""
+    """The app was loaded, or `problem` says why not."""
 
     problem: str = ""
 
@@ -46,7 +46,7 @@ def pack_agent_message(message: msgspec.Struct) -> bytes:
 
 
 def pop_agent_message(buffer: bytearray) -> bytes | None:
-    """The next message, taken out of `buffer`; None when there is no whole one."""
+    """Removes the next message from `buffer`; None: it is incomplete."""
     if len(buffer) < LENGTH_BYTES:
         return None
     size = int.from_bytes(buffer[:LENGTH_BYTES], "big")

@@ -1,10 +1,10 @@
-"""What ends a sync agent when its worker cannot: a process beside the one that has the body, which only listens.
+"""Watchdog process that kills a sync agent body when its worker stops renewing the lease.
 
-The worker says how long the lease lasts, again and again; when that time is over and nothing more was said, because
-the worker is stopped or gone, the body is killed with all it has started. It is a process, not a thread: a body may
-keep the interpreter's lock for as long as it likes. Whoever kills it makes the worker kill the body.
+The worker repeatedly sends the lease deadline. When the deadline passes without a new one, because the worker is stopped
+or dead, the watchdog kills the body and all its descendants. It is a process, not a thread, because a body may hold the
+GIL indefinitely. If the watchdog is killed, the worker kills the body.
 
-The number of the body's process cannot come to mean another one: it is that of the group in which this one lives.
+The body's pid cannot be reused while the watchdog runs: it is the id of the process group the watchdog belongs to.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 KILL_GRACE_S: Final = 1.0
-"""How long after the lease the body is killed, at the latest: less than whoever takes over waits."""
+"""The body is killed at most this long after the deadline: less than a successor waits before it starts the agent."""
 NO_DEADLINE: Final = 0.0
-"""Said in place of a time when there is no body: silence does no harm then."""
+"""Sent instead of a deadline while no body runs."""
 _DEADLINE_FORMAT: Final = struct.Struct("!d")
 READ_BYTES: Final = 4096
 
 
 def encode_deadline(until: float) -> bytes:
-    """What the worker says: go on until then, by the monotonic clock of this machine."""
+    """`until`: monotonic seconds of this host."""
     return _DEADLINE_FORMAT.pack(until)
 
 
-def fork_watchdog(line: socket.socket, *ours: socket.socket) -> None:
-    """Put this process on the leash whose other end of `line` the worker has; `ours` are not for the other one."""
+def fork_watchdog(lease_socket: socket.socket, *others: socket.socket) -> None:
+    """Forks the watchdog of this process; it reads deadlines from `lease_socket` and closes its copies of `others`."""
     body = os.getpid()
     if os.fork() == 0:
         try:
-            for each in ours:
+            for each in others:
                 each.close()
             _detach_streams()
-            watch_lease(line, body)
+            watch_lease(lease_socket, body)
         finally:
             os._exit(1)
-    line.close()
+    lease_socket.close()
 
 
-def watch_lease(line: socket.socket, body: int) -> NoReturn:
+def watch_lease(lease_socket: socket.socket, body: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     until, buffer = NO_DEADLINE, bytearray()
     while True:
-        patience_s = None if until == NO_DEADLINE else max(0.0, until + KILL_GRACE_S - time.monotonic())
-        heard, _, _ = select.select([line], [], [], patience_s)
-        data = _read(line) if heard else b""
+        timeout_s = None if until == NO_DEADLINE else max(0.0, until + KILL_GRACE_S - time.monotonic())
+        readable, _, _ = select.select([lease_socket], [], [], timeout_s)
+        data = _read(lease_socket) if readable else b""
         if not data:
             kill_agent_process(body)
         buffer += data
@@ -61,7 +61,7 @@ def watch_lease(line: socket.socket, body: int) -> NoReturn:
 
 
 def kill_agent_process(body: int) -> NoReturn:
-    """The body, though it may have left the group, and then the group, which is also ours."""
+    """Kills the body first, in case it left the group, then the group, which includes this process."""
     with suppress(ProcessLookupError):
         os.kill(body, signal.SIGKILL)
     with suppress(ProcessLookupError):
@@ -69,15 +69,15 @@ def kill_agent_process(body: int) -> NoReturn:
     os._exit(1)
 
 
-def _read(line: socket.socket) -> bytes:
+def _read(lease_socket: socket.socket) -> bytes:
     try:
-        return line.recv(READ_BYTES)
+        return lease_socket.recv(READ_BYTES)
     except OSError:
         return b""
 
 
 def _detach_streams() -> None:
-    """Whoever reads what the body writes must see its end."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    """Otherwise readers of the body's output would never see end-of-file."""
+    devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
+        os.dup2(devnull, stream)

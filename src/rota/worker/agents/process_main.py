@@ -1,10 +1,10 @@
-"""A process that runs sync agents, one at a time, until its worker is gone: `python -m rota.worker.agents.process_main`.
+"""Main of an agent process: runs sync agent bodies, one at a time, until its worker is gone.
 
-It dies with its worker. It also dies when the lease is over under which the worker runs agents and no renewal was
-heard of: the worker may be stopped, and somebody else runs the agent by then. A process of its own sees to that
-(`rota.worker.agents.lease_watchdog_process`), so no body is an obstacle, whatever it does.
+Started as `python -m rota.worker.agents.process_main`. It dies with its worker. It also dies when the worker's lease
+expires without renewal: the worker may be stopped (SIGSTOP), and another replica may run the agent by then. A separate
+process enforces that (`lease_watchdog_process`), so a body cannot prevent it.
 
-A body is asked to stop by SIGTERM, which raises `Cancelled` in it. A worker kills what does not heed it.
+SIGTERM requests a stop: it raises `Cancelled` in the body. The worker kills a body that ignores it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ READ_BYTES: Final = 65536
 
 
 class AgentProcessChannel:
-    """What the worker says, one message at a time."""
+    """Connection to the worker."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._buffer = bytearray()
 
     def send(self, message: msgspec.Struct) -> None:
-        self._line.sendall(pack_agent_message(message))
+        self._socket.sendall(pack_agent_message(message))
 
     def receive(self) -> AgentProcessRequest | None:
         """None: the worker is gone."""
         while (message := pop_agent_message(self._buffer)) is None:
-            data = self._line.recv(READ_BYTES)
+            data = self._socket.recv(READ_BYTES)
             if not data:
                 return None
             self._buffer += data
@@ -69,21 +69,21 @@ def run_agent_body(agent: AgentDefinition, begin: AgentProcessRequest, hook: Cla
         agent.call(begin.run)
     except Cancelled:
         return AgentProcessResult(FailureClass.TRANSIENT, "It was stopped.")
-    except BaseException as error:  # noqa: BLE001 - whatever a body raises is its own end, not ours
+    except BaseException as error:  # noqa: BLE001 - any exception ends the body, not the process
         return AgentProcessResult(classify(error, hook), format_exception(error))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return AgentProcessResult()
 
 
-def main(line: socket.socket, leash: socket.socket, parent: int, spec: str, folder: Path) -> None:
+def main(connection: socket.socket, lease_socket: socket.socket, parent: int, spec: str, folder: Path) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lease_watchdog_process.fork_watchdog(leash, line)
+    lease_watchdog_process.fork_watchdog(lease_socket, connection)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    worker = AgentProcessChannel(line)
+    worker = AgentProcessChannel(connection)
     try:
         app = load_app.load(spec, folder)
     except RotaError as error:
@@ -109,5 +109,5 @@ if __name__ == "__main__":
             sys.argv[4],
             Path(sys.argv[5]),
         )
-    # Threads that a body has left behind must not keep the process.
+    # Threads left by a body must not keep the process alive.
     os._exit(0)

@@ -1,8 +1,9 @@
-"""Sync agents, in processes that can be killed: a few that live long, made when they are needed.
+"""Runs sync agent bodies in killable child processes, which are started on demand and reused.
 
-A process has one body at a time. Invariants: whatever happens to the process, the body ends once, by its own word or by
-the way the process ended; a body that is stopped is asked by SIGTERM, and killed `KILL_AFTER_S` later, with all it
-has started; its process is not used again. A process hears of every renewal of the lease, and ends itself without.
+A process runs one body at a time. Invariants:
+- a body ends once: by the result its process sends, or by the exit status of the process;
+- a body is stopped by SIGTERM, then killed with its descendants `KILL_AFTER_S` later; its process is not reused;
+- every renewal of the lease is sent to the process, whose watchdog kills it without one.
 """
 
 from __future__ import annotations
@@ -43,38 +44,38 @@ START_TIMEOUT_S: Final = 60.0
 KILL_AFTER_S: Final = 3.0
 EXIT_TIMEOUT_S: Final = 2.0
 LEASE_SEND_INTERVAL_S: Final = 0.5
-"""How often a process hears how long the lease is."""
+"""How often the lease deadline is sent to a process."""
 IDLE_PROCESSES_MAX: Final = 8
 LINE_CHARS_MAX: Final = 2000
 
 
 class AgentProcess:
     def __init__(self, app: str, folder: Path) -> None:
-        self.said: asyncio.Queue[AgentProcessMessage | None] = asyncio.Queue()
-        """What it says, in order; None when nothing more can come."""
+        self.messages: asyncio.Queue[AgentProcessMessage | None] = asyncio.Queue()
+        """Messages from the process, in order; None: the process has ended."""
         self.agent = ""
         self._buffer = bytearray()
-        self._unended = {"stdout": b"", "stderr": b""}
+        self._partial_lines = {"stdout": b"", "stderr": b""}
         ours, theirs = socket.socketpair()
-        leash, collar = socket.socketpair()
-        with theirs, collar:
-            descriptors = (theirs.fileno(), collar.fileno())
-            words = [sys.executable, "-P", "-m", "rota.worker.agents.process_main", *map(str, descriptors)]
+        lease_socket, watchdog_socket = socket.socketpair()
+        with theirs, watchdog_socket:
+            descriptors = (theirs.fileno(), watchdog_socket.fileno())
+            argv = [sys.executable, "-P", "-m", "rota.worker.agents.process_main", *map(str, descriptors)]
             self.process = OsProcess(
-                [*words, str(os.getpid()), app, str(folder)],
+                [*argv, str(os.getpid()), app, str(folder)],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdout=partial(self._on_output, "stdout"),
                 stderr=partial(self._on_output, "stderr"),
                 pass_fds=descriptors,
             )
-        for each in (ours, leash):
+        for each in (ours, lease_socket):
             each.setblocking(False)
         self._socket = ours
-        self._leash = leash
+        self._lease_socket = lease_socket
         self._reader = DescriptorReader(os.dup(ours.fileno()), self._on_data)
         POOL_SIZE.inc()
-        self._watching = asyncio.create_task(self._wait_for_exit(), name="agent process")
+        self._exit_watcher = asyncio.create_task(self._wait_for_exit(), name="agent process")
 
     @property
     def alive(self) -> bool:
@@ -85,52 +86,52 @@ class AgentProcess:
         await self._send(self._socket, pack_agent_message(AgentProcessRequest(run)))
 
     async def extend_lease(self, until: float) -> None:
-        """Its body may go on until then, and no longer unless it hears of us again."""
-        await self._send(self._leash, lease_watchdog_process.encode_deadline(until))
+        """Lets the body run until `until` (monotonic seconds)."""
+        await self._send(self._lease_socket, lease_watchdog_process.encode_deadline(until))
 
     async def _send(self, to: socket.socket, data: bytes) -> None:
         try:
             await asyncio.get_running_loop().sock_sendall(to, data)
         except OSError:
-            self.process.kill()  # it has just died, or nobody holds its leash: `said` ends, and so has its body
+            self.process.kill()  # the process or its watchdog died: `messages` closes and the run is reported as ended
 
     async def close(self) -> None:
         await self.process.kill_and_wait(EXIT_TIMEOUT_S)
-        await asyncio.wait([self._watching], timeout=EXIT_TIMEOUT_S)
-        self._watching.cancel()
+        await asyncio.wait([self._exit_watcher], timeout=EXIT_TIMEOUT_S)
+        self._exit_watcher.cancel()
         self._reader.close()
         self._socket.close()
-        self._leash.close()
+        self._lease_socket.close()
 
     async def _wait_for_exit(self) -> None:
         await self.process.ended.wait()
         POOL_SIZE.dec()
         self._reader.drain()
         self.finish_run()
-        self.said.put_nowait(None)
+        self.messages.put_nowait(None)
 
     def _on_data(self, data: bytes) -> None:
         self._buffer += data
         try:
             while (message := pop_agent_message(self._buffer)) is not None:
-                self.said.put_nowait(AGENT_MESSAGE_DECODER.decode(message))
+                self.messages.put_nowait(AGENT_MESSAGE_DECODER.decode(message))
         except msgspec.DecodeError as error:
             log.warning("agent_process_unreadable", reason=str(error))
             self.process.kill()
 
     def finish_run(self) -> None:
-        """Its body has ended; what it wrote after its last line is one, too."""
+        """The body has ended: logs the rest of its output, including an unterminated line."""
         self.process.drain()
-        for stream, left in self._unended.items():
-            if left:
+        for stream, partial_line in self._partial_lines.items():
+            if partial_line:
                 self._on_output(stream, b"\n")
         self.agent = ""
 
     def _on_output(self, stream: str, data: bytes) -> None:
-        *lines, left = (self._unended[stream] + data).split(b"\n")
-        if len(left) > LINE_CHARS_MAX:
-            lines, left = [*lines, left], b""
-        self._unended[stream] = left
+        *lines, rest = (self._partial_lines[stream] + data).split(b"\n")
+        if len(rest) > LINE_CHARS_MAX:
+            lines, rest = [*lines, rest], b""
+        self._partial_lines[stream] = rest
         for line in lines:
             log.info(
                 "agent_output",
@@ -141,7 +142,7 @@ class AgentProcess:
 
 
 class AgentProcessPool:
-    """`body` is that of every sync agent of the app; `lease_until` is when the lease of now ends."""
+    """`lease_until` returns the end of the current lease, in monotonic seconds."""
 
     def __init__(self, app: str, folder: Path, lease_until: Callable[[], float]) -> None:
         self._app = app
@@ -162,19 +163,19 @@ class AgentProcessPool:
         try:
             child.agent = run.name
             await child.start_run(run, self._lease_until())
-            said = await self._wait_for_result(child)
+            message = await self._wait_for_result(child)
         except asyncio.CancelledError:
             await self._stop(child)
             raise
         except BaseException:
             await child.close()
             raise
-        if said is None:
+        if message is None:
             await child.close()
             raise BodyFailed(_exit_reason(child), FailureClass.UNKNOWN)
         await self._release(child)
-        if said.failure is not None:
-            raise BodyFailed(said.error, said.failure)
+        if message.failure is not None:
+            raise BodyFailed(message.error, message.failure)
 
     async def close(self) -> None:
         idle, self._idle = self._idle, []
@@ -189,7 +190,7 @@ class AgentProcessPool:
         child = AgentProcess(self._app, self._folder)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                loaded = await child.said.get()
+                loaded = await child.messages.get()
         except BaseException:
             await child.close()
             raise
@@ -200,22 +201,22 @@ class AgentProcessPool:
         return child
 
     async def _wait_for_result(self, child: AgentProcess) -> AgentProcessResult | None:
-        """How the body ended; meanwhile its process hears how long it may go on."""
+        """Waits for the end of the body, sending lease deadlines meanwhile."""
         while True:
             try:
                 async with asyncio.timeout(LEASE_SEND_INTERVAL_S):
-                    said = await child.said.get()
+                    message = await child.messages.get()
             except TimeoutError:
                 await child.extend_lease(self._lease_until())
                 continue
-            return said if isinstance(said, AgentProcessResult) else None
+            return message if isinstance(message, AgentProcessResult) else None
 
     async def _stop(self, child: AgentProcess) -> None:
-        """Asked, then killed. Cancelled once more it is killed at once."""
+        """SIGTERM, then SIGKILL after `KILL_AFTER_S`, or immediately if cancelled again."""
         try:
             child.process.signal(signal.SIGTERM, group=False)
             async with asyncio.timeout(KILL_AFTER_S):
-                await child.said.get()
+                await child.messages.get()
         except TimeoutError:
             pass
         finally:

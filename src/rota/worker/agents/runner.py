@@ -1,7 +1,7 @@
-"""The agents of an app, run by its worker: async bodies on the loop, sync ones in processes, jobs as submissions.
+"""Service that runs an app's agents: async bodies on the event loop, sync bodies in processes, jobs by submission.
 
-Unlike frames, agents need PostgreSQL and Redis: who may run is decided there. While either is away the service waits,
-and frames go on.
+Unlike frames, agents need PostgreSQL and Redis, which decide who may run an agent. While either is unavailable this
+service waits; frames continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rota.worker.agents.process_pool import AgentProcessPool
 
 
 class WorkerAgents:
-    """`Service("agents", WorkerAgents(...).run)`. `submitter` makes what agents that submit a job need."""
+    """`Service("agents", WorkerAgents(...).run)`. `submitter` is used by agents that submit jobs."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class WorkerAgents:
         submitter: Callable[[Database], Submitter],
         owner: str | None = None,
         hook: ClassifyHook | None = None,
-        tell: PublishEvent | None = None,
+        publish_event: PublishEvent | None = None,
     ) -> None:
         self._settings = settings
         self._declared = agents
@@ -51,7 +51,7 @@ class WorkerAgents:
         self._submitter = submitter
         self._owner = owner
         self._hook = hook
-        self._tell = tell
+        self._publish_event = publish_event
         self.agents: AgentScheduler | None = None
 
     async def run(self, life: Lifecycle) -> None:
@@ -75,7 +75,7 @@ class WorkerAgents:
 
             leases = Leases(database, self._owner)
             self.agents = AgentScheduler(
-                self._settings, database, redis, declared, leases=leases, hook=self._hook, publish_event=self._tell
+                self._settings, database, redis, declared, leases=leases, hook=self._hook, publish_event=self._publish_event
             )
             await self.agents.run(life)
 

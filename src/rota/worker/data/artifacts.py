@@ -1,9 +1,9 @@
-"""What frames leave behind: a directory for each that asks for one, and the files in it that are kept with the job.
+"""Artifacts: a directory for each frame that requests one, and the files in it that are stored with the job.
 
-Files are taken when a frame has succeeded, before its end is told: an end that names artifacts names files that are
-stored. Small ones travel with the report, like small results; others go to the store, and without one the frame fails.
-A frame that ends in any other way leaves nothing. If we die in between, files of the store that nobody points to remain
-until its retention removes them, and directories until somebody removes them, as with commands.
+Files are stored after a frame has succeeded and before its end is reported, so a report names only stored artifacts.
+Small files are sent inside the report, like small results; larger ones go to the blob store, and without one the frame
+fails. A frame that does not succeed has no artifacts. Crash in between: unreferenced blobs remain until the store's
+retention removes them; frame directories remain until an operator removes them, as with commands.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rota.worker.progress_reporter import ProgressReporter
 
 INPUT_FILE_NAME: Final = "input.msgpack"
 INLINE_ARTIFACT_BYTES_MAX: Final = 256 * 1024
-"""Bytes of all artifacts of a frame that travel with its report."""
+"""Total artifact bytes of a frame that are sent inside its report."""
 
 
 class OutputNotStored(Exception):
-    """An artifact that cannot be kept, by code and sentence."""
+    """An artifact or result cannot be stored; carries a stable code and a message."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -38,21 +38,21 @@ class OutputNotStored(Exception):
 class FrameArtifacts:
     def __init__(self, work_dir: Path, *, keep_dirs: bool) -> None:
         self.open: dict[int, dict[str, Path]] = {}
-        """By token, of frames of tasks that asked for a directory: files they named, by what they call them."""
+        """Per token of a frame that requested a directory: artifact name to file."""
         self._work_dir = work_dir
         self._keep_dirs = keep_dirs
         self._removing: set[asyncio.Future[None]] = set()
 
     def dir_path(self, token: int) -> Path:
-        """Where the directory of a frame is, or would be."""
+        """Directory of a frame; it may not exist."""
         return self._work_dir / f"{token}"
 
     def folder(self, token: int) -> Path:
-        place = self.dir_path(token)
+        path = self.dir_path(token)
         if token not in self.open:
             self.open[token] = {}
-            place.mkdir(parents=True, exist_ok=True)
-        return place
+            path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def add_artifact(self, token: int, path: Path, name: str) -> None:
         self.open.setdefault(token, {})[name] = path
@@ -60,9 +60,9 @@ class FrameArtifacts:
     def store_all(
         self, token: int, patterns: Sequence[str], store: WorkerBlobStore | None, bytes_max: int = 0
     ) -> tuple[Artifact, ...]:
-        """All that a frame leaves, stored. Blocks, so it is called in a thread; `Unkept` says what is wrong.
+        """Stores the artifacts of a frame, or raises OutputNotStored. Blocking: call it in a thread.
 
-        What is beyond `bytes_max` (0: no limit) is not stored at all.
+        Nothing is stored if they exceed `bytes_max` in total (0: no limit).
         """
         found = _match_files(self.dir_path(token), patterns) | self.open.get(token, {})
         if len(found) > ARTIFACTS_MAX:
@@ -76,7 +76,7 @@ class FrameArtifacts:
         return _store_files(found, store)
 
     def discard(self, token: int) -> None:
-        """The frame is over: so is its directory."""
+        """Removes the directory of an ended frame."""
         if self.open.pop(token, None) is not None and not self._keep_dirs:
             removing = asyncio.get_running_loop().run_in_executor(None, remove_tree, self.dir_path(token))
             self._removing.add(removing)
@@ -88,17 +88,17 @@ class FrameArtifacts:
 
 
 class LoopFrameSink:
-    """Hears frames that run on our loop; they may speak from any thread."""
+    """`FrameSink` for tasks on the event loop; callable from any thread."""
 
-    def __init__(self, teller: ProgressReporter, leavings: FrameArtifacts) -> None:
-        self.progress: Callable[[int, float, str], None] = teller.progress
-        self.log: Callable[[int, str], None] = teller.log
-        self.folder: Callable[[int], Path] = leavings.folder
-        self.add_artifact: Callable[[int, Path, str], None] = leavings.add_artifact
+    def __init__(self, progress_reporter: ProgressReporter, artifacts: FrameArtifacts) -> None:
+        self.progress: Callable[[int, float, str], None] = progress_reporter.progress
+        self.log: Callable[[int, str], None] = progress_reporter.log
+        self.folder: Callable[[int], Path] = artifacts.folder
+        self.add_artifact: Callable[[int, Path, str], None] = artifacts.add_artifact
 
 
 def _match_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """Files of the directory by their place in it. What leads out of it is not in it."""
+    """Matching files by relative path; symlinks that leave the directory do not match."""
     found: dict[str, Path] = {}
     inside = folder.resolve()
     for pattern in patterns:
@@ -114,24 +114,24 @@ def _match_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
 
 
 def _store_files(found: Mapping[str, Path], store: WorkerBlobStore | None) -> tuple[Artifact, ...]:
-    kept: list[Artifact] = []
-    along = 0
+    artifacts: list[Artifact] = []
+    inline_bytes = 0
     for name, path in sorted(found.items()):
-        artifact = _store_file(name, path, store, INLINE_ARTIFACT_BYTES_MAX - along)
-        along += len(artifact.data)
-        kept.append(artifact)
-    return tuple(kept)
+        artifact = _store_file(name, path, store, INLINE_ARTIFACT_BYTES_MAX - inline_bytes)
+        inline_bytes += len(artifact.data)
+        artifacts.append(artifact)
+    return tuple(artifacts)
 
 
-def _store_file(name: str, path: Path, store: WorkerBlobStore | None, room: int) -> Artifact:
+def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_bytes_left: int) -> Artifact:
     try:
         check_artifact_name(name)
         if not path.is_file():
             raise OutputNotStored("artifact_missing", f"The artifact {name!r} is no file, or not there any more.")
-        most = min(INLINE_VALUE_BYTES_MAX, room)
+        inline_max = min(INLINE_VALUE_BYTES_MAX, inline_bytes_left)
         with path.open("rb") as file:
-            data = file.read(most + 1)
-        if len(data) <= most:
+            data = file.read(inline_max + 1)
+        if len(data) <= inline_max:
             return Artifact(name, data=data)
         if store is None:
             raise OutputNotStored(
@@ -155,14 +155,14 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, room: int)
 
 
 def remove_tree(folder: Path) -> None:
-    """With what is in it, even where somebody took our right to write away."""
+    """Removes a directory tree, making directories writable where needed."""
 
-    def open_and_try_again(_call: object, path: str, _error: object) -> None:
-        for place in (Path(path).parent, Path(path)):
+    def make_writable_and_retry(_call: object, path: str, _error: object) -> None:
+        for each in (Path(path).parent, Path(path)):
             with suppress(OSError):
-                place.chmod(0o700)
+                each.chmod(0o700)
         shutil.rmtree(path, ignore_errors=True)
 
-    shutil.rmtree(folder, onerror=open_and_try_again)
+    shutil.rmtree(folder, onerror=make_writable_and_retry)
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)

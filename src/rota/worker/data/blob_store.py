@@ -1,4 +1,4 @@
-"""Where values lie that are too large to travel, as a worker reaches it: files of a directory that servers share."""
+"""The worker's access to the blob store: a directory shared with the servers, for values too large for a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rota.model.errors import InvalidInput
 
 
 class WorkerBlobStore(Protocol):
-    """All may take long and are called in a thread. A RotaError says what is wrong with the store or the pointer."""
+    """All methods block: call them in a thread. They raise RotaError for a bad store or pointer."""
 
     def put(self, data: bytes) -> str: ...
 
@@ -35,9 +35,9 @@ class FileStore:
         return str(self._files.put_file(path, self._most_bytes))
 
     def get(self, pointer: str) -> bytes:
-        found = BlobPointer.parse(pointer)
-        if found.where is not BlobLocation.FILE:
+        parsed = BlobPointer.parse(pointer)
+        if parsed.where is not BlobLocation.FILE:
             raise InvalidInput(
                 f"{pointer[:80]} does not lie in the store's directory, and a worker reads nothing else."
             )
-        return self._files.get(found)
+        return self._files.get(parsed)

@@ -1,7 +1,7 @@
-"""What one frame writes to one stream, cut to size: its beginning as it comes, its end when it is over. No I/O.
+"""Bounded capture of one output stream of a frame: the head as it arrives, the tail when the frame ends. No I/O.
 
-Half of the size is for the beginning and half for the end; what lay between is counted and dropped, so a frame that
-writes without end costs a bounded amount of memory, disk and bus.
+Half of the limit is for the head and half for the tail; bytes in between are counted and dropped, so an endless writer
+uses a bounded amount of memory, disk and bandwidth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 Stream = Literal["stdout", "stderr", "log"]
 Chunk = tuple[int, bytes, int, bool]
-"""Its place in the stream, its bytes, how many were dropped right before it, and whether it is the last one."""
+"""Offset in the stream, bytes, number of bytes dropped right before it, whether it is the last chunk."""
 
 CHUNK_BYTES_MAX: Final = 64 * 1024
 
@@ -31,18 +31,18 @@ class LogCapture:
         self.written += len(data)
         if self._head_left:
             self._head += data[: self._head_left]
-            kept = min(len(data), self._head_left)
-            self._head_left -= kept
-            data = data[kept:]
+            n = min(len(data), self._head_left)
+            self._head_left -= n
+            data = data[n:]
         if data:
             self._append_tail(data)
 
     def close(self) -> None:
-        """Nothing more comes: the end may be taken, too."""
+        """Ends the stream: the next `take_chunks` includes the tail."""
         self._closed = True
 
     def take_chunks(self) -> list[Chunk]:
-        """What is to be told now, in order."""
+        """Removes and returns the chunks to publish now, in order."""
         chunks = [(at, data, 0, False) for at, data in _split_chunks(self._sent, bytes(self._head))]
         self._sent += len(self._head)
         self._head.clear()
@@ -56,10 +56,10 @@ class LogCapture:
         at = self.written - len(end)
         dropped, self._tail_size = at - self._sent, 0
         self._tail.clear()
-        pieces = _split_chunks(at, end) or [(at, b"")]
+        chunks = _split_chunks(at, end) or [(at, b"")]
         return [
-            (place, data, dropped if number == 0 else 0, number == len(pieces) - 1)
-            for number, (place, data) in enumerate(pieces)
+            (offset, data, dropped if number == 0 else 0, number == len(chunks) - 1)
+            for number, (offset, data) in enumerate(chunks)
         ]
 
     def _append_tail(self, data: bytes) -> None:

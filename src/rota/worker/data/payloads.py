@@ -1,7 +1,7 @@
-"""Values on their way in and out: small ones travel with the message, large ones lie in the store. So do artifacts.
+"""Inputs and results: small values are sent inside messages, large ones and artifacts through the blob store.
 
-Reading and writing the store is slow and may fail, so it happens apart from the loop, and a frame whose value is being
-stored is still running. If we die in between, a file that nobody points to is left; the store's retention removes it.
+Store access is slow and may fail, so it runs in threads; a frame whose result is being stored still counts as running.
+Crash in between: an unreferenced file remains until the store's retention removes it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ log = structlog.get_logger(__name__)
 
 
 class Payloads:
-    def __init__(self, desk: FrameTable, store: WorkerBlobStore | None) -> None:
-        self._desk = desk
+    def __init__(self, frame_table: FrameTable, store: WorkerBlobStore | None) -> None:
+        self._frame_table = frame_table
         self._store = store
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
 
     def resolve_result(
         self, batch: AssignedBatch, token: int, value: object, frame: RunningFrame | None = None
     ) -> AttemptResult | RunningFrame | None:
-        """How a frame that returned `value` ended, or the frame while something of it is being stored.
+        """The end of a frame that returned `value`, or the frame itself while its output is being stored.
 
-        None: it succeeded, returned nothing and left nothing.
+        None: it succeeded without a result or artifacts.
         """
         try:
             data = None if value is None else outcomes.encode_result(value)
@@ -45,26 +45,26 @@ class Payloads:
     def resolve_encoded_result(
         self, batch: AssignedBatch, token: int, data: bytes | None, frame: RunningFrame | None = None
     ) -> AttemptResult | RunningFrame | None:
-        """The same for a value that is encoded already."""
+        """As `resolve_result`, for an encoded value."""
         large = data is not None and len(data) > outcomes.INLINE_VALUE_BYTES_MAX
-        if large or batch.work.artifacts or token in self._desk.leavings.open:
-            frame = frame or self._desk.start_frame(batch, token)
+        if large or batch.work.artifacts or token in self._frame_table.artifacts.open:
+            frame = frame or self._frame_table.start_frame(batch, token)
             self._run_in_background(self.store_and_end(frame, data))
             return frame
         return None if data is None else AttemptResult(token, AttemptStatus.SUCCEEDED, data)
 
     async def store_and_end(self, frame: RunningFrame, data: bytes | None) -> None:
-        """Store what a frame that has succeeded left and returned, then end it."""
+        """Stores the artifacts and result of a successful frame, then ends it."""
         work, token = frame.work, frame.token
         pointer = None
         try:
             artifacts = await asyncio.to_thread(
-                self._desk.leavings.store_all, token, work.artifacts, self._store, work.artifact_bytes_max
+                self._frame_table.artifacts.store_all, token, work.artifacts, self._store, work.artifact_bytes_max
             )
             if data is not None and len(data) > outcomes.INLINE_VALUE_BYTES_MAX:
                 pointer, data = await self._put_result(data), None
         except OutputNotStored as problem:
-            self._desk.end(
+            self._frame_table.end(
                 frame,
                 AttemptResult(
                     token, AttemptStatus.FAILED, code=problem.code, error=outcomes.redact_and_truncate(str(problem))
@@ -73,17 +73,17 @@ class Payloads:
             return
         plain = data is None and pointer is None and not artifacts
         end = None if plain else AttemptResult(token, AttemptStatus.SUCCEEDED, data, pointer, artifacts=artifacts)
-        self._desk.end(frame, end)
+        self._frame_table.end(frame, end)
 
     def fetch_input(self, batch: AssignedBatch, then: Callable[[AssignedBatch], None]) -> None:
-        """Get the input of a batch that has only a pointer, then go on."""
+        """Reads the input of a batch from the blob store, then calls `then` with the batch."""
         self._run_in_background(self._get_input(batch, then))
 
     async def close(self) -> None:
-        for task in self._under_way:
+        for task in self._background_tasks:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(set(self._under_way))
+        if self._background_tasks:
+            await asyncio.wait(set(self._background_tasks))
 
     async def _put_result(self, data: bytes) -> str:
         if self._store is None:
@@ -96,18 +96,18 @@ class Payloads:
             raise OutputNotStored("result_too_large", failure) from error
 
     async def _get_input(self, batch: AssignedBatch, then: Callable[[AssignedBatch], None]) -> None:
-        pointer = batch.portion.pointer or ""
+        pointer = batch.assigned.pointer or ""
         try:
             if self._store is None:
                 raise InvalidSetting("This worker has no store.directory: set the one that the servers have.")
             batch.input = await asyncio.to_thread(self._store.get, pointer)
         except RotaError as error:
             reason = outcomes.redact_and_truncate(f"The input at {pointer} cannot be read. {error.sentence}")
-            self._desk.fail_waiting(batch, StopReason(AttemptStatus.FAILED, "input_missing", reason))
+            self._frame_table.fail_waiting(batch, StopReason(AttemptStatus.FAILED, "input_missing", reason))
         else:
             then(batch)
 
     def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)

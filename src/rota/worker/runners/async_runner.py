@@ -1,12 +1,12 @@
-"""Async tasks, run on the worker's own loop.
+"""Runs async tasks on the worker's event loop.
 
-Frames are begun one after the other in one stretch of at most `STRETCH_S`, then the loop has its turn; one that
-finishes at once costs neither a task nor a turn (see `carriers`). Each has variables (contextvars) of its own. What a
-handler raises, `SystemExit` included, is its own end and not ours, and so it is with tasks that it makes (`contained`).
-One that forks and comes back here as the child is ended on the spot, since it would speak in our name.
+Frames are started one after the other for at most `TIME_SLICE_S`, then the loop runs. A frame that finishes in its first
+step costs neither an asyncio task nor a loop iteration (see `coroutine_pool`). Each frame has its own contextvars. An
+exception of a handler, `SystemExit` included, ends the frame and not the worker; so do exceptions of tasks it creates
+(`exit_guard`). A forked child that returns here exits immediately, because it would report in the worker's name.
 
-What cannot be helped: a handler that never awaits holds the loop, and all its neighbours with it. The pulse goes on
-from its own thread and says so; nothing but the end of the process would stop the handler. Sync tasks can be killed.
+Limit: a handler that never awaits blocks the loop and all other async frames. The heartbeat thread continues and logs
+it; only the end of the process stops such a handler. Sync tasks can be killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORKED_EXIT_STATUS: Final = 70
 
 
 class _ForkedChild:
-    """Set in a child of ours that was forked by a handler."""
+    """Set in a child process forked by a handler."""
 
     here = False
 
@@ -47,71 +47,71 @@ os.register_at_fork(after_in_child=lambda: setattr(_ForkedChild, "here", True))
 
 
 class AsyncRunner:
-    def __init__(self, desk: FrameTable, values: Payloads) -> None:
-        self._desk = desk
-        self._values = values
-        self._ear = LoopFrameSink(desk.teller, desk.leavings)
-        self._carriers = CoroutineSlotPool()
+    def __init__(self, frame_table: FrameTable, payloads: Payloads) -> None:
+        self._frame_table = frame_table
+        self._payloads = payloads
+        self._sink = LoopFrameSink(frame_table.progress_reporter, frame_table.artifacts)
+        self._slots = CoroutineSlotPool()
         self._waiting: deque[AssignedBatch] = deque()
-        self._some = asyncio.Event()
-        self._wanted = 1
-        _ForkedChild.here = False  # the flag marks children of task handlers, and a worker process may itself be forked
+        self._has_work = asyncio.Event()
+        self._slots_needed = 1
+        _ForkedChild.here = False  # the worker itself may have been forked; only children of handlers count
         asyncio.get_running_loop().set_task_factory(guarded_task_factory)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are frames to begin right away."""
+        """Whether there are frames to start."""
         return bool(self._waiting)
 
     def add(self, batch: AssignedBatch) -> None:
         self._waiting.append(batch)
-        self._some.set()
+        self._has_work.set()
 
     async def run(self) -> None:
         while True:
-            await self._some.wait()
+            await self._has_work.wait()
             while self._waiting:
                 await self._run_time_slice()
                 await asyncio.sleep(0)
-            self._some.clear()
+            self._has_work.clear()
 
     async def close(self) -> int:
-        """End all; how many handlers ignored it."""
-        return await self._carriers.close()
+        """Cancels all handlers; returns how many ignored it."""
+        return await self._slots.close()
 
     async def _run_time_slice(self) -> None:
-        await self._carriers.ensure_spare(self._wanted)
+        await self._slots.ensure_spare(self._slots_needed)
         until = monotonic() + TIME_SLICE_S
         used = 0
-        while self._waiting and monotonic() < until and (carrier := self._carriers.first_available()) is not None:
-            self._start_in_slot(carrier, until)
-            used += not carrier.is_available
-        # As many as were needed this time, or twice that when there were too few.
-        self._wanted = min(SPARE_SLOTS_MAX, max(1, used if self._carriers.first_available() else 2 * used))
+        while self._waiting and monotonic() < until and (slot := self._slots.first_available()) is not None:
+            self._start_in_slot(slot, until)
+            used += not slot.is_available
+        # Next time: as many slots as were used, or twice that if they ran out.
+        self._slots_needed = min(SPARE_SLOTS_MAX, max(1, used if self._slots.first_available() else 2 * used))
 
-    def _start_in_slot(self, carrier: CoroutineSlot, until: float) -> None:
-        """Frames in the name of one carrier, until it has one to carry."""
-        with self._carriers.as_current_task(carrier):
-            while self._waiting and carrier.is_available and monotonic() < until:
+    def _start_in_slot(self, slot: CoroutineSlot, until: float) -> None:
+        """Starts frames with `slot` as the current task, until one of them has to wait and takes the slot."""
+        with self._slots.as_current_task(slot):
+            while self._waiting and slot.is_available and monotonic() < until:
                 batch = self._waiting[0]
-                self._start_from_batch(batch, carrier, until)
+                self._start_from_batch(batch, slot, until)
                 if batch.next >= batch.end:
                     self._waiting.popleft()
-                    self._desk.remove_started_batch(batch)
+                    self._frame_table.remove_started_batch(batch)
 
-    def _start_from_batch(self, batch: AssignedBatch, carrier: CoroutineSlot, until: float) -> None:
-        """Frames of one batch, until one has to wait or the time is over."""
-        given = self._decode_input(batch)
-        while given is not None and batch.next < batch.end and carrier.is_available and monotonic() < until:
+    def _start_from_batch(self, batch: AssignedBatch, slot: CoroutineSlot, until: float) -> None:
+        """Starts frames of one batch, until one has to wait or the time slice ends."""
+        arguments = self._decode_input(batch)
+        while arguments is not None and batch.next < batch.end and slot.is_available and monotonic() < until:
             if batch.next in batch.dropped:
                 batch.next += 1
                 continue
-            self._start_identical_frames(batch, given, carrier, until)
-            if batch.next < batch.end and not given.is_shareable:
-                given = self._decode_input(batch)
+            self._start_identical_frames(batch, arguments, slot, until)
+            if batch.next < batch.end and not arguments.is_shareable:
+                arguments = self._decode_input(batch)
 
     def _decode_input(self, batch: AssignedBatch) -> TaskInput | None:
-        """What the next frame is called with; None: nothing of the batch can be called, and all of it has ended."""
+        """Arguments of the next frame; None: they do not decode, and the whole batch has failed."""
         assert batch.task is not None, "a command does not run on the loop"
         try:
             return outcomes.decode_input(batch.input, batch.task.signature)
@@ -120,56 +120,56 @@ class AsyncRunner:
             return None
 
     def _start_identical_frames(
-        self, batch: AssignedBatch, given: TaskInput, carrier: CoroutineSlot, until: float
+        self, batch: AssignedBatch, arguments: TaskInput, slot: CoroutineSlot, until: float
     ) -> None:
-        """Frames that return nothing at once, up to the first that does anything else: told as one run."""
+        """Runs frames that return None in their first step, up to the first that does not; reports them as one range."""
         first = token = batch.next
         began_at = monotonic()
-        last = batch.end if token + 1 == batch.end or given.is_shareable else token + 1
+        last = batch.end if token + 1 == batch.end or arguments.is_shareable else token + 1
         end: AttemptResult | RunningFrame | None = None
         while token < last and token not in batch.dropped:
-            end = self._first_step(batch, token, given, carrier)
+            end = self._first_step(batch, token, arguments, slot)
             if _ForkedChild.here:
                 os._exit(FORKED_EXIT_STATUS)
             if end is not None:
                 break
             token += 1
-            # A handler that cancelled the task it found itself in must not cancel the next frame.
-            if carrier.gate.done() or monotonic() >= until:
+            # A handler that cancelled its current task must not cancel the next frame.
+            if slot.gate.done() or monotonic() >= until:
                 break
         if token > first:
-            self._desk.succeed_untracked(batch, first, token - first, monotonic() - began_at)
+            self._frame_table.succeed_untracked(batch, first, token - first, monotonic() - began_at)
         if isinstance(end, AttemptResult):
-            self._desk.end_untracked(batch, end)
+            self._frame_table.end_untracked(batch, end)
         batch.next = token + (end is not None)
 
     def _first_step(
-        self, batch: AssignedBatch, token: int, given: TaskInput, carrier: CoroutineSlot
+        self, batch: AssignedBatch, token: int, arguments: TaskInput, slot: CoroutineSlot
     ) -> AttemptResult | RunningFrame | None:
-        """None: it has returned nothing. An end: it is over. A frame: it runs, and is in the desk's hands."""
+        """None: succeeded without a result. AttemptResult: ended. RunningFrame: tracked by the frame table."""
         assert batch.task is not None, "a command does not run on the loop"
-        frame = self._desk.start_frame(batch, token) if batch.work.gpus else None
-        context = Context(batch.portion, batch.frame_number(token), token, self._ear, frame.devices if frame else ())
+        frame = self._frame_table.start_frame(batch, token) if batch.work.gpus else None
+        context = Context(batch.assigned, batch.frame_number(token), token, self._sink, frame.devices if frame else ())
         CURRENT_CONTEXT.set(context)
         variables = copy_context()
-        if batch.traced is not None:
-            variables.run(tracing.attach, batch.traced.trace)
+        if batch.span is not None:
+            variables.run(tracing.attach, batch.span.trace)
         end: AttemptResult | RunningFrame | None = None
         try:
-            coroutine = batch.task.function(*given.args, **given.kwargs)
-        except Exception as error:  # noqa: BLE001 - nothing of it has run: the arguments do not fit
+            coroutine = batch.task.function(*arguments.args, **arguments.kwargs)
+        except Exception as error:  # noqa: BLE001 - no user code has run: the arguments do not fit
             end = outcomes.bad_input_end(token, error)
             return self._end_if_tracked(frame, end)
         try:
             awaited = variables.run(coroutine.send, None)
         except StopIteration as returned:
-            if returned.value is not None or batch.work.artifacts or self._desk.leavings.open:
-                end = self._values.resolve_result(batch, token, returned.value, frame)
-        except BaseException as error:  # noqa: BLE001 - whatever it raises is the frame's end, not ours
+            if returned.value is not None or batch.work.artifacts or self._frame_table.artifacts.open:
+                end = self._payloads.resolve_result(batch, token, returned.value, frame)
+        except BaseException as error:  # noqa: BLE001 - any exception ends the frame, not the worker
             end = self._failure_end(batch, token, error)
         else:
-            frame = frame or self._desk.start_frame(batch, token)
-            self._move_to_slot(frame, context, carrier, coroutine, awaited, variables)
+            frame = frame or self._frame_table.start_frame(batch, token)
+            self._move_to_slot(frame, context, slot, coroutine, awaited, variables)
             return frame
         return end if frame is None else self._end_if_tracked(frame, end)
 
@@ -178,49 +178,49 @@ class AsyncRunner:
     ) -> AttemptResult | RunningFrame | None:
         if frame is None or isinstance(end, RunningFrame):
             return end
-        self._desk.end(frame, end)
+        self._frame_table.end(frame, end)
         return frame
 
     def _move_to_slot(
         self,
         frame: RunningFrame,
         context: Context,
-        carrier: CoroutineSlot,
+        slot: CoroutineSlot,
         coroutine: AnyCoroutine,
         awaited: Any,
         variables: Variables,
     ) -> None:
-        def ask() -> None:
+        def request_stop() -> None:
             context.cancelled = True
-            carrier.task.cancel()
+            slot.task.cancel()
 
-        def give_up() -> None:
-            carrier.task.cancel()
-            self._desk.end(frame, None)
+        def kill() -> None:
+            slot.task.cancel()
+            self._frame_table.end(frame, None)
 
         def on_end(value: Any, raised: BaseException | None) -> None:
             if _ForkedChild.here:
                 os._exit(FORKED_EXIT_STATUS)
             self._on_coroutine_end(frame, value, raised)
 
-        frame.ask, frame.kill = ask, give_up
-        carrier.take_over(coroutine, awaited, variables, on_end)
+        frame.request_stop, frame.kill = request_stop, kill
+        slot.take_over(coroutine, awaited, variables, on_end)
 
     def _on_coroutine_end(self, frame: RunningFrame, value: Any, raised: BaseException | None) -> None:
         if raised is not None:
-            self._desk.end(frame, self._failure_end(frame.batch, frame.token, raised))
+            self._frame_table.end(frame, self._failure_end(frame.batch, frame.token, raised))
         elif frame.stop is not None or frame.over:
-            self._desk.end(frame, None)
-        elif not isinstance(end := self._values.resolve_result(frame.batch, frame.token, value, frame), RunningFrame):
-            self._desk.end(frame, end)
+            self._frame_table.end(frame, None)
+        elif not isinstance(end := self._payloads.resolve_result(frame.batch, frame.token, value, frame), RunningFrame):
+            self._frame_table.end(frame, end)
 
     def _failure_end(self, batch: AssignedBatch, token: int, error: BaseException) -> AttemptResult:
         if isinstance(error, Exception) and not isinstance(error, outcomes.INTENTIONAL_EXCEPTIONS):
-            self._ear.log(token, outcomes.format_traceback(error, batch.work.env))
+            self._sink.log(token, outcomes.format_traceback(error, batch.work.env))
         return outcomes.failure_end(token, error, batch.work.env)
 
     def _fail_bad_input(self, batch: AssignedBatch, error: Exception) -> None:
         for token in range(batch.next, batch.end):
             if token not in batch.dropped:
-                self._desk.end_untracked(batch, outcomes.bad_input_end(token, error))
+                self._frame_table.end_untracked(batch, outcomes.bad_input_end(token, error))
         batch.next = batch.end

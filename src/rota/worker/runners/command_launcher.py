@@ -1,10 +1,10 @@
-"""Runs before a command in the command's own process, then becomes it. Started as a file, with no site packages.
+"""Sets up the process of a command, then execs the command. Run as a file, without site packages.
 
     command_launcher.py PARENT CPU,DATA,ADDRESS,FILES,FILE PROGRAM ARGV...
 
-What must happen between fork and exec happens here instead of in a `preexec_fn`, which is unsafe beside threads: no
-core dumps, limits (seconds, bytes, bytes, a number, bytes; 0: none), signals as programs expect to find them, and death
-with the worker. The parent is looked at last, because it may have died before the signal was armed.
+It does the work between fork and exec, because `preexec_fn` is unsafe with threads: disables core dumps, sets limits
+(seconds, bytes, bytes, a count, bytes; 0: none), restores default signal handlers and arranges death with the worker.
+The parent is checked last, because it may have died before the death signal was armed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 CPU_GRACE_S = 1
-"""Between the signal that says so and the end of one that goes on."""
+"""Seconds between SIGXCPU and SIGKILL."""
 SIGNALS_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 CANNOT_RUN_STATUS = 126
 
 
 def die_with_parent(parent: int) -> None:
-    """Where the kernel can do that; elsewhere a command outlives a worker that was killed."""
+    """Linux only; on other systems a command outlives a killed worker."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -36,16 +36,16 @@ def apply_limits(limits: list[int]) -> None:
     if cpu:
         _lower_limit(resource.RLIMIT_CPU, cpu, cpu + CPU_GRACE_S)
     kinds = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
-    for kind, most in zip(kinds, (data, address, files, file), strict=True):
-        if most:
-            _lower_limit(kind, most, most)
+    for kind, limit in zip(kinds, (data, address, files, file), strict=True):
+        if limit:
+            _lower_limit(kind, limit, limit)
 
 
 def _lower_limit(kind: int, soft: int, hard: int) -> None:
-    """Never past a limit that holds already; only root might raise that."""
-    before = resource.getrlimit(kind)[1]
-    if before != resource.RLIM_INFINITY:
-        soft, hard = min(soft, before), min(hard, before)
+    """Never raises an existing hard limit: only root could."""
+    current = resource.getrlimit(kind)[1]
+    if current != resource.RLIM_INFINITY:
+        soft, hard = min(soft, current), min(hard, current)
     resource.setrlimit(kind, (soft, hard))
 
 
@@ -62,4 +62,4 @@ def main(parent: int, limits: list[int], program: str, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")], sys.argv[3], sys.argv[4:])
+    main(int(sys.argv[1]), [int(limit) for limit in sys.argv[2].split(",")], sys.argv[3], sys.argv[4:])

@@ -1,8 +1,8 @@
-"""Commands: an argv list run as it is, never by a shell, in a directory and a session of its own.
+"""Runs commands: an argv list, never through a shell, each in its own directory and session.
 
-`{frame}` in a word of the argv stands for the frame's number, `{frame:04d}` for the same with leading zeros. An input
-of the layer lies in the file that ROTA_INPUT names. The directory goes when the command has ended, unless it is kept;
-files in it that the layer calls artifacts are stored before.
+`{frame}` in an argument expands to the frame number, `{frame:04d}` to the same with leading zeros. The layer's input is
+in the file named by ROTA_INPUT. The directory is removed when the command ends (unless `keep_dirs`), after the layer's
+artifacts in it were stored.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _FRAME_PLACEHOLDER = re.compile(r"\{frame(?::0?([1-9]?)d)?\}")
 
 
 class CommandRunner:
-    def __init__(self, desk: FrameTable, values: Payloads, plan: WorkerConfig) -> None:
-        self._desk = desk
-        self._values = values
-        self._plan = plan
+    def __init__(self, frame_table: FrameTable, payloads: Payloads, config: WorkerConfig) -> None:
+        self._frame_table = frame_table
+        self._payloads = payloads
+        self._config = config
         self._running: set[asyncio.Task[None]] = set()
 
     def add(self, batch: AssignedBatch) -> None:
-        """All at once: there is room for each, or they would not be here."""
+        """Starts all frames: capacity was reserved for each on acceptance."""
         while batch.next < batch.end:
             if batch.next not in batch.dropped:
-                self._start(self._desk.start_frame(batch, batch.next))
+                self._start(self._frame_table.start_frame(batch, batch.next))
             batch.next += 1
-        self._desk.remove_started_batch(batch)
+        self._frame_table.remove_started_batch(batch)
 
     async def close(self) -> None:
         running = set(self._running)
@@ -64,12 +64,12 @@ class CommandRunner:
         task.add_done_callback(self._running.discard)
 
     async def _run(self, frame: RunningFrame) -> None:
-        folder = self._desk.leavings.dir_path(frame.token)
+        folder = self._frame_table.artifacts.dir_path(frame.token)
         try:
             folder.mkdir(parents=True)
             process = self._spawn(frame, folder)
         except _CommandNotFound as error:
-            self._desk.end(
+            self._frame_table.end(
                 frame,
                 AttemptResult(
                     frame.token, AttemptStatus.FAILED, code="no_command", error=redact_and_truncate(str(error))
@@ -77,61 +77,65 @@ class CommandRunner:
             )
         except (OSError, ValueError) as error:
             sentence = redact_and_truncate(f"The command cannot be started: {error}.")
-            self._desk.end(frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_command", error=sentence))
+            self._frame_table.end(
+                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_command", error=sentence)
+            )
         else:
             await self._wait_for_exit(frame, process)
-        if not self._plan.keep_dirs:
+        if not self._config.keep_dirs:
             await asyncio.to_thread(remove_tree, folder)
 
     async def _wait_for_exit(self, frame: RunningFrame, process: OsProcess) -> None:
-        frame.ask = partial(process.signal, signal.SIGTERM)
+        frame.request_stop = partial(process.signal, signal.SIGTERM)
         frame.kill = process.kill
         if frame.stop is not None:
             process.signal(signal.SIGTERM)
         try:
             await process.ended.wait()
         finally:
-            # Cancelled only when the worker ends, and then nothing may stay behind.
+            # Cancelled only when the worker ends: leave no process behind.
             if process.status is None:
                 await process.kill_and_wait(EXIT_TIMEOUT_S)
         status = process.status or 0
         if status == 0 and frame.work.artifacts and frame.stop is None:
-            await self._values.store_and_end(frame, None)
+            await self._payloads.store_and_end(frame, None)
         elif status == 0:
-            self._desk.end(frame, None)
+            self._frame_table.end(frame, None)
         else:
-            code, sentence = CommandRlimits(frame.work, self._plan.limits).describe_exit(status)
-            self._desk.end(frame, AttemptResult(frame.token, AttemptStatus.FAILED, code=code, error=sentence))
+            code, sentence = CommandRlimits(frame.work, self._config.limits).describe_exit(status)
+            self._frame_table.end(frame, AttemptResult(frame.token, AttemptStatus.FAILED, code=code, error=sentence))
 
     def _spawn(self, frame: RunningFrame, folder: Path) -> OsProcess:
-        portion, work = frame.batch.portion, frame.work
-        about = frame_variables(portion.job, portion.layer, frame.number, portion.attempt, frame.devices, frame.trace)
-        env = command_environment(work.env, about, str(folder))
+        assigned, work = frame.batch.assigned, frame.work
+        variables = frame_variables(
+            assigned.job, assigned.layer, frame.number, assigned.attempt, frame.devices, frame.trace
+        )
+        env = command_environment(work.env, variables, str(folder))
         if frame.batch.input is not None:
             (folder / INPUT_FILE_NAME).write_bytes(frame.batch.input)
             env["ROTA_INPUT"] = str(folder / INPUT_FILE_NAME)
-        argv = [_expand_frame_placeholder(word, frame.number) for word in work.argv]
+        argv = [_expand_frame_placeholder(argument, frame.number) for argument in work.argv]
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
             raise _CommandNotFound(f"There is no command {argv[0]!r} on this worker's PATH.")
-        before = [
+        launcher = [
             str(LAUNCHER_PATH),
             str(os.getpid()),
-            CommandRlimits(work, self._plan.limits).launcher_argument,
+            CommandRlimits(work, self._config.limits).launcher_argument,
             program,
         ]
         return OsProcess(
-            [sys.executable, "-I", "-S", *before, *argv],
+            [sys.executable, "-I", "-S", *launcher, *argv],
             cwd=folder,
             env=env,
-            stdout=partial(self._desk.teller.write, frame.token, "stdout"),
-            stderr=partial(self._desk.teller.write, frame.token, "stderr"),
+            stdout=partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),
+            stderr=partial(self._frame_table.progress_reporter.write, frame.token, "stderr"),
         )
 
 
 class _CommandNotFound(Exception):
-    """No such program here."""
+    """The program is not on the PATH."""
 
 
-def _expand_frame_placeholder(word: str, frame: int) -> str:
-    return _FRAME_PLACEHOLDER.sub(lambda found: f"{frame:0{int(found[1] or 0)}d}" if found[1] else str(frame), word)
+def _expand_frame_placeholder(argument: str, frame: int) -> str:
+    return _FRAME_PLACEHOLDER.sub(lambda match: f"{frame:0{int(match[1] or 0)}d}" if match[1] else str(frame), argument)

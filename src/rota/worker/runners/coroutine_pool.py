@@ -1,11 +1,12 @@
-"""Async frames without a task each: the first step of a coroutine is taken by hand, and most need no second one.
+"""Runs coroutines without an asyncio task each: the first step is taken directly, and most frames need no second one.
 
-What runs in that first step must find itself in a task all the same (`asyncio.timeout` and TaskGroups ask for it, and
-cancel it later), so a *carrier* stands by: a task that waits at a gate. Frames take their first step in its name. One
-that has to wait is handed to it and stays with it to the end; frames that finish at once leave it as it was. This is
-what eager tasks do in later Pythons, at the price of a task per frame.
+Code in that first step still needs a current task (`asyncio.timeout` and TaskGroup use it and cancel it later), so a
+*slot* is kept ready: a task that waits on a future. Frames take their first step with the slot as current task. A frame
+that has to wait is moved to the slot and stays there until it ends; a frame that finishes leaves the slot free. Eager
+tasks of later Python versions do the same, but cost a task per frame.
 
-A carrier has started before it is used: cancelling one that has not would end it without a word to its frame.
+A slot is started before use: a task cancelled before its first step never runs its coroutine, so the frame would never
+be reported.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from typing import Any, Final
 
 AnyCoroutine = Coroutine[Any, Any, Any]
 OnEnd = Callable[[Any, BaseException | None], None]
-"""Called with what the frame returned, or with what it raised."""
+"""Called with the frame's return value, or its exception."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 SPARE_SLOTS_MAX: Final = 512
-"""That stand by; more would only wait for their turn."""
+"""Idle slots; more would not start frames any sooner."""
 
 
 class CoroutineSlot:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_free: Callable[[CoroutineSlot], bool]) -> None:
         self.gate: asyncio.Future[None] = loop.create_future()
-        # Past the loop's task factory: what a frame raises is kept here.
+        # Bypasses the loop's task factory: `_drive` handles exceptions of the frame itself.
         self.task = asyncio.Task(self._serve(), loop=loop, name="rota frame")
         self._loop = loop
         self._on_free = on_free
@@ -39,17 +40,17 @@ class CoroutineSlot:
 
     @property
     def is_available(self) -> bool:
-        """Whether it can carry: it has no frame, and nobody has cancelled it."""
+        """Whether it has no frame and was not cancelled."""
         return self._frame is None and not self.gate.done()
 
     def take_over(self, coroutine: AnyCoroutine, awaited: Any, variables: Variables, on_end: OnEnd) -> None:
-        """Take a coroutine over that waits for `awaited`. It goes on with the next turn of the loop."""
+        """Takes over a coroutine that waits for `awaited`; it continues in the next loop iteration."""
         self._frame = (coroutine, awaited, variables, on_end)
         if not self.gate.done():
             self.gate.set_result(None)
 
     async def _serve(self) -> None:
-        """Carry one frame after the other; one that was ever cancelled is not used again."""
+        """Runs one frame after the other; a slot that was cancelled once is not reused."""
         while True:
             cancelled = False
             try:
@@ -70,14 +71,14 @@ class CoroutineSlot:
         value, raised = None, None
         try:
             value = await _resume(coroutine, awaited, variables, cancelled)
-        except BaseException as error:  # noqa: BLE001 - even SystemExit is the frame's own, not the worker's
+        except BaseException as error:  # noqa: BLE001 - even SystemExit ends the frame, not the worker
             raised = error
         on_end(value, raised)
 
 
 @types.coroutine
 def _resume(coroutine: AnyCoroutine, awaited: Any, variables: Variables, cancelled: bool) -> Generator[Any, Any, Any]:
-    """Drive a coroutine on that has taken its first step, in the variables it has taken it in."""
+    """Continues a coroutine after its first step, in the same contextvars."""
     thrown: BaseException | None = None
     if cancelled and not (isinstance(awaited, asyncio.Future) and awaited.cancel()):
         thrown = asyncio.CancelledError()
@@ -86,7 +87,7 @@ def _resume(coroutine: AnyCoroutine, awaited: Any, variables: Variables, cancell
         if thrown is None:
             try:
                 sent = yield awaited
-            except BaseException as error:  # noqa: BLE001 - whatever the loop throws is for the frame
+            except BaseException as error:  # noqa: BLE001 - the loop throws into the frame
                 thrown = error
         try:
             if thrown is None:
@@ -103,7 +104,7 @@ def _throw(coroutine: AnyCoroutine, error: BaseException) -> Any:
 
 
 class CoroutineSlotPool:
-    """Those that stand by and those that carry."""
+    """Idle and busy slots."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,47 +112,47 @@ class CoroutineSlotPool:
         self._spare: deque[CoroutineSlot] = deque()
 
     async def ensure_spare(self, n: int) -> None:
-        """See to it that some `n` stand by."""
+        """Creates slots until `n` are idle."""
         missing = n - len(self._spare)
         if missing > 0:
             self._spare.extend(self._create_slot() for _ in range(missing))
-            # They have started when it is our turn again.
+            # Let them start.
             await asyncio.sleep(0)
 
     def first_available(self) -> CoroutineSlot | None:
-        """One that can carry; the same again until it has a frame."""
+        """An idle slot; returns the same one until it has a frame."""
         while self._spare and not self._spare[0].is_available:
             self._spare.popleft()
         return self._spare[0] if self._spare else None
 
-    def _return_slot(self, carrier: CoroutineSlot) -> bool:
-        """Whether a carrier is kept that has lost its frame."""
+    def _return_slot(self, slot: CoroutineSlot) -> bool:
+        """Returns a slot whose frame ended; False: the pool is full and the slot ends."""
         if len(self._spare) >= SPARE_SLOTS_MAX:
             return False
-        self._spare.append(carrier)
+        self._spare.append(slot)
         return True
 
     def _create_slot(self) -> CoroutineSlot:
-        carrier = CoroutineSlot(self._loop, self._return_slot)
-        self._all.add(carrier.task)
-        carrier.task.add_done_callback(self._all.discard)
-        return carrier
+        slot = CoroutineSlot(self._loop, self._return_slot)
+        self._all.add(slot.task)
+        slot.task.add_done_callback(self._all.discard)
+        return slot
 
     @contextmanager
-    def as_current_task(self, carrier: CoroutineSlot) -> Iterator[None]:
-        """Within, `asyncio.current_task()` is the carrier's."""
+    def as_current_task(self, slot: CoroutineSlot) -> Iterator[None]:
+        """In this block `asyncio.current_task()` is the slot's task."""
         own = asyncio.current_task()
-        assert own is not None, "frames are begun by a task"
-        asyncio_tasks._leave_task(self._loop, own)  # noqa: SLF001 - as asyncio's own eager tasks do
-        asyncio_tasks._enter_task(self._loop, carrier.task)  # noqa: SLF001
+        assert own is not None, "frames are started from a task"
+        asyncio_tasks._leave_task(self._loop, own)  # noqa: SLF001 - as asyncio's eager tasks do
+        asyncio_tasks._enter_task(self._loop, slot.task)  # noqa: SLF001
         try:
             yield
         finally:
-            asyncio_tasks._leave_task(self._loop, carrier.task)  # noqa: SLF001
+            asyncio_tasks._leave_task(self._loop, slot.task)  # noqa: SLF001
             asyncio_tasks._enter_task(self._loop, own)  # noqa: SLF001
 
     async def close(self) -> int:
-        """Cancel all; how many frames ignored that and cannot be ended from here."""
+        """Cancels all frames; returns how many ignored it."""
         for task in self._all:
             task.cancel()
         if self._all:

@@ -1,7 +1,6 @@
-"""What a frame finds in its environment. No I/O.
+"""Environment variables of a frame. No I/O.
 
-A command gets nothing of the worker's own environment but a few names that programs cannot do without: no credentials
-of the worker, and the same on every machine.
+A command inherits only `INHERITED_VARIABLES` from the worker: no credentials, and the same names on every machine.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 def frame_variables(
     job: UUID, layer: UUID, frame: int, attempt: int, gpus: tuple[int, ...], trace: str = ""
 ) -> dict[str, str]:
-    """Which frame this is. Without GPUs of its own it sees none, where drivers listen to that."""
+    """Identifies the frame. A frame without GPUs gets an empty CUDA_VISIBLE_DEVICES, which hides them all."""
     devices = ",".join(map(str, gpus))
-    traced = {"TRACEPARENT": trace} if trace else {}
+    traceparent = {"TRACEPARENT": trace} if trace else {}
     return {
         "ROTA_JOB": str(job),
         "ROTA_LAYER": str(layer),
@@ -27,11 +26,11 @@ def frame_variables(
         "ROTA_ATTEMPT": str(attempt),
         "ROTA_GPUS": devices,
         "CUDA_VISIBLE_DEVICES": devices,
-        **traced,
+        **traceparent,
     }
 
 
-def command_environment(declared: Mapping[str, str], about: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The whole environment of a command; what the submission declares wins over what is inherited."""
-    kept = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **kept, "TMPDIR": folder, **declared, **about}
+def command_environment(declared: Mapping[str, str], frame: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The whole environment of a command; declared variables override inherited ones."""
+    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **inherited, "TMPDIR": folder, **declared, **frame}

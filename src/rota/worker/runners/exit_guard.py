@@ -1,9 +1,9 @@
-"""Tasks that a handler starts: what would end the process ends the task instead.
+"""Turns `SystemExit` in tasks created by a handler into an ordinary exception.
 
-asyncio lets `SystemExit` and `KeyboardInterrupt` of any task through to whoever runs the loop, which here is the worker
-with all its frames. `carriers` keeps those that a handler raises itself; this keeps those of tasks it has made, be it
-by a TaskGroup, `gather` or `wait_for`: they become `Exited`, an error like any other. A callback of the loop that exits
-still ends the worker, as `os._exit` does; then its frames go to another one.
+asyncio propagates `SystemExit` and `KeyboardInterrupt` of any task out of the event loop, which would end the worker and
+all its frames. `coroutine_pool` catches those raised by a handler itself; this module catches those of tasks it creates
+with a TaskGroup, `gather` or `wait_for`, and raises `Exited` instead. A loop callback that exits still ends the worker,
+as `os._exit` does; its frames are then requeued.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _EXIT_EXCEPTIONS: Final = (SystemExit, KeyboardInterrupt)
 
 
 class Exited(Exception):
-    """A task of a handler tried to end the process."""
+    """A task created by a handler tried to end the process."""
 
 
 class ExitGuard(Coroutine[Any, Any, Any]):
-    """A coroutine with all it does but ending the process."""
+    """Wraps a coroutine; it behaves the same except that it cannot end the process."""
 
     __slots__ = ("_inner",)
 
@@ -35,9 +35,9 @@ class ExitGuard(Coroutine[Any, Any, Any]):
         except _EXIT_EXCEPTIONS as error:
             raise _to_exited(error) from error
 
-    def throw(self, *given: Any) -> Any:
+    def throw(self, *args: Any) -> Any:
         try:
-            return self._inner.throw(*given)
+            return self._inner.throw(*args)
         except _EXIT_EXCEPTIONS as error:
             raise _to_exited(error) from error
 
@@ -54,7 +54,7 @@ class ExitGuard(Coroutine[Any, Any, Any]):
             raise _to_exited(error) from error
 
     def __getattr__(self, name: str) -> Any:
-        """Where it stands, for those who print tasks."""
+        """`cr_frame` and the like, for tools that print tasks."""
         return getattr(self._inner, name)
 
 
@@ -63,7 +63,7 @@ def _to_exited(error: BaseException) -> Exited:
 
 
 def guarded_task_factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
-    """A task factory: tasks made by a handler, or by what it calls, are contained; our own are as ever."""
+    """Task factory: guards tasks created by user code; the worker's own tasks stay plain."""
     if CURRENT_CONTEXT.get(None) is not None and asyncio.iscoroutine(coroutine):
         coroutine = ExitGuard(coroutine)
     return asyncio.Task(coroutine, loop=loop, **more)

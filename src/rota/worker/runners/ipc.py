@@ -1,4 +1,4 @@
-"""What a worker and a process of its own say to each other: msgpack, each message after its length. No I/O."""
+"""Messages between a worker and its task processes: msgpack with a length prefix. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MESSAGE_BYTES_MAX: Final = 512 * 1024 * 1024
 
 
 class TaskProcessRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Run this."""
+    """Runs one frame."""
 
     token: int
     task: str
@@ -28,11 +28,11 @@ class TaskProcessRequest(msgspec.Struct, frozen=True, array_like=True):
     gpus: tuple[int, ...]
     trace: str = ""
     folder: str = ""
-    """Where its directory is to be, should it ask for one."""
+    """Path of the frame's directory, created on request."""
 
 
 class TaskProcessReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """Its app is loaded, or could not be."""
+    """The app was loaded, or `problem` says why not."""
 
     problem: str = ""
 
@@ -49,7 +49,7 @@ class TaskProcessLogLine(msgspec.Struct, frozen=True, array_like=True, tag="log"
 
 
 class TaskProcessArtifact(msgspec.Struct, frozen=True, array_like=True, tag="left"):
-    """A file that it leaves; without a name: it asks for its directory."""
+    """Registers an artifact; without a name: announces the frame's directory."""
 
     token: int
     path: str = ""
@@ -79,7 +79,7 @@ def pack_task_message(message: msgspec.Struct) -> bytes:
 
 
 class TaskProcessMessageReader:
-    """Bytes in, messages out. `msgspec.DecodeError` when they make no sense: then nothing after them does."""
+    """Incremental decoder. After `msgspec.DecodeError` the stream is unusable."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,8 +1,11 @@
-"""A process of ours with a session of its own: what it writes is read, its end is noticed, nothing of it stays behind.
+"""A child process in its own session: reads its output, detects its exit and cleans up its process group.
 
-Invariants: when it ends, whatever is left of its process group is killed before its pid can mean somebody else; what it
-wrote before its end has been handed over when `ended` is set. It dies with the thread that started it, so that must be
-the one that lives longest. Whoever leaves the group (a daemon that makes a session of its own) is not followed.
+Invariants:
+- on exit, the rest of its process group is killed before the pid can be reused;
+- all output written before the exit was delivered when `ended` is set;
+- it dies with the thread that started it (PR_SET_PDEATHSIG), so that must be the main thread.
+
+Not covered: a descendant that starts its own session (a daemon) is not killed.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from typing import Final
 POLL_INTERVAL_S: Final = 0.02
 READ_BYTES: Final = 256 * 1024
 DRAIN_READS_MAX: Final = 64
-"""Pipes hold a megabyte at most; one that is refilled all the time by somebody who left the group is cut off."""
+"""A pipe holds at most a megabyte; a descendant that keeps refilling it is cut off."""
 
 DataCallback = Callable[[bytes], object]
 
 
 class DescriptorReader:
-    """Hands on what comes out of a descriptor, which it owns."""
+    """Passes data read from a descriptor to a callback. Owns the descriptor."""
 
     def __init__(self, descriptor: int, feed: DataCallback) -> None:
         self._descriptor = descriptor
@@ -37,7 +40,7 @@ class DescriptorReader:
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     def drain(self) -> None:
-        """Hand over what is there by now."""
+        """Delivers the data available now."""
         for _ in range(DRAIN_READS_MAX):
             if not self._open or not self._read():
                 break
@@ -73,7 +76,7 @@ class OsProcess:
         stderr: DataCallback,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """OSError or ValueError when it cannot be started."""
+        """Raises OSError or ValueError if the process cannot be started."""
         assert threading.current_thread() is threading.main_thread(), "a child dies with the thread that starts it"
         self.ended = asyncio.Event()
         self._child = subprocess.Popen(
@@ -114,26 +117,26 @@ class OsProcess:
         self.signal(signal.SIGKILL)
 
     def drain(self) -> None:
-        """Hand over what it has written by now."""
+        """Delivers the output written so far."""
         for reader in self._readers:
             reader.drain()
 
     async def kill_and_wait(self, timeout_s: float) -> None:
-        """Kill it and wait; a process that the kernel cannot end is left to it."""
+        """Kills it and waits at most `timeout_s`: a process in uninterruptible sleep may stay."""
         self.kill()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.ended.wait()
 
     def _poll(self) -> None:
-        """On systems that tell of a child's end in no other way."""
+        """Fallback for systems without pidfd."""
         if self._child.poll() is None:
             self._loop.call_later(POLL_INTERVAL_S, self._poll)
         else:
             self._reap()
 
     def _reap(self) -> None:
-        # Still a zombie, so that its pid and group are its own.
+        # It is still a zombie, so its pid and group cannot have been reused.
         self.kill()
         self._child.wait()
         if self._pidfd is not None:
@@ -146,7 +149,7 @@ class OsProcess:
 
 
 def _detach_descriptor(pipe: object) -> int:
-    """The descriptor of a pipe that `subprocess` would close by itself."""
+    """A copy of the pipe's descriptor, so that `subprocess` does not close it."""
     assert isinstance(pipe, io.FileIO), "unbuffered pipes are plain files"
     descriptor = os.dup(pipe.fileno())
     pipe.close()
@@ -154,7 +157,7 @@ def _detach_descriptor(pipe: object) -> int:
 
 
 def describe_exit(status: int) -> tuple[str, str]:
-    """A code and a sentence for a process that did not end well."""
+    """Code and message for a failed process."""
     if status >= 0:
         return "exit_status", f"It ended with exit status {status}."
     try:

@@ -1,10 +1,10 @@
-"""A process that runs sync tasks, one frame at a time, until its worker is gone: `python -m rota.worker.runners.process_main`.
+"""Main of a task process: runs sync tasks, one frame at a time, until its worker is gone.
 
-It finds the app by itself, as the worker did. Nothing that a task does reaches further than this process: the worker
-kills it, with everything it has started, when a frame must end, and begins another one.
+Started as `python -m rota.worker.runners.process_main`; it loads the app as the worker did. To end a frame, the worker
+kills this process with everything it has started, and starts another one.
 
-A frame is asked to stop by SIGTERM, which only sets `Context.cancelled`. What it prints is the frame's log. A task that
-forks and comes back as the child is ended on the spot, since it would answer a second time.
+SIGTERM requests a stop: it only sets `Context.cancelled`. Standard output is the frame's log. A forked child that
+returns from the task exits immediately, because it would send a second result.
 """
 
 from __future__ import annotations
@@ -48,39 +48,39 @@ PROGRESS_INTERVAL_S: Final = 0.05
 
 
 class TaskProcessChannel:
-    """The way to the worker and back; the ear of the frame."""
+    """Connection to the worker; `FrameSink` of the running frame."""
 
-    def __init__(self, ours: socket.socket) -> None:
-        self._socket = ours
-        self._told_at = 0.0
-        self.place: Path | None = None
-        """Where the directory of the frame is to be that runs."""
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._progress_sent_at = 0.0
+        self.folder_path: Path | None = None
+        """Path of the running frame's directory."""
 
     def send(self, message: msgspec.Struct) -> None:
         self._socket.sendall(pack_task_message(message))
 
     def receive(self) -> TaskProcessRequest | None:
-        """None when the worker is gone."""
+        """None: the worker is gone."""
         size = self._read_exactly(LENGTH_BYTES)
         data = self._read_exactly(int.from_bytes(size, "big")) if size else b""
         return TASK_REQUEST_DECODER.decode(data) if data else None
 
-    def progress(self, token: int, percent: float, word: str) -> None:
+    def progress(self, token: int, percent: float, text: str) -> None:
         now = time.monotonic()
-        if now - self._told_at >= PROGRESS_INTERVAL_S or percent >= 100:
-            self._told_at = now
-            self.send(TaskProcessProgress(token, percent, word))
+        if now - self._progress_sent_at >= PROGRESS_INTERVAL_S or percent >= 100:
+            self._progress_sent_at = now
+            self.send(TaskProcessProgress(token, percent, text))
 
     def log(self, token: int, line: str) -> None:
         self.send(TaskProcessLogLine(token, line.encode(errors="replace").decode()))
 
     def folder(self, token: int) -> Path:
-        """Told before it is made, so that whatever happens to us it is removed."""
-        assert self.place is not None, "a frame runs"
-        if not self.place.is_dir():
+        """Announces the directory before creating it, so that the worker removes it after a crash."""
+        assert self.folder_path is not None, "a frame runs"
+        if not self.folder_path.is_dir():
             self.send(TaskProcessArtifact(token))
-            self.place.mkdir(parents=True, exist_ok=True)
-        return self.place
+            self.folder_path.mkdir(parents=True, exist_ok=True)
+        return self.folder_path
 
     def add_artifact(self, token: int, path: Path, name: str) -> None:
         self.send(TaskProcessArtifact(token, str(path), name))
@@ -96,18 +96,18 @@ class TaskProcessChannel:
 
 
 class TaskProcessExecutor:
-    def __init__(self, app: Rota, line: TaskProcessChannel, folder: Path) -> None:
+    def __init__(self, app: Rota, channel: TaskProcessChannel, folder: Path) -> None:
         self._app = app
-        self._line = line
+        self._channel = channel
         self._folder = folder
         self._pid = os.getpid()
         self._context: Context | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self, call: TaskProcessRequest) -> TaskProcessResult:
-        """How it ended; never raises."""
-        self._line.place = Path(call.folder)
-        self._context = Context(call, call.frame, call.token, self._line, call.gpus)
+        """Runs the task; never raises."""
+        self._channel.folder_path = Path(call.folder)
+        self._context = Context(call, call.frame, call.token, self._channel, call.gpus)
         with _frame_environment(call, self._folder):
             end = contextvars.copy_context().run(self._call_task, call, self._context)
         self._context = None
@@ -125,13 +125,13 @@ class TaskProcessExecutor:
         task = self._app.tasks[call.task]
         function = task.function
         try:
-            given = outcomes.decode_input(call.input, task.signature)
-            task.signature.check(tuple(given.args), given.kwargs)
+            arguments = outcomes.decode_input(call.input, task.signature)
+            task.signature.check(tuple(arguments.args), arguments.kwargs)
         except (msgspec.DecodeError, TypeError) as error:
             return outcomes.bad_input_end(call.token, error)
         try:
-            value = function(*given.args, **given.kwargs)
-        except BaseException as error:  # noqa: BLE001 - whatever it raises is the frame's end, not ours
+            value = function(*arguments.args, **arguments.kwargs)
+        except BaseException as error:  # noqa: BLE001 - any exception ends the frame, not the process
             if not isinstance(error, outcomes.INTENTIONAL_EXCEPTIONS):
                 traceback.print_exc()
             return outcomes.failure_end(call.token, error, call.env)
@@ -149,16 +149,16 @@ class TaskProcessExecutor:
 
 @contextmanager
 def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]:
-    """The frame's own environment, and the directory and environment as they were for the next one."""
-    before = dict(os.environ)
+    """Applies the frame's environment; restores environment and working directory afterwards."""
+    saved = dict(os.environ)
     os.environ.update(call.env)
     os.environ.update(frame_variables(call.job, call.layer, call.frame, call.attempt, call.gpus, call.trace))
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in os.environ.keys() - saved.keys():
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(saved)
         with suppress(OSError):
             os.chdir(folder)
 
@@ -168,19 +168,19 @@ def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    line = TaskProcessChannel(socket.socket(fileno=descriptor))
+    channel = TaskProcessChannel(socket.socket(fileno=descriptor))
     try:
-        frames = TaskProcessExecutor(load_app.load(spec, folder), line, folder)
+        executor = TaskProcessExecutor(load_app.load(spec, folder), channel, folder)
     except RotaError as error:
-        line.send(TaskProcessReady(error.sentence))
+        channel.send(TaskProcessReady(error.sentence))
         return
-    line.send(TaskProcessReady())
-    while (call := line.receive()) is not None:
-        line.send(frames.run(call))
+    channel.send(TaskProcessReady())
+    while (call := channel.receive()) is not None:
+        channel.send(executor.run(call))
 
 
 if __name__ == "__main__":
     with suppress(BrokenPipeError, ConnectionResetError):  # the worker is gone
         main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    # Threads that a task has left behind must not keep the process.
+    # Threads left by a task must not keep the process alive.
     os._exit(0)

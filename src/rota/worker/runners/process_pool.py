@@ -1,8 +1,9 @@
-"""Sync tasks, in processes that can be killed: a few that live long, started when they are needed.
+"""Runs sync tasks in killable child processes, which are started on demand and reused.
 
-A *hand* has one process and gives it one frame at a time. Invariants: a frame begins (and its time-out with it) when a
-process that has loaded the app takes it; whatever happens to the process, its frame ends once: by its own word, or by
-the way the process ended; a process that was killed or broke is replaced by the next frame that needs one.
+Each process loop owns one process and gives it one frame at a time. Invariants:
+- a frame and its timeout start when a process that has loaded the app takes it;
+- a frame ends once: by the result its process sends, or by the exit status of the process;
+- a process that was killed or crashed is replaced when the next frame needs it.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ EXIT_TIMEOUT_S: Final = 2.0
 
 
 class TaskProcess:
-    """One process and the frame it has."""
+    """A child process and the frame it runs."""
 
-    def __init__(self, plan: WorkerConfig, teller: ProgressReporter) -> None:
-        self.said: asyncio.Queue[TaskProcessMessage | None] = asyncio.Queue()
-        """What it says, in order; None when nothing more can come."""
-        self._teller = teller
+    def __init__(self, config: WorkerConfig, progress_reporter: ProgressReporter) -> None:
+        self.messages: asyncio.Queue[TaskProcessMessage | None] = asyncio.Queue()
+        """Messages from the process, in order; None: the process has ended."""
+        self._progress_reporter = progress_reporter
         self._token: int | None = None
         self._unpacker = TaskProcessMessageReader()
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [
+            argv = [
                 sys.executable,
                 "-P",
                 "-m",
@@ -68,8 +69,8 @@ class TaskProcess:
                 str(os.getpid()),
             ]
             self.process = OsProcess(
-                [*words, plan.app, str(plan.folder)],
-                cwd=plan.folder,
+                [*argv, config.app, str(config.folder)],
+                cwd=config.folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdout=partial(self._on_output, "stdout"),
                 stderr=partial(self._on_output, "stderr"),
@@ -78,7 +79,7 @@ class TaskProcess:
         self._socket = ours
         ours.setblocking(False)
         self._reader = DescriptorReader(os.dup(ours.fileno()), self._on_data)
-        self._watching = asyncio.create_task(self._wait_for_exit())
+        self._exit_watcher = asyncio.create_task(self._wait_for_exit())
         PROCESSES_STARTED.inc()
 
     @property
@@ -90,67 +91,68 @@ class TaskProcess:
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, pack_task_message(call))
         except OSError:
-            # It has just died: `said` ends, and that is this frame's end.
+            # The process died: `messages` closes, which ends the frame.
             self.process.kill()
 
     def finish_frame(self) -> None:
-        """Its frame is over: all of its output is here, and what comes now is nobody's."""
+        """Reads the rest of the frame's output; later output is dropped."""
         self.process.drain()
         self._token = None
 
     async def close(self) -> None:
         await self.process.kill_and_wait(EXIT_TIMEOUT_S)
-        await asyncio.wait([self._watching], timeout=EXIT_TIMEOUT_S)
-        self._watching.cancel()
+        await asyncio.wait([self._exit_watcher], timeout=EXIT_TIMEOUT_S)
+        self._exit_watcher.cancel()
         self._reader.close()
         self._socket.close()
 
     async def _wait_for_exit(self) -> None:
         await self.process.ended.wait()
-        # Said before it ended, perhaps; one that was forked and lives on elsewhere may keep the line open.
+        # Read messages sent before the exit. No end-of-file: a forked descendant may keep the socket open.
         self._reader.drain()
-        self.said.put_nowait(None)
+        self.messages.put_nowait(None)
 
     def _on_data(self, data: bytes) -> None:
         try:
             for message in self._unpacker.feed(data):
-                self.said.put_nowait(message)
+                self.messages.put_nowait(message)
         except msgspec.DecodeError as error:
             log.warning("process_unreadable", reason=str(error))
             self.process.kill()
 
     def _on_output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         if self._token is not None:
-            self._teller.write(self._token, stream, data)
+            self._progress_reporter.write(self._token, stream, data)
 
 
 class TaskProcessPool:
-    def __init__(self, desk: FrameTable, values: Payloads, plan: WorkerConfig) -> None:
-        self._desk = desk
-        self._values = values
-        self._plan = plan
+    def __init__(self, frame_table: FrameTable, payloads: Payloads, config: WorkerConfig) -> None:
+        self._frame_table = frame_table
+        self._payloads = payloads
+        self._config = config
         self._waiting: deque[AssignedBatch] = deque()
-        self._some = asyncio.Event()
-        self._hands: set[asyncio.Task[None]] = set()
+        self._has_work = asyncio.Event()
+        self._process_loops: set[asyncio.Task[None]] = set()
         self._idle = 0
 
     def add(self, batch: AssignedBatch) -> None:
         self._waiting.append(batch)
-        self._some.set()
-        wanted = min(
-            sum(batch.remaining for batch in self._waiting) - self._idle, self._plan.processes - len(self._hands)
+        self._has_work.set()
+        new_processes = min(
+            sum(batch.remaining for batch in self._waiting) - self._idle,
+            self._config.processes - len(self._process_loops),
         )
-        for _ in range(wanted):
-            hand = asyncio.create_task(self._process_loop(), name="rota hand")
-            self._hands.add(hand)
-            hand.add_done_callback(self._hands.discard)
+        for _ in range(new_processes):
+            process_loop = asyncio.create_task(self._process_loop(), name="rota task process")
+            self._process_loops.add(process_loop)
+            process_loop.add_done_callback(self._process_loops.discard)
 
     async def close(self) -> None:
-        hands = set(self._hands)
-        for hand in hands:
-            hand.cancel()
-        if hands:
-            await asyncio.wait(hands)
+        process_loops = set(self._process_loops)
+        for process_loop in process_loops:
+            process_loop.cancel()
+        if process_loops:
+            await asyncio.wait(process_loops)
 
     async def _process_loop(self) -> None:
         child: TaskProcess | None = None
@@ -169,40 +171,40 @@ class TaskProcessPool:
         self._idle += 1
         try:
             while not self._waiting:
-                self._some.clear()
-                await self._some.wait()
+                self._has_work.clear()
+                await self._has_work.wait()
         finally:
             self._idle -= 1
 
     def _start_next_frame(self) -> RunningFrame | None:
-        """The next frame that waits, begun."""
+        """Starts the next waiting frame."""
         while self._waiting:
             batch = self._waiting[0]
             token = batch.next
             frame = None
             if token < batch.end and token not in batch.dropped:
-                frame = self._desk.start_frame(batch, token)
+                frame = self._frame_table.start_frame(batch, token)
             batch.next = min(token + 1, batch.end)
             if batch.next >= batch.end:
                 self._waiting.popleft()
-                self._desk.remove_started_batch(batch)
+                self._frame_table.remove_started_batch(batch)
             if frame is not None:
                 return frame
         return None
 
-    async def _replace_process(self, before: TaskProcess | None) -> TaskProcess | None:
-        """A process that has loaded the app; without one, the frame that needed it fails."""
-        if before is not None:
-            await before.close()
+    async def _replace_process(self, old: TaskProcess | None) -> TaskProcess | None:
+        """A new process that has loaded the app; if it cannot start, the frame that needs it fails."""
+        if old is not None:
+            await old.close()
         problem = "it did not load the app in time"
         child = None
         try:
-            child = TaskProcess(self._plan, self._desk.teller)
+            child = TaskProcess(self._config, self._frame_table.progress_reporter)
             async with asyncio.timeout(START_TIMEOUT_S):
-                said = await child.said.get()
-            if isinstance(said, TaskProcessReady) and not said.problem:
+                message = await child.messages.get()
+            if isinstance(message, TaskProcessReady) and not message.problem:
                 return child
-            problem = said.problem if isinstance(said, TaskProcessReady) else "it ended while it loaded the app"
+            problem = message.problem if isinstance(message, TaskProcessReady) else "it ended while it loaded the app"
         except OSError as error:
             problem = f"it could not be started ({error.strerror or error})"
         except TimeoutError:
@@ -216,25 +218,27 @@ class TaskProcessPool:
         log.warning("process_not_started", reason=problem)
         if (frame := self._start_next_frame()) is not None:
             reason = outcomes.redact_and_truncate(f"A process for the task: {problem}.")
-            self._desk.end(frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_process", error=reason))
+            self._frame_table.end(
+                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_process", error=reason)
+            )
         return None
 
     async def _run_frame(self, child: TaskProcess, frame: RunningFrame) -> None:
-        portion, work = frame.batch.portion, frame.work
-        frame.ask = partial(child.process.signal, signal.SIGTERM, group=False)
+        assigned, work = frame.batch.assigned, frame.work
+        frame.request_stop = partial(child.process.signal, signal.SIGTERM, group=False)
         frame.kill = child.process.kill
         call = TaskProcessRequest(
             token=frame.token,
             task=work.task,
-            job=portion.job,
-            layer=portion.layer,
+            job=assigned.job,
+            layer=assigned.layer,
             frame=frame.number,
-            attempt=portion.attempt,
+            attempt=assigned.attempt,
             input=frame.batch.input,
             env=work.env,
             gpus=frame.devices,
             trace=frame.trace,
-            folder=str(self._desk.leavings.dir_path(frame.token)),
+            folder=str(self._frame_table.artifacts.dir_path(frame.token)),
         )
         await child.send_request(call)
         ended = await self._wait_for_result(child, frame.token)
@@ -242,19 +246,19 @@ class TaskProcessPool:
         self._finish(frame, ended, child)
 
     async def _wait_for_result(self, child: TaskProcess, token: int) -> TaskProcessResult | None:
-        """Its own word, or None when the process ended without one."""
-        while (said := await child.said.get()) is not None:
-            match said:
-                case TaskProcessResult() if said.token == token:
-                    return said
-                case TaskProcessProgress() if said.token == token:
-                    self._desk.teller.progress(token, said.percent, said.word)
-                case TaskProcessLogLine() if said.token == token:
-                    self._desk.teller.log(token, said.line)
-                case TaskProcessArtifact() if said.token == token and said.name:
-                    self._desk.leavings.add_artifact(token, Path(said.path), said.name)
-                case TaskProcessArtifact() if said.token == token:
-                    self._desk.leavings.folder(token)
+        """The result the process sent, or None if it ended without one."""
+        while (message := await child.messages.get()) is not None:
+            match message:
+                case TaskProcessResult() if message.token == token:
+                    return message
+                case TaskProcessProgress() if message.token == token:
+                    self._frame_table.progress_reporter.progress(token, message.percent, message.word)
+                case TaskProcessLogLine() if message.token == token:
+                    self._frame_table.progress_reporter.log(token, message.line)
+                case TaskProcessArtifact() if message.token == token and message.name:
+                    self._frame_table.artifacts.add_artifact(token, Path(message.path), message.name)
+                case TaskProcessArtifact() if message.token == token:
+                    self._frame_table.artifacts.folder(token)
                 case _:
                     log.debug("process_said_too_late")
         return None
@@ -265,12 +269,14 @@ class TaskProcessPool:
             end = AttemptResult(
                 frame.token, AttemptStatus.FAILED, code=code, error=f"The process of the task is gone: {sentence}"
             )
-            self._desk.end(frame, end)
+            self._frame_table.end(frame, end)
         elif ended.status is AttemptStatus.SUCCEEDED:
             live = frame.stop is None and not frame.over
-            stored = self._values.resolve_encoded_result(frame.batch, frame.token, ended.value, frame) if live else None
+            stored = (
+                self._payloads.resolve_encoded_result(frame.batch, frame.token, ended.value, frame) if live else None
+            )
             if not isinstance(stored, RunningFrame):
-                self._desk.end(frame, stored)
+                self._frame_table.end(frame, stored)
         else:
             end = AttemptResult(frame.token, ended.status, code=ended.code, error=ended.error, after_s=ended.after_s)
-            self._desk.end(frame, end)
+            self._frame_table.end(frame, end)

@@ -1,4 +1,4 @@
-"""Limits of a command: as its launcher sets them, and how an end is told that they may have caused. No I/O."""
+"""Resource limits of a command: the launcher's argument, and the message for an exit they may have caused. No I/O."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from rota.worker.runners.os_process import describe_exit
 
 MIB: Final = 1024 * 1024
 SHELL_SIGNAL_BASE: Final = 128
-"""A shell ends with this and the number of the signal that ended its last command."""
+"""A shell exits with this plus the number of the signal that ended its last command."""
 
 
 class CommandRlimits:
-    """What each process of one command is held to."""
+    """Limits of each process of one command."""
 
-    def __init__(self, work: Work, most: ProcessLimits) -> None:
-        self.limits = work.limits.within(most)
+    def __init__(self, work: Work, ceiling: ProcessLimits) -> None:
+        self.limits = work.limits.within(ceiling)
         self.memory_mb = work.memory_mb
 
     @property
     def launcher_argument(self) -> str:
-        """For command_launcher.py: seconds of CPU, bytes of data, of address space, open files, bytes of a file."""
+        """For command_launcher.py: CPU seconds, data bytes, address space bytes, open files, file bytes."""
         limits = self.limits
-        given = (limits.cpu_s, self.memory_mb * MIB, limits.address_mb * MIB, limits.open_files, limits.file_mb * MIB)
-        return ",".join(map(str, given))
+        values = (limits.cpu_s, self.memory_mb * MIB, limits.address_mb * MIB, limits.open_files, limits.file_mb * MIB)
+        return ",".join(map(str, values))
 
     def describe_exit(self, status: int) -> tuple[str, str]:
-        """A code and a sentence for a command that did not end well."""
+        """Code and message for a failed command."""
         number = -status if status < 0 else status - SHELL_SIGNAL_BASE
         if number == signal.SIGXCPU and self.limits.cpu_s:
             return "cpu_limit", f"It used more than the {self.limits.cpu_s} s of CPU time that a process of it may."
         if number == signal.SIGXFSZ and self.limits.file_mb:
             return "file_limit", f"It wrote a file of more than {format_memory(Mebibytes(self.limits.file_mb))}."
         code, sentence = describe_exit(status)
-        told = ", ".join(self._limit_texts())
-        return code, f"{sentence} A process of it may use {told}." if told else sentence
+        limits = ", ".join(self._limit_texts())
+        return code, f"{sentence} A process of it may use {limits}." if limits else sentence
 
     def _limit_texts(self) -> Iterator[str]:
-        """All of them: a program runs into most with an error of its own, which only it can tell."""
+        """All limits: most cause an error inside the program, so the exit status does not identify them."""
         if self.limits.cpu_s:
             yield f"{self.limits.cpu_s} s of CPU time"
         if self.memory_mb:
