@@ -1,0 +1,16 @@
+"""HTTP client of the Rota API, used by the SDK and the command line.
+
+| module | subject |
+|---|---|
+| `http` | requests, retries, timeouts, streams |
+| `errors` | API errors as exceptions |
+| `discovery`, `connections` | the endpoint, and one transport per event loop |
+| `transport`, `jobs` | the interface the SDK needs for jobs, and its HTTP implementation |
+| `events`, `log_stream` | resumable event and log streams |
+| `resource`, `pagination` | base of the resource classes, async and sync |
+| `admin_client` | the resources of an app: `app.shows`, `app.sync.shows` |
+| `shows`, `pools`, `agents`, `approvals`, `outputs`, `admin` | the resources |
+
+Invariants: no request is executed twice unless it is idempotent (`http`); every request has a timeout; the API key is
+sent to its own endpoint only.
+"""

@@ -1,4 +1,4 @@
-"""What those who run Rota look after: `app.jobs`, `app.dlq`, `app.ledger`, `app.keys`."""
+"""Resources for operators: `app.jobs`, `app.dlq`, `app.ledger`, `app.keys`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rota.sdk.task_options import DurationLike, to_seconds
 
 
 class DeadLetterSelection(TypedDict, total=False):
-    """Which dead letters: those that agree with all that is given."""
+    """Selects dead letters that match all given criteria."""
 
     kind: DeadLetterKind
     reason: str
@@ -44,46 +44,46 @@ class JobsResource(ApiResource[M]):
         label: str = "",
         most: int = 50,
     ) -> Sequence[JobSummary]:
-        """The newest first; those that agree with all that is given, a label as "key=value"."""
-        words = {"show": show, "state": state, "topic": topic, "reason": reason, "label": label}
-        wanted = " ".join(f'{word}:"{value}"' for word, value in words.items() if value)
-        return await self._list("/jobs", JobSummary, most=most, q=wanted or None)
+        """Newest first; jobs that match all given criteria. A label is "key=value"."""
+        terms = {"show": show, "state": state, "topic": topic, "reason": reason, "label": label}
+        query = " ".join(f'{term}:"{value}"' for term, value in terms.items() if value)
+        return await self._list("/jobs", JobSummary, most=most, q=query or None)
 
 
 class DeadLettersResource(ApiResource[M]):
     @api_method
     async def list(self, *, most: int = 50, **which: Unpack[DeadLetterSelection]) -> Sequence[DeadLetter]:
-        """What was given up, the oldest first."""
+        """Dead letters, oldest first."""
         return await self._list("/dlq", DeadLetter, most=most, **which)
 
     @api_method
     async def retry(
         self, ids: Sequence[int] | None = None, **which: Unpack[DeadLetterSelection]
     ) -> DeadLetterActionResult:
-        """Run frames and jobs among these again, as new jobs."""
+        """Resubmits the selected frames and jobs as new jobs."""
         return await self._request(
-            "POST", "/dlq/retry", DeadLetterActionResult, again=False, body=_selection_body(ids, which)
+            "POST", "/dlq/retry", DeadLetterActionResult, idempotent=False, body=_selection_body(ids, which)
         )
 
     @api_method
     async def purge(
         self, ids: Sequence[int] | None = None, **which: Unpack[DeadLetterSelection]
     ) -> DeadLetterActionResult:
-        """Forget these."""
+        """Deletes the selected dead letters."""
         return await self._request(
-            "POST", "/dlq/purge", DeadLetterActionResult, again=False, body=_selection_body(ids, which)
+            "POST", "/dlq/purge", DeadLetterActionResult, idempotent=False, body=_selection_body(ids, which)
         )
 
 
 class LedgerResource(ApiResource[M]):
     @api_method
     async def audit(self, show: str) -> LedgerView:
-        """What is booked, what the tables say and what Redis counts, compared while bookings go on."""
+        """Compares allocations, PostgreSQL totals and Redis counters, while bookings continue."""
         return await self._request("GET", url_path("shows", show, "ledger"), LedgerView)
 
     @api_method
     async def repair(self, show: str) -> LedgerView:
-        """Bring counters to what PostgreSQL says is booked, and compare again."""
+        """Resets the counters to the allocations in PostgreSQL, then compares again."""
         return await self._request("POST", url_path("shows", show, "ledger", "repair"), LedgerView)
 
 
@@ -96,15 +96,15 @@ class KeysResource(ApiResource[M]):
     async def create(
         self, name: str, role: Role | str, *, shows: Sequence[str] = (), expires: DurationLike | None = None
     ) -> CreatedKey:
-        """A key with this role in these shows, or in every one; its text is in this answer and never told again."""
+        """Creates a key with this role in `shows`, or in all shows. Only this answer contains the secret."""
         grants = tuple(GrantSpec(Role(role), show) for show in shows) or (GrantSpec(Role(role)),)
         expires_s = None if expires is None else to_seconds(expires, "time for a key to last")
         spec = KeySpec(name=name, grants=grants, expires_s=expires_s)
-        return await self._request("POST", "/keys", CreatedKey, again=False, body=spec)
+        return await self._request("POST", "/keys", CreatedKey, idempotent=False, body=spec)
 
     @api_method
     async def revoke(self, key: str) -> KeyView:
-        """By its id. Refused everywhere within a second, and for good."""
+        """By key id. All servers refuse the key within a second, permanently."""
         return await self._request("DELETE", url_path("keys", key), KeyView)
 
 

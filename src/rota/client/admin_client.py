@@ -1,4 +1,4 @@
-"""What an app administers by the API, each part imported when it is first asked for: `app.shows`, `app.sync.shows`."""
+"""Admin resources of an app, imported on first use: `app.shows`, `app.sync.shows`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AdminClient(Generic[M]):
-    """Needs a key with the role that each call asks for: viewers list, operators drain and pause, admins change."""
+    """Calls need a key with a sufficient role: viewers list, operators drain and pause, admins change."""
 
     def __init__(self, mode: type[M]) -> None:
         self._mode: type[M] = mode

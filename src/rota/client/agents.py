@@ -1,4 +1,4 @@
-"""Agents of the whole installation, whichever app declares them: `app.agents`."""
+"""Agents of the whole installation, of all apps: `app.agents`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rota.api.resources import ChangeResult
 from rota.client.resource import UNPAGED, ApiResource, M, api_method
 
 ALL_PAGES: Final = UNPAGED - 1
-"""Page by page, until there are no more."""
+"""Reads all pages."""
 
 
 class AgentsResource(ApiResource[M]):
     @api_method
     async def list(self, *, most: int = ALL_PAGES) -> Sequence[AgentView]:
-        """By name, each with what it does now and when it is due."""
+        """Sorted by name, with current state and due time."""
         return await self._list("/agents", AgentView, most=most)
 
     @api_method
@@ -26,17 +26,17 @@ class AgentsResource(ApiResource[M]):
 
     @api_method
     async def history(self, name: str, *, most: int = HISTORY_MAX) -> Sequence[AgentRunView]:
-        """Its last runs, the latest first."""
+        """Recent runs, latest first."""
         return await self._list("/agents/history", AgentRunView, agent=name, limit=most)
 
     @api_method
     async def health(self) -> AgentsHealth:
-        """Whether agents run on time, who runs them, and what is wrong."""
+        """Whether agents run on time, which processes run them, and problems."""
         return await self._request("GET", "/agents/health", AgentsHealth)
 
     @api_method
     async def pause(self, name: str) -> bool:
-        """Whether that changed anything. No further run begins; one that is under way ends by itself."""
+        """Starts no further runs; a current run finishes. Returns whether the state changed."""
         return (await self._request("POST", "/agents/pause", ChangeResult, query={"agent": name})).changed
 
     @api_method
@@ -45,21 +45,23 @@ class AgentsResource(ApiResource[M]):
 
     @api_method
     async def trigger(self, name: str) -> TriggerResult:
-        """Run it now, or once more after the run that is under way."""
-        return await self._request("POST", "/agents/trigger", TriggerResult, again=False, query={"agent": name})
+        """Runs it now, or once more after the current run."""
+        return await self._request("POST", "/agents/trigger", TriggerResult, idempotent=False, query={"agent": name})
 
     @api_method
     async def backfill(self, name: str, since: datetime, until: datetime) -> Backfill:
-        """Run it for past moments of its schedule, from one until before another, one by one."""
-        past = BackfillRange(since=since, until=until)
-        return await self._request("POST", "/agents/backfill", Backfill, again=False, query={"agent": name}, body=past)
+        """Runs it for the past times of its schedule in [since, until), one by one."""
+        window = BackfillRange(since=since, until=until)
+        return await self._request(
+            "POST", "/agents/backfill", Backfill, idempotent=False, query={"agent": name}, body=window
+        )
 
     @api_method
     async def stop_backfill(self, name: str) -> bool:
-        """Whether there was one."""
+        """Returns whether a backfill was active."""
         return (await self._request("POST", "/agents/backfill/stop", ChangeResult, query={"agent": name})).changed
 
     @api_method
     async def remove(self, name: str) -> None:
-        """Forget it and its history."""
-        await self._request("DELETE", "/agents", ChangeResult, again=False, query={"agent": name})
+        """Deletes it and its history."""
+        await self._request("DELETE", "/agents", ChangeResult, idempotent=False, query={"agent": name})

@@ -1,4 +1,4 @@
-"""What waits for people to agree: `app.approvals`. Each is named by its own id, that of its job, or RUN:STEP."""
+"""Approval requests: `app.approvals`. Each is named by its own id, its job id, or RUN:STEP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ApprovalsResource(ApiResource[M]):
     async def list(
         self, *, state: ApprovalState | str = ApprovalState.PENDING, most: int = 50
     ) -> Sequence[ApprovalView]:
-        """The oldest first."""
+        """Oldest first."""
         return await self._list("/approvals", ApprovalView, most=most, state=str(state))
 
     @api_method
@@ -31,17 +31,17 @@ class ApprovalsResource(ApiResource[M]):
 
     @api_method
     async def step(self, which: UUID | str) -> StepApprovalView | None:
-        """Exactly what people agree to, of a step of a run; None when it is not about one."""
+        """The workflow step the approval is about; None: it is about a job."""
         return (await self._request("GET", url_path("approvals", str(which)), _ApprovalDetails)).step
 
     @api_method
     async def approve(self, which: UUID | str, reason: str = "") -> VoteReply:
-        """Agree; `changed` is False when that was said before."""
+        """Approves; `changed` is False for a repeated vote."""
         path = url_path("approvals", str(which), "approve")
         return await self._request("POST", path, VoteReply, body=VoteRequest(reason=reason))
 
     @api_method
     async def reject(self, which: UUID | str, reason: str = "") -> VoteReply:
-        """Refuse: what waits for it is denied."""
+        """Rejects: the job or step is denied."""
         path = url_path("approvals", str(which), "reject")
         return await self._request("POST", path, VoteReply, body=VoteRequest(reason=reason))

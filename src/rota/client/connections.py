@@ -1,8 +1,8 @@
-"""The connections of an app: one transport for each loop that uses it, made when it is first needed.
+"""Connections of an app: one transport per event loop, created on first use.
 
-Connections belong to the loop and the process they were opened in. A child that was forked forgets those of its parent
-without touching them (closing one would end the parent's session, and the two share what the kernel watches for it)
-and opens its own. `replaced` puts another transport in the place of all of them, for tests.
+Connections belong to the event loop and process that opened them. After a fork, the child drops its parent's
+connections without closing them (closing would end the parent's session, and both share the epoll descriptor) and opens
+its own. `override_backend` replaces all transports, for tests.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OVERRIDES: Final[list[BackendOverride]] = []
 
 
 class BackendOverride(Protocol):
-    """What stands in for Rota in a test."""
+    """Replaces Rota in a test."""
 
     @property
     def clock(self) -> Clock: ...
 
     def transport(self, tasks: TasksByName) -> Transport:
-        """For an app with these tasks."""
+        """A transport for an app with these tasks."""
         ...
 
 
@@ -51,7 +51,7 @@ class TransportPool:
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Transport] = WeakKeyDictionary()
 
     def current(self) -> Transport:
-        """Of the running loop."""
+        """The transport of the running event loop."""
         if _OVERRIDES:
             return _OVERRIDES[-1].transport(self._tasks)
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class TransportPool:
             return self._by_loop[loop]
 
     async def close(self) -> None:
-        """Of the running loop; the next call opens others."""
+        """Closes the running loop's connections; the next call opens new ones."""
         with self._lock:
             transport = self._by_loop.pop(asyncio.get_running_loop(), None)
         if transport is not None:
@@ -73,19 +73,19 @@ class TransportPool:
 
 
 async def close_all() -> None:
-    """Those of the running loop, of every app."""
-    for clients in list(_ALL_POOLS):
-        await clients.close()
+    """Closes the running loop's connections of every app."""
+    for pool in list(_ALL_POOLS):
+        await pool.close()
 
 
 @contextmanager
-def override_backend(by: BackendOverride) -> Iterator[None]:
-    """Within, every app of this process uses this one."""
-    _OVERRIDES.append(by)
+def override_backend(override: BackendOverride) -> Iterator[None]:
+    """In this block, every app of this process uses `override`."""
+    _OVERRIDES.append(override)
     try:
         yield
     finally:
-        _OVERRIDES.remove(by)
+        _OVERRIDES.remove(override)
 
 
 def has_backend_override() -> bool:
@@ -93,13 +93,13 @@ def has_backend_override() -> bool:
 
 
 def now_ms() -> int:
-    """What "now" is where jobs are submitted."""
+    """Current time of the backend: the system clock, or the override's."""
     return (_OVERRIDES[-1].clock if _OVERRIDES else _SYSTEM_CLOCK).now_ms()
 
 
 def _after_fork() -> None:
-    for clients in list(_ALL_POOLS):
-        clients.discard_after_fork()
+    for pool in list(_ALL_POOLS):
+        pool.discard_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Where Rota is, for programs that were not told: as it is set, or the `rota up` of this directory."""
+"""Finds the API endpoint and database: from settings, or the `rota up` instance of this directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def endpoint_resolver(url: str, key: str) -> Callable[[], ApiEndpoint]:
-    """The API at `url`, or of this machine; asked again whenever it cannot be reached."""
+    """Resolves `url`, or the local API. Called again when the API is unreachable: a restart may change its port."""
 
     def find() -> ApiEndpoint:
         from rota.infra.settings_file import load
@@ -30,7 +30,7 @@ def endpoint_resolver(url: str, key: str) -> Callable[[], ApiEndpoint]:
 
 
 def database_url() -> str:
-    """The PostgreSQL of Rota, with its password: for a connection of yours that jobs are submitted on."""
+    """URL of Rota's PostgreSQL, with password, to submit jobs in the caller's own transaction."""
     from rota.cli.local.up import local_url
     from rota.infra.settings_file import load
 

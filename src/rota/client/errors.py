@@ -1,4 +1,4 @@
-"""What the API refuses with, as the exception of the same code; and how long it asks to be left alone. No I/O."""
+"""Maps API errors to the exception with the same code, and parses `Retry-After`. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_STATUS: Final[dict[int, type[RotaError]]] = {401: Unauthenticated, 403: Forb
 
 
 class ApiProblem(msgspec.Struct):
-    """The part of a problem document (RFC 9457) that is the same everywhere."""
+    """The common part of a problem document (RFC 9457)."""
 
     code: str
     detail: str
@@ -35,7 +35,7 @@ class ApiProblem(msgspec.Struct):
 
 
 def error_from_response(status: int, media_type: str, body: bytes) -> RotaError:
-    """The exception that an answer other than a good one stands for."""
+    """The exception for an error response."""
     try:
         problem = msgspec.json.decode(body, type=ApiProblem)
     except (msgspec.DecodeError, UnicodeError):
@@ -49,7 +49,7 @@ def error_from_response(status: int, media_type: str, body: bytes) -> RotaError:
 
 
 def parse_retry_after(retry_after: str, now: datetime | None = None) -> float:
-    """Seconds that a `Retry-After` asks for; 0 when it says nothing that can be understood."""
+    """Seconds requested by a `Retry-After` header; 0 if it cannot be parsed."""
     try:
         return max(0.0, float(retry_after)) if float(retry_after) < float("inf") else 0.0
     except ValueError:
@@ -72,14 +72,14 @@ def _error_class(status: int) -> type[RotaError]:
 
 def _unrecognized_answer(status: int, media_type: str, body: bytes) -> str:
     text = " ".join(body[:EXCERPT_BYTES_MAX].decode(errors="replace").split())
-    told = f": {redact_text(text)}" if text and "html" not in media_type else ""
-    return f"Whoever answers there with status {status} is no Rota: check its URL, and what lies on the way{told}."
+    excerpt = f": {redact_text(text)}" if text and "html" not in media_type else ""
+    return f"Whoever answers there with status {status} is no Rota: check its URL, and what lies on the way{excerpt}."
 
 
 def _subclass_tree(kind: type[RotaError]) -> Iterator[type[RotaError]]:
     yield kind
-    for below in kind.__subclasses__():
-        yield from _subclass_tree(below)
+    for subclass in kind.__subclasses__():
+        yield from _subclass_tree(subclass)
 
 
 _BY_CODE: Final = {

@@ -1,4 +1,4 @@
-"""Server-sent events, followed through cuts and restarts of servers: each goes on behind the last one that was read."""
+"""Server-sent events. After a disconnect or server restart the stream resumes after the last event read."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ NO_CONTENT: Final = 204
 
 
 async def follow_events(
-    wire: HttpClient,
+    http: HttpClient,
     path: str,
     query: Mapping[str, object] | None = None,
     *,
     after: str = "",
-    on_away: Callable[[Unavailable], None] | None = None,
+    on_unavailable: Callable[[Unavailable], None] | None = None,
 ) -> AsyncIterator[SseEvent]:
-    """Until the server says that there are no more. Raises Unavailable when it has been away for about a minute; with
-    `on_away`, which is called when it goes away, it is waited for as long as it takes."""
-    reading, streak = SseParser(after), 0
+    """Yields events until the server ends the stream.
+
+    Raises Unavailable after about a minute without a server. With `on_unavailable`, which is called at the first failure,
+    retries without limit.
+    """
+    parser, streak = SseParser(after), 0
     while True:
         wait_s = 0.0
         try:
-            headers = {"last-event-id": reading.last_id} if reading.last_id else {}
-            async with wire.stream(path, query=query, headers=headers) as answer:
+            headers = {"last-event-id": parser.last_id} if parser.last_id else {}
+            async with http.stream(path, query=query, headers=headers) as answer:
                 async for line in answer.aiter_lines():
                     streak = 0 if line.startswith((":", "data:")) else streak
-                    if (told := reading.feed(line)) is not None:
-                        yield told
+                    if (event := parser.feed(line)) is not None:
+                        yield event
                 if answer.status_code == NO_CONTENT:
                     return
-        except RateLimited as busy:
-            wait_s = float(str(busy.facts.get("retry_after_s", 1)))
+        except RateLimited as error:
+            wait_s = float(str(error.facts.get("retry_after_s", 1)))
         except StreamIdle:
-            pass  # a line comes every fifteen seconds, so nobody is there any more: gone on below
-        except Unavailable as away:
-            if on_away is not None and not streak:
-                on_away(away)
-        streak = streak + 1 if on_away is None else min(streak + 1, STREAM_FAILURES_MAX)
-        await wire.pause(streak, wait_s)
+            pass  # servers write a line every 15 s, so the connection is dead: reconnect below
+        except Unavailable as error:
+            if on_unavailable is not None and not streak:
+                on_unavailable(error)
+        streak = streak + 1 if on_unavailable is None else min(streak + 1, STREAM_FAILURES_MAX)
+        await http.pause(streak, wait_s)

@@ -1,15 +1,13 @@
-"""Calls of the HTTP API, in msgpack both ways: one pool of connections, and no call that could last for ever.
+"""Requests to the HTTP API, msgpack-encoded both ways, over one connection pool; every request is bounded in time.
 
-- Nothing is done twice. After a failure a call is repeated only if it says that it may be (`again`): reads, whatever
-  sets a thing to a value, submissions with a key. Any other is repeated only when it cannot have begun: when it was not
-  sent, or refused for its rate (429). If its reply is lost, that is raised: nobody knows whether it was carried out.
-- Pauses between attempts double, and a server that names one (`Retry-After`) is given it. When failures have lasted
-  for `PATIENCE_S` the last one is raised.
-- The key goes to the endpoint that it was found with, and nowhere else: redirects are not followed, and nothing here
-  shows it. Where Rota listens is looked up again when it cannot be reached, since a `rota up` may come back elsewhere.
-- Connections that nobody closes are closed with the loop: it ends what is left of async generators, and each pool is
-  held by one.
-- A refusal is raised as the exception of its code (`rota.client.errors`).
+- At most once, unless idempotent. After a failure only `idempotent` requests are repeated: reads, assignments of a
+  value, submissions with an idempotency key. Others are repeated only if they certainly had no effect: not sent, or
+  refused by the rate limit (429). A lost reply raises, because the outcome is unknown.
+- Retries back off exponentially and honour `Retry-After`. After `RETRY_BUDGET_S` the last error is raised.
+- The API key is sent only to the endpoint it was discovered with: redirects are not followed, and no repr or log
+  contains it. When the API is unreachable the endpoint is resolved again: a restarted `rota up` may use another port.
+- Unclosed connections are closed with the event loop: each pool is owned by an async generator, which the loop closes.
+- An error response is raised as the exception with its code (`rota.client.errors`).
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ API_PREFIX: Final = "/api/v1"
 MSGPACK_MEDIA_TYPE: Final = "application/msgpack"
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
-"""Between two pieces of an answer, besides what the server was asked to wait."""
+"""Between two chunks of a response, in addition to the long-poll time."""
 REQUEST_TIMEOUT_S: Final = 120.0
-"""A whole call, besides that."""
+"""For a whole request, in addition to the long-poll time."""
 POOL_TIMEOUT_S: Final = 60.0
-"""For a connection of the pool."""
+"""To get a connection from the pool."""
 RETRY_BUDGET_S: Final = 60.0
 CONNECTIONS_MAX: Final = 256
 LONG_POLL_S: Final = 30.0
@@ -50,10 +48,10 @@ LONG_POLLS_MAX: Final = CONNECTIONS_MAX // 2
 EARLY_ANSWER_PAUSE_S: Final = 0.25
 IDLE_CONNECTIONS_MAX: Final = 32
 KEEPALIVE_S: Final = 3.0
-"""Less than servers keep an idle connection, so that a call hardly ever meets one that is being closed."""
+"""Less than the servers' keep-alive, so that a request rarely races with a closing connection."""
 RETRY_BACKOFF: Final = Backoff(0.1, 5.0)
 STREAM_FAILURES_MAX: Final = 20
-"""Of a stream that breaks again and again: about a minute."""
+"""Consecutive failures of a stream: about a minute."""
 _DECODERS: Final[dict[Any, msgspec.msgpack.Decoder[Any]]] = {}
 _TOO_MANY_REQUESTS: Final = 429
 _TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
@@ -61,30 +59,30 @@ _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolT
 
 
 class StreamIdle(Unavailable):
-    """Of a stream: nothing came, and nothing has to."""
+    """No data on a stream for `READ_TIMEOUT_S`."""
 
 
 class _FailedAttempt(msgspec.Struct, frozen=True):
     error: RotaError
     undone: bool
-    """It has had no effect for certain."""
+    """The request certainly had no effect."""
     pause_s: float = 0.0
 
 
 class HttpClient:
-    """Belongs to the loop it was first used on."""
+    """Belongs to the event loop it was first used on."""
 
     def __init__(
-        self, find: Callable[[], ApiEndpoint], *, patience_s: float | None = None, clock: Clock | None = None
+        self, resolve: Callable[[], ApiEndpoint], *, retry_budget_s: float | None = None, clock: Clock | None = None
     ) -> None:
-        self._find = find
+        self._resolve = resolve
         self._clock = clock or SystemClock()
-        self._patience_s = RETRY_BUDGET_S if patience_s is None else patience_s
+        self._retry_budget_s = RETRY_BUDGET_S if retry_budget_s is None else retry_budget_s
         self._endpoint: ApiEndpoint | None = None
         self._client: httpx.AsyncClient | None = None
         self._waiting = 0
-        self._held: list[AsyncGenerator[None, None]] = []
-        """The pool, and those of places where Rota was before, which others may be using."""
+        self._guards: list[AsyncGenerator[None, None]] = []
+        """The pool, and pools of former endpoints, which other calls may still use."""
 
     def __repr__(self) -> str:
         return f"<wire to {self._endpoint.url if self._endpoint else 'nobody yet'}>"
@@ -95,51 +93,52 @@ class HttpClient:
         path: str,
         kind: type[T],
         *,
-        again: bool,
+        idempotent: bool,
         query: Mapping[str, object] | None = None,
         body: object = msgspec.UNSET,
         wait_s: float = 0.0,
-        patience_s: float | None = None,
+        retry_budget_s: float | None = None,
     ) -> T:
-        """What the API answers. `again`: it may be repeated; `wait_s`: how long the server was asked to wait."""
+        """Sends a request. `idempotent`: it may be repeated; `wait_s`: requested long-poll time."""
         content = None if body is msgspec.UNSET else encode_body(body)
-        until = self._clock.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        until = self._clock.monotonic() + (self._retry_budget_s if retry_budget_s is None else retry_budget_s)
         for attempt in count(1):
             answer = await self._attempt(method, path, query, content, wait_s)
             if isinstance(answer, httpx.Response):
                 return decode_response(kind, answer)
-            if not (again or answer.undone):
+            if not (idempotent or answer.undone):
                 raise answer.error
             pause = max(answer.pause_s, RETRY_BACKOFF.pause_s(attempt, random.random()))  # noqa: S311 - no secret
             if self._clock.monotonic() + pause > until:
                 raise answer.error
             await self._clock.sleep(pause)
             self._rediscover()
-        raise AssertionError  # counting has no end
+        raise AssertionError  # unreachable: count() is infinite
 
-    async def long_poll(self, path: str, kind: type[T], within_s: float, over: Callable[[T], bool]) -> T:
-        """What is there once it is over, or after so long. When many wait at once, each question is kept open for less
-        than `WAIT_S`, so that all have their turn."""
+    async def long_poll(self, path: str, kind: type[T], within_s: float, is_done: Callable[[T], bool]) -> T:
+        """Returns the answer once `is_done` holds for it, or after at most `within_s`.
+
+        With many concurrent waiters each poll is shorter than `LONG_POLL_S`, so that all get a connection.
+        """
         self._waiting += 1
-        began_s = self._clock.monotonic()
+        started_s = self._clock.monotonic()
         try:
             wait_s = round(min(within_s, LONG_POLL_S, LONG_POLL_S * LONG_POLLS_MAX / self._waiting), 3)
-            patience_s = min(RETRY_BUDGET_S, within_s)
-            found = await self.call(
-                "GET", path, kind, again=True, query={"wait": wait_s}, wait_s=wait_s, patience_s=patience_s
+            retry_budget_s = min(RETRY_BUDGET_S, within_s)
+            answer = await self.call(
+                "GET", path, kind, idempotent=True, query={"wait": wait_s}, wait_s=wait_s, retry_budget_s=retry_budget_s
             )
         finally:
             self._waiting -= 1
-        if not over(found) and self._clock.monotonic() - began_s < wait_s / 2:
-            await self._clock.sleep(min(EARLY_ANSWER_PAUSE_S, wait_s))  # a server that is ending keeps nobody waiting
-        return found
+        if not is_done(answer) and self._clock.monotonic() - started_s < wait_s / 2:
+            await self._clock.sleep(min(EARLY_ANSWER_PAUSE_S, wait_s))  # a draining server answers polls early
+        return answer
 
     @asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """An answer as it comes. A failure on the way is raised as Unavailable: who can goes on where it was after a
-        `pause`, or at once when nothing came for a while (`Silent`)."""
+        """A streamed response. Failures raise Unavailable; resume after `pause`, or immediately after StreamIdle."""
         client = await self._ensure_client()
         try:
             async with client.stream("GET", API_PREFIX + path, params=_params(query), headers=headers) as answer:
@@ -154,15 +153,15 @@ class HttpClient:
             raise self._unavailable(error) from error
 
     async def pause(self, streak: int, least_s: float = 0.0) -> None:
-        """After failure number `streak` of a stream; raises when there have been too many."""
+        """Backs off after failure number `streak` of a stream; raises after `STREAM_FAILURES_MAX`."""
         if streak > STREAM_FAILURES_MAX:
             raise Unavailable(f"{self!r} broke {streak} times in a row: check that Rota is up, and try again.")
         await self._clock.sleep(max(least_s, RETRY_BACKOFF.pause_s(streak, random.random())))  # noqa: S311 - no secret
 
     async def close(self) -> None:
-        held, self._held = self._held, []
+        guards, self._guards = self._guards, []
         self._client, self._endpoint = None, None
-        for each in held:
+        for each in guards:
             await each.aclose()
 
     async def _attempt(
@@ -182,7 +181,9 @@ class HttpClient:
             raise _response_error(answer)
         undone = answer.status_code == _TOO_MANY_REQUESTS
         return _FailedAttempt(
-            _response_error(answer), undone=undone, pause_s=parse_retry_after(answer.headers.get("retry-after", ""))
+            _response_error(answer),
+            undone=undone,
+            pause_s=parse_retry_after(answer.headers.get("retry-after", "")),
         )
 
     async def _send(
@@ -203,26 +204,26 @@ class HttpClient:
 
     async def _ensure_client(self) -> httpx.AsyncClient:
         if self._client is None:
-            self._endpoint = self._find()
+            self._endpoint = self._resolve()
             self._client = _build_client(self._endpoint)
-            self._held.append(_client_guard(self._client))
-            await anext(self._held[-1])
+            self._guards.append(_client_guard(self._client))
+            await anext(self._guards[-1])
         return self._client
 
     def _rediscover(self) -> None:
-        """Rota may listen elsewhere by now; while nobody knows where, the old place is tried on."""
+        """The endpoint may have moved; keeps the old one while none is found."""
         with suppress(InvalidSetting):
-            if self._client is not None and self._find() != self._endpoint:
+            if self._client is not None and self._resolve() != self._endpoint:
                 self._client = None
 
-    def _unavailable(self, error: Exception, besides: str = "") -> Unavailable:
+    def _unavailable(self, error: Exception, detail: str = "") -> Unavailable:
         where = self._endpoint.url if self._endpoint else "its address"
-        away = Unavailable(
-            f"Rota at {where} does not answer ({type(error).__name__}){besides}: check that it is up, and try again.",
+        unavailable = Unavailable(
+            f"Rota at {where} does not answer ({type(error).__name__}){detail}: check that it is up, and try again.",
             url=where,
         )
-        away.__cause__ = error
-        return away
+        unavailable.__cause__ = error
+        return unavailable
 
 
 def encode_body(body: object) -> bytes:
@@ -250,7 +251,7 @@ def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 def _build_client(endpoint: ApiEndpoint) -> httpx.AsyncClient:
     url = httpx.URL(endpoint.url)
-    here = _is_loopback(url.host)
+    is_local = _is_loopback(url.host)
     return httpx.AsyncClient(
         base_url=endpoint.url,
         headers={"authorization": f"Bearer {endpoint.key}", "accept": MSGPACK_MEDIA_TYPE, "user-agent": "rota-sdk"},
@@ -260,20 +261,20 @@ def _build_client(endpoint: ApiEndpoint) -> httpx.AsyncClient:
             keepalive_expiry=KEEPALIVE_S,
         ),
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=POOL_TIMEOUT_S),
-        # A proxy that is set for this machine's way out knows nothing of its own addresses.
-        trust_env=not here,
-        verify=_tls_verification(url, here=here),
+        # A proxy from the environment cannot reach this host's loopback addresses.
+        trust_env=not is_local,
+        verify=_tls_verification(url, is_local=is_local),
     )
 
 
-def _tls_verification(url: httpx.URL, *, here: bool) -> ssl.SSLContext | bool:
-    """What this machine trusts, or SSL_CERT_FILE says.
+def _tls_verification(url: httpx.URL, *, is_local: bool) -> ssl.SSLContext | bool:
+    """The system's trust store, or SSL_CERT_FILE.
 
-    Plain HTTP within this machine meets no TLS, of a proxy either, so no certificates are loaded, which takes 20 ms.
+    Plain HTTP on loopback never uses TLS, not even to a proxy, so certificates (20 ms) are not loaded.
     """
     if url.scheme == "https":
         return ssl.create_default_context()
-    return not (here and url.scheme == "http")
+    return not (is_local and url.scheme == "http")
 
 
 async def _client_guard(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
@@ -295,6 +296,6 @@ def _response_error(answer: httpx.Response) -> RotaError:
 
 
 def _params(query: Mapping[str, object] | None) -> dict[str, str]:
-    """Without what is None; yes and no as JSON has them."""
-    given = {name: value for name, value in (query or {}).items() if value is not None}
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    """Omits None; booleans as in JSON."""
+    present = {name: value for name, value in (query or {}).items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in present.items()}

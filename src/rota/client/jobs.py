@@ -1,8 +1,7 @@
-"""Rota by its HTTP API.
+"""`Transport` over the HTTP API.
 
-A submission whose reply is lost is sent again under the same key, so it never becomes two jobs. Waiting is a question
-that the server keeps open until the job has ended, or for a while. What is followed goes on where it was after the
-connection was lost.
+A submission whose reply is lost is retried under the same idempotency key, so it never creates two jobs. Waiting uses
+long polls. Log and event streams resume where they were after a disconnect.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rota.model.jobs.submission import Submission, SubmitResult
 
 RESULTS_PAGE_SIZE: Final = 1000
 LOG_GRACE_S: Final = 0.6
-"""What a frame wrote may be there so much later than its end."""
+"""The last log output may arrive this much later than the frame's end."""
 NIL: Final = msgspec.msgpack.encode(None)
 
 
@@ -44,7 +43,7 @@ class RetryReply(msgspec.Struct):
 
 
 class FrameResultItem(msgspec.Struct, kw_only=True):
-    """As `rota.engine.queries.results` tells it, with the value as it came."""
+    """As returned by `rota.engine.queries.results`, with an undecoded value."""
 
     number: int
     place: int
@@ -70,32 +69,32 @@ class FrameResultPage(msgspec.Struct):
 
 
 class HttpTransport:
-    def __init__(self, wire: HttpClient) -> None:
-        self.wire = wire
+    def __init__(self, http: HttpClient) -> None:
+        self.http = http
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         keyed = [each if each.idempotency_key else _with_idempotency_key(each) for each in submissions]
         if len(keyed) == 1:
-            answers = [await self.wire.call("POST", "/jobs", SubmitResult, again=True, body=keyed[0])]
+            answers = [await self.http.call("POST", "/jobs", SubmitResult, idempotent=True, body=keyed[0])]
         else:
-            answers = (await self.wire.call("POST", "/jobs/bulk", BulkSubmitReply, again=True, body=keyed)).items
-        # A job that was there before under a key of ours is the one of a reply that was lost.
+            answers = (await self.http.call("POST", "/jobs/bulk", BulkSubmitReply, idempotent=True, body=keyed)).items
+        # An existing job under a generated key is the result of an attempt whose reply was lost.
         return [
-            answer if given.idempotency_key else msgspec.structs.replace(answer, already=False)
-            for given, answer in zip(submissions, answers, strict=True)
+            answer if submission.idempotency_key else msgspec.structs.replace(answer, already=False)
+            for submission, answer in zip(submissions, answers, strict=True)
         ]
 
     async def get(self, job: JobId) -> JobView:
-        return await self.wire.call("GET", f"/jobs/{job}", JobView, again=True)
+        return await self.http.call("GET", f"/jobs/{job}", JobView, idempotent=True)
 
     async def wait_until_ended(self, job: JobId, within_s: float) -> JobView:
-        return await self.wire.long_poll(f"/jobs/{job}", JobView, within_s, lambda found: found.state.terminal)
+        return await self.http.long_poll(f"/jobs/{job}", JobView, within_s, lambda found: found.state.terminal)
 
     async def results(self, job: JobId) -> AsyncIterator[FrameResult]:
         after: str | None = None
         while True:
             query = {"after": after, "limit": RESULTS_PAGE_SIZE}
-            page = await self.wire.call("GET", f"/jobs/{job}/results", FrameResultPage, again=True, query=query)
+            page = await self.http.call("GET", f"/jobs/{job}/results", FrameResultPage, idempotent=True, query=query)
             for each in page.items:
                 yield _to_frame_result(each)
             after = page.next
@@ -103,18 +102,18 @@ class HttpTransport:
                 return
 
     async def cancel(self, job: JobId) -> bool:
-        return (await self.wire.call("POST", f"/jobs/{job}/cancel", CancelReply, again=True)).changed
+        return (await self.http.call("POST", f"/jobs/{job}/cancel", CancelReply, idempotent=True)).changed
 
     async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
         path, query = f"/jobs/{job}/retry", {"every_frame": every_frame}
-        return (await self.wire.call("POST", path, RetryReply, again=False, query=query)).job
+        return (await self.http.call("POST", path, RetryReply, idempotent=False, query=query)).job
 
     async def read_log(self, job: JobId, source: LogSource, *, follow: bool) -> AsyncIterator[bytes]:
         at = streak = 0
         while True:
             query = {**msgspec.structs.asdict(source), "stream": None, "at": at, "follow": follow}
             try:
-                async with self.wire.stream(f"/jobs/{job}/logs/{source.stream}", query=query) as answer:
+                async with self.http.stream(f"/jobs/{job}/logs/{source.stream}", query=query) as answer:
                     async for data in answer.aiter_bytes():
                         at += len(data)
                         streak = 0
@@ -123,26 +122,26 @@ class HttpTransport:
                 continue
             except Unavailable:
                 streak += 1
-                await self.wire.pause(streak)
+                await self.http.pause(streak)
             else:
                 if not follow:
                     return
-                follow = False  # what was written last comes a moment after the end
+                follow = False  # the last output arrives shortly after the end
                 await asyncio.sleep(LOG_GRACE_S)
 
     async def events(self, job: JobId) -> AsyncIterator[JobHistoryEntry]:
-        async for told in follow_events(self.wire, f"/jobs/{job}/events"):
-            event = msgspec.json.decode(told.data, type=Event)
-            moment = JobHistoryEntry(JobState(event.kind.removeprefix("job.").upper()), event.at, _reason(event))
-            yield moment
-            if moment.state.terminal:
+        async for message in follow_events(self.http, f"/jobs/{job}/events"):
+            event = msgspec.json.decode(message.data, type=Event)
+            entry = JobHistoryEntry(JobState(event.kind.removeprefix("job.").upper()), event.at, _reason(event))
+            yield entry
+            if entry.state.terminal:
                 return
 
     async def explain(self, job: JobId) -> JobExplanation:
-        return await self.wire.call("GET", f"/jobs/{job}/explain", JobExplanation, again=True)
+        return await self.http.call("GET", f"/jobs/{job}/explain", JobExplanation, idempotent=True)
 
     async def close(self) -> None:
-        await self.wire.close()
+        await self.http.close()
 
 
 def _reason(event: Event) -> str | None:
@@ -155,9 +154,9 @@ def _with_idempotency_key(submission: Submission) -> Submission:
 
 
 def _to_frame_result(outcome: FrameResultItem) -> FrameResult:
-    given: dict[str, Any] = {name: getattr(outcome, name) for name in ("place", "frame", "attempt", "state")}
+    fields: dict[str, Any] = {name: getattr(outcome, name) for name in ("place", "frame", "attempt", "state")}
     return FrameResult(
-        **given,
+        **fields,
         layer=outcome.number,
         value=outcome.returned,
         code=outcome.code or "",

@@ -1,4 +1,4 @@
-"""Streams of bytes as text: one after the other, or all at once as they come."""
+"""Decodes byte streams as text: concatenated, or merged as data arrives."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ _END_OF_STREAM: Final = ""
 
 
 async def read_in_order(streams: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[str]:
-    """One after the other."""
+    """The streams one after the other."""
     for stream in streams:
         async for text in _decode_text(stream):
             yield text
 
 
 async def merge_streams(streams: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[str]:
-    """Each piece when it comes; ends with the last stream, or as soon as one fails. Nothing is read ahead but one piece
-    of each."""
+    """Yields chunks as they arrive; ends with the last stream or at the first error. Reads one chunk ahead."""
     texts = [_decode_text(stream) for stream in streams]
-    coming = {asyncio.create_task(_next_text(text)): text for text in texts}
+    pending = {asyncio.create_task(_next_text(text)): text for text in texts}
     try:
-        while coming:
-            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                text = coming.pop(task)
-                if (piece := task.result()) != _END_OF_STREAM:
-                    coming[asyncio.create_task(_next_text(text))] = text
-                    yield piece
+                text = pending.pop(task)
+                if (chunk := task.result()) != _END_OF_STREAM:
+                    pending[asyncio.create_task(_next_text(text))] = text
+                    yield chunk
     finally:
-        for task in coming:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         for text in texts:
             await text.aclose()
 
@@ -44,7 +43,7 @@ async def _next_text(text: AsyncIterator[str]) -> str:
 
 
 async def _decode_text(stream: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """A character that is cut in two comes with its second half. No piece is empty."""
+    """Yields non-empty chunks; a character split between two chunks is part of the second."""
     decoder = _Utf8Decoder(errors="replace")
     async for data in stream:
         if text := decoder.decode(data):

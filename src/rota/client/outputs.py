@@ -1,4 +1,4 @@
-"""Outputs that the policy holds, keeps back or has redacted: `app.outputs`."""
+"""Outputs held, quarantined or redacted by the policy: `app.outputs`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rota.model.policy.outputs import OutputReviewRequest, OutputReviewResult, O
 
 
 class OutputsResource(ApiResource[M]):
-    """Viewers list them, operators decide about them; not about those of jobs that they have submitted themselves."""
+    """Viewers list outputs; operators review them, except those of jobs they submitted themselves."""
 
     @api_method
     async def list(self, *, state: str = "", job: UUID | None = None, most: int = 50) -> Sequence[OutputSummary]:
-        """The newest first: held, quarantined, redacted or released ones, or all of these."""
+        """Newest first; `state` is held, quarantined, redacted or released (default: all)."""
         return await self._list("/outputs", OutputSummary, most=most, kept=state or None, job=job)
 
     @api_method
     async def get(self, output: int) -> OutputView:
-        """Every check of it, with what was found where."""
+        """Every check of the output, with its findings."""
         return await self._request("GET", url_path("outputs", str(output)), OutputView)
 
     @api_method
     async def release(self, output: int, reason: str) -> OutputReviewResult:
-        """Let it be read as the frame left it; nothing runs again."""
+        """Makes the original output readable; nothing is run again."""
         body = OutputReviewRequest(reason=reason)
         return await self._request("POST", url_path("outputs", str(output), "release"), OutputReviewResult, body=body)
 
     @api_method
     async def redact(self, output: int, reason: str, *, whole: bool = False) -> OutputReviewResult:
-        """Let it be read without what scanners find in it, or without any of it."""
+        """Makes it readable without the scanners' findings, or (`whole`) without any content."""
         body = OutputReviewRequest(reason=reason, whole=whole)
         return await self._request("POST", url_path("outputs", str(output), "redact"), OutputReviewResult, body=body)

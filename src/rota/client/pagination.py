@@ -1,4 +1,4 @@
-"""Lists as the API tells them."""
+"""A page of a list, as the API returns it."""
 
 from __future__ import annotations
 

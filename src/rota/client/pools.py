@@ -1,4 +1,4 @@
-"""Where frames run and wait: `app.pools`, `app.topics`, `app.workers`, `app.queues`."""
+"""Pools, topics, workers and queues: `app.pools`, `app.topics`, `app.workers`, `app.queues`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class PoolsResource(ApiResource[M]):
 
     @api_method
     async def create(self, name: str) -> PoolView:
-        return await self._request("POST", "/pools", PoolView, again=False, body=NamedResource(name=name))
+        return await self._request("POST", "/pools", PoolView, idempotent=False, body=NamedResource(name=name))
 
     @api_method
     async def change(
         self, name: str, *, provides: Sequence[str] | None = None, description: str | None = None
     ) -> PoolView:
-        """What it provides to jobs that require it, and what it is described as."""
+        """Sets the capabilities the pool provides, and its description."""
         change = PoolChange(provides=None if provides is None else tuple(provides), description=description)
         return await self._request("PATCH", url_path("pools", name), PoolView, body=change)
 
     @api_method
     async def rename(self, name: str, new: str) -> PoolView:
         return await self._request(
-            "POST", url_path("pools", name, "rename"), PoolView, again=False, body=NamedResource(name=new)
+            "POST", url_path("pools", name, "rename"), PoolView, idempotent=False, body=NamedResource(name=new)
         )
 
     @api_method
     async def drain(self, name: str, *, timeout_s: int = 300) -> PoolView:
-        """Nothing new for this pool; what runs there ends."""
+        """Starts no new frames in this pool; running ones finish."""
         return await self._request(
             "POST", url_path("pools", name, "drain"), PoolView, body=DrainSpec(timeout_s=timeout_s)
         )
@@ -58,29 +58,29 @@ class PoolsResource(ApiResource[M]):
 
     @api_method
     async def delete(self, name: str) -> None:
-        await self._request("DELETE", url_path("pools", name), ChangeResult, again=False)
+        await self._request("DELETE", url_path("pools", name), ChangeResult, idempotent=False)
 
 
 class TopicsResource(ApiResource[M]):
     @api_method
     async def list(self) -> Sequence[TopicView]:
-        """Without any, every topic goes to the pool local."""
+        """If there are none, every topic maps to the pool `local`."""
         return await self._list("/topics", TopicView)
 
     @api_method
     async def map(self, topic: str, *pools: str) -> TopicView:
-        """Its frames run on these pools, the first that can take them; a topic may be a pattern such as render.*."""
+        """Frames of the topic run in the first of these pools that fits; a topic may be a pattern such as render.*."""
         return await self._request("PUT", url_path("topics", topic), TopicView, body=TopicSpec(pools=pools))
 
     @api_method
     async def unmap(self, topic: str) -> None:
-        await self._request("DELETE", url_path("topics", topic), ChangeResult, again=False)
+        await self._request("DELETE", url_path("topics", topic), ChangeResult, idempotent=False)
 
 
 class WorkersResource(ApiResource[M]):
     @api_method
     async def list(self, *, everyone: bool = False) -> Sequence[WorkerView]:
-        """Those that are up, or also those that ended lately."""
+        """Workers that are up; with `everyone` also those that ended recently."""
         return await self._list("/workers", WorkerView, everyone=everyone)
 
 
@@ -92,7 +92,7 @@ class QueuesResource(ApiResource[M]):
 
     @api_method
     async def pause(self, name: str) -> bool:
-        """Whether that changed anything. Nothing more of it starts; what runs goes on."""
+        """Starts no further frames of the queue; running ones continue. Returns whether the state changed."""
         return (await self._request("POST", "/queues/pause", ChangeResult, query={"queue": name})).changed
 
     @api_method

@@ -1,7 +1,7 @@
-"""Parts of the API that an app hands out, such as `app.shows`, written once for those who await and those who wait.
+"""Base of API resources such as `app.shows`, written once for async and sync callers.
 
-`app.shows` is a `Shows[Awaits]`, and its calls are awaited; `app.sync.shows` is a `Shows[Waits]`: the same calls run on
-the background loop while their callers wait. Which of the two a call returns is known to a type checker.
+`app.shows` is a `ShowsResource[AsyncMode]`, whose methods are awaited. `app.sync.shows` is a `ShowsResource[SyncMode]`:
+the same methods block while they run on the background loop. Type checkers know the return type of both.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ T = TypeVar("T")
 
 
 class AsyncMode:
-    """Of rooms whose calls are awaited."""
+    """Resource methods return coroutines."""
 
 
 class SyncMode:
-    """Of rooms whose calls return when they are done."""
+    """Resource methods block."""
 
 
 M = TypeVar("M", AsyncMode, SyncMode)
 PAGE_SIZE: Final = 1000
 UNPAGED: Final = sys.maxsize
-"""Of lists that come whole."""
+"""The list has no pages."""
 
 
 def http_client_of(app: Rota) -> HttpClient:
-    """The connections of an app, or what a rehearsal plays of them."""
-    wire: HttpClient = app.transport.wire
-    return wire
+    """The HTTP client of an app, or its in-memory replacement in tests."""
+    client: HttpClient = app.transport.http
+    return client
 
 
 class ApiResource(Generic[M]):
     def __init__(self, app: Rota, mode: type[M]) -> None:
         self._app = app
-        self._waits = mode is SyncMode
+        self._is_sync = mode is SyncMode
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} of {self._app!r}>"
@@ -59,58 +59,58 @@ class ApiResource(Generic[M]):
         path: str,
         kind: type[T],
         *,
-        again: bool = True,
+        idempotent: bool = True,
         query: Mapping[str, object] | None = None,
         body: object = UNSET,
     ) -> T:
-        """`again`: asking twice does what asking once does."""
-        return await http_client_of(self._app).call(method, path, kind, again=again, query=query, body=body)
+        """`idempotent`: the request may be repeated after a failure."""
+        return await http_client_of(self._app).call(method, path, kind, idempotent=idempotent, query=query, body=body)
 
     async def _list(self, path: str, kind: type[T], /, *, most: int = UNPAGED, **query: object) -> list[T]:
-        """Page by page."""
+        """Reads pages until `most` items."""
         pages = cast("type[ApiPage[T]]", ApiPage[kind])  # type: ignore[valid-type]
-        found: list[T] = []
+        items: list[T] = []
         after: str | None = None
-        while len(found) < most:
-            paged = {"after": after, "limit": min(PAGE_SIZE, most - len(found))} if most is not UNPAGED else {}
+        while len(items) < most:
+            paged = {"after": after, "limit": min(PAGE_SIZE, most - len(items))} if most is not UNPAGED else {}
             page = await self._request("GET", path, pages, query={**query, **paged})
-            found += page.items
+            items += page.items
             if (after := page.next) is None:
                 break
-        return found
+        return items
 
 
 class api_method(Generic[P, T]):
-    """Of an async method of a room."""
+    """Descriptor of an async resource method: awaited in AsyncMode, blocking in SyncMode."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         self.method = method
         update_wrapper(cast("Callable[..., Any]", self), method)
 
     @overload
-    def __get__(self, room: None, kind: type[Any]) -> api_method[P, T]: ...
+    def __get__(self, resource: None, kind: type[Any]) -> api_method[P, T]: ...
 
     @overload
-    def __get__(self, room: ApiResource[AsyncMode], kind: type[Any]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, resource: ApiResource[AsyncMode], kind: type[Any]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
-    def __get__(self, room: ApiResource[SyncMode], kind: type[Any]) -> Callable[P, T]: ...
+    def __get__(self, resource: ApiResource[SyncMode], kind: type[Any]) -> Callable[P, T]: ...
 
-    def __get__(self, room: ApiResource[Any] | None, kind: type[Any]) -> Any:
-        if room is None:
+    def __get__(self, resource: ApiResource[Any] | None, kind: type[Any]) -> Any:
+        if resource is None:
             return self
-        bound = self.method.__get__(room, kind)
-        if not room._waits:  # noqa: SLF001 - of our own
+        bound = self.method.__get__(resource, kind)
+        if not resource._is_sync:  # noqa: SLF001 - same module
             return bound
 
         @wraps(self.method)
-        def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
+        def blocking(*args: P.args, **kwargs: P.kwargs) -> T:
             coroutine: Coroutine[Any, Any, T] = bound(*args, **kwargs)
             return run_blocking(coroutine)
 
-        return waiting
+        return blocking
 
 
 def url_path(*names: str) -> str:
-    """A path of these names, whatever they hold."""
+    """Joins names to a path, percent-encoded."""
     return "".join(f"/{quote(name, safe='')}" for name in names)

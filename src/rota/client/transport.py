@@ -1,7 +1,6 @@
-"""What the SDK asks of Rota. `rota.client.jobs` asks the API; `rota.testing` plays it.
+"""Interface between the SDK and Rota for jobs. `rota.client.jobs` uses the API; `rota.testing` works in memory.
 
-Every call may be repeated, also `submit`: what has no key of the caller's is given one of its own. Jobs, moments and
-explanations are those of `rota.engine`.
+Every call is idempotent except `retry`; a submission without an idempotency key gets a generated one.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class FrameResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a frame ended. One that succeeded and returned nothing has none."""
+    """How a frame ended. A frame that succeeded without a result has none."""
 
     layer: int
-    """Its number in the job."""
+    """Index of the layer in the job."""
     place: int
-    """Of the frame in its layer, from 0 on."""
+    """Index of the frame in its layer, from 0."""
     frame: int
-    """Its number."""
+    """Frame number."""
     attempt: int
     state: FrameState
     value: bytes | None = None
     code: str = ""
     error: str = ""
     problem: str = ""
-    """Why what it returned cannot be told."""
+    """Why the result cannot be read."""
     output: str = ""
-    """held, quarantined: the policy keeps it back; redacted: it is not as the frame left it."""
+    """`held`, `quarantined`: withheld by the policy; `redacted`: changed by the policy."""
 
 
 class LogSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of a job's logs: a stream of an attempt of a frame; those left out are the first, or the last."""
+    """A stream of one attempt of one frame. Defaults: first layer and frame, last attempt."""
 
     stream: Stream
     frame: int | None = None
@@ -55,39 +54,39 @@ class LogSource(msgspec.Struct, frozen=True, kw_only=True):
 class Transport(Protocol):
     """Belongs to the loop it was first used on."""
 
-    wire: Any
-    """By which all is asked that is not about jobs; a rehearsal answers for workflows alone."""
+    http: Any
+    """HTTP client for everything but jobs; the in-memory backend supports workflows only."""
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
-        """All of them or none, in their order."""
+        """All or nothing; results in the order of `submissions`."""
         ...
 
     async def get(self, job: JobId) -> JobView:
-        """NotFound when there is no such job, or it is not kept any more."""
+        """Raises NotFound for an unknown or expired job."""
         ...
 
     async def wait_until_ended(self, job: JobId, within_s: float) -> JobView:
-        """The job once it has ended, or as it is after so long at most."""
+        """Waits for the end of the job for at most `within_s`; returns its current state."""
         ...
 
     def results(self, job: JobId) -> AsyncIterator[FrameResult]:
-        """By layer and place."""
+        """Ordered by layer and place."""
         ...
 
     async def cancel(self, job: JobId) -> bool:
-        """Whether it had not ended; from here on no frame of it begins."""
+        """Starts no further frames. Returns False if the job had already ended."""
         ...
 
     async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
-        """A new job for what failed of it, or for all of it."""
+        """Submits a new job for the failed frames, or for all."""
         ...
 
     def read_log(self, job: JobId, source: LogSource, *, follow: bool) -> AsyncIterator[bytes]:
-        """What there is, or with `follow` whatever comes up to the end."""
+        """Reads the log so far; with `follow` until the frame ends."""
         ...
 
     def events(self, job: JobId) -> AsyncIterator[JobHistoryEntry]:
-        """Every state it was in, and every one that it comes into, up to its end."""
+        """Past and future states, until the end of the job."""
         ...
 
     async def explain(self, job: JobId) -> JobExplanation: ...
@@ -96,7 +95,7 @@ class Transport(Protocol):
 
 
 def make_transport(url: str, key: str) -> Transport:
-    """The API at this URL; without one it is found as the `rota` command finds it."""
+    """Connects to the API at `url`; if empty, discovers it as the `rota` command does."""
     scheme = url.partition("://")[0].lower() if url else "http"
     if scheme not in ("http", "https"):
         raise InvalidInput(

@@ -245,7 +245,7 @@ class InMemoryTransport:
     def __init__(self, rehearsal: Rehearsal, tasks: TasksByName) -> None:
         self._rehearsal = rehearsal
         self._tasks = tasks
-        self.wire = InMemoryHttpClient(rehearsal, tasks)
+        self.http = InMemoryHttpClient(rehearsal, tasks)
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         return await self._rehearsal.add(self._tasks, submissions)

@@ -227,14 +227,16 @@ class SimulatedRuns:
         undone = {each.step.partition("/")[0] for each in old.undos if each.state == "done"}
         places = [at for at, each in enumerate(old.flow.steps) if undone & {each.id, str(old.now.steps[at].job)}]
         now, kept = rerun_from(old.flow, deepcopy(old.now), step, places)
-        again = SimulatedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
-        again.now, again.values = now, {place: value for place, value in old.values.items() if place in kept}
+        idempotent = SimulatedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
+        idempotent.now, idempotent.values = now, {place: value for place, value in old.values.items() if place in kept}
         names = {name for at in kept for name in (old.flow.steps[at].id, str(old.now.steps[at].job))}
-        again.undos = [each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names]
-        old.undos = [each for each in old.undos if each not in again.undos]
-        self._runs[again.id] = again
-        self._advance(again, [RunBegan()])
-        return RunStartResult(again.id, again.version)
+        idempotent.undos = [
+            each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names
+        ]
+        old.undos = [each for each in old.undos if each not in idempotent.undos]
+        self._runs[idempotent.id] = idempotent
+        self._advance(idempotent, [RunBegan()])
+        return RunStartResult(idempotent.id, idempotent.version)
 
     def roll_back(self, run: UUID) -> int:
         found = self.find(run)
@@ -386,9 +388,9 @@ class SimulatedRuns:
             assert run.ends_as is not None, "it was ended before anything was undone"
             run.end(run.ends_as, self._now_ms)
             return True
-        again = following.attempt > 1
+        idempotent = following.attempt > 1
         submission = (
-            compensation.with_retry_key(following.submission, following.attempt) if again else following.submission
+            compensation.with_retry_key(following.submission, following.attempt) if idempotent else following.submission
         )
         following.state, following.undo = (
             "running",

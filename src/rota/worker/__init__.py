@@ -7,7 +7,7 @@
 Frames need NATS only; a worker has no PostgreSQL or Redis credentials. Agents do need both (`agents`).
 
 Invariants:
-- an accepted token is listed in every heartbeat until its result is stored in the stream (`frame_table`, `result_reporter`);
+- every heartbeat lists an accepted token until its result is stored (`frame_table`, `result_reporter`);
 - a token runs at most once per session, however often its assignment is redelivered (`token_ranges`);
 - a frame's end is reported once (`frame_table`); the server's fence refuses reports of an expired session;
 - capacity is checked here: a frame that does not fit is refused, even if a server booked it (`capacity`).

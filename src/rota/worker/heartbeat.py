@@ -1,8 +1,8 @@
 """Heartbeats, sent from a separate thread and connection so that a handler blocking the event loop does not look dead.
 
 The thread also consumes the servers' liveness messages, so lease confirmations arrive while the loop is blocked. A loop
-blocked for `LOOP_BLOCKED_THRESHOLD_S` is logged once, with the line it is at. Limit: code that holds the GIL for long (a
-C extension that never releases it) stops this thread too.
+blocked for `LOOP_BLOCKED_THRESHOLD_S` is logged once, with the line it is at. Limit: code that holds the GIL (a C
+extension that never releases it) stops this thread too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ownership of frames:
 - PostgreSQL has a proc row for every frame sent to this worker, and every heartbeat lists the tokens the worker has. So
-  an assignment is acknowledged as soon as it is in memory: after a crash, the servers see that no worker has its frames;
+  an assignment is acknowledged as soon as it is in memory: after a crash, servers see that no worker has its frames;
 - a session is lost when a server says so or when no server has confirmed a heartbeat for `lease_s`. Its frames may
   already run elsewhere, so the worker kills them, reports nothing about them and registers under a new id;
 - a process resumed after a pause detects the expired lease by the same clock; the fence refuses its reports until then;

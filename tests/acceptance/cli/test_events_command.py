@@ -119,7 +119,7 @@ async def test_it_goes_on_after_every_cut_without_loss_or_double(farm):
 
     async def follow():
         async for told in follow_events(
-            wire, events_stream.EVENTS_PATH, {"kind": "job"}, on_away=events_stream._report_unavailable
+            wire, events_stream.EVENTS_PATH, {"kind": "job"}, on_unavailable=events_stream._report_unavailable
         ):
             seen.append(int(json.loads(told.data)["job"].replace("-", ""), 16))
 

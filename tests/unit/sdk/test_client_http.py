@@ -54,7 +54,7 @@ async def test_what_may_not_be_repeated_is_sent_once_and_said_to_be_unknown():
     async with answering(CUT) as server:
         asking = wire(server)
         with pytest.raises(Unavailable, match="whether it did what it was asked is not known"):
-            await asking.call("POST", "/shows", int, again=False, body={"name": "film"})
+            await asking.call("POST", "/shows", int, idempotent=False, body={"name": "film"})
         await asking.close()
     assert len(server.heard) == 1
 
@@ -63,7 +63,7 @@ async def test_a_server_that_may_have_begun_is_not_asked_twice_either():
     async with answering(problem(503, "postgres_unavailable"), answer(body=5)) as server:
         asking = wire(server)
         with pytest.raises(errors.PostgresUnavailable):
-            await asking.call("POST", "/shows", int, again=False)
+            await asking.call("POST", "/shows", int, idempotent=False)
         await asking.close()
     assert len(server.heard) == 1
 
@@ -72,7 +72,7 @@ async def test_who_sends_too_much_waits_for_as_long_as_it_is_told_to():
     clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
     async with answering(problem(429, "rate_limited", retry_after="17"), answer(body=5)) as server:
         asking = HttpClient(lambda: ApiEndpoint(server.url, KEY), clock=clock)
-        assert await asking.call("POST", "/shows", int, again=False) == 5
+        assert await asking.call("POST", "/shows", int, idempotent=False) == 5
         await asking.close()
     assert clock.now >= datetime(2030, 1, 1, 0, 0, 17, tzinfo=UTC)
 
@@ -80,7 +80,7 @@ async def test_who_sends_too_much_waits_for_as_long_as_it_is_told_to():
 @pytest.mark.parametrize("said", [CUT, problem(503, "unavailable", retry_after="3600")])
 async def test_patience_ends(said):
     async with answering(said) as server:
-        asking = wire(server, patience_s=60)
+        asking = wire(server, retry_budget_s=60)
         with pytest.raises(Unavailable):
             await asking.call("GET", "/jobs", int, **AGAIN)
         await asking.close()
@@ -90,9 +90,9 @@ async def test_patience_ends(said):
 async def test_nobody_there_is_one_sentence():
     async with answering(CUT) as server:
         pass
-    asking = wire(server, patience_s=1)
+    asking = wire(server, retry_budget_s=1)
     with pytest.raises(Unavailable, match=rf"Rota at {server.url} does not answer \(ConnectError\)"):
-        await asking.call("POST", "/shows", int, again=False)
+        await asking.call("POST", "/shows", int, idempotent=False)
     await asking.close()
 
 

@@ -138,7 +138,9 @@ class RunHandle(ApiResource[M], Generic[M, R]):
     async def rerun(self, from_step: Step[Any] | str) -> RunHandle[M, R]:
         """A new run from a step on, with what came before taken over from this one, which has ended."""
         step = from_step.id if isinstance(from_step, Step) else from_step
-        told = await self._request("POST", self._path("rerun"), RunStartResult, again=False, body=RerunSpec(step=step))
+        told = await self._request(
+            "POST", self._path("rerun"), RunStartResult, idempotent=False, body=RerunSpec(step=step)
+        )
         return RunHandle(self._app, self._mode, told.run, self._read)
 
     @api_method
@@ -208,12 +210,12 @@ class WorkflowsResource(ApiResource[M]):
         return await self._list("/runs", WorkflowRunSummary, most=most, **wanted)
 
     def _run_handle(self, run: RunId, *, already: bool) -> RunHandle[M, Any]:
-        mode: Any = SyncMode if self._waits else AsyncMode
+        mode: Any = SyncMode if self._is_sync else AsyncMode
         return RunHandle(self._app, mode, run, msgspec.msgpack.decode, already=already)
 
 
 async def declare_workflow(app: Rota, spec: WorkflowSpec) -> WorkflowDeclareResult:
-    return await http_client_of(app).call("POST", "/workflows", WorkflowDeclareResult, again=True, body=spec)
+    return await http_client_of(app).call("POST", "/workflows", WorkflowDeclareResult, idempotent=True, body=spec)
 
 
 async def start_run(
@@ -222,7 +224,7 @@ async def start_run(
     """Under a key of ours if the caller has none, so that a lost answer does not start another."""
     spec = RunSpec(input=given, version=version, key=key or f"sdk-{uuid4()}")
     told = await http_client_of(app).call(
-        "POST", url_path("workflows", show, name, "runs"), RunStartResult, again=True, body=spec
+        "POST", url_path("workflows", show, name, "runs"), RunStartResult, idempotent=True, body=spec
     )
     return told if key else msgspec.structs.replace(told, already=False)
 

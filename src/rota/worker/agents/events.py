@@ -1,4 +1,4 @@
-"""Publishes events of a worker's agent runs. Agents do not need NATS: during an outage events queue, then some are dropped.
+"""Publishes events of a worker's agent runs. Agents do not need NATS: in an outage events queue, then some are dropped.
 
 Crash of the worker: unpublished events, a few milliseconds of them, are lost. The replica that takes over reports the
 runs it had started as lost.

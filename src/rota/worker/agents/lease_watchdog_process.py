@@ -1,8 +1,8 @@
 """Watchdog process that kills a sync agent body when its worker stops renewing the lease.
 
-The worker repeatedly sends the lease deadline. When the deadline passes without a new one, because the worker is stopped
-or dead, the watchdog kills the body and all its descendants. It is a process, not a thread, because a body may hold the
-GIL indefinitely. If the watchdog is killed, the worker kills the body.
+The worker repeatedly sends the lease deadline. When the deadline passes without a new one, because the worker is paused
+or dead, the watchdog kills the body and its descendants. It is a process, not a thread: a body may hold the GIL for any
+time. If the watchdog is killed, the worker kills the body.
 
 The body's pid cannot be reused while the watchdog runs: it is the id of the process group the watchdog belongs to.
 """

@@ -136,8 +136,8 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_byt
         if store is None:
             raise OutputNotStored(
                 "artifact_too_large",
-                f"The artifact {name!r} has {path.stat().st_size} bytes; more than {INLINE_VALUE_BYTES_MAX}, or {INLINE_ARTIFACT_BYTES_MAX} together"
-                " with others, need store.directory to be set.",
+                f"The artifact {name!r} has {path.stat().st_size} bytes; more than {INLINE_VALUE_BYTES_MAX}, or"
+                f" {INLINE_ARTIFACT_BYTES_MAX} together with others, need store.directory to be set.",
             )
         return Artifact(name, store.put_file(path))
     except InvalidInput as error:

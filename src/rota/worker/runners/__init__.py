@@ -1,7 +1,7 @@
 """Execution of frames: async tasks on the event loop, sync tasks in processes, commands as child processes.
 
-Each runner takes an `AssignedBatch` in `add`, starts its frames through `FrameTable`, sets `request_stop` and `kill` of each
-running frame, and ends it once. An exception of user code, `SystemExit` included, ends its frame, never the worker.
+Each runner takes an `AssignedBatch` in `add`, starts its frames through `FrameTable`, sets their `request_stop` and
+`kill`, and ends each once. An exception of user code, `SystemExit` included, ends its frame, never the worker.
 
 | module | subject |
 |---|---|

@@ -1,7 +1,7 @@
 """Runs async tasks on the worker's event loop.
 
-Frames are started one after the other for at most `TIME_SLICE_S`, then the loop runs. A frame that finishes in its first
-step costs neither an asyncio task nor a loop iteration (see `coroutine_pool`). Each frame has its own contextvars. An
+Frames are started in sequence for at most `TIME_SLICE_S`, then the loop runs. A frame that finishes in its first step
+costs neither an asyncio task nor a loop iteration (see `coroutine_pool`). Each frame has its own contextvars. An
 exception of a handler, `SystemExit` included, ends the frame and not the worker; so do exceptions of tasks it creates
 (`exit_guard`). A forked child that returns here exits immediately, because it would report in the worker's name.
 
@@ -122,7 +122,7 @@ class AsyncRunner:
     def _start_identical_frames(
         self, batch: AssignedBatch, arguments: TaskInput, slot: CoroutineSlot, until: float
     ) -> None:
-        """Runs frames that return None in their first step, up to the first that does not; reports them as one range."""
+        """Runs frames that return None in their first step, up to the first that does not; reports one range."""
         first = token = batch.next
         began_at = monotonic()
         last = batch.end if token + 1 == batch.end or arguments.is_shareable else token + 1
