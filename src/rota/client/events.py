@@ -22,8 +22,8 @@ async def follow_events(
 ) -> AsyncIterator[SseEvent]:
     """Yields events until the server ends the stream.
 
-    Raises Unavailable after about a minute without a server. With `on_unavailable`, which is called at the first failure,
-    retries without limit.
+    Raises Unavailable after about a minute without a server. With `on_unavailable`, which is called at the first
+    failure, retries without limit.
     """
     parser, streak = SseParser(after), 0
     while True:
