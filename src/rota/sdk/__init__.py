@@ -1,4 +1,19 @@
-"""What user code imports, by way of `from rota import ...`: tasks are declared, submitted and waited for here."""
+"""The SDK, imported as `from rota import ...`: declare tasks, agents and workflows, submit jobs, wait for results.
+
+Importing an app starts nothing: connections are opened by the first call that needs one. Everything is async; `.sync`
+runs the same calls on a background loop. Values are validated against the task's annotations (`payload`).
+
+| module | subject |
+|---|---|
+| `app`, `load_app` | `Rota`, the set of tasks of an application; loading it from `module:app` |
+| `task`, `task_options`, `payload` | tasks, submission options, encoding of arguments and results |
+| `job`, `progress_bar` | a submitted job |
+| `agent` | declaration of agents |
+| `workflow/` | declaration of workflows, and their runs |
+| `context`, `exceptions` | for the body of a task: its frame, and how it ends |
+| `sync`, `background_loop` | the blocking facade |
+| `transactional` | submission in the caller's own transaction |
+"""
 
 from rota.client.discovery import database_url
 from rota.model.errors import (

@@ -1,10 +1,10 @@
-"""Declaring agents: work that recurs, run by whichever replica takes it.
+"""Declaration of agents: recurring work, run by the worker that acquires it.
 
     @app.agent(every="30s", timeout="2min")
     async def refresh() -> None: ...
 
-A body takes nothing, or one argument: its run (`AgentRun`). An async one runs on the loop, any other in a process that
-can be killed. What is declared on a task submits a job of it instead, under one idempotency key per due time.
+A body takes no argument, or one: its run (`AgentRun`). An async body runs on the event loop, a sync one in a killable
+process. An agent declared on a task submits a job of it instead, with one idempotency key per due time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rota.sdk.task import Call, Task
 
 
 class AgentDefinition:
-    """An agent as its app declares it; `function` is None for one that submits a job."""
+    """An agent declared by an app; `function` is None if it submits a job."""
 
     def __init__(self, spec: AgentSpec, function: Callable[..., Any] | None) -> None:
         self.spec = validate_agent(spec)
@@ -31,13 +31,13 @@ class AgentDefinition:
         self.takes_run = function is not None and _takes_run_argument(spec.name, function)
 
     def call(self, run: object) -> Any:
-        """What the body returns: a coroutine if it is async."""
-        assert self.function is not None, "this one submits a job"
+        """Calls the body; returns a coroutine if it is async."""
+        assert self.function is not None, "this agent submits a job"
         return self.function(run) if self.takes_run else self.function()
 
 
 class AgentOptions(TypedDict, total=False):
-    """When an agent runs, and how. Times are seconds, or text such as "10min"."""
+    """Schedule and behaviour of an agent. Durations are seconds, or text such as "10min"."""
 
     name: str
     every: float | str
@@ -52,19 +52,21 @@ class AgentOptions(TypedDict, total=False):
 
 
 def define_agent(
-    target: Callable[..., Any] | Call[Any] | Task[..., Any], **wanted: Unpack[AgentOptions]
+    target: Callable[..., Any] | Call[Any] | Task[..., Any], **options: Unpack[AgentOptions]
 ) -> AgentDefinition:
-    """The agent that `target` becomes."""
+    """Makes an agent of a function, a task or a call."""
     call = target.call() if isinstance(target, Task) else target if isinstance(target, Call) else None
-    name = wanted.get("name", "") or (call.task.name if call is not None else getattr(target, "__name__", ""))
+    name = options.get("name", "") or (call.task.name if call is not None else getattr(target, "__name__", ""))
     spec = AgentSpec(
         name=name,
-        schedule=_schedule(name, wanted.get("every"), wanted.get("cron"), wanted.get("tz", "UTC"), wanted.get("at")),
-        timeout_ms=_to_ms(wanted.get("timeout", 0)),
-        error_interval_ms=_to_ms(wanted.get("error_interval", 0)),
-        catch_up=wanted.get("catch_up", "one"),
-        overlap=wanted.get("overlap", "skip"),
-        group=wanted.get("group", ""),
+        schedule=_schedule(
+            name, options.get("every"), options.get("cron"), options.get("tz", "UTC"), options.get("at")
+        ),
+        timeout_ms=_to_ms(options.get("timeout", 0)),
+        error_interval_ms=_to_ms(options.get("error_interval", 0)),
+        catch_up=options.get("catch_up", "one"),
+        overlap=options.get("overlap", "skip"),
+        group=options.get("group", ""),
         job=call.task.submissions([call])[0] if call is not None else None,
     )
     function = target if callable(target) and call is None else None
@@ -94,7 +96,7 @@ def _to_ms(time: float | str) -> int:
 def _takes_run_argument(name: str, function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a builtin, which does not tell
+    except ValueError:  # a builtin without a signature
         return False
     if _accepts(signature):
         return False

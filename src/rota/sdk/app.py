@@ -1,7 +1,7 @@
-"""An app is a set of tasks, by name, and the way to the Rota that runs them.
+"""`Rota`: the tasks, agents and workflows of an application, and its connection to the API.
 
-The same module is imported by whoever submits and by `rota worker`, so declaring a task starts and contacts nothing:
-connections are opened by the first call that needs one.
+Submitters and `rota worker` import the same module, so declarations have no side effects: connections are opened by the
+first call that needs one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TASK_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}", re.ASCII)
 
 
 class TaskDecorator(Protocol):
-    """What `app.task(...)` returns: it makes a task of the function it is given."""
+    """Returned by `app.task(...)`: makes a task of a function."""
 
     @overload
     def __call__(self, function: AsyncFunction[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -56,31 +56,30 @@ class TaskDecorator(Protocol):
 
 
 class WorkflowDecorator(Protocol):
-    """What `app.workflow(...)` returns: it makes a workflow of the function it is given."""
+    """Returned by `app.workflow(...)`: makes a workflow of a function."""
 
     def __call__(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
 
 
 class Rota(AdminClient[AsyncMode]):
-    """The tasks of one application, and where they are submitted to.
+    """The tasks of one application and the API they are submitted to.
 
-    `url` is that of the API and `key` one of its keys; without them they are found as the `rota` command finds them: in
-    the settings (`ROTA_API_URL`, `ROTA_API_KEY`), or by the `rota up` of this directory. `show` is whose quota jobs use
-    that do not name another.
+    `url` and `key` are those of the API. Without them they are discovered as by the `rota` command: from the settings
+    (`ROTA_API_URL`, `ROTA_API_KEY`), or from the `rota up` of this directory. `show` is the default show of its jobs.
     """
 
     def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.recurring: dict[str, AgentDefinition] = {}
-        """Agents that are declared here; `agents` are those of the whole installation."""
+        """Agents declared by this app; `agents` are those of the whole installation."""
         self.flows: dict[str, Workflow[..., Any]] = {}
-        """Workflows that are declared here; `workflows` are those of the whole installation."""
+        """Workflows declared by this app; `workflows` are those of the whole installation."""
         self.failure_hook: ClassifyHook | None = None
         self.show = show
         super().__init__(AsyncMode)
         self.actor = actor
-        """Who submits, as jobs and the audit trail say it."""
-        self._clients = TransportPool(self.tasks, lambda: make_transport(url, key))
+        """The submitter, as recorded in jobs and the audit log."""
+        self._transports = TransportPool(self.tasks, lambda: make_transport(url, key))
 
     @overload
     def task(self, function: AsyncFunction[P, R], /) -> CoroutineTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -103,25 +102,25 @@ class Rota(AdminClient[AsyncMode]):
         kill_after: float | str = 5,
     ) -> TaskDecorator: ...
 
-    def task(self, function: Callable[..., Any] | None = None, /, **wanted: Any) -> Any:
-        """Declare a task. It is called by `name` (the function's own), on `topic` (its name).
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Declares a task. `name` defaults to the function's name, `topic` to the task's name.
 
         `memory` is text such as "4GiB", or mebibytes; `timeout` and `kill_after` are seconds, or text such as "10min".
         """
 
         def declare(declared: Callable[..., Any]) -> Task[..., Any]:
-            return self._add_task(declared, **wanted)
+            return self._add_task(declared, **options)
 
         return declare if function is None else declare(function)
 
-    def agent(self, **wanted: Unpack[AgentOptions]) -> Callable[[F], F]:
-        """Declare an agent: `@app.agent(every="30s")` above a function, a task, or `app.agent(...)(task.call(1))`.
+    def agent(self, **options: Unpack[AgentOptions]) -> Callable[[F], F]:
+        """Declares an agent: `@app.agent(every="30s")` above a function or task, or `app.agent(...)(task.call(1))`.
 
-        It runs again and again on whichever `rota worker` takes it, never beside itself. On a task it submits a job.
+        It recurs on any `rota worker` that acquires it and never overlaps itself. On a task it submits a job.
         """
 
         def declare(target: F) -> F:
-            agent = define_agent(target, **wanted)
+            agent = define_agent(target, **options)
             if agent.spec.name in self.recurring:
                 raise InvalidInput(f"There are two agents {agent.spec.name!r}: give one of them another name=.")
             self.recurring[agent.spec.name] = agent
@@ -133,29 +132,29 @@ class Rota(AdminClient[AsyncMode]):
     def workflow(self, body: Callable[Concatenate[Steps, P], R], /) -> Workflow[P, R]: ...
 
     @overload
-    def workflow(self, /, **wanted: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
+    def workflow(self, /, **options: Unpack[WorkflowOptions]) -> WorkflowDecorator: ...
 
-    def workflow(self, body: Callable[..., Any] | None = None, /, **wanted: Unpack[WorkflowOptions]) -> Any:
-        """Declare a workflow: a function that is given `Steps` and the inputs of a run, and writes the steps down.
+    def workflow(self, body: Callable[..., Any] | None = None, /, **options: Unpack[WorkflowOptions]) -> Any:
+        """Declares a workflow: a function that takes `Steps` and the inputs of a run, and declares the steps.
 
-        It is called once, here; `docs/howto/workflows.md` tells what steps there are.
+        The function is called once, by this decorator; `docs/howto/workflows.md` lists the kinds of steps.
         """
 
         def declare(body: Callable[..., Any]) -> Workflow[..., Any]:
             from rota.sdk.workflow.workflow import Workflow
 
-            made: Workflow[..., Any] = Workflow(self, body, wanted)
-            if made.name in self.flows:
-                raise InvalidInput(f"There are two workflows {made.name!r}: give one of them another name=.")
-            self.flows[made.name] = made
-            return made
+            workflow: Workflow[..., Any] = Workflow(self, body, options)
+            if workflow.name in self.flows:
+                raise InvalidInput(f"There are two workflows {workflow.name!r}: give one of them another name=.")
+            self.flows[workflow.name] = workflow
+            return workflow
 
         return declare if body is None else declare(body)
 
     def classify_failure(self, hook: H) -> H:
-        """Declare what kind of failure an exception of an agent is, before Rota judges by itself.
+        """Declares a hook that classifies exceptions of agents before Rota's own rules.
 
-        It gets the exception and answers "THROTTLED", "TRANSIENT" or another `FailureClass`; None leaves it to Rota.
+        It takes the exception and returns "THROTTLED", "TRANSIENT" or another `FailureClass`; None: use Rota's rules.
         """
         if self.failure_hook is not None:
             raise InvalidInput("This app has a hook for failures: let one function answer for all of them.")
@@ -163,17 +162,17 @@ class Rota(AdminClient[AsyncMode]):
         return hook
 
     def job(self, job: UUID | str) -> Job[Any]:
-        """Any job by its id; its result is one value, or a list when it has several frames."""
+        """A handle of any job; its result is one value, or a list if it has several frames."""
         return Job(self, parse_id(JobId, str(job)), read_untyped_result)
 
     def run(self, run: UUID | str) -> Run[Any]:
-        """Any run of a workflow by its id."""
+        """A handle of any workflow run."""
         from rota.sdk.workflow.run import RunHandle
 
         return RunHandle(self, AsyncMode, parse_id(RunId, str(run)), msgspec.msgpack.decode)
 
     async def submit(self, submission: Submission) -> Job[Any]:
-        """Anything that can be submitted: commands, several layers, tasks that are declared elsewhere."""
+        """Submits any job: commands, several layers, tasks declared elsewhere."""
         [submitted] = await self.transport.submit([submission])
         return Job(self, submitted.job, read_untyped_result, already=submitted.already)
 
@@ -186,31 +185,31 @@ class Rota(AdminClient[AsyncMode]):
         kinds: Sequence[str] = (),
         after: str = "",
     ) -> AsyncIterator[Event]:
-        """What happens from here on, or behind the event `after`: of a show, a job or a run, of kinds such as
-        "job.failed" or "worker", or all that the key may see. One of the kind `reset` says that some are missing: look
-        anew."""
+        """Events from now on, or after the event id `after`, filtered by show, job, run and kinds such as "job.failed"
+        or "worker". Without filters: all events the key may see. An event of kind `reset` means that some were lost:
+        read the current state again."""
         from rota.client.events import follow_events
         from rota.model.events import Event
 
         query = {"show": show or None, "job": job, "run": run, "kind": ",".join(kinds) or None}
-        async for told in follow_events(http_client_of(self), "/events", query, after=after):
-            yield msgspec.json.decode(told.data, type=Event)
+        async for message in follow_events(http_client_of(self), "/events", query, after=after):
+            yield msgspec.json.decode(message.data, type=Event)
 
     @property
     def sync(self) -> SyncRota:
-        """The same, for code without an event loop."""
+        """The blocking facade, for code without an event loop."""
         from rota.sdk.sync import SyncRota
 
         return SyncRota(self)
 
     @property
     def transport(self) -> Transport:
-        """Of the running loop."""
-        return self._clients.current()
+        """The transport of the running event loop."""
+        return self._transports.current()
 
     async def close(self) -> None:
-        """Close the connections that this loop has opened; the next call opens others."""
-        await self._clients.close()
+        """Closes the running loop's connections; the next call opens new ones."""
+        await self._transports.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,7 +223,7 @@ class Rota(AdminClient[AsyncMode]):
         return self
 
     def _add_task(
-        self, function: Callable[..., Any], *, name: str = "", topic: str = "", **wanted: Any
+        self, function: Callable[..., Any], *, name: str = "", topic: str = "", **options: Any
     ) -> Task[..., Any]:
         name = name or getattr(function, "__name__", "")
         if not _TASK_NAME.fullmatch(name):
@@ -232,7 +231,7 @@ class Rota(AdminClient[AsyncMode]):
         if name in self.tasks:
             raise InvalidInput(f"There are two tasks {name!r}: give one of them another name, as in task(name=...).")
         kind = CoroutineTask if iscoroutinefunction(function) else FunctionTask
-        self.tasks[name] = kind(self, function, _work(name, **wanted), topic or name)
+        self.tasks[name] = kind(self, function, _work(name, **options), topic or name)
         return self.tasks[name]
 
 

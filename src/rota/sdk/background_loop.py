@@ -1,8 +1,8 @@
-"""The loop behind the sync facade: one thread for the whole process, started by the first call that needs it.
+"""The event loop of the sync facade: one thread per process, started by the first call.
 
-`run` may be called from any number of threads at once. It is refused on a thread that runs a loop itself, which it
-would hold up. A forked child starts a thread of its own: that of its parent does not exist there. When the process ends
-normally, connections are closed, and whatever is called after that is refused; when it is killed, the server notices.
+`run_blocking` is thread-safe. It refuses to run on a thread with a running event loop, which it would block. A forked
+child starts its own thread: its parent's does not exist there. On normal exit connections are closed and later calls
+are refused; if the process is killed, the server detects the closed connections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import atexit
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -28,7 +28,7 @@ class _BackgroundLoop:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.over = False
+        self.closed = False
 
     def get_or_start(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -38,7 +38,7 @@ class _BackgroundLoop:
             return self.loop
 
     def after_fork(self) -> None:
-        _FORK_INHERITED.append(self.loop)  # never closed here: what it watches is shared with the parent
+        _FORK_INHERITED.append(self.loop)  # never closed here: its epoll descriptor is shared with the parent
         self.lock = threading.Lock()
         self.loop = None
 
@@ -48,24 +48,24 @@ os.register_at_fork(after_in_child=_BACKGROUND.after_fork)
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine returns or raises, with the variables (contextvars) of the caller."""
+    """Runs the coroutine on the background loop, with the caller's contextvars."""
     if _in_event_loop():
         coroutine.close()
         raise InvalidInput("This thread runs an event loop: leave `.sync` out and await the call instead.")
-    if _BACKGROUND.over:
+    if _BACKGROUND.closed:
         coroutine.close()
         raise InvalidInput("This process is ending: call Rota before that.")
     future = asyncio.run_coroutine_threadsafe(coroutine, _BACKGROUND.get_or_start())
     try:
         return future.result()
     except BaseException:
-        future.cancel()  # of an interrupted caller; otherwise it has ended
+        future.cancel()  # the caller was interrupted; otherwise a no-op
         raise
 
 
 def is_shutting_down() -> bool:
-    """Whether the process is ending, and nobody would answer."""
-    return _BACKGROUND.over
+    """Whether the process is exiting and the loop is closed."""
+    return _BACKGROUND.closed
 
 
 def _in_event_loop() -> bool:
@@ -78,8 +78,8 @@ def _in_event_loop() -> bool:
 
 @atexit.register
 def _at_exit() -> None:
-    loop, _BACKGROUND.over = _BACKGROUND.loop, True
+    loop, _BACKGROUND.closed = _BACKGROUND.loop, True
     if loop is not None and loop.is_running():
-        with suppress(NotInTime):
+        with suppress(FutureTimeoutError):
             asyncio.run_coroutine_threadsafe(close_all(), loop).result(CLOSE_TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)

@@ -1,7 +1,7 @@
-"""What a task can ask about the frame it runs for, and tell about it: `rota.context()`.
+"""Information about the running frame, and reports from it: `rota.context()`.
 
-A task that is called like any function, in a test or a script, finds a context of nobody's: frame 0, never cancelled,
-in the current directory, and whatever it tells goes nowhere.
+Outside a worker, for example in a test or a script, the context is a stub: frame 0, never cancelled, in the current
+directory; logs and progress are discarded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.sdk.exceptions import Cancelled
 
 
 class AttemptInfo(Protocol):
-    """What all frames of a portion have in common."""
+    """Attributes shared by all frames of an assigned range."""
 
     @property
     def job(self) -> UUID: ...
@@ -29,9 +29,9 @@ class AttemptInfo(Protocol):
 
 
 class FrameSink(Protocol):
-    """Who hears what a frame tells about itself."""
+    """Receives logs, progress and artifacts of frames."""
 
-    def progress(self, token: int, percent: float, word: str, /) -> None: ...
+    def progress(self, token: int, percent: float, text: str, /) -> None: ...
 
     def log(self, token: int, line: str, /) -> None: ...
 
@@ -43,20 +43,20 @@ class FrameSink(Protocol):
 class Context:
     """One attempt of one frame. Its methods may be called from any thread of the task."""
 
-    __slots__ = ("_attempt", "_ear", "_token", "cancelled", "frame", "gpus")
+    __slots__ = ("_attempt", "_sink", "_token", "cancelled", "frame", "gpus")
 
     def __init__(
-        self, attempt: AttemptInfo, frame: int, token: int, ear: FrameSink, gpus: tuple[int, ...] = ()
+        self, attempt: AttemptInfo, frame: int, token: int, sink: FrameSink, gpus: tuple[int, ...] = ()
     ) -> None:
         self._attempt = attempt
         self._token = token
-        self._ear = ear
+        self._sink = sink
         self.frame = frame
-        """Its number in the layer."""
+        """Frame number in the layer."""
         self.gpus = gpus
-        """Numbers of the devices that are this frame's while it runs."""
+        """Indexes of the GPU devices reserved for this frame."""
         self.cancelled = False
-        """Whether it was asked to stop. It is killed, or given up, a while after that."""
+        """Whether a stop was requested. After a grace period the frame is killed or abandoned."""
 
     @property
     def job(self) -> UUID:
@@ -68,33 +68,33 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which attempt of the frame this is."""
+        """Attempt number of the frame, from 1."""
         return self._attempt.attempt
 
     def progress(self, percent: float, word: str = "") -> None:
-        """Tell how far it has come, from 0 to 100. Only the latest is kept."""
-        self._ear.progress(self._token, min(100.0, max(0.0, float(percent))), word)
+        """Reports progress from 0 to 100. Only the latest is kept."""
+        self._sink.progress(self._token, min(100.0, max(0.0, float(percent))), word)
 
     def log(self, line: str) -> None:
-        """A line for the frame's own log."""
-        self._ear.log(self._token, line)
+        """Appends a line to the frame's log."""
+        self._sink.log(self._token, line)
 
     @property
     def folder(self) -> Path:
-        """A directory of this frame's own, made when it is first asked for; it goes when the frame has ended."""
-        return self._ear.folder(self._token)
+        """A directory for this frame, created on first use and removed when the frame ends."""
+        return self._sink.folder(self._token)
 
     def artifact(self, path: str | Path, name: str = "") -> None:
-        """Keep a file with the job: one of `folder`, or of any other place. Taken when the frame has succeeded.
+        """Stores a file with the job once the frame has succeeded. Relative paths are relative to `folder`.
 
-        It is called `name`, or else as in `folder`, or by the last part of its path.
+        `name` defaults to the relative path, or to the last part of an absolute one.
         """
-        given = Path(path)
-        called = name or (given.name if given.is_absolute() else given.as_posix())
-        self._ear.add_artifact(self._token, self.folder / given, check_artifact_name(called))
+        file = Path(path)
+        artifact_name = name or (file.name if file.is_absolute() else file.as_posix())
+        self._sink.add_artifact(self._token, self.folder / file, check_artifact_name(artifact_name))
 
     def check(self) -> None:
-        """Raises `Cancelled` if the frame was asked to stop: for loops that never wait for anything else."""
+        """Raises `Cancelled` if a stop was requested. Call it in loops that do not await."""
         if self.cancelled:
             raise Cancelled
 
@@ -103,7 +103,7 @@ class _NoFrame:
     job = layer = UUID(int=0)
     attempt = 0
 
-    def progress(self, _token: int, _percent: float, _word: str) -> None:
+    def progress(self, _token: int, _percent: float, _text: str) -> None:
         return None
 
     def log(self, _token: int, _line: str) -> None:
@@ -121,5 +121,5 @@ CURRENT_CONTEXT: ContextVar[Context] = ContextVar("rota_context")
 
 
 def context() -> Context:
-    """Of the frame that runs this code."""
+    """The context of the frame that runs this code."""
     return CURRENT_CONTEXT.get(None) or Context(_NO_FRAME, 0, 0, _NO_FRAME)

@@ -1,14 +1,14 @@
-"""What a task raises to say how its attempt ended. Any other exception is a failure that its retries may mend."""
+"""Exceptions a task raises to decide how its attempt ends. Any other exception is a failure that is retried."""
 
 from __future__ import annotations
 
 
 class Fatal(Exception):
-    """Never again: no retry can mend this."""
+    """Fails the frame without retries."""
 
 
 class Retry(Exception):
-    """Not now: try again, `after` so many seconds when that is given."""
+    """Retries the frame, `after` seconds if given."""
 
     def __init__(self, reason: str = "", *, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -16,7 +16,7 @@ class Retry(Exception):
 
 
 class Cancelled(BaseException):
-    """Raised by `Context.check` in a frame that was asked to stop, and in a sync agent wherever it is.
+    """Raised by `Context.check` after a stop request, and at any point of a stopped sync agent.
 
-    Like the cancellation of asyncio, no `Exception`.
+    A BaseException, like asyncio's CancelledError.
     """

@@ -1,7 +1,7 @@
-"""A job that was submitted: waiting for it, what it returned, and what became of it.
+"""A handle of a submitted job: wait for it, read its result, logs and history.
 
-Nothing is kept here but its id, so a `Job` may be made again from that in another process (`task.job(id)`,
-`app.job(id)`). Waiting changes nothing; whoever stops waiting leaves the job as it is.
+It holds only the id, so another process can recreate it (`task.job(id)`, `app.job(id)`). Waiting has no effect on the
+job, nor has a wait that is interrupted.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ from rota.sdk.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry
-    from rota.engine.queries.jobs import JobView as Told
+    from rota.engine.queries.jobs import JobHistoryEntry, JobView
     from rota.engine.queries.logs import Stream
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncJob
 
 R = TypeVar("R")
-ResultReader = Callable[["Told", Sequence[FrameResult]], R]
-"""Makes what a job returned out of what its frames did."""
+ResultReader = Callable[["JobView", Sequence[FrameResult]], R]
+"""Builds the result of a job from the results of its frames."""
 
 LONG_POLL_S: Final = 30.0
-"""How long one question for the end of a job may take."""
+"""Duration of one long poll."""
 PROGRESS_POLL_S: Final = 1.0
-"""The same where a bar is to move."""
+"""The same while a progress bar is shown."""
 LOG_STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
 TRACEBACK_STREAMS: Final[tuple[Stream, ...]] = ("stderr", "log")
 LOG_GRACE_S: Final = 0.6
-"""A traceback may be there so much later than the end of its frame."""
+"""A traceback may arrive this much later than its frame's end."""
 LOG_POLL_INTERVAL_S: Final = 0.1
 HELD_OUTPUT: Final = "held"
 HELD_OUTPUT_POLL_INTERVAL_S: Final = 0.25
@@ -65,12 +64,12 @@ _ERRORS_BY_STATE: Final[dict[JobState, type[JobNotSucceeded]]] = {
 
 
 class Job(Generic[R]):
-    """`await job.result()` is what its task returned; of a `map`, a list with one for each item, in their order."""
+    """`await job.result()` returns the task's result; for `map`, a list in the order of the items."""
 
     def __init__(self, app: Rota, job: JobId, read: ResultReader[R], *, already: bool = False) -> None:
         self.id = job
         self.already = already
-        """Whether it was there before, under the same key."""
+        """Whether the job existed before, under the same idempotency key."""
         self._app = app
         self._read = read
 
@@ -85,59 +84,59 @@ class Job(Generic[R]):
 
     @property
     def sync(self) -> SyncJob[R]:
-        """The same, for code without an event loop."""
+        """The blocking facade, for code without an event loop."""
         from rota.sdk.sync import SyncJob
 
         return SyncJob(self)
 
-    async def get(self) -> Told:
-        """All that is known of it."""
+    async def get(self) -> JobView:
+        """The full record of the job."""
         return await self._app.transport.get(self.id)
 
     async def state(self) -> JobState:
         return (await self.get()).state
 
     async def wait(self, timeout: float | None = None) -> JobState:
-        """The state in which it ended; `NotEnded` when that takes longer than so many seconds.
+        """Waits for the end and returns the final state; raises `NotEnded` after `timeout` seconds.
 
-        Where a person looks, a bar on standard error shows how far it is.
+        On a terminal, a progress bar is shown on standard error.
         """
         return (await self._wait_until_ended(timeout)).state
 
     async def result(self, timeout: float | None = None) -> R:
-        """What it returned. A job that did not succeed raises `JobNotSucceeded`, by how it ended.
+        """Waits for the result. Raises a subclass of `JobNotSucceeded` if the job did not succeed.
 
-        What is held until it was scanned is waited for as well: `OutputHeld` when that takes too long.
+        Also waits for output held for scanning; raises `OutputHeld` after `timeout`.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        told = await self._wait_until_ended(timeout)
+        view = await self._wait_until_ended(timeout)
         results = [result async for result in self._app.transport.results(self.id)]
-        while held := next((one for one in results if one.output == HELD_OUTPUT), None):
+        while held := next((result for result in results if result.output == HELD_OUTPUT), None):
             if until is not None and time.monotonic() >= until:
                 raise OutputHeld(held.problem, job=str(self.id), frame=held.frame)
             await asyncio.sleep(HELD_OUTPUT_POLL_INTERVAL_S)
-            told = await self.get()
+            view = await self.get()
             results = [result async for result in self._app.transport.results(self.id)]
-        if told.state is not JobState.SUCCEEDED:
-            raise await self._failure(told, results)
-        for untold in results:
-            if untold.problem:
+        if view.state is not JobState.SUCCEEDED:
+            raise await self._failure(view, results)
+        for unreadable in results:
+            if unreadable.problem:
                 raise BlobMissing(
-                    f"What frame {untold.frame} of job {self.id} returned cannot be told: {untold.problem}"
+                    f"What frame {unreadable.frame} of job {self.id} returned cannot be told: {unreadable.problem}"
                 )
         try:
-            return self._read(told, results)
+            return self._read(view, results)
         except msgspec.DecodeError as error:
             raise InvalidInput(
                 f"What job {self.id} returned is not what its task is said to return: {error}."
             ) from error
 
     async def cancel(self) -> bool:
-        """Whether it had not ended; from here on no frame of it begins, and those that run are stopped."""
+        """Stops running frames and starts no further ones. Returns False if the job had already ended."""
         return await self._app.transport.cancel(self.id)
 
     async def retry(self, *, every_frame: bool = False) -> Job[R]:
-        """Another job for those of its frames that failed, or for all of them; this one stays as it ended."""
+        """Submits a new job for the failed frames, or for all; this job does not change."""
         job = await self._app.transport.retry(self.id, every_frame=every_frame)
         return Job(self._app, job, self._read)
 
@@ -149,7 +148,7 @@ class Job(Generic[R]):
         attempt: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[str]:
-        """What a frame wrote, the first one unless it is named; as it comes in up to the end of the job (`follow`)."""
+        """The log of a frame (default: the first); with `follow`, as it arrives until the job ends."""
         from rota.client.log_stream import merge_streams, read_in_order
 
         sources = [LogSource(stream=stream, frame=frame, layer=layer, attempt=attempt) for stream in LOG_STREAMS]
@@ -158,45 +157,45 @@ class Job(Generic[R]):
             yield text
 
     async def events(self) -> AsyncIterator[JobHistoryEntry]:
-        """Every state that it was in or comes into, with when and why, up to its end."""
-        async for moment in self._app.transport.events(self.id):
-            yield moment
+        """Past and future states, with time and reason, until the job ends."""
+        async for entry in self._app.transport.events(self.id):
+            yield entry
 
     async def explain(self) -> JobExplanation:
-        """Why it is not running, with what is to be mended first at first; or what became of it."""
+        """Why the job is not running, most important cause first; or how it ended."""
         return await self._app.transport.explain(self.id)
 
-    async def _wait_until_ended(self, timeout: float | None) -> Told:
+    async def _wait_until_ended(self, timeout: float | None) -> JobView:
         until = None if timeout is None else time.monotonic() + timeout
         with ProgressBar() as bar:
             while True:
-                look_s = PROGRESS_POLL_S if bar.is_visible else LONG_POLL_S
-                left_s = look_s if until is None else min(look_s, max(0.0, until - time.monotonic()))
-                told = await self._app.transport.wait_until_ended(self.id, left_s)
-                bar.show(told)
-                if told.state.terminal:
-                    return told
+                poll_s = PROGRESS_POLL_S if bar.is_visible else LONG_POLL_S
+                wait_s = poll_s if until is None else min(poll_s, max(0.0, until - time.monotonic()))
+                view = await self._app.transport.wait_until_ended(self.id, wait_s)
+                bar.show(view)
+                if view.state.terminal:
+                    return view
                 if until is not None and time.monotonic() >= until:
                     raise NotEnded(
-                        f"Job {self.id} has not ended within {timeout:g} s, it is {told.state}: wait for longer, or ask"
+                        f"Job {self.id} has not ended within {timeout:g} s, it is {view.state}: wait for longer, or ask"
                         " what it waits for with explain().",
                         job=str(self.id),
                     )
 
-    async def _failure(self, told: Told, results: Sequence[FrameResult]) -> JobNotSucceeded:
-        kind = _ERRORS_BY_STATE[told.state]
-        failed = next((one for one in results if one.state.value == told.state.value), None)
+    async def _failure(self, view: JobView, results: Sequence[FrameResult]) -> JobNotSucceeded:
+        kind = _ERRORS_BY_STATE[view.state]
+        failed = next((result for result in results if result.state.value == view.state.value), None)
         if failed is None:
-            failed = next((one for one in results if one.state is not FrameState.SUCCEEDED), None)
-        reason = told.reason or ""
+            failed = next((result for result in results if result.state is not FrameState.SUCCEEDED), None)
+        reason = view.reason or ""
         if failed is None:
             return kind(
-                f"Job {self.id} ended as {told.state}{f' ({reason})' if reason else ''}.", job=self.id, reason=reason
+                f"Job {self.id} ended as {view.state}{f' ({reason})' if reason else ''}.", job=self.id, reason=reason
             )
-        layer = told.layers[failed.layer].name
+        layer = view.layers[failed.layer].name
         error = failed.error or "it gave no reason"
         return kind(
-            f"Job {self.id} ended as {told.state}: frame {failed.frame} of {layer}, {failed.code or reason}: {error}",
+            f"Job {self.id} ended as {view.state}: frame {failed.frame} of {layer}, {failed.code or reason}: {error}",
             job=self.id,
             reason=failed.code or reason,
             layer=layer,
@@ -207,11 +206,11 @@ class Job(Generic[R]):
         )
 
     async def _traceback(self, layer: str, failed: FrameResult) -> str:
-        """As its log has it; that comes a moment after its end, if it comes at all."""
+        """From the frame's log, which may arrive shortly after its end; empty if there is none."""
         from rota.client.log_stream import read_in_order
 
-        for look in range(round(LOG_GRACE_S / LOG_POLL_INTERVAL_S)):
-            if look:
+        for poll in range(round(LOG_GRACE_S / LOG_POLL_INTERVAL_S)):
+            if poll:
                 await asyncio.sleep(LOG_POLL_INTERVAL_S)
             for stream in TRACEBACK_STREAMS:
                 source = LogSource(stream=stream, frame=failed.frame, layer=layer, attempt=failed.attempt)
@@ -227,9 +226,9 @@ class Job(Generic[R]):
 
 
 def single_result_reader(decode: Callable[[bytes], R]) -> ResultReader[R]:
-    """What the one frame of a job returned."""
+    """Reads the result of a job with one frame."""
 
-    def read(_told: Told, results: Sequence[FrameResult]) -> Any:
+    def read(_view: JobView, results: Sequence[FrameResult]) -> Any:
         values = [result.value for result in results if result.value is not None]
         return decode(values[0]) if values else None
 
@@ -237,10 +236,10 @@ def single_result_reader(decode: Callable[[bytes], R]) -> ResultReader[R]:
 
 
 def list_result_reader(decode: Callable[[bytes], R]) -> ResultReader[list[R]]:
-    """What each frame of the first layer returned, in their order."""
+    """Reads the results of the first layer's frames, in order."""
 
-    def read(told: Told, results: Sequence[FrameResult]) -> list[Any]:
-        values: list[Any] = [None] * told.layers[0].frames.count
+    def read(view: JobView, results: Sequence[FrameResult]) -> list[Any]:
+        values: list[Any] = [None] * view.layers[0].frames.count
         for result in results:
             if result.layer == 0 and result.value is not None:
                 values[result.place] = decode(result.value)
@@ -249,13 +248,13 @@ def list_result_reader(decode: Callable[[bytes], R]) -> ResultReader[list[R]]:
     return read
 
 
-def read_untyped_result(told: Told, results: Sequence[FrameResult]) -> Any:
-    """Of a job nothing is known about: one value, or a list; of several layers a list of these."""
+def read_untyped_result(view: JobView, results: Sequence[FrameResult]) -> Any:
+    """Reads a job without type information: one value or a list; a list of these for several layers."""
     decode = msgspec.msgpack.Decoder().decode
-    values: list[list[Any]] = [[None] * layer.frames.count for layer in told.layers]
+    values: list[list[Any]] = [[None] * layer.frames.count for layer in view.layers]
     for result in results:
         if result.value is not None:
             values[result.layer][result.place] = decode(result.value)
-    maps = told.details.maps
+    maps = view.details.maps
     layers = [each[0] if len(each) == 1 and number not in maps else each for number, each in enumerate(values)]
     return layers[0] if len(layers) == 1 else layers

@@ -1,6 +1,7 @@
-"""Finding an app by what a person types: `module:app`, `folder/file.py:app`, or either without the name.
+"""Loads an app from `module:app` or `folder/file.py:app`; the name may be omitted if there is only one app.
 
-A module is looked for below `folder` first. A file is imported under its own name, as its neighbours import each other.
+Modules are searched in `folder` first. A file is imported under its stem, so that files in one directory can import
+each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MODULE_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def load(spec: str, folder: Path) -> Rota:
-    """The app, or InvalidInput that says what is wrong with `spec` or with the code it names."""
+    """Raises InvalidInput if `spec` is malformed or its code cannot be imported."""
     where, _, name = spec.partition(":")
     module = _import_app_module(spec, where, folder)
     found = getattr(module, name, None) if name else _only_app(spec, module)
@@ -43,14 +44,14 @@ def _import_app_module(spec: str, where: str, folder: Path) -> ModuleType:
     except ImportError as error:
         raise InvalidInput(f"Cannot import {spec!r}: {redact_text(str(error))}.") from error
     except Exception as error:
-        told = redact_text(f"{type(error).__name__}: {error}")
+        reason = redact_text(f"{type(error).__name__}: {error}")
         raise InvalidInput(
-            f"Importing {spec!r} failed ({told}): run `python -c 'import {where}'` to see why."
+            f"Importing {spec!r} failed ({reason}): run `python -c 'import {where}'` to see why."
         ) from error
 
 
 def _only_app(spec: str, module: ModuleType) -> Rota:
-    found = {name: held for name, held in vars(module).items() if isinstance(held, Rota)}
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Rota)}
     if len(found) == 1:
         return next(iter(found.values()))
     names = ", ".join(f"{spec}:{name}" for name in found)

@@ -1,9 +1,9 @@
-"""Values on their way into a task and out of it: what the signature says they are, they are. No I/O.
+"""Encoding of task arguments and results, converted to the types in the task's signature. No I/O.
 
-They travel as msgpack: plain values, datetimes, UUIDs, bytes, msgspec structs, dataclasses, and models of pydantic,
-which is known by its methods and never imported. The annotation of a parameter decides what a task is given, that of
-the function what `Job.result` returns. What has none, `Any`, or one that cannot be read when the program runs, is
-passed on as it came.
+Values are encoded as msgpack: plain values, datetimes, UUIDs, bytes, msgspec structs, dataclasses and pydantic models
+(detected by their methods; pydantic is never imported). A parameter's annotation decides the type a task receives, the
+return annotation the type of `Job.result`. Values without an annotation, or with `Any` or an annotation that cannot be
+evaluated at run time, are passed through unchanged.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import msgspec
 from rota.sdk.workflow.deferred_values import DeferredValue
 
 NATIVE_TYPES = (bytes, bytearray, memoryview, datetime)
-"""Types for which msgpack has words of its own."""
+"""Types that msgpack supports natively."""
 _EXACT_TYPES: Final = frozenset({bool, bytes, float, int, str})
 _UNTYPED: Final = (Any, object, inspect.Parameter.empty)
 
 
 def encode_value(value: object) -> bytes:
-    """Raises TypeError, ValueError or OverflowError for what cannot travel."""
+    """Raises TypeError, ValueError or OverflowError for values that cannot be encoded."""
     return msgspec.msgpack.encode(value, enc_hook=encode_hook)
 
 
 def to_msgpack_value(value: object) -> Any:
-    """The same in lists, maps and what msgpack has words for."""
+    """Converts to lists, maps and native msgpack types."""
     return msgspec.to_builtins(value, builtin_types=NATIVE_TYPES, enc_hook=encode_hook)
 
 
 def encode_hook(value: Any) -> object:
-    """What msgspec makes of a value that it does not know; TypeError for what cannot travel."""
+    """msgspec hook for unsupported types; TypeError if the value cannot be encoded."""
     if isinstance(value, DeferredValue):
         return str(value)
     if isinstance(value, os.PathLike):
@@ -50,33 +50,33 @@ def encode_hook(value: Any) -> object:
 
 
 def _decode_hook(kind: Any, value: Any) -> Any:
-    """Of types that msgspec leaves to us."""
+    """msgspec hook for types it does not support."""
     if hasattr(kind, "model_validate"):
         return _validate_pydantic(kind, value)
-    made_of = get_origin(kind) or kind
+    base = get_origin(kind) or kind
     try:
-        if isinstance(value, made_of):
+        if isinstance(value, base):
             return value
-        if issubclass(made_of, os.PathLike) and isinstance(value, str):
-            return (Path if inspect.isabstract(made_of) else made_of)(value)
+        if issubclass(base, os.PathLike) and isinstance(value, str):
+            return (Path if inspect.isabstract(base) else base)(value)
     except TypeError:
-        return value  # nothing that an object could be asked about, such as a protocol
-    raise ValueError(f"Expected `{made_of.__name__}`, got `{type(value).__name__}`")
+        return value  # not usable with isinstance, such as a protocol
+    raise ValueError(f"Expected `{base.__name__}`, got `{type(value).__name__}`")
 
 
 def _validate_pydantic(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate(value)
     except ValueError as error:
-        told = getattr(error, "errors", None)
-        if told is None:
+        errors = getattr(error, "errors", None)
+        if errors is None:
             raise
-        faults = (f"{each['msg']} - at `{'.'.join(map(str, ('$', *each['loc'])))}`" for each in told())
-        raise ValueError("; ".join(faults)) from error
+        messages = (f"{each['msg']} - at `{'.'.join(map(str, ('$', *each['loc'])))}`" for each in errors())
+        raise ValueError("; ".join(messages)) from error
 
 
 class ParameterConverter:
-    """What one parameter takes."""
+    """Converts the values of one parameter."""
 
     __slots__ = ("_exact", "_kind", "_name")
 
@@ -86,19 +86,21 @@ class ParameterConverter:
         self._exact = kind if isinstance(kind, type) and kind in _EXACT_TYPES else None
 
     def convert(self, value: Any) -> Any:
-        """`value` as the parameter takes it, or `msgspec.ValidationError` that names the parameter."""
+        """Converts `value`, or raises `msgspec.ValidationError` with the parameter's name."""
         if type(value) is self._exact:
             return value
         try:
             return msgspec.convert(value, self._kind, dec_hook=_decode_hook)
-        except (Exception, SystemExit) as error:  # also of validators and __post_init__, which may raise anything
-            told = str(error) or type(error).__name__
-            raise msgspec.ValidationError(f"{self._name} does not fit: {told}") from error
+        except (Exception, SystemExit) as error:  # validators and __post_init__ may raise anything
+            reason = str(error) or type(error).__name__
+            raise msgspec.ValidationError(f"{self._name} does not fit: {reason}") from error
 
 
 class Signature:
-    """How a task is called and what it returns. Annotations are read when first needed, since they may name what comes
-    later in the module."""
+    """Parameters and return type of a task.
+
+    Annotations are evaluated on first use, because they may refer to names defined later in the module.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -108,13 +110,13 @@ class Signature:
         try:
             return inspect.signature(self._function)
         except (TypeError, ValueError):
-            return None  # of some functions written in C nothing is known
+            return None  # some C functions have no signature
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:
         try:
             return get_type_hints(self._function, include_extras=True)
-        except Exception:  # noqa: BLE001 - an annotation is any expression, and names may exist for type checkers alone
+        except Exception:  # noqa: BLE001 - annotations are arbitrary expressions; some names exist only for type checkers
             return {}
 
     @cached_property
@@ -126,26 +128,26 @@ class Signature:
         dict[str, ParameterConverter | None],
         ParameterConverter | None,
     ]:
-        """Of positional parameters, the rest of these, named parameters, and the rest of those."""
-        places: list[ParameterConverter | None] = []
+        """Converters of positional parameters, *args, named parameters and **kwargs."""
+        positional: list[ParameterConverter | None] = []
         names: dict[str, ParameterConverter | None] = {}
         rest: ParameterConverter | None = None
-        others: ParameterConverter | None = None
+        keyword_rest: ParameterConverter | None = None
         for name, parameter in self._signature.parameters.items() if self._signature is not None else ():
-            slot = self._converter(name)
+            converter = self._converter(name)
             match parameter.kind:
                 case inspect.Parameter.VAR_POSITIONAL:
-                    rest = slot
+                    rest = converter
                 case inspect.Parameter.VAR_KEYWORD:
-                    others = slot
+                    keyword_rest = converter
                 case inspect.Parameter.POSITIONAL_ONLY:
-                    places.append(slot)
+                    positional.append(converter)
                 case inspect.Parameter.KEYWORD_ONLY:
-                    names[name] = slot
+                    names[name] = converter
                 case _:
-                    places.append(slot)
-                    names[name] = slot
-        return places, rest, names, others
+                    positional.append(converter)
+                    names[name] = converter
+        return positional, rest, names, keyword_rest
 
     def _converter(self, name: str) -> ParameterConverter | None:
         kind = _convertible_type(self._hints.get(name, Any))
@@ -156,32 +158,37 @@ class Signature:
         return msgspec.msgpack.Decoder(_convertible_type(self._hints.get("return", Any)), dec_hook=_decode_hook)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """TypeError when it cannot be called like this."""
+        """Raises TypeError if the arguments do not fit the signature."""
         if self._signature is not None:
             self._signature.bind(*args, **kwargs)
 
     def convert_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments as the parameters take them; `msgspec.ValidationError` says which does not fit."""
-        places, rest, names, others = self._converters
-        if rest is None and others is None and not any(places) and not any(names.values()):
+        """Converts arguments; `msgspec.ValidationError` names the one that does not fit."""
+        positional, rest, names, keyword_rest = self._converters
+        if rest is None and keyword_rest is None and not any(positional) and not any(names.values()):
             return args, kwargs
-        padded = (places[at] if at < len(places) else rest for at in range(len(args)))
-        fitted = [value if slot is None else slot.convert(value) for slot, value in zip(padded, args, strict=True)]
-        named = ((name, names.get(name, others), value) for name, value in kwargs.items())
-        return fitted, {name: value if slot is None else slot.convert(value) for name, slot, value in named}
+        padded = (positional[at] if at < len(positional) else rest for at in range(len(args)))
+        converted = [
+            value if converter is None else converter.convert(value)
+            for converter, value in zip(padded, args, strict=True)
+        ]
+        named = ((name, names.get(name, keyword_rest), value) for name, value in kwargs.items())
+        return converted, {
+            name: value if converter is None else converter.convert(value) for name, converter, value in named
+        }
 
     def decode_result(self, data: bytes) -> Any:
-        """What the task returned; `msgspec.DecodeError` when it is not what it is said to return."""
+        """Raises `msgspec.DecodeError` if the value does not fit the return annotation."""
         return self._result_decoder.decode(data)
 
     def parameter_names(self, count: int) -> list[str] | None:
-        """Of the first parameters, as many; None when they cannot all be given by name."""
+        """Names of the first `count` parameters; None if not all can be passed by name."""
         parameters = list(self._signature.parameters.values())[:count] if self._signature is not None else []
         named = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         return named if len(named) == count else None
 
     def bind_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by the names of their parameters, those alone that are given; TypeError when they do not fit."""
+        """Given arguments by parameter name; raises TypeError if they do not fit."""
         if self._signature is None:
             return {str(at): value for at, value in enumerate(args)} | dict(kwargs)
         return dict(self._signature.bind_partial(*args, **kwargs).arguments)
@@ -192,6 +199,6 @@ def _convertible_type(kind: Any) -> Any:
     try:
         if kind not in _UNTYPED:
             msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it says nothing about values
+    except Exception:  # noqa: BLE001 - msgspec does not support this type
         return Any
     return kind

@@ -1,4 +1,4 @@
-"""How far a job is, on standard error and only where a person looks."""
+"""Progress bar of a job, on standard error if that is a terminal."""
 
 from __future__ import annotations
 

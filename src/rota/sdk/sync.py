@@ -1,9 +1,9 @@
-"""The SDK for code without an event loop: `task.sync`, `job.sync`, `app.sync`. Not a second one: every call runs the
-async one of the same name on one background loop (`rota.sdk.background_loop`) and waits for it.
+"""Blocking facade of the SDK: `task.sync`, `job.sync`, `app.sync`.
 
-It is a facade of its own, and not calls that do one thing in a coroutine and another outside of it, because then
-neither a reader nor a type checker could say what `task.submit(...)` returns. Only `on(connection)` does not use the
-loop: a connection that waits belongs to the thread of its caller.
+Each call runs the async method of the same name on the background loop (`rota.sdk.background_loop`) and waits for it.
+
+It is a separate facade, so that the return type of `task.submit(...)` does not depend on the caller's context. Only
+`on(connection)` does not use the loop: a blocking connection belongs to its caller's thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from rota.sdk.task_options import TaskOptions
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry
-    from rota.engine.queries.jobs import JobView as Told
+    from rota.engine.queries.jobs import JobHistoryEntry, JobView
     from rota.model.events import Event
     from rota.model.jobs.submission import SubmitResult
     from rota.sdk.app import Rota
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class SyncTask(Generic[P, R]):
-    """A task whose calls wait."""
+    """A task with blocking calls."""
 
     def __init__(self, task: Task[P, R], connection: Any = None) -> None:
         self._task = task
@@ -50,14 +49,14 @@ class SyncTask(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<sync task {self._task.name}>"
 
-    def options(self, **wanted: Unpack[TaskOptions]) -> SyncTask[P, R]:
-        return self._with_task(self._task.options(**wanted))
+    def options(self, **options: Unpack[TaskOptions]) -> SyncTask[P, R]:
+        return self._with_task(self._task.options(**options))
 
     def schedule(self, *, at: datetime | timedelta | float | str) -> SyncTask[P, R]:
         return self._with_task(self._task.schedule(at=at))
 
     def on(self, connection: Any) -> SyncTask[P, R]:
-        """The same task, submitted in the transaction that is open on a connection of psycopg, SQLAlchemy or Django."""
+        """Submits in the transaction open on a connection of psycopg, SQLAlchemy or Django."""
         return SyncTask(self._task, connection)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -74,7 +73,7 @@ class SyncTask(Generic[P, R]):
 
     def map(self: MappableTask[A, R], items: Iterable[A]) -> SyncJob[list[R]]:
         facade = cast("SyncTask[..., R]", self)
-        [submitted] = facade._send([facade._task.mapping(items)])  # noqa: SLF001 - of ourselves
+        [submitted] = facade._send([facade._task.mapping(items)])  # noqa: SLF001 - same class
         return SyncJob(facade._task.mapped(submitted))  # noqa: SLF001
 
     def submit_frames(self, frames: str | int, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[list[R]]:
@@ -96,7 +95,7 @@ class SyncTask(Generic[P, R]):
 
 
 class SyncJob(Generic[R]):
-    """A job whose calls wait."""
+    """A job with blocking calls."""
 
     def __init__(self, job: Job[R]) -> None:
         self._job = job
@@ -114,10 +113,10 @@ class SyncJob(Generic[R]):
 
     @property
     def unsync(self) -> Job[R]:
-        """The same, for code that awaits."""
+        """The async handle."""
         return self._job
 
-    def get(self) -> Told:
+    def get(self) -> JobView:
         return run_blocking(self._job.get())
 
     def state(self) -> JobState:
@@ -153,7 +152,7 @@ class SyncJob(Generic[R]):
 
 
 class SyncWorkflow(Generic[P, R]):
-    """A workflow whose calls wait."""
+    """A workflow with blocking calls."""
 
     def __init__(self, workflow: Workflow[P, R]) -> None:
         self._workflow = workflow
@@ -172,7 +171,7 @@ class SyncWorkflow(Generic[P, R]):
 
 
 class SyncRota(AdminClient[SyncMode]):
-    """An app whose calls wait."""
+    """An app with blocking calls."""
 
     def __init__(self, app: Rota) -> None:
         super().__init__(SyncMode)
@@ -202,25 +201,25 @@ class SyncRota(AdminClient[SyncMode]):
         return SyncJob(run_blocking(self._app.submit(submission)))
 
     def close(self) -> None:
-        """Close the connections that `.sync` uses; the next call opens others."""
+        """Closes the connections of the background loop; the next call opens new ones."""
         run_blocking(self._app.close())
 
 
 _END: Final = object()
 
 
-def _iterate(moments: AsyncIterator[T]) -> Iterator[T]:
+def _iterate(iterator: AsyncIterator[T]) -> Iterator[T]:
     try:
-        while (one := run_blocking(_next(moments))) is not _END:
-            yield cast("T", one)
+        while (item := run_blocking(_next(iterator))) is not _END:
+            yield cast("T", item)
     finally:
-        if isinstance(moments, AsyncGenerator) and not is_shutting_down():
-            run_blocking(_aclose(moments))
+        if isinstance(iterator, AsyncGenerator) and not is_shutting_down():
+            run_blocking(_aclose(iterator))
 
 
-async def _next(moments: AsyncIterator[T]) -> T | object:
-    return await anext(moments, _END)
+async def _next(iterator: AsyncIterator[T]) -> T | object:
+    return await anext(iterator, _END)
 
 
-async def _aclose(moments: AsyncGenerator[Any, None]) -> None:
-    await moments.aclose()
+async def _aclose(iterator: AsyncGenerator[Any, None]) -> None:
+    await iterator.aclose()

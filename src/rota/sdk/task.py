@@ -1,7 +1,7 @@
-"""A task: the function it was made from, what one frame of it needs, and how it is submitted.
+"""A task: its function, the resources of one frame, and submission.
 
-Types go all the way: `submit` takes what the function takes, and `Job.result` returns what it returns, awaited when the
-function is async. `options`, `schedule` and `on` return another task that differs in how it is submitted.
+Fully typed: `submit` takes the function's parameters and `Job.result` returns its return type (awaited if async).
+`options`, `schedule` and `on` return a copy with other submission options.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Call(Generic[R]):
 
 
 class MappableTask(Protocol[A_contra, R]):
-    """A task that may be called with one argument: one that can be mapped."""
+    """A task callable with one argument, for `map`."""
 
     def call(self, item: A_contra, /) -> Call[R]: ...
 
 
 class Task(Generic[P, R]):
-    """A worker runs it on its loop if it is async, else in a process apart."""
+    """Workers run an async task on their event loop, a sync one in a separate process."""
 
     def __init__(self, app: Rota, function: Callable[P, Any], work: Work, topic: str) -> None:
         update_wrapper(cast("Callable[P, Any]", self), function)
@@ -73,93 +73,93 @@ class Task(Generic[P, R]):
 
     @property
     def sync(self) -> SyncTask[P, R]:
-        """The same, for code without an event loop: its calls wait, and return what these return when awaited."""
+        """The blocking facade, for code without an event loop."""
         from rota.sdk.sync import SyncTask
 
         return SyncTask(self)
 
-    def options(self, **wanted: Unpack[TaskOptions]) -> Self:
-        """The same task, submitted with these options besides those it has: `docs/reference/sdk.md` lists them."""
-        return self._copy_with(wanted={**self.wanted, **validate_options(wanted)})
+    def options(self, **options: Unpack[TaskOptions]) -> Self:
+        """A copy with these submission options added: see `docs/reference/sdk.md`."""
+        return self._copy_with(wanted={**self.wanted, **validate_options(options)})
 
     def schedule(self, *, at: datetime | timedelta | float | str) -> Self:
-        """The same task, submitted at once and run at a moment, or so long after its submission."""
+        """A copy whose jobs are submitted now and run at a time, or a duration after submission."""
         return self.options(run_at=at)
 
     def on(self, connection: Any) -> Self:
-        """The same task, submitted in the transaction that is open on a connection of asyncpg, psycopg or SQLAlchemy.
+        """A copy that submits in the transaction open on a connection of asyncpg, psycopg or SQLAlchemy.
 
-        The job is there if and only if the caller commits. A connection whose calls are not awaited is for `.sync.on`.
+        The job exists if and only if the caller commits. For blocking connections use `.sync.on`.
         """
         return self._copy_with(_connection=connection)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """A call of it for `submit_many`."""
+        """A call for `submit_many`."""
         return Call(self, self._input(args, kwargs))
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Have it run once with these arguments."""
+        """Submits a job that runs the task once with these arguments."""
         [job] = await self.submit_many([self.call(*args, **kwargs)])
         return job
 
     async def submit_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """A job for each call, all of them or none, in one go: `task.submit_many([task.call(1), task.call(2)])`.
+        """Submits one job per call, all or nothing: `task.submit_many([task.call(1), task.call(2)])`.
 
-        What a call was given options for wins over the options of this task.
+        Options of a call override those of this task.
         """
         calls = list(calls)
         return self.jobs(calls, await self.send(self.submissions(calls)))
 
     async def map(self: MappableTask[A, R], items: Iterable[A]) -> Job[list[R]]:
-        """One job with a frame for each item; its result is a list, in the order of the items."""
+        """Submits one job with a frame per item; its result is a list in the order of the items."""
         task = cast("Task[..., R]", self)
         [submitted] = await task.send([task.mapping(items)])
         return task.mapped(submitted)
 
     async def submit_frames(self, frames: str | int, /, *args: P.args, **kwargs: P.kwargs) -> Job[list[R]]:
-        """One job that runs it with these arguments once for each frame of a range: "1-100x2", or how many.
+        """Submits one job that runs the task once per frame of a range such as "1-100x2", or a count.
 
-        `context().frame` tells which; its result is a list, in the order of the frames.
+        `context().frame` is the frame number; the result is a list in the order of the frames.
         """
         [submitted] = await self.send([self.framed(frames, args, kwargs)])
         return self.mapped(submitted)
 
     def job(self, job: UUID | str) -> Job[R]:
-        """A job of this task that was submitted before, perhaps elsewhere, by its id."""
+        """A handle of a job of this task, by id."""
         return Job(self.app, parse_id(JobId, str(job)), single_result_reader(self.signature.decode_result))
 
     def submissions(self, calls: Iterable[Call[R]]) -> list[Submission]:
-        """What `submit_many` submits."""
+        """The submissions of `submit_many`."""
         return [call.task.submission({**self.wanted, **call.task.wanted}, input=call.input) for call in calls]
 
     def jobs(self, calls: Iterable[Call[R]], submitted: Iterable[SubmitResult]) -> list[Job[R]]:
-        """What `submit_many` returns."""
+        """The jobs `submit_many` returns."""
         return [
-            Job(self.app, one.job, single_result_reader(call.task.signature.decode_result), already=one.already)
-            for call, one in zip(calls, submitted, strict=True)
+            Job(self.app, result.job, single_result_reader(call.task.signature.decode_result), already=result.already)
+            for call, result in zip(calls, submitted, strict=True)
         ]
 
     def mapping(self, items: Iterable[Any]) -> Submission:
-        """What `map` submits."""
-        given = [self._input((item,), {}) for item in items]
-        if not given:
+        """The submission of `map`."""
+        inputs = [self._input((item,), {}) for item in items]
+        if not inputs:
             raise InvalidInput(f"The task {self.name} was given no items to map: a job needs at least one frame.")
-        return self.submission(self.wanted, items=given)
+        return self.submission(self.wanted, items=inputs)
 
     def framed(self, frames: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
-        """What `submit_frames` submits."""
+        """The submission of `submit_frames`."""
         return self.submission(self.wanted, input=self._input(args, kwargs), frames=frames)
 
     def mapped(self, submitted: SubmitResult) -> Job[list[R]]:
-        """What `map` and `submit_frames` return."""
+        """The job `map` and `submit_frames` return."""
         return Job(self.app, submitted.job, list_result_reader(self.signature.decode_result), already=submitted.already)
 
-    def submission(self, wanted: TaskOptions, **frames: Any) -> Submission:
-        """With these options and no others; `frames` are its input and its range, or its items."""
-        return build_submission(self.work, self.topic, self.app, wanted, now_ms(), **frames)
+    def submission(self, options: TaskOptions, **frames: Any) -> Submission:
+        """A submission with exactly these options; `frames` are its input and range, or its items."""
+        return build_submission(self.work, self.topic, self.app, options, now_ms(), **frames)
 
     async def send(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
-        """By the transport of the app, or on the connection of the caller."""
+        """Uses the app's transport, or the caller's connection."""
         if self._connection is None or has_backend_override():
             return await self.app.transport.submit(submissions)
         from rota.sdk import transactional
@@ -171,17 +171,17 @@ class Task(Generic[P, R]):
             self.signature.check(args, kwargs)
             return {"args": to_msgpack_value(list(args)), "kwargs": to_msgpack_value(kwargs)}
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            told = str(error)[:300].rstrip(".")
-            raise InvalidInput(f"The task {self.name} cannot be submitted like this: {told}.") from error
+            reason = str(error)[:300].rstrip(".")
+            raise InvalidInput(f"The task {self.name} cannot be submitted like this: {reason}.") from error
 
-    def _copy_with(self, **other: Any) -> Self:
-        changed = copy(self)
-        vars(changed).update(other)
-        return changed
+    def _copy_with(self, **attributes: Any) -> Self:
+        task = copy(self)
+        vars(task).update(attributes)
+        return task
 
 
 class FunctionTask(Task[P, R]):
-    """Of a plain function: called, it is that function."""
+    """A task of a plain function; calling it calls the function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self.function(*args, **kwargs)
@@ -189,7 +189,7 @@ class FunctionTask(Task[P, R]):
 
 
 class CoroutineTask(Task[P, R]):
-    """Of an async function: called, it is that function."""
+    """A task of an async function; calling it calls the function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)

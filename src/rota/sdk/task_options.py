@@ -1,6 +1,6 @@
-"""How a task is submitted besides its arguments: `task.options(...)`. No I/O.
+"""Submission options of a task: `task.options(...)`. No I/O.
 
-What is left out is as the task declares it, and else as Rota takes it to be meant.
+Defaults come from the task's declaration, then from Rota.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DurationLike = float | str | timedelta
 class TaskOptions(TypedDict, total=False):
     name: str
     show: str
-    """Whose quota it uses; else the show of the app."""
+    """The show whose quota is used; default: the app's."""
     folder: str
     dept: str
     topic: str
@@ -40,17 +40,17 @@ class TaskOptions(TypedDict, total=False):
     requires: Sequence[str]
     env: Mapping[str, str]
     key: str
-    """The same key and the same submission are the same job, however often it is submitted."""
+    """Idempotency key: the same submission with the same key is one job."""
     deadline: DurationLike | datetime
-    """It ends as TIMEOUT when it has not ended by then: so long after its submission, or at a moment."""
+    """The job ends as TIMEOUT at this time: a duration after submission, or a datetime."""
     max_wait: DurationLike
-    """It fails when none of its frames was dispatched for so long."""
+    """The job fails if no frame was dispatched for this long."""
     run_at: DurationLike | datetime
-    """Not before: so long after its submission, or at a moment; see `schedule`."""
+    """Earliest start: a duration after submission, or a datetime; see `schedule`."""
     after: Sequence[Job[Any] | SyncJob[Any] | UUID]
-    """Jobs that must have succeeded before it begins; until then it is PENDING."""
+    """Jobs that must succeed first; until then this job is PENDING."""
     after_failed: AfterFailed
-    """When one of these does not succeed: "cancel" it, have it "fail", or "run" it all the same."""
+    """If one of these does not succeed: "cancel" this job, "fail" it, or "run" it anyway."""
     cores: float | str
     gpus: int
     memory: str | int
@@ -61,66 +61,66 @@ class TaskOptions(TypedDict, total=False):
     artifacts: Sequence[str]
 
 
-def validate_options(wanted: TaskOptions) -> TaskOptions:
-    """InvalidInput for what is no option."""
-    for name in wanted:
+def validate_options(options: TaskOptions) -> TaskOptions:
+    """Raises InvalidInput for unknown options."""
+    for name in options:
         if name not in TaskOptions.__annotations__:
-            near = get_close_matches(name, TaskOptions.__annotations__, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TaskOptions.__annotations__)}."
+            matches = get_close_matches(name, TaskOptions.__annotations__, n=1)
+            hint = f"did you mean {matches[0]}?" if matches else f"there are {', '.join(TaskOptions.__annotations__)}."
             raise InvalidInput(f"A job has no option {name!r}: {hint}")
-    return wanted
+    return options
 
 
-def build_submission(work: Work, topic: str, app: Rota, wanted: TaskOptions, now_ms: int, **frames: Any) -> Submission:
-    """One layer of this work; `frames` are its input and its range, or its items."""
-    layer = LayerSpec(task=work.task, **frame_options(work, wanted), **frames)
-    given: dict[str, Any] = {
-        "show": wanted.get("show", app.show),
+def build_submission(work: Work, topic: str, app: Rota, options: TaskOptions, now_ms: int, **frames: Any) -> Submission:
+    """A submission with one layer; `frames` are its input and range, or its items."""
+    layer = LayerSpec(task=work.task, **frame_options(work, options), **frames)
+    fields: dict[str, Any] = {
+        "show": options.get("show", app.show),
         "actor_id": app.actor,
         "actor_type": "service" if app.actor else "",
-        "topic": wanted.get("topic", topic),
+        "topic": options.get("topic", topic),
         "layers": (layer,),
-        "idempotency_key": wanted.get("key", UNSET),
-        "max_wait_s": to_seconds(wanted["max_wait"], "max_wait") if "max_wait" in wanted else UNSET,
-        "run_at": _to_datetime(wanted["run_at"], now_ms) if "run_at" in wanted else UNSET,
-        "budget": Budget(deadline_ms=_deadline_ms(wanted["deadline"], now_ms)) if "deadline" in wanted else UNSET,
-        "after": tuple(getattr(each, "id", each) for each in wanted["after"]) if "after" in wanted else UNSET,
-        "labels": dict(wanted["labels"]) if "labels" in wanted else UNSET,
-        "env": dict(wanted["env"]) if "env" in wanted else UNSET,
-        "requires": tuple(wanted["requires"]) if "requires" in wanted else UNSET,
+        "idempotency_key": options.get("key", UNSET),
+        "max_wait_s": to_seconds(options["max_wait"], "max_wait") if "max_wait" in options else UNSET,
+        "run_at": _to_datetime(options["run_at"], now_ms) if "run_at" in options else UNSET,
+        "budget": Budget(deadline_ms=_deadline_ms(options["deadline"], now_ms)) if "deadline" in options else UNSET,
+        "after": tuple(getattr(each, "id", each) for each in options["after"]) if "after" in options else UNSET,
+        "labels": dict(options["labels"]) if "labels" in options else UNSET,
+        "env": dict(options["env"]) if "env" in options else UNSET,
+        "requires": tuple(options["requires"]) if "requires" in options else UNSET,
     }
     for name in ("name", "folder", "dept", "priority", "max_cores", "max_gpus", "after_failed"):
-        given[name] = wanted.get(name, UNSET)
-    return Submission(**{name: value for name, value in given.items() if value is not UNSET})
+        fields[name] = options.get(name, UNSET)
+    return Submission(**{name: value for name, value in fields.items() if value is not UNSET})
 
 
-def frame_options(work: Work, wanted: TaskOptions) -> dict[str, Any]:
-    """Of each frame."""
-    tries = wanted.get("retries", work.retries)
-    tries = Retries(most=tries) if isinstance(tries, int) else tries
-    memory = wanted.get("memory", work.memory_mb)
+def frame_options(work: Work, options: TaskOptions) -> dict[str, Any]:
+    """Options of each frame."""
+    retries = options.get("retries", work.retries)
+    retries = Retries(most=retries) if isinstance(retries, int) else retries
+    memory = options.get("memory", work.memory_mb)
     return {
-        "cores": wanted.get("cores", work.cores / 100),
-        "gpus": wanted.get("gpus", work.gpus),
+        "cores": options.get("cores", work.cores / 100),
+        "gpus": options.get("gpus", work.gpus),
         "memory": memory if isinstance(memory, str) else f"{memory}MiB" if memory else "",
-        "timeout_s": to_seconds(wanted["timeout"], "timeout") if "timeout" in wanted else work.timeout_s,
+        "timeout_s": to_seconds(options["timeout"], "timeout") if "timeout" in options else work.timeout_s,
         "kill_after_s": work.kill_after_s,
         "retries": RetrySpec(
-            most=tries.most, first_s=tries.first_s, longest_s=tries.longest_s, on=tries.on, lost=tries.lost
+            most=retries.most, first_s=retries.first_s, longest_s=retries.longest_s, on=retries.on, lost=retries.lost
         )
-        if tries != Retries()
+        if retries != Retries()
         else 0,
-        "artifacts": tuple(wanted.get("artifacts", work.artifacts)),
+        "artifacts": tuple(options.get("artifacts", work.artifacts)),
     }
 
 
 def to_seconds(span: DurationLike, what: str) -> float:
     if isinstance(span, timedelta):
         span = span.total_seconds()
-    passed = parse_duration(span) if isinstance(span, str) else float(span)
-    if not 0 <= passed < float("inf"):
+    seconds = parse_duration(span) if isinstance(span, str) else float(span)
+    if not 0 <= seconds < float("inf"):
         raise InvalidInput(f"{span!r} is no {what}; write seconds from 0, or text such as 10min.")
-    return passed
+    return seconds
 
 
 def _to_datetime(at: DurationLike | datetime, now_ms: int) -> datetime:
@@ -134,7 +134,7 @@ def _to_datetime(at: DurationLike | datetime, now_ms: int) -> datetime:
 def _deadline_ms(deadline: DurationLike | datetime, now_ms: int) -> int:
     if not isinstance(deadline, datetime):
         return max(1, round(to_seconds(deadline, "deadline") * 1000))
-    left_ms = round(_to_datetime(deadline, now_ms).timestamp() * 1000) - now_ms
-    if left_ms <= 0:
+    remaining_ms = round(_to_datetime(deadline, now_ms).timestamp() * 1000) - now_ms
+    if remaining_ms <= 0:
         raise InvalidInput(f"The deadline {deadline} has passed: give one that is still to come.")
-    return left_ms
+    return remaining_ms

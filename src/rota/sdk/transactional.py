@@ -1,7 +1,7 @@
-"""Submitting on the caller's own connection, so that its transaction decides whether the job is there.
+"""Submission on the caller's own connection: the job exists if and only if the caller's transaction commits.
 
-The driver is found by the type of the connection; a connection that waits in its thread belongs to the sync facade, one
-that is awaited to the async calls, and the wrong one is refused before anything is written.
+The driver is detected by the type of the connection. Blocking connections need the sync facade, async ones the async
+calls; a mismatch is refused before anything is written.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The steps of a workflow, as the function below `@app.workflow` writes them down.
+"""Declares the steps of a workflow, in the function decorated with `@app.workflow`.
 
     flight = steps.job("flight", book_flight.call(city), compensate=cancel_flight.call)
     with steps.parallel("both"):
         steps.job("hotel", book_hotel.call(city, nights))
         steps.job("car", book_car.call(flight.output.lands_at))
 
-A step depends on those whose values it names, and on those that it is said to come `after`; all others may run at the
-same time. What stands below `with` begins when the step above says so. The result is the same `StepSpec` that YAML
-makes, and it is checked by the same function.
+A step depends on the steps whose values it uses and on those in `after`; all others may run concurrently. Steps inside
+`with` start when their owner decides. The result is the same `StepSpec` as from YAML, validated by the same compiler.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 A = TypeVar("A")
 CompensationCall = Call[Any] | Callable[[R], Call[Any]]
-"""A call that undoes a step; or what makes one of the step's output, such as `cancel.call`."""
+"""A call that undoes a step, or a function from the step's output to one, such as `cancel.call`."""
 _JOB_OPTIONS: Final = frozenset(
     {"topic", "priority", "labels", "requires", "env", "deadline", "cores", "gpus", "memory", "retries", "timeout"}
 )
@@ -49,15 +48,15 @@ _COMPENSATION_OPTIONS: Final = frozenset({"topic", "labels", "requires", "env", 
 
 
 class StepStartOptions(TypedDict, total=False):
-    """When a step begins, besides what its values say."""
+    """Explicit start conditions of a step."""
 
     after: Step[Any] | Sequence[Step[Any]]
     when: bool | str
-    """False, once that is known: it is skipped, and what depends on it goes on."""
+    """If false, the step is skipped and its dependents continue."""
 
 
 class Step(Generic[R]):
-    """A step; what it will return, how it ended and why are for those that come after it."""
+    """A declared step; later steps may use its `output`, `state` and `error`."""
 
     def __init__(self, steps: Steps, name: str) -> None:
         self._steps = steps
@@ -80,7 +79,7 @@ class Step(Generic[R]):
 
     @contextmanager
     def on_error(self) -> Iterator[None]:
-        """The one step below runs when this one fails; if it succeeds, the run goes on as if nothing had happened."""
+        """The single step inside runs if this one fails; if it succeeds, the run continues."""
         with self._steps.owned(self.id) as handlers:
             yield
         if len(handlers) != 1:
@@ -91,7 +90,7 @@ class Step(Generic[R]):
 
 
 class Switch(Step[Any]):
-    """Chooses by a value: `with switch.case("train"):`, and `with switch.default():` for all others."""
+    """Branches on a value: `with switch.case("train"):`, `with switch.default():`."""
 
     def __init__(self, steps: Steps, name: str, on: str) -> None:
         super().__init__(steps, name)
@@ -102,21 +101,21 @@ class Switch(Step[Any]):
 
     @contextmanager
     def case(self, *values: str | int | bool) -> Iterator[None]:
-        """Steps below run when the value is one of these."""
+        """Steps inside run if the value is one of `values`."""
         with self._steps.owned(self.id) as chosen:
             yield
         for value in values:
-            word = str(value).lower() if isinstance(value, bool) else str(value)
-            if word in self._cases:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if text in self._cases:
                 raise InvalidInput(
-                    f"Step {self.id} has two cases {word!r}: write what belongs to it below one of them."
+                    f"Step {self.id} has two cases {text!r}: write what belongs to it below one of them."
                 )
-            self._cases[word] = tuple(chosen)
+            self._cases[text] = tuple(chosen)
         self._update_spec()
 
     @contextmanager
     def default(self) -> Iterator[None]:
-        """Steps below run when no case has the value; without a default that fails the step."""
+        """Steps inside run if no case matches; without a default the step fails."""
         with self._steps.owned(self.id) as chosen:
             yield
         self._default = tuple(chosen)
@@ -127,7 +126,7 @@ class Switch(Step[Any]):
 
 
 class Parallel(Step[None]):
-    """Has the steps below `with` begin together."""
+    """Starts the steps inside `with` together."""
 
     def __init__(self, steps: Steps, name: str, need: Literal["all", "any"] | int) -> None:
         super().__init__(steps, name)
@@ -146,7 +145,7 @@ class Parallel(Step[None]):
 
 
 class LoopRound:
-    """Of a `loop`: how many rounds it has done, and what the last of them returned."""
+    """Of a `loop`: the number of completed rounds, and the result of the last."""
 
     @property
     def index(self) -> int:
@@ -158,7 +157,7 @@ class LoopRound:
 
 
 class Steps:
-    """What the function of a workflow is given first. Every step has a name of its own, which its history tells."""
+    """First argument of a workflow function. Each step needs a unique name, which appears in the run's history."""
 
     round: Final = LoopRound()
 
@@ -169,13 +168,13 @@ class Steps:
         self._owner: dict[str, str] = {}
         self._blocks: list[tuple[str, list[str]]] = []
         self.runs: dict[str, WorkflowCall[Any]] = {}
-        """Other workflows that steps run, by the names of these."""
+        """Calls of other workflows, by step name."""
         self.is_written = False
-        """Whether the definition is made: no step is added to it any more."""
+        """Whether the definition is complete: no step may be added."""
 
     @property
     def run_id(self) -> str:
-        """Of the run."""
+        """Id of the run."""
         return cast("str", reference_to("run", "id"))
 
     def job(
@@ -185,11 +184,11 @@ class Steps:
         /,
         *,
         compensate: CompensationCall[R] | None = None,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Step[R]:
-        """Runs a task once. How it runs, its retries and timeout, is up to the task and its `options`."""
+        """Runs a task once, with the retries, timeout and other `options` of the task."""
         fields = _task_fields(name, call)
-        return self._add_with_compensation(name, fields, compensate, placed)
+        return self._add_with_compensation(name, fields, compensate, start)
 
     def command(
         self,
@@ -199,13 +198,13 @@ class Steps:
         *,
         reads: Mapping[str, object] | None = None,
         options: TaskOptions | None = None,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Step[Any]:
-        """Runs a command, and gives it `reads` as its input."""
+        """Runs a command with `reads` as its input."""
         topic = (options or {}).get("topic", "")
         fields = _option_fields(name, Work(argv=tuple(argv)), topic, options or {})
         return self._add_step(
-            name, "job", {**fields, "argv": tuple(argv), "input": _step_value(name, dict(reads or {}))}, placed
+            name, "job", {**fields, "argv": tuple(argv), "input": _step_value(name, dict(reads or {}))}, start
         )
 
     def each(
@@ -217,16 +216,16 @@ class Steps:
         *,
         max_parallel: int = 0,
         compensate: CompensationCall[list[R]] | None = None,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Step[list[R]]:
-        """Runs a task for each item, `max_parallel` of them at a time, as in `each("shrink", shrink.call, pictures)`.
+        """Runs a task per item, at most `max_parallel` at a time: `each("shrink", shrink.call, pictures)`.
 
-        `items` are known now, or by the run, or the text of an expression.
+        `items` are literal values, a value of the run, or the text of an expression.
         """
         fields = _task_fields(name, call(cast("A", DeferredValue("item"))))
-        found = items if isinstance(items, str) or is_deferred(items) else list(items)
-        fields |= {"for_each": _step_value(name, found), "max_parallel": max_parallel}
-        return self._add_with_compensation(name, fields, compensate, placed)
+        item_list = items if isinstance(items, str) or is_deferred(items) else list(items)
+        fields |= {"for_each": _step_value(name, item_list), "max_parallel": max_parallel}
+        return self._add_with_compensation(name, fields, compensate, start)
 
     def loop(
         self,
@@ -238,45 +237,45 @@ class Steps:
         while_: bool | str = "",
         most: int = LOOP_ROUNDS_DEFAULT,
         compensate: CompensationCall[R] | None = None,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Step[R]:
-        """Runs a task again and again, until what it returned is as wanted: `until=lambda found: found.done`.
+        """Repeats a task until a condition on its result holds: `until=lambda output: output.done`.
 
-        `while_` is asked before each round, and may name `steps.round`. With neither it runs `most` times.
+        `while_` is evaluated before each round and may use `steps.round`. With neither, the task runs `most` times.
         """
-        over = until(cast("R", reference_to("round", "output"))) if callable(until) else until
+        condition = until(cast("R", reference_to("round", "output"))) if callable(until) else until
         spec = LoopSpec(
-            while_=_step_expression(while_, name, "while_"), until=_step_expression(over, name, "until"), most=most
+            while_=_step_expression(while_, name, "while_"), until=_step_expression(condition, name, "until"), most=most
         )
-        return self._add_with_compensation(name, {**_task_fields(name, call), "loop": spec}, compensate, placed)
+        return self._add_with_compensation(name, {**_task_fields(name, call), "loop": spec}, compensate, start)
 
     def workflow(
-        self, name: str, call: WorkflowCall[R], /, *, deadline: DurationLike = 0, **placed: Unpack[StepStartOptions]
+        self, name: str, call: WorkflowCall[R], /, *, deadline: DurationLike = 0, **start: Unpack[StepStartOptions]
     ) -> Step[R]:
         """Runs another workflow: `steps.workflow("trip", trip.call("Oslo"))`."""
         self.runs[name] = call
         fields = {"workflow": call.workflow.name, "input": _step_value(name, call.input)}
-        return self._add_step(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+        return self._add_step(name, "workflow", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, start)
 
     def delay(
-        self, name: str, span: DurationLike = 0, /, *, until: datetime | str = "", **placed: Unpack[StepStartOptions]
+        self, name: str, span: DurationLike = 0, /, *, until: datetime | str = "", **start: Unpack[StepStartOptions]
     ) -> Step[None]:
-        """Waits for so long, or until a moment."""
+        """Waits for a duration, or until a time."""
         if isinstance(until, datetime) and until.tzinfo is None:
             raise InvalidInput(f"Step {name} waits until {until}, in no time zone: use datetime(..., tzinfo=UTC).")
-        waits = span if is_deferred(span) else _seconds(span, name, "delay")
+        delay = span if is_deferred(span) else _seconds(span, name, "delay")
         return self._add_step(
-            name, "delay", {"delay_sec": _step_value(name, waits), "delay_until": _step_value(name, until)}, placed
+            name, "delay", {"delay_sec": _step_value(name, delay), "delay_until": _step_value(name, until)}, start
         )
 
-    def condition(self, name: str, condition: bool | str, /, **placed: Unpack[StepStartOptions]) -> Step[bool]:
-        """Its output is true or false."""
-        return self._add_step(name, "condition", {"condition": _step_expression(condition, name, "condition")}, placed)
+    def condition(self, name: str, condition: bool | str, /, **start: Unpack[StepStartOptions]) -> Step[bool]:
+        """Evaluates a condition; its output is true or false."""
+        return self._add_step(name, "condition", {"condition": _step_expression(condition, name, "condition")}, start)
 
-    def switch(self, name: str, on: object, /, **placed: Unpack[StepStartOptions]) -> Switch:
-        """Has steps run by a value, or by the value of an expression."""
+    def switch(self, name: str, on: object, /, **start: Unpack[StepStartOptions]) -> Switch:
+        """Branches on a value of the run or an expression."""
         text = checked_expression(on, f"What step {name} chooses by")
-        self._add_step(name, "switch", {"switch": SwitchSpec(on=text, cases={})}, placed)
+        self._add_step(name, "switch", {"switch": SwitchSpec(on=text, cases={})}, start)
         return Switch(self, name, text)
 
     def parallel(
@@ -286,10 +285,10 @@ class Steps:
         *,
         need: Literal["all", "any"] | int = "all",
         deadline: DurationLike = 0,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Parallel:
-        """Has steps begin together, and ends when `need` of them have succeeded; the rest is stopped."""
-        self._add_step(name, "parallel", {"deadline_s": _seconds(deadline, name, "deadline")}, placed)
+        """Starts steps together and ends when `need` of them have succeeded; the others are stopped."""
+        self._add_step(name, "parallel", {"deadline_s": _seconds(deadline, name, "deadline")}, start)
         return Parallel(self, name, need)
 
     def approval(
@@ -303,23 +302,23 @@ class Steps:
         approvers: Sequence[str] = (),
         expires: DurationLike = 0,
         deadline: DurationLike = 0,
-        **placed: Unpack[StepStartOptions],
+        **start: Unpack[StepStartOptions],
     ) -> Step[ApprovalOutput]:
-        """Waits until people agree to a text, and to what it `shows`; its output says who did."""
+        """Waits for approval of a text and the values in `shows`; its output lists the approvers."""
         expires_s = _seconds(expires, name, "time to expire after")
         terms = ApprovalSpec(
             text=_step_value(name, text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s
         )
         fields = {"approval": terms, "input": _step_value(name, dict(shows or {}))}
-        return self._add_step(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, placed)
+        return self._add_step(name, "approval", {**fields, "deadline_s": _seconds(deadline, name, "deadline")}, start)
 
-    def notify(self, name: str, text: str, /, **placed: Unpack[StepStartOptions]) -> Step[None]:
-        """Tells a text, such as f"Booked {flight.output}", as an event and a message on the bus."""
-        return self._add_step(name, "notify", {"notify": _step_value(name, text)}, placed)
+    def notify(self, name: str, text: str, /, **start: Unpack[StepStartOptions]) -> Step[None]:
+        """Publishes a text, such as f"Booked {flight.output}", as an event and a bus message."""
+        return self._add_step(name, "notify", {"notify": _step_value(name, text)}, start)
 
     @contextmanager
     def owned(self, owner: str) -> Iterator[list[str]]:
-        """Steps that are written within belong to this one."""
+        """Steps declared in this block belong to `owner`."""
         block: list[str] = []
         self._blocks.append((owner, block))
         try:
@@ -331,43 +330,44 @@ class Steps:
         self._fields[name].update(fields)
 
     def specs(self) -> tuple[StepSpec, ...]:
-        """In the order in which they were written."""
+        """In declaration order."""
         return tuple(
             StepSpec(id=name, depends_on=self._depends_on(name), **fields) for name, fields in self._fields.items()
         )
 
     def _depends_on(self, name: str) -> tuple[str, ...]:
         owners = {name}
-        above = name
-        while above in self._owner:
-            above = self._owner[above]
-            owners.add(above)
+        owner = name
+        while owner in self._owner:
+            owner = self._owner[owner]
+            owners.add(owner)
         read = [each for each in self._fields if each in self._read[name] and each not in owners]
         return tuple(dict.fromkeys([*self._after[name], *read]))
 
     def _add_with_compensation(
-        self, name: str, fields: dict[str, Any], by: CompensationCall[Any] | None, placed: StepStartOptions
+        self, name: str, fields: dict[str, Any], compensate: CompensationCall[Any] | None, start: StepStartOptions
     ) -> Step[Any]:
-        if isinstance(by, Task):
-            raise InvalidInput(f"Step {name}: what undoes it is given as a call, {by.name}.call.")
-        if by is not None:
-            call = by(reference_to("steps", name, "output")) if not isinstance(by, Call) and callable(by) else by
+        if isinstance(compensate, Task):
+            raise InvalidInput(f"Step {name}: what undoes it is given as a call, {compensate.name}.call.")
+        if compensate is not None:
+            output = reference_to("steps", name, "output")
+            call = compensate if isinstance(compensate, Call) or not callable(compensate) else compensate(output)
             fields["compensate"] = _compensation(name, call)
-        return self._add_step(name, "job", fields, placed)
+        return self._add_step(name, "job", fields, start)
 
-    def _add_step(self, name: str, kind: StepType, fields: dict[str, Any], placed: StepStartOptions) -> Step[Any]:
+    def _add_step(self, name: str, kind: StepType, fields: dict[str, Any], start: StepStartOptions) -> Step[Any]:
         if self.is_written:
             raise InvalidInput(f"Step {name} comes too late: its workflow is declared already.")
         if name in self._fields:
             raise InvalidInput(f"There are two steps {name}: give each a name of its own.")
-        after = placed.get("after", ())
-        before = [after] if isinstance(after, Step) else list(after)
-        if any(not isinstance(each, Step) for each in before):
+        after = start.get("after", ())
+        dependencies = [after] if isinstance(after, Step) else list(after)
+        if any(not isinstance(each, Step) for each in dependencies):
             raise InvalidInput(f"Step {name} comes after what is no step: give what steps.job() and the like return.")
-        if "when" in placed:
-            fields = {"when": _step_expression(placed["when"], name, "when"), **fields}
+        if "when" in start:
+            fields = {"when": _step_expression(start["when"], name, "when"), **fields}
         self._fields[name] = {"type": kind, **fields}
-        self._after[name] = [step.id for step in before]
+        self._after[name] = [step.id for step in dependencies]
         self._read[name] = {each for text in _expressions(fields) for each in steps_mentioned(text)}
         if self._blocks:
             owner, block = self._blocks[-1]
@@ -394,13 +394,13 @@ def _check_call(name: str, call: object) -> None:
 def _seconds(span: DurationLike, name: str, what: str) -> float:
     try:
         return to_seconds(span, what)
-    except InvalidInput as wrong:
-        raise InvalidInput(f"Step {name}: {wrong.sentence}") from wrong
+    except InvalidInput as error:
+        raise InvalidInput(f"Step {name}: {error.sentence}") from error
 
 
 def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
-    """All that is evaluated for a step."""
-    loop, undone, items = fields.get("loop"), fields.get("compensate"), fields.get("for_each")
+    """All expressions evaluated for a step."""
+    loop, compensation, items = fields.get("loop"), fields.get("compensate"), fields.get("for_each")
     yield from (str(fields[name]) for name in ("when", "condition") if name in fields)
     if "switch" in fields:
         yield fields["switch"].on
@@ -409,7 +409,7 @@ def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(items, str) and "${" not in items:
         yield items
     yield from expressions_in(items)
-    yield from expressions_in(undone.context if undone is not None else None)
+    yield from expressions_in(compensation.context if compensation is not None else None)
     yield from expressions_in(fields["approval"].text if "approval" in fields else None)
     for name in ("args", "input", "delay_sec", "delay_until", "notify"):
         yield from expressions_in(fields.get(name))
@@ -418,47 +418,47 @@ def _expressions(fields: Mapping[str, Any]) -> Iterator[str]:
 def _task_fields(name: str, call: Call[Any]) -> dict[str, Any]:
     _check_call(name, call)
     task = call.task
-    given = _step_value(name, call.input)
+    arguments = _step_value(name, call.input)
     fields = _option_fields(name, task.work, task.topic if task.topic != task.name else "", task.wanted)
-    return {"task": task.name, "args": tuple(given["args"]), "input": given["kwargs"], **fields}
+    return {"task": task.name, "args": tuple(arguments["args"]), "input": arguments["kwargs"], **fields}
 
 
-def _option_fields(name: str, work: Work, topic: str, wanted: TaskOptions) -> dict[str, Any]:
-    """What a task declares and is submitted with, as a step has it."""
-    _check_options(name, wanted, _JOB_OPTIONS, "A step")
-    given = frame_options(work, wanted)
+def _option_fields(name: str, work: Work, topic: str, options: TaskOptions) -> dict[str, Any]:
+    """Declaration and options of a task as fields of a step."""
+    _check_options(name, options, _JOB_OPTIONS, "A step")
+    frame = frame_options(work, options)
     fields: dict[str, Any] = {
-        "topic": wanted.get("topic", topic),
-        "cores": _integral_cores(given["cores"]),
-        "gpus": given["gpus"],
-        "memory": given["memory"],
-        "timeout_s": given["timeout_s"],
-        "kill_after_s": given["kill_after_s"],
-        "retry": _simplified_retry(given["retries"]),
-        "priority": wanted.get("priority", 0),
-        "requires": tuple(wanted.get("requires", ())),
-        "labels": dict(wanted.get("labels", {})),
-        "env": dict(wanted.get("env", {})),
+        "topic": options.get("topic", topic),
+        "cores": _integral_cores(frame["cores"]),
+        "gpus": frame["gpus"],
+        "memory": frame["memory"],
+        "timeout_s": frame["timeout_s"],
+        "kill_after_s": frame["kill_after_s"],
+        "retry": _simplified_retry(frame["retries"]),
+        "priority": options.get("priority", 0),
+        "requires": tuple(options.get("requires", ())),
+        "labels": dict(options.get("labels", {})),
+        "env": dict(options.get("env", {})),
     }
-    if "deadline" in wanted:
-        fields["deadline_s"] = _deadline_s(name, wanted)
+    if "deadline" in options:
+        fields["deadline_s"] = _deadline_s(name, options)
     return fields
 
 
 def _compensation(name: str, call: Call[Any]) -> Compensation:
     _check_call(name, call)
-    task, wanted = call.task, call.task.wanted
-    _check_options(name, wanted, _COMPENSATION_OPTIONS, "What undoes a step")
-    given = _step_value(name, call.input)
-    context = _arguments_by_name(name, task, given["args"], given["kwargs"])
-    budget = Budget(deadline_ms=round(_deadline_s(name, wanted) * 1000)) if "deadline" in wanted else None
+    task, options = call.task, call.task.wanted
+    _check_options(name, options, _COMPENSATION_OPTIONS, "What undoes a step")
+    arguments = _step_value(name, call.input)
+    context = _arguments_by_name(name, task, arguments["args"], arguments["kwargs"])
+    budget = Budget(deadline_ms=round(_deadline_s(name, options) * 1000)) if "deadline" in options else None
     return Compensation(
-        topic=wanted.get("topic", task.topic),
+        topic=options.get("topic", task.topic),
         task=task.name,
         context=context,
-        labels=dict(wanted.get("labels", {})),
-        env=dict(wanted.get("env", {})),
-        requires=tuple(wanted.get("requires", ())),
+        labels=dict(options.get("labels", {})),
+        env=dict(options.get("env", {})),
+        requires=tuple(options.get("requires", ())),
         budget=budget,
     )
 
@@ -472,14 +472,14 @@ def _arguments_by_name(
     return {**dict(zip(names, args, strict=True)), **kwargs}
 
 
-def _check_options(name: str, wanted: TaskOptions, known: frozenset[str], what: str) -> None:
-    for option in validate_options(wanted):
-        if option not in known:
-            raise InvalidInput(f"Step {name}: {what} has no option {option!r}: there are {', '.join(sorted(known))}.")
+def _check_options(name: str, options: TaskOptions, allowed: frozenset[str], what: str) -> None:
+    for option in validate_options(options):
+        if option not in allowed:
+            raise InvalidInput(f"Step {name}: {what} has no option {option!r}: there are {', '.join(sorted(allowed))}.")
 
 
-def _deadline_s(name: str, wanted: TaskOptions) -> float:
-    deadline = wanted["deadline"]
+def _deadline_s(name: str, options: TaskOptions) -> float:
+    deadline = options["deadline"]
     if isinstance(deadline, datetime):
         raise InvalidInput(f"Step {name}: a deadline of a step is so long after it has begun, and no moment.")
     return _seconds(deadline, name, "deadline")

@@ -1,8 +1,8 @@
-"""Values that a run will have, while its workflow is written down: what is done to them becomes an expression. No I/O.
+"""Placeholders for values of a run while its workflow is declared; operations on them build expressions. No I/O.
 
-To a type checker such a value is what it will be, so steps that do not fit together are found before anything runs. In
-truth it is where the value comes from: `flight.output.ticket` is `${steps.flight.output.ticket}`, `nights > 2` is
-`${input.nights > 2}`, and in a text it is written as that. What cannot be put off, such as `if`, is refused.
+For a type checker a placeholder has the type of the value, so mismatched steps are found before anything runs. It is a
+reference: `flight.output.ticket` is `${steps.flight.output.ticket}`, `nights > 2` is `${input.nights > 2}`, also when
+formatted into a text. Operations that need the value now, such as `if`, are refused.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _CEL_RESERVED: Final = frozenset(
     {"as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"}
     | {"namespace", "null", "package", "return", "true", "var", "void", "while"}
 )
-"""Words that CEL does not take for names."""
+"""Reserved words of CEL."""
 
 
 class DeferredValue:
-    """Not made by user code: parameters of workflows and outputs of steps are of this kind while they are declared."""
+    """Workflow parameters and step outputs during declaration; not constructed by user code."""
 
     __slots__ = ("_expression", "_whole")
 
     def __init__(self, expression: str, *, whole: bool = True) -> None:
         self._expression = expression
         self._whole = whole
-        """Whether it stands by itself in a longer one."""
+        """Whether it needs no parentheses inside a longer expression."""
 
     def __str__(self) -> str:
         return f"${{{self._expression}}}"
 
-    __repr__ = __str__  # so that f"{city!r}" is no text about a value instead of the value
+    __repr__ = __str__  # so that f"{city!r}" is the reference, too
 
-    def __format__(self, wanted: str) -> str:
-        if wanted:
-            raise InvalidInput(f"{self._name()} is not known yet and cannot be written as {wanted!r}: do it in a task.")
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise InvalidInput(f"{self._name()} is not known yet and cannot be written as {spec!r}: do it in a task.")
         return str(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -139,20 +139,20 @@ def is_deferred(value: object) -> bool:
 
 
 def reference_to(*parts: str) -> DeferredValue:
-    """Of a name and what is in it."""
+    """A reference to a name and its members."""
     first, *rest = parts
     return DeferredValue(first + "".join(map(_accessor, rest)))
 
 
 def to_expression(value: object) -> str:
-    """In an expression."""
+    """The CEL text of a value."""
     if isinstance(value, DeferredValue):
-        return value._expression  # noqa: SLF001 - of our own
+        return value._expression  # noqa: SLF001 - same module
     return msgspec.json.encode(to_json_value(value, "A part of an expression")).decode()
 
 
 def checked_expression(condition: object, what: str) -> str:
-    """What is given as an expression: a text that is one, or a value of a run."""
+    """The text of an expression given as text or as a value of a run."""
     if isinstance(condition, bool):
         raise InvalidInput(
             f"{what} is {condition} whatever a run is given: compare its inputs and outputs, or write an expression."
@@ -161,7 +161,7 @@ def checked_expression(condition: object, what: str) -> str:
 
 
 def to_json_value(value: object, what: str) -> Any:
-    """`value` in what JSON has words for, with `${…}` for values of a run; InvalidInput for what cannot travel."""
+    """Converts to JSON types, with `${…}` for values of a run; raises InvalidInput if it cannot be encoded."""
     from rota.sdk.payload import encode_hook
 
     try:

@@ -1,4 +1,4 @@
-"""A workflow of an app: the function that writes its steps down, what comes of it, and how runs of it begin.
+"""A workflow of an app: the function that declares its steps, the resulting definition, and how runs are started.
 
     @app.workflow(rollback_on=["failed"])
     def trip(steps: Steps, city: str, nights: int = 2) -> dict[str, str]:
@@ -8,8 +8,8 @@
 
     run = await trip.start("Oslo", nights=3)
 
-The function runs once, when it is declared; its parameters are the inputs of a run, and what it returns is the run's
-output. A process makes the definition known before the first run it starts, and its runs are of that version.
+The function is called once, at declaration; its parameters are the inputs of a run, its return value the run's output.
+A process stores the definition before it starts its first run, and its runs use that version.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ WorkflowFunction = Callable[Concatenate[Steps, P], R]
 
 class WorkflowOptions(TypedDict, total=False):
     name: str
-    """That of the function when left out."""
+    """Default: the function's name."""
     show: str
-    """Whose quota its jobs use; else the show of the app."""
+    """The show whose quota its jobs use; default: the app's."""
     folder: str
     dept: str
     priority: int | str
     description: str
-    """The first line of what the function says about itself when left out."""
+    """Default: first line of the function's docstring."""
     timeout: DurationLike
-    """Of a run as a whole."""
+    """Of a whole run."""
     rollback_on: Iterable[Trigger]
-    """How a step must end for the run to undo what it has done; ["fatal"] when left out."""
+    """Ends of a step that roll the run back; default: ["fatal"]."""
 
 
 class WorkflowCall(Generic[R]):
-    """A workflow with its inputs, for a step of another."""
+    """A workflow with its inputs, for a step of another workflow."""
 
     __slots__ = ("input", "workflow")
 
@@ -69,16 +69,16 @@ class WorkflowCall(Generic[R]):
 
 
 class Workflow(Generic[P, R]):
-    """What `@app.workflow` makes of a function."""
+    """Made by `@app.workflow`."""
 
-    def __init__(self, app: Rota, body: WorkflowFunction[P, R], wanted: WorkflowOptions) -> None:
+    def __init__(self, app: Rota, body: WorkflowFunction[P, R], options: WorkflowOptions) -> None:
         update_wrapper(cast("Callable[..., Any]", self), body)
         self.app = app
         self.signature = Signature(body)
         self._parameters = _parameters(body)
         self._key = ""
         self._versions: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self.spec, self.uses = _build_spec(app, body, self._parameters, wanted)
+        self.spec, self.uses = _build_spec(app, body, self._parameters, options)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
@@ -89,52 +89,52 @@ class Workflow(Generic[P, R]):
 
     @property
     def sync(self) -> SyncWorkflow[P, R]:
-        """The same, for code without an event loop."""
+        """The blocking facade, for code without an event loop."""
         from rota.sdk.sync import SyncWorkflow
 
         return SyncWorkflow(self)
 
     def options(self, *, key: str) -> Self:
-        """The same workflow, whose runs of one key are one run."""
-        changed = copy(self)
-        changed._key = key  # noqa: SLF001 - of our own
-        return changed
+        """A copy with an idempotency key: starts with one key are one run."""
+        workflow = copy(self)
+        workflow._key = key  # noqa: SLF001 - same class
+        return workflow
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowCall[R]:
-        """A call of it for `steps.workflow`."""
+        """A call for `steps.workflow`."""
         return WorkflowCall(self, self._input(args, kwargs))
 
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """A run with these inputs; its first steps are submitted."""
-        given = self._input(args, kwargs)
-        begin = partial(start_run, self.app, self.spec.show, self.name, given, key=self._key)
+        """Starts a run with these inputs."""
+        inputs = self._input(args, kwargs)
+        start = partial(start_run, self.app, self.spec.show, self.name, inputs, key=self._key)
         try:
-            told = await begin(version=await self.declare())
-        except NotFound:  # the version that was declared is not kept any more
+            started = await start(version=await self.declare())
+        except NotFound:  # retention removed the declared version
             self._versions.pop(self.app.transport, None)
-            told = await begin(version=await self.declare())
-        return RunHandle(self.app, AsyncMode, told.run, self.signature.decode_result, already=told.already)
+            started = await start(version=await self.declare())
+        return RunHandle(self.app, AsyncMode, started.run, self.signature.decode_result, already=started.already)
 
     async def declare(self) -> int:
-        """Make it known, with those that it runs, and its version; once for each connection of this process."""
+        """Stores this workflow and those it calls, once per connection. Returns its version."""
         from rota.sdk.workflow.run import declare_workflow
 
-        place = self.app.transport
-        if place not in self._versions:
+        transport = self.app.transport
+        if transport not in self._versions:
             for each in self.uses:
                 await each.declare()
-            self._versions[place] = (await declare_workflow(self.app, self.spec)).version
-        return self._versions[place]
+            self._versions[transport] = (await declare_workflow(self.app, self.spec)).version
+        return self._versions[transport]
 
     def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowDryRun:
-        """What a run would be given, and in which order its steps may begin. Nothing is started."""
+        """The inputs of a run and the possible order of its steps. Starts nothing."""
         from rota.model.workflows.compiler import compile_workflow
         from rota.model.workflows.dry_run import dry_run_workflow
 
         return dry_run_workflow(compile_workflow(self.spec), self._input(args, kwargs))
 
     def run(self, run: UUID | str) -> Run[R]:
-        """A run of this workflow that was started before, perhaps elsewhere, by its id."""
+        """A handle of a run of this workflow, by id."""
         return RunHandle(self.app, AsyncMode, parse_id(RunId, str(run)), self.signature.decode_result)
 
     def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Workflow(Generic[P, R]):
 
 
 def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The inputs; the first parameter is given the steps."""
+    """The inputs: all parameters but the first, which takes the steps."""
     name = getattr(body, "__name__", "")
     parameters = list(inspect.signature(body).parameters.values())
     if not parameters or inspect.iscoroutinefunction(body):
@@ -165,17 +165,21 @@ def _default(parameter: inspect.Parameter, workflow: str) -> Any:
 
 
 def _build_spec(
-    app: Rota, body: Callable[..., Any], parameters: list[inspect.Parameter], wanted: WorkflowOptions
+    app: Rota, body: Callable[..., Any], parameters: list[inspect.Parameter], options: WorkflowOptions
 ) -> tuple[WorkflowSpec, list[Workflow[..., Any]]]:
     from rota.model.workflows.compiler import compile_workflow
 
     steps = Steps()
-    by_name = {each.name: reference_to("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
+    keyword_inputs = {
+        each.name: reference_to("input", each.name) for each in parameters if each.kind is each.KEYWORD_ONLY
+    }
     returned = body(
-        steps, *(reference_to("input", each.name) for each in parameters if each.name not in by_name), **by_name
+        steps,
+        *(reference_to("input", each.name) for each in parameters if each.name not in keyword_inputs),
+        **keyword_inputs,
     )
     steps.is_written = True
-    name: str = wanted.get("name", "") or getattr(body, "__name__", "")
+    name: str = options.get("name", "") or getattr(body, "__name__", "")
     if isinstance(returned, Step):
         raise InvalidInput(f"The workflow {name} returns a step: return what that returns, its output.")
     output = to_json_value(returned, f"What workflow {name} returns")
@@ -186,13 +190,13 @@ def _build_spec(
         steps=steps.specs(),
         inputs={each.name: _default(each, name) for each in parameters},
         output={} if output is None else output,
-        show=wanted.get("show", app.show),
-        folder=wanted.get("folder", "default"),
-        dept=wanted.get("dept", "default"),
-        priority=wanted.get("priority", 5),
-        description=wanted.get("description", (inspect.getdoc(body) or "").partition("\n")[0]),
-        timeout_s=to_seconds(wanted.get("timeout", 0), f"timeout of workflow {name}"),
-        rollback_on=frozenset(wanted.get("rollback_on", ("fatal",))),
+        show=options.get("show", app.show),
+        folder=options.get("folder", "default"),
+        dept=options.get("dept", "default"),
+        priority=options.get("priority", 5),
+        description=options.get("description", (inspect.getdoc(body) or "").partition("\n")[0]),
+        timeout_s=to_seconds(options.get("timeout", 0), f"timeout of workflow {name}"),
+        rollback_on=frozenset(options.get("rollback_on", ("fatal",))),
     )
     compile_workflow(spec)
     for step, call in steps.runs.items():
