@@ -1,4 +1,4 @@
-"""Rota: a distributed job scheduler that keeps exact books.
+"""Rota: a distributed job scheduler with exact accounting.
 
     from rota import Rota
 
@@ -10,7 +10,7 @@
     job = await render.submit("comp")
     frames = await job.result()
 
-Nothing of it is loaded before it is asked for, so that `import rota` costs nothing.
+Names are imported on first use, so that `import rota` is cheap.
 """
 
 from __future__ import annotations

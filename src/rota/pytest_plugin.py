@@ -1,4 +1,4 @@
-"""Fixtures for pytest; installed with Rota, so nothing has to be imported or configured."""
+"""pytest fixtures, registered by the installation of Rota: nothing has to be imported or configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def rota_inline() -> Iterator[Rehearsal]:
-    """Whatever is submitted within the test runs at once."""
+    """Jobs submitted in the test run during `submit`."""
     from rota.testing import inline
 
     with inline() as rehearsal:
@@ -22,7 +22,7 @@ def rota_inline() -> Iterator[Rehearsal]:
 
 @pytest.fixture
 def rota_manual() -> Iterator[Rehearsal]:
-    """Whatever is submitted within the test waits for `drain`."""
+    """Jobs submitted in the test wait for `drain`."""
     from rota.testing import manual
 
     with manual() as rehearsal:

@@ -1,14 +1,17 @@
-"""Testing code that submits: Rota played in this process, without servers.
+"""An in-memory Rota for tests of code that submits jobs; no servers needed.
 
     with rota.testing.inline() as rehearsal:
         job = await render.submit("comp")
         rehearsal.assert_submitted(render, "comp")
         assert await job.result() == 3
 
-`inline` runs what is submitted at once, `manual` when it is told to (`drain`). Values go the way they go to a worker
-and back, submissions are checked as a server checks them, and retries, keys, times and deadlines count by a clock that
-only the test moves. Workflows are played with their delays and with what undoes them; steps that wait for people have
-`Rehearsal.approve`. What is not played: quotas, placement, timeouts of frames, the policy, transactions of `task.on`.
+`inline` runs jobs during `submit`, `manual` runs them on `drain`. Values are encoded and decoded as for a worker,
+submissions are validated as by a server, and retries, idempotency keys, start times and deadlines follow a clock that
+only the test moves. Workflows run with delays and compensations; `Rehearsal.approve` decides approval steps. Not
+simulated: quotas, placement, timeouts of frames, the policy, transactions of `task.on`.
+
+The decisions are made by the functions the engine, the workflow executor and the worker use (`simulated_jobs`,
+`simulated_runs`); `in_memory` and `transport` replace the HTTP client.
 """
 
 from rota.testing.clock import MovableClock

@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody moves it."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rota.model.errors import InvalidInput
 
 
 class MovableClock:
-    """`Clock` of a test. Whoever sleeps by it moves it."""
+    """`Clock` for tests. `sleep` returns immediately and moves the clock."""
 
     def __init__(self, now: datetime | None = None) -> None:
         self._now = now or datetime.now(UTC)
@@ -27,7 +27,7 @@ class MovableClock:
         self.advance(seconds)
 
     def advance(self, by: float | timedelta) -> None:
-        """So many seconds further."""
+        """Moves the clock forward; a number is in seconds."""
         span = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if span < timedelta():
             raise InvalidInput(f"A clock cannot go back by {-span}: make another one.")

@@ -1,4 +1,4 @@
-"""Rota played in this process: submissions are kept here, and run at once (`inline`) or by `drain` (`manual`)."""
+"""In-memory backend: stores submissions and runs them during `submit` (`inline`) or on `drain` (`manual`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import msgspec
 from rota.api.explanation import JobExplanation
 from rota.client.connections import TasksByName, override_backend
 from rota.client.transport import FrameResult, LogSource, Transport
-from rota.engine.queries.jobs import JobHistoryEntry
-from rota.engine.queries.jobs import JobView as Told
+from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.engine.submission.submitter import validate_submissions
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded, NotFound
 from rota.model.ids import ENTROPY_BYTES, JobId, uuid7
@@ -36,14 +35,14 @@ from rota.testing.transport import InMemoryHttpClient
 
 R = TypeVar("R")
 DRAIN_ATTEMPTS_MAX: Final = 100_000
-"""Attempts of one `drain`: jobs that submit each other for ever end here."""
+"""Attempts of one `drain`: bounds jobs that submit each other endlessly."""
 POLL_INTERVAL_S: Final = 0.005
 _UNDISPATCHED: Final = (JobState.PENDING, JobState.SCHEDULED)
 _WORK_DECODER = msgspec.msgpack.Decoder(Work)
 
 
 class Rehearsal:
-    """What was submitted within a test, and the clock it lives by."""
+    """The jobs and runs of a test, and its clock."""
 
     def __init__(self, *, at_once: bool, clock: MovableClock | None = None) -> None:
         self.clock = clock or MovableClock()
@@ -58,18 +57,18 @@ class Rehearsal:
         return InMemoryTransport(self, tasks)
 
     def submitted(self, task: Task[..., R]) -> list[Job[R]]:
-        """Jobs of this task, in the order in which they were submitted."""
+        """Jobs of this task, in submission order."""
         return [task.job(job.id) for job in self._jobs_of(task)]
 
     def assert_submitted(self, task: Task[..., R], *args: Any, **kwargs: Any) -> Job[R]:
-        """The first job of this task with these arguments, those that are given; AssertionError when there is none."""
+        """The first job of this task whose call has the given arguments; AssertionError if there is none."""
         calls = [(job, call) for job in self._jobs_of(task) for call in self._calls_of(task, job)]
-        wanted = task.signature.bind_arguments(*_roundtrip(args, kwargs))
+        expected = task.signature.bind_arguments(*_roundtrip(args, kwargs))
         for job, call in calls:
-            if all(name in call and call[name] == value for name, value in wanted.items()):
+            if all(name in call and call[name] == value for name, value in expected.items()):
                 return task.job(job.id)
         shown = ", ".join(repr(call) for _, call in calls[:5]) or "not at all"
-        raise AssertionError(f"{task.name} was not submitted with {wanted or 'anything'}; it was submitted: {shown}")
+        raise AssertionError(f"{task.name} was not submitted with {expected or 'anything'}; it was submitted: {shown}")
 
     def assert_not_submitted(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
@@ -79,11 +78,11 @@ class Rehearsal:
         raise AssertionError(f"{task.name} was submitted: job {job.id}")
 
     def artifacts(self, job: Job[Any]) -> dict[str, bytes]:
-        """Files that frames of a job have left, by name."""
+        """Artifacts of a job, by name."""
         return dict(self.find(job.id).artifacts)
 
     async def drain(self) -> int:
-        """Run what is due, and what that submits; returns how many attempts that were."""
+        """Runs all due frames, including those they submit; returns the number of attempts."""
         for attempts in range(DRAIN_ATTEMPTS_MAX):
             self._expire()
             self._advance()
@@ -94,16 +93,16 @@ class Rehearsal:
         raise AssertionError(f"{DRAIN_ATTEMPTS_MAX} attempts and still work to do: do jobs submit each other for ever?")
 
     def drain_sync(self) -> int:
-        """The same, for tests without an event loop."""
+        """`drain` for tests without an event loop."""
         return run_blocking(self.drain())
 
     async def approve(self, run: Run[Any], step: str, *, by: str = "somebody", reason: str = "") -> None:
-        """Agree to a step that waits for people."""
+        """Approves a waiting approval step."""
         self.runs.decide(run.id, step, by=by, agrees=True, reason=reason)
         await self.submitted_more()
 
     async def reject(self, run: Run[Any], step: str, *, by: str = "somebody", reason: str = "") -> None:
-        """Refuse it: the step is denied."""
+        """Rejects a waiting approval step: the step is denied."""
         self.runs.decide(run.id, step, by=by, agrees=False, reason=reason)
         await self.submitted_more()
 
@@ -116,12 +115,12 @@ class Rehearsal:
         return self._jobs.get(job)
 
     def play(self, tasks: TasksByName, plan: ValidatedSubmission) -> JobId:
-        """A job of a step."""
+        """Adds a job of a workflow step."""
         with self._lock:
             return self._add_job(tasks, plan).job
 
     async def submitted_more(self) -> None:
-        """There may be something to run."""
+        """Called after new work was added: drains if inline."""
         if self._at_once:
             await self.drain()
 
@@ -129,11 +128,11 @@ class Rehearsal:
         plans = validate_submissions(submissions)
         with self._lock:
             self._check_keys(plans)
-            for before in {before for plan in plans for before in plan.after}:
-                self.find(JobId(before))
+            for dependency in {dependency for plan in plans for dependency in plan.after}:
+                self.find(JobId(dependency))
             added = [self._add_job(tasks, plan) for plan in plans]
         await self.submitted_more()
-        return [SubmitResult(one.job, self._jobs[one.job].state, one.already) for one in added]
+        return [SubmitResult(each.job, self._jobs[each.job].state, each.already) for each in added]
 
     def _check_keys(self, plans: Sequence[ValidatedSubmission]) -> None:
         for plan in plans:
@@ -156,7 +155,7 @@ class Rehearsal:
         return SubmitResult(job, self._jobs[job].state)
 
     def _advance(self) -> None:
-        """Of runs as far as they get without anything being run."""
+        """Advances workflow runs until they wait for jobs or timers."""
         with self._lock:
             for _ in range(DRAIN_ATTEMPTS_MAX):
                 if not self.runs.advance_all():
@@ -166,7 +165,7 @@ class Rehearsal:
         )
 
     def _take_due_frame(self) -> SimulatedFrame | None:
-        """The next frame to run: the most urgent job first, then the oldest; it is taken when it is returned."""
+        """Takes the next due frame: highest priority first, then oldest."""
         now_ms = self.clock.now_ms()
         with self._lock:
             waiting = [
@@ -203,7 +202,7 @@ class Rehearsal:
         with self._lock:
             for job in self._jobs.values():
                 if job.state is JobState.PENDING:
-                    job.apply_dependencies([self._jobs[JobId(before)] for before in job.plan.after], now_ms)
+                    job.apply_dependencies([self._jobs[JobId(dependency)] for dependency in job.plan.after], now_ms)
                 if job.frames and job.deadline_ms is not None and job.deadline_ms <= now_ms:
                     job.end(JobState.TIMEOUT, now_ms, Reason.DEADLINE_EXPIRED.value)
                 elif job.state in _UNDISPATCHED and job.wait_ms is not None and job.wait_ms <= now_ms:
@@ -218,7 +217,7 @@ class Rehearsal:
             return True
 
     async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
-        """Another job for what failed of one that has ended."""
+        """Submits a new job for the failed frames of a job, or for all."""
         found = self.find(job)
         with self._lock:
             [added] = [self._add_job(self._tasks[job], found.resubmission(every_frame=every_frame))]
@@ -235,12 +234,12 @@ class Rehearsal:
     def _calls_of(self, task: Task[..., Any], job: SimulatedJob) -> Iterator[dict[str, Any]]:
         for layer in job.plan.layers:
             for data in layer.items or (layer.input,):
-                given = msgspec.msgpack.decode(data) if data is not None else {}
-                yield task.signature.bind_arguments(*_roundtrip(given.get("args", ()), given.get("kwargs", {})))
+                call = msgspec.msgpack.decode(data) if data is not None else {}
+                yield task.signature.bind_arguments(*_roundtrip(call.get("args", ()), call.get("kwargs", {})))
 
 
 class InMemoryTransport:
-    """The transport of one app in a rehearsal."""
+    """`Transport` of one app in a rehearsal."""
 
     def __init__(self, rehearsal: Rehearsal, tasks: TasksByName) -> None:
         self._rehearsal = rehearsal
@@ -250,11 +249,11 @@ class InMemoryTransport:
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         return await self._rehearsal.add(self._tasks, submissions)
 
-    async def get(self, job: JobId) -> Told:
+    async def get(self, job: JobId) -> JobView:
         return self._rehearsal.find(job).to_view()
 
-    async def wait_until_ended(self, job: JobId, within_s: float) -> Told:
-        """Waits for what runs elsewhere in this test; nothing else could end while somebody waits."""
+    async def wait_until_ended(self, job: JobId, within_s: float) -> JobView:
+        """Waits for frames running in other tasks of this test; raises NotEnded if none is running."""
         found, until = self._rehearsal.find(job), asyncio.get_running_loop().time() + within_s
         while not found.state.terminal:
             if not any(frame.taken for frame in found.frames):
@@ -278,8 +277,8 @@ class InMemoryTransport:
         return await self._rehearsal.retry(job, every_frame=every_frame)
 
     async def read_log(self, job: JobId, source: LogSource, *, follow: bool) -> AsyncIterator[bytes]:
-        """Lines of `context().log`; what a task prints goes where the test's own output goes."""
-        del follow  # nothing comes while somebody waits
+        """Lines of `context().log`. Output printed by a task goes to the test's own output."""
+        del follow  # nothing runs while the reader waits
         found = self._rehearsal.find(job)
         names = [each.name for each in found.plan.layers]
         if source.layer is not None and source.layer not in names:
@@ -292,8 +291,8 @@ class InMemoryTransport:
             yield "".join(lines).encode()
 
     async def events(self, job: JobId) -> AsyncIterator[JobHistoryEntry]:
-        for moment in self._rehearsal.find(job).history:
-            yield moment
+        for entry in self._rehearsal.find(job).history:
+            yield entry
 
     async def explain(self, job: JobId) -> JobExplanation:
         return self._rehearsal.find(job).explain(self._rehearsal.clock.now_ms())
@@ -304,7 +303,7 @@ class InMemoryTransport:
 
 @contextmanager
 def inline(clock: MovableClock | None = None) -> Iterator[Rehearsal]:
-    """Within, whatever any app submits runs before `submit` returns, if its time has come; retries follow at once."""
+    """In this block, due jobs of any app run before `submit` returns; retries follow immediately."""
     rehearsal = Rehearsal(at_once=True, clock=clock)
     with override_backend(rehearsal):
         yield rehearsal
@@ -312,13 +311,13 @@ def inline(clock: MovableClock | None = None) -> Iterator[Rehearsal]:
 
 @contextmanager
 def manual(clock: MovableClock | None = None) -> Iterator[Rehearsal]:
-    """Within, whatever any app submits waits for `drain`, and for its time on the clock."""
+    """In this block, jobs of any app wait for `drain`, and for their time on the clock."""
     rehearsal = Rehearsal(at_once=False, clock=clock)
     with override_backend(rehearsal):
         yield rehearsal
 
 
 def _roundtrip(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As they arrive."""
+    """Arguments as they arrive at a worker."""
     args, kwargs = msgspec.msgpack.decode(encode_value((args, kwargs)))
     return tuple(args), kwargs

@@ -1,6 +1,6 @@
-"""Jobs of a rehearsal, and one attempt of one frame of them.
+"""In-memory jobs, and the execution of one attempt of a frame.
 
-What a worker and the engine decide about an attempt, their own functions decide here.
+Retries and results are decided by the functions the engine and the worker use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SimulatedFrame:
         self.failures = 0
         self.context: Context | None = None
         self.taken = False
-        """Somebody runs it."""
+        """Whether it is running."""
 
     @property
     def plan(self) -> ValidatedLayer:
@@ -83,9 +83,9 @@ class SimulatedJob:
         self.results: list[FrameResult] = []
         self.ended: list[dict[FrameState, int]] = [{} for _ in plan.layers]
         self.logs: dict[tuple[int, int, int], list[str]] = {}
-        """By layer, number of the frame and attempt."""
+        """By layer, frame number and attempt."""
         self.artifacts: dict[str, bytes] = {}
-        self._tried_again: set[tuple[int, int]] = set()
+        self._resubmitted: set[tuple[int, int]] = set()
         due_ms = now_ms if plan.run_at is None else round(plan.run_at.timestamp() * 1000)
         self.frames = [
             SimulatedFrame(self, number, place, max(due_ms, now_ms))
@@ -102,17 +102,17 @@ class SimulatedJob:
             self.state, self.reason = state, reason
             self.history.append(JobHistoryEntry(state, to_datetime(now_ms), reason))
 
-    def apply_dependencies(self, befores: Sequence[SimulatedJob], now_ms: int) -> None:
-        """What comes of those that it waits for."""
-        failed = [each for each in befores if each.state.terminal and each.state is not JobState.SUCCEEDED]
+    def apply_dependencies(self, dependencies: Sequence[SimulatedJob], now_ms: int) -> None:
+        """Schedules or ends the job according to the jobs it depends on."""
+        failed = [each for each in dependencies if each.state.terminal and each.state is not JobState.SUCCEEDED]
         if failed and self.plan.after_failed != "run":
             state = JobState.FAILED if self.plan.after_failed == "fail" else JobState.CANCELLED
             self.end(state, now_ms, Reason.JOB_BEFORE_FAILED.value)
-        elif all(each.state.terminal for each in befores):
+        elif all(each.state.terminal for each in dependencies):
             self.transition_to(JobState.SCHEDULED, now_ms)
 
     def frame_ended(self, frame: SimulatedFrame, state: FrameState, now_ms: int) -> None:
-        """A frame has ended; with the last one the job does."""
+        """Ends a frame; the last one ends the job."""
         self.frames.remove(frame)
         counts = self.ended[frame.layer]
         counts[state] = counts.get(state, 0) + 1
@@ -120,7 +120,7 @@ class SimulatedJob:
             self._finish(now_ms)
 
     def end(self, state: JobState, now_ms: int, reason: str) -> None:
-        """All that is left of it ends in this way."""
+        """Ends all remaining frames in this state."""
         self.reason = reason
         for frame in list(self.frames):
             if frame.context is not None:
@@ -133,15 +133,15 @@ class SimulatedJob:
         self.transition_to(worst_state(ends), now_ms, self.reason)
 
     def resubmission(self, *, every_frame: bool) -> ValidatedSubmission:
-        """Of a new job for those of its frames that failed, or for all of them."""
+        """A new job for the failed frames, or for all."""
         if every_frame and not self.state.terminal:
             raise InvalidInput(f"Job {self.id} has not ended: cancel it, or wait for it, to run all of it again.")
         failed = {(each.layer, each.place) for each in self.results if each.state is not FrameState.SUCCEEDED}
-        if not every_frame and not failed - self._tried_again:
+        if not every_frame and not failed - self._resubmitted:
             raise InvalidInput(f"Job {self.id} has no failed frame that is kept: retry all of it, or submit it again.")
-        wanted = None if every_frame else failed - self._tried_again
-        self._tried_again |= failed
-        layers = [_layer_to_retry(layer, number, wanted) for number, layer in enumerate(self.plan.layers)]
+        selected = None if every_frame else failed - self._resubmitted
+        self._resubmitted |= failed
+        layers = [_layer_to_retry(layer, number, selected) for number, layer in enumerate(self.plan.layers)]
         labels = {**(msgspec.json.decode(self.plan.labels) if self.plan.labels else {}), RETRY_OF: str(self.id)}
         return msgspec.structs.replace(
             self.plan,
@@ -155,7 +155,7 @@ class SimulatedJob:
         )
 
     def explain(self, now_ms: int) -> JobExplanation:
-        """What holds it back in a test: other jobs, the clock, or that nobody drains."""
+        """What the job waits for in a test: other jobs, the clock, or `drain`."""
         waiting = 0 if self.state.terminal else len(self.frames)
         causes: tuple[Cause, ...] = ()
         if self.state is JobState.PENDING:
@@ -177,7 +177,7 @@ class SimulatedJob:
         )
 
     def to_view(self) -> JobView:
-        """As the engine tells of a job."""
+        """The view the engine would return."""
         plan = self.plan
         return JobView(
             id=self.id,
@@ -203,8 +203,8 @@ class SimulatedJob:
 
     def _layer_view(self, number: int, plan: ValidatedLayer) -> Layer:
         counts = dict(self.ended[number])
-        if left := plan.frames.count - sum(counts.values()):
-            counts[FrameState.WAITING] = left
+        if remaining := plan.frames.count - sum(counts.values()):
+            counts[FrameState.WAITING] = remaining
         return Layer(
             id=LayerId(UUID(int=self.id.int + 1 + number)),
             number=number,
@@ -222,44 +222,44 @@ def _cause(code: Reason, sentence: str, remedy: str) -> Cause:
     return Cause(tier=code.tier, code=code, sentence=sentence, remedy=remedy)
 
 
-def _layer_to_retry(layer: ValidatedLayer, number: int, wanted: set[tuple[int, int]] | None) -> ValidatedLayer | None:
-    """The wanted frames of a layer; all of them when nothing is said."""
-    if wanted is None:
+def _layer_to_retry(layer: ValidatedLayer, number: int, selected: set[tuple[int, int]] | None) -> ValidatedLayer | None:
+    """The selected frames of a layer; None selects all."""
+    if selected is None:
         return layer
-    chosen = sorted(place for of, place in wanted if of == number)
-    if not chosen:
+    places = sorted(place for of, place in selected if of == number)
+    if not places:
         return None
     in_queue = list(layer.frames.queue_numbers())
-    runs = tuple(to_ranges([in_queue[place] for place in chosen]))
-    frames = FrameSet(layer.frames.first, len(chosen), layer.frames.step, runs)
-    items = tuple(layer.items[place] for place in chosen) if layer.items else ()
+    ranges = tuple(to_ranges([in_queue[place] for place in places]))
+    frames = FrameSet(layer.frames.first, len(places), layer.frames.step, ranges)
+    items = tuple(layer.items[place] for place in places) if layer.items else ()
     return msgspec.structs.replace(layer, frames=frames, items=items)
 
 
 class _SimulatedFrameSink:
-    """Hears the frame that runs."""
+    """`FrameSink` of the running frame."""
 
     def __init__(self, frame: SimulatedFrame) -> None:
         self.lines: list[str] = frame.job.logs.setdefault((frame.layer, frame.number, frame.attempt), [])
-        self.kept: dict[str, Path] = {}
-        self.place: Path | None = None
+        self.artifacts_by_name: dict[str, Path] = {}
+        self.path: Path | None = None
 
-    def progress(self, _token: int, _percent: float, _word: str) -> None:
+    def progress(self, _token: int, _percent: float, _text: str) -> None:
         return None
 
     def log(self, _token: int, line: str) -> None:
         self.lines.append(f"{line}\n")
 
     def folder(self, _token: int) -> Path:
-        self.place = self.place or Path(tempfile.mkdtemp(prefix="rota-rehearsal-"))
-        return self.place
+        self.path = self.path or Path(tempfile.mkdtemp(prefix="rota-rehearsal-"))
+        return self.path
 
     def add_artifact(self, _token: int, path: Path, name: str) -> None:
-        self.kept[name] = path
+        self.artifacts_by_name[name] = path
 
     def close(self) -> None:
-        if self.place is not None:
-            shutil.rmtree(self.place, ignore_errors=True)
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 class _SimulatedAttempt(msgspec.Struct, frozen=True):
@@ -269,35 +269,35 @@ class _SimulatedAttempt(msgspec.Struct, frozen=True):
 
 
 async def run_attempt(frame: SimulatedFrame, task: Task[..., Any]) -> AttemptResult:
-    """One attempt, as a worker would run it; a sync task runs in a thread instead of a process."""
-    ear = _SimulatedFrameSink(frame)
-    about = _SimulatedAttempt(frame.job.id, UUID(int=frame.job.id.int + 1 + frame.layer), frame.attempt)
-    context = frame.context = Context(about, frame.number, 0, ear)
+    """Runs one attempt as a worker would, but a sync task in a thread instead of a process."""
+    sink = _SimulatedFrameSink(frame)
+    attempt = _SimulatedAttempt(frame.job.id, UUID(int=frame.job.id.int + 1 + frame.layer), frame.attempt)
+    context = frame.context = Context(attempt, frame.number, 0, sink)
     try:
-        return await _call_task(task, frame, context, ear)
+        return await _call_task(task, frame, context, sink)
     finally:
         frame.context = None
-        ear.close()
+        sink.close()
 
 
 async def _call_task(
-    task: Task[..., Any], frame: SimulatedFrame, context: Context, ear: _SimulatedFrameSink
+    task: Task[..., Any], frame: SimulatedFrame, context: Context, sink: _SimulatedFrameSink
 ) -> AttemptResult:
     try:
-        given = outcomes.decode_input(frame.input, task.signature)
-        task.signature.check(tuple(given.args), given.kwargs)
+        arguments = outcomes.decode_input(frame.input, task.signature)
+        task.signature.check(tuple(arguments.args), arguments.kwargs)
     except (msgspec.DecodeError, TypeError) as error:
         return outcomes.bad_input_end(0, error)
     try:
-        value = await _run_function(task, given, context)
+        value = await _run_function(task, arguments, context)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001 - as on a worker, whatever it raises is the end of the frame
+    except BaseException as error:  # noqa: BLE001 - as on a worker, any exception ends the frame
         if not isinstance(error, outcomes.INTENTIONAL_EXCEPTIONS):
-            ear.log(0, outcomes.format_traceback(error))
+            sink.log(0, outcomes.format_traceback(error))
         return outcomes.failure_end(0, error)
     try:
-        frame.job.artifacts |= {name: path.read_bytes() for name, path in ear.kept.items()}
+        frame.job.artifacts |= {name: path.read_bytes() for name, path in sink.artifacts_by_name.items()}
         return AttemptResult(0, AttemptStatus.SUCCEEDED, None if value is None else outcomes.encode_result(value))
     except outcomes.UnencodableResult as error:
         return outcomes.unencodable_end(0, error)
@@ -307,17 +307,19 @@ async def _call_task(
         )
 
 
-async def _run_function(task: Task[..., Any], given: outcomes.TaskInput, context: Context) -> Any:
+async def _run_function(task: Task[..., Any], arguments: outcomes.TaskInput, context: Context) -> Any:
     variables = copy_context()
     variables.run(CURRENT_CONTEXT.set, context)
     if task.is_async:
-        call = asyncio.get_running_loop().create_task(task.function(*given.args, **given.kwargs), context=variables)
+        call = asyncio.get_running_loop().create_task(
+            task.function(*arguments.args, **arguments.kwargs), context=variables
+        )
         return await call
-    return await asyncio.to_thread(variables.run, task.function, *given.args, **given.kwargs)
+    return await asyncio.to_thread(variables.run, task.function, *arguments.args, **arguments.kwargs)
 
 
 def apply_attempt_end(frame: SimulatedFrame, end: AttemptResult, now_ms: int, *, at_once: bool) -> None:
-    """What comes of an attempt: the end of the frame, or another attempt after a pause (or `at_once`)."""
+    """Ends the frame, or schedules a retry after its backoff (with `at_once`, without)."""
     job = frame.job
     if frame not in job.frames:
         return  # it was cancelled while it ran

@@ -1,6 +1,6 @@
-"""Runs of workflows in a rehearsal: what comes next is decided by the functions that servers ask, jobs are played here.
+"""In-memory workflow runs: transitions are decided by the state machine the servers use; jobs are simulated.
 
-Not played are commands, jobs that join a saga by themselves, and the policy.
+Not simulated: commands, jobs that join a saga by themselves, and the policy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class SimulatedCompensation(msgspec.Struct):
-    """What undoes a step that has succeeded."""
+    """The compensation of a step that succeeded."""
 
     job: UUID
     step: str
@@ -80,7 +80,7 @@ class SimulatedRun:
         tasks: TasksByName,
         flow: CompiledWorkflow,
         version: int,
-        given: dict[str, Any],
+        inputs: dict[str, Any],
         now_ms: int,
         parent: SimulatedRun | None,
     ) -> None:
@@ -88,7 +88,7 @@ class SimulatedRun:
         self.tasks = tasks
         self.flow = flow
         self.version = version
-        self.facts = RunInfo(self.id, flow.spec.name, version, given)
+        self.facts = RunInfo(self.id, flow.spec.name, version, inputs)
         self.parent = parent
         self.root: SimulatedRun = self if parent is None else parent.root
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -96,7 +96,7 @@ class SimulatedRun:
         self.values: dict[int, Any] = {}
         self.state = RunState.RUNNING
         self.ends_as: RunState | None = None
-        """How it ends once all that it did is undone."""
+        """Final state after the rollback."""
         self.output: Any = None
         self.timers: dict[tuple[int, int], int] = {}
         self.undos: list[SimulatedCompensation] = []
@@ -108,7 +108,7 @@ class SimulatedRun:
         self.history.append(RunTimelineEntry(to_datetime(now_ms), happened))
 
     def step_started(self, place: int, job: UUID, now_ms: int) -> None:
-        """What a step runs now has an id."""
+        """Records the id of the job or run a step started."""
         step = self.now.steps[place]
         step.job = job
         self.record(HistoryEvent("began", self.flow.steps[place].id, step.attempt, job), now_ms)
@@ -117,7 +117,7 @@ class SimulatedRun:
         self.state, self.ended_ms = state, now_ms
 
     def to_view(self) -> WorkflowRunView:
-        """As a server tells of it."""
+        """The view a server would return."""
         spec = self.flow.spec
         return WorkflowRunView(
             id=self.id,
@@ -150,8 +150,8 @@ class SimulatedRun:
         )
 
     def saga(self) -> SagaView:
-        left = [each.state for each in self.undos if each.state != "done"]
-        ended = "incomplete" if left else "rolled_back"
+        remaining = [each.state for each in self.undos if each.state != "done"]
+        ended = "incomplete" if remaining else "rolled_back"
         state = "rolling_back" if self.state is RunState.COMPENSATING else ended if self.ends_as is not None else "open"
         return SagaView(state, self.now.error or None, [each.to_view() for each in reversed(self.undos)])
 
@@ -170,36 +170,38 @@ class SimulatedRuns:
         return self._rehearsal.clock.now_ms()
 
     def declare(self, spec: WorkflowSpec) -> WorkflowDeclareResult:
-        known = self._versions.setdefault((spec.show, spec.name), [])
+        versions = self._versions.setdefault((spec.show, spec.name), [])
         data = encode_workflow(spec)
-        changed = not known or known[-1][0] != data
+        changed = not versions or versions[-1][0] != data
         if changed:
-            known.append((data, compile_workflow(decode_workflow(data))))
-        return WorkflowDeclareResult(spec.name, len(known), changed)
+            versions.append((data, compile_workflow(decode_workflow(data))))
+        return WorkflowDeclareResult(spec.name, len(versions), changed)
 
     def definition(self, show: str, name: str, version: int = 0) -> tuple[int, CompiledWorkflow]:
-        known = self._versions.get((show, name), [])
-        if not 0 < (version or len(known)) <= len(known):
+        versions = self._versions.get((show, name), [])
+        if not 0 < (version or len(versions)) <= len(versions):
             raise NotFound(f"There is no workflow {name!r} in show {show!r} of this test: declare it first.")
-        return version or len(known), known[(version or len(known)) - 1][1]
+        return version or len(versions), versions[(version or len(versions)) - 1][1]
 
     def start(
-        self, tasks: TasksByName, show: str, name: str, given: dict[str, Any], version: int, key: str
+        self, tasks: TasksByName, show: str, name: str, inputs: dict[str, Any], version: int, key: str
     ) -> RunStartResult:
         number, flow = self.definition(show, name, version)
-        before = self._keys.get((show, key)) if key else None
-        if before is not None:
-            if (before.flow.spec.name, before.facts.input) != (name, flow.inputs(given)):
-                raise IdempotencyConflict(f"The key {key!r} was used for another run, {before.id}.", run=str(before.id))
-            return RunStartResult(before.id, before.version, already=True)
-        run = self._start_run(tasks, flow, number, flow.inputs(given), None)
+        existing = self._keys.get((show, key)) if key else None
+        if existing is not None:
+            if (existing.flow.spec.name, existing.facts.input) != (name, flow.inputs(inputs)):
+                raise IdempotencyConflict(
+                    f"The key {key!r} was used for another run, {existing.id}.", run=str(existing.id)
+                )
+            return RunStartResult(existing.id, existing.version, already=True)
+        run = self._start_run(tasks, flow, number, flow.inputs(inputs), None)
         if key:
             self._keys[show, key] = run
         return RunStartResult(run.id, number)
 
     def latest_definitions(self) -> list[tuple[tuple[str, str], int, CompiledWorkflow]]:
-        """Every definition: by show and name, its version, and what it is."""
-        return [(key, len(known), known[-1][1]) for key, known in sorted(self._versions.items())]
+        """Latest definitions: (show, name), version, workflow."""
+        return [(key, len(versions), versions[-1][1]) for key, versions in sorted(self._versions.items())]
 
     def find(self, run: UUID) -> SimulatedRun:
         if run not in self._runs:
@@ -207,14 +209,14 @@ class SimulatedRuns:
         return self._runs[run]
 
     def all(self) -> list[SimulatedRun]:
-        """The newest first."""
+        """Newest first."""
         return list(reversed(self._runs.values()))
 
-    def deliver(self, run: UUID, news: InboxMessage) -> bool:
-        """What somebody asks of a run; whether it had not ended."""
+    def deliver(self, run: UUID, message: InboxMessage) -> bool:
+        """Delivers a command; returns False if the run had ended."""
         found = self.find(run)
         if not found.state.ended and found.state is not RunState.COMPENSATING:
-            self._advance(found, [news])
+            self._advance(found, [message])
             return True
         return not found.state.ended
 
@@ -226,17 +228,15 @@ class SimulatedRuns:
             raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
         undone = {each.step.partition("/")[0] for each in old.undos if each.state == "done"}
         places = [at for at, each in enumerate(old.flow.steps) if undone & {each.id, str(old.now.steps[at].job)}]
-        now, kept = rerun_from(old.flow, deepcopy(old.now), step, places)
-        idempotent = SimulatedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
-        idempotent.now, idempotent.values = now, {place: value for place, value in old.values.items() if place in kept}
-        names = {name for at in kept for name in (old.flow.steps[at].id, str(old.now.steps[at].job))}
-        idempotent.undos = [
-            each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names
-        ]
-        old.undos = [each for each in old.undos if each not in idempotent.undos]
-        self._runs[idempotent.id] = idempotent
-        self._advance(idempotent, [RunBegan()])
-        return RunStartResult(idempotent.id, idempotent.version)
+        now, reused = rerun_from(old.flow, deepcopy(old.now), step, places)
+        new = SimulatedRun(old.tasks, old.flow, old.version, old.facts.input, self._now_ms, None)
+        new.now, new.values = now, {place: value for place, value in old.values.items() if place in reused}
+        names = {name for at in reused for name in (old.flow.steps[at].id, str(old.now.steps[at].job))}
+        new.undos = [each for each in old.undos if each.state == "pending" and each.step.partition("/")[0] in names]
+        old.undos = [each for each in old.undos if each not in new.undos]
+        self._runs[new.id] = new
+        self._advance(new, [RunBegan()])
+        return RunStartResult(new.id, new.version)
 
     def roll_back(self, run: UUID) -> int:
         found = self.find(run)
@@ -244,16 +244,16 @@ class SimulatedRuns:
             raise NotFound(f"There is no run {run} that has ended: one that runs is cancelled first.")
         if not found.undos:
             raise Refused(f"The run {run} has nothing to undo: it succeeded, or no job that did has a compensation.")
-        left = [each for each in found.undos if each.state != "done"]
-        for each in left:
+        remaining = [each for each in found.undos if each.state != "done"]
+        for each in remaining:
             each.attempt += each.state != "pending"
             each.state = "pending"
-        if left:
+        if remaining:
             found.ends_as, found.state = found.state, RunState.COMPENSATING
-        return len(left)
+        return len(remaining)
 
     def decide(self, run: UUID, step: str, *, by: str, agrees: bool, reason: str) -> None:
-        """What people say of a step that waits for them."""
+        """Applies a vote to a waiting approval step."""
         found = self.find(run)
         place = found.flow.index_of(step)
         now = found.now.steps[place]
@@ -264,15 +264,15 @@ class SimulatedRuns:
             value = _unpack(msgspec.msgpack.encode(ApprovalOutput([by], at, [ApprovingVote(by, at, reason)])))
             self._advance(found, [ApprovalDecided(now.job, ApprovalState.GRANTED, value)])
         else:
-            told = f"Rejected by {by}{f': {reason}' if reason else ''}."
-            self._advance(found, [ApprovalDecided(now.job, ApprovalState.REJECTED, error=told)])
+            error = f"Rejected by {by}{f': {reason}' if reason else ''}."
+            self._advance(found, [ApprovalDecided(now.job, ApprovalState.REJECTED, error=error)])
 
     def advance_all(self) -> bool:
-        """Take up what has happened to runs; whether anything had."""
+        """Delivers pending messages to all runs; returns whether there were any."""
         changed = False
         for run in list(self._runs.values()):
-            if news := self._pending_inbox(run):
-                self._advance(run, news)
+            if messages := self._pending_inbox(run):
+                self._advance(run, messages)
                 changed = True
             if run.state is RunState.COMPENSATING:
                 changed |= self._continue_rollback(run)
@@ -283,10 +283,10 @@ class SimulatedRuns:
         tasks: TasksByName,
         flow: CompiledWorkflow,
         version: int,
-        given: dict[str, Any],
+        inputs: dict[str, Any],
         parent: SimulatedRun | None,
     ) -> SimulatedRun:
-        run = SimulatedRun(tasks, flow, version, given, self._now_ms, parent)
+        run = SimulatedRun(tasks, flow, version, inputs, self._now_ms, parent)
         self._runs[run.id] = run
         self._advance(run, [RunBegan()])
         return run
@@ -294,70 +294,70 @@ class SimulatedRuns:
     def _pending_inbox(self, run: SimulatedRun) -> list[InboxMessage]:
         if run.state.ended:
             return []
-        heard: list[InboxMessage] = []
+        messages: list[InboxMessage] = []
         for place, step in enumerate(run.now.steps):
             if step.job is None or step.state not in (StepState.RUNNING, StepState.STOPPING):
                 continue
             job, child = self._rehearsal.known(JobId(step.job)), self._runs.get(step.job)
             if job is not None and job.state.terminal:
-                heard.append(_job_ended_message(job, is_each=run.flow.steps[place].spec.for_each is not None))
+                messages.append(_job_ended_message(job, is_each=run.flow.steps[place].spec.for_each is not None))
             elif child is not None and child.state.ended:
-                heard.append(ChildRunEnded(child.id, child.state, child.output, child.now.error, child.now.trigger))
+                messages.append(ChildRunEnded(child.id, child.state, child.output, child.now.error, child.now.trigger))
         for key in [key for key, due in run.timers.items() if due <= self._now_ms]:
             del run.timers[key]
-            heard.append(TimerFired(*key))
-        return heard
+            messages.append(TimerFired(*key))
+        return messages
 
-    def _advance(self, run: SimulatedRun, news: Sequence[InboxMessage]) -> None:
-        before = deepcopy((run.now, run.values))
+    def _advance(self, run: SimulatedRun, messages: Sequence[InboxMessage]) -> None:
+        saved = deepcopy((run.now, run.values))
         refused: dict[int, str] = {}
-        while True:  # every round refuses a step more
-            state, moves = advance(run.flow, run.now, run.facts, run.values, news, self._now_ms, refused)
-            if not (wrong := self._unstartable_children(run, moves)):
+        while True:  # bounded: each round refuses at least one more step
+            state, transition = advance(run.flow, run.now, run.facts, run.values, messages, self._now_ms, refused)
+            if not (wrong := self._unstartable_children(run, transition)):
                 break
             refused |= wrong
-            run.now, run.values = deepcopy(before)
+            run.now, run.values = deepcopy(saved)
         run.state = state
-        self._apply_transition(run, moves)
+        self._apply_transition(run, transition)
         if state.ended:
-            self._end(run, state, moves)
+            self._end(run, state, transition)
 
-    def _unstartable_children(self, run: SimulatedRun, moves: Transition) -> dict[int, str]:
-        """Workflows that cannot be started by steps, and why."""
+    def _unstartable_children(self, run: SimulatedRun, transition: Transition) -> dict[int, str]:
+        """Steps whose child workflow cannot be started, and why."""
         wrong: dict[int, str] = {}
-        for child in moves.children:
+        for child in transition.children:
             try:
                 if run.depth >= RUN_DEPTH_MAX:
                     raise NotFound(f"Runs inside runs are {RUN_DEPTH_MAX} deep: does {child.workflow} start itself?")
                 self.definition(run.flow.spec.show, child.workflow)[1].inputs(child.input)
-            except InvalidInput as refused:
-                wrong[child.place] = refused.sentence
+            except InvalidInput as error:
+                wrong[child.place] = error.sentence
         return wrong
 
-    def _apply_transition(self, run: SimulatedRun, moves: Transition) -> None:
+    def _apply_transition(self, run: SimulatedRun, transition: Transition) -> None:
         now_ms = self._now_ms
-        for happened in moves.happened:
+        for happened in transition.happened:
             run.record(happened, now_ms)
-        run.timers |= {(timer.place, timer.attempt): timer.due_ms for timer in moves.timers}
-        for key in moves.untimed:
+        run.timers |= {(timer.place, timer.attempt): timer.due_ms for timer in transition.timers}
+        for key in transition.untimed:
             run.timers.pop(key, None)
-        for undo in moves.undos:
+        for undo in transition.undos:
             run.root.undos.append(self._compensation_for(run, undo))
-        for start in moves.starts:
+        for start in transition.starts:
             run.step_started(start.place, self._rehearsal.play(run.tasks, start.plan), now_ms)
-        for ask in moves.asks:
+        for ask in transition.asks:
             run.step_started(ask.place, uuid4(), now_ms)
-        for child in moves.children:
+        for child in transition.children:
             version, flow = self.definition(run.flow.spec.show, child.workflow)
-            begun = self._start_run(run.tasks, flow, version, flow.inputs(child.input), run)
-            run.step_started(child.place, begun.id, now_ms)
-        for job in moves.stops:
+            started = self._start_run(run.tasks, flow, version, flow.inputs(child.input), run)
+            run.step_started(child.place, started.id, now_ms)
+        for job in transition.stops:
             self._rehearsal.cancel(JobId(job))
-        for inner in moves.stop_runs:
+        for inner in transition.stop_runs:
             self.deliver(inner, CancelRun())
 
-    def _end(self, run: SimulatedRun, state: RunState, moves: Transition) -> None:
-        run.output = moves.output
+    def _end(self, run: SimulatedRun, state: RunState, transition: Transition) -> None:
+        run.output = transition.output
         if run.depth == 0 and state is RunState.SUCCEEDED:
             run.undos.clear()
         if run.depth == 0 and run.flow.spec.rolls_back_on(run.now.trigger) and run.undos:
@@ -368,31 +368,31 @@ class SimulatedRuns:
     def _compensation_for(self, run: SimulatedRun, undo: RecordCompensation) -> SimulatedCompensation:
         step, job = run.flow.steps[undo.place], self._rehearsal.find(JobId(undo.job)).to_view()
         name = step.id if run.depth == 0 else f"{run.id}/{step.id}"
-        by = compensation.step_compensation(step, undo)
+        spec = compensation.step_compensation(step, undo)
         return SimulatedCompensation(
-            undo.job, name, compensation.compensation_submission(origin_of(job), by, str(run.root.id))
+            undo.job, name, compensation.compensation_submission(origin_of(job), spec, str(run.root.id))
         )
 
     def _continue_rollback(self, run: SimulatedRun) -> bool:
-        """The next thing to undo, once the one before has ended; whether anything changed."""
+        """Starts the next compensation once the previous one ended; returns whether anything changed."""
         running = next((each for each in run.undos if each.state == "running"), None)
         if running is not None:
             assert running.undo is not None
             job = self._rehearsal.find(running.undo)
             if not job.state.terminal:
                 return False
-            good = job.state is JobState.SUCCEEDED
-            running.state, running.error = ("done", None) if good else ("failed", _error(job))
-        following = next((each for each in reversed(run.undos) if each.state == "pending"), None)
-        if following is None:
+            succeeded = job.state is JobState.SUCCEEDED
+            running.state, running.error = ("done", None) if succeeded else ("failed", _error(job))
+        next_undo = next((each for each in reversed(run.undos) if each.state == "pending"), None)
+        if next_undo is None:
             assert run.ends_as is not None, "it was ended before anything was undone"
             run.end(run.ends_as, self._now_ms)
             return True
-        idempotent = following.attempt > 1
+        is_retry = next_undo.attempt > 1
         submission = (
-            compensation.with_retry_key(following.submission, following.attempt) if idempotent else following.submission
+            compensation.with_retry_key(next_undo.submission, next_undo.attempt) if is_retry else next_undo.submission
         )
-        following.state, following.undo = (
+        next_undo.state, next_undo.undo = (
             "running",
             self._rehearsal.play(run.tasks, compensation.validate_compensation(submission)),
         )

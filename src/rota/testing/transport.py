@@ -1,4 +1,4 @@
-"""The API of a rehearsal, as far as it is played: workflows and their runs, asked about as servers are asked."""
+"""In-memory replacement of the HTTP client: the API of workflows and runs only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RUN_COMMANDS: Final[Mapping[str, InboxMessage]] = {
 
 
 class InMemoryHttpClient:
-    """In the place of `rota.client.http.HttpClient`."""
+    """Replaces `rota.client.http.HttpClient`."""
 
     def __init__(self, rehearsal: Rehearsal, tasks: TasksByName) -> None:
         self._rehearsal = rehearsal
@@ -45,23 +45,23 @@ class InMemoryHttpClient:
         *,
         query: Mapping[str, object] | None = None,
         body: object = msgspec.UNSET,
-        **_of_a_wire: object,
+        **_http_options: object,
     ) -> T:
-        """What a server would answer, which goes the way it goes from there."""
+        """Answers as a server would; values are encoded and decoded."""
         parts = [unquote(part) for part in path.split("/")[1:]]
         answer = self._answer(method, parts, query or {}, b"" if body is msgspec.UNSET else encode_value(body))
         if method == "POST":
             await self._rehearsal.submitted_more()
         return msgspec.msgpack.decode(encode_value(answer), type=kind)
 
-    async def long_poll(self, path: str, kind: type[T], _within_s: float, over: Callable[[T], bool]) -> T:
-        found = await self.call("GET", path, kind)
-        if not over(found):
+    async def long_poll(self, path: str, kind: type[T], _within_s: float, is_done: Callable[[T], bool]) -> T:
+        answer = await self.call("GET", path, kind)
+        if not is_done(answer):
             raise NotEnded(
-                f"The run has not ended in a test, it is {getattr(found, 'state', '')}: drain() runs what is due, and"
+                f"The run has not ended in a test, it is {getattr(answer, 'state', '')}: drain() runs what is due, and"
                 " clock.advance() brings the rest nearer."
             )
-        return found
+        return answer
 
     def stream(self, *_args: object, **_kwargs: object) -> Any:
         raise InvalidInput(NOT_SIMULATED)
@@ -73,11 +73,11 @@ class InMemoryHttpClient:
             case "POST", ["workflows"]:
                 return self._runs.declare(msgspec.msgpack.decode(body, type=WorkflowSpec))
             case "POST", ["workflows", show, name, "runs"]:
-                given = msgspec.msgpack.decode(body, type=RunSpec)
-                return self._runs.start(self._tasks, show, name, given.input, given.version, given.key)
+                spec = msgspec.msgpack.decode(body, type=RunSpec)
+                return self._runs.start(self._tasks, show, name, spec.input, spec.version, spec.key)
             case "POST", ["workflows", show, name, "dry-run"]:
-                given = msgspec.msgpack.decode(body, type=RunSpec)
-                return dry_run_workflow(self._runs.definition(show, name, given.version)[1], given.input)
+                spec = msgspec.msgpack.decode(body, type=RunSpec)
+                return dry_run_workflow(self._runs.definition(show, name, spec.version)[1], spec.input)
             case "GET", ["runs"]:
                 return {"items": self._list_runs(query)}
             case _, ["runs", run, *what]:
@@ -97,8 +97,8 @@ class InMemoryHttpClient:
                 return RollbackResult(found.id, self._runs.roll_back(run))
             case ["rerun"]:
                 return self._runs.rerun(run, msgspec.msgpack.decode(body, type=RerunSpec).step)
-            case [word] if word in _RUN_COMMANDS:
-                changed = self._runs.deliver(run, _RUN_COMMANDS[word])
+            case [command] if command in _RUN_COMMANDS:
+                changed = self._runs.deliver(run, _RUN_COMMANDS[command])
                 return RunChangeResult(found.id, found.state, changed)
         raise InvalidInput(NOT_SIMULATED)
 
@@ -110,10 +110,10 @@ class InMemoryHttpClient:
         return lines
 
     def _list_runs(self, query: Mapping[str, object]) -> list[Any]:
-        told = [run.to_view() for run in self._runs.all()]
+        views = [run.to_view() for run in self._runs.all()]
         return [
             run
-            for run in told
+            for run in views
             if query.get("workflow") in (None, run.workflow)
             and query.get("show") in (None, run.show)
             and str(query.get("state") or run.state).upper() == run.state
