@@ -123,7 +123,7 @@ async def test_ctrl_c_lets_frames_finish_and_a_killed_up_leaves_no_worker(typed,
     status, _, errors = await ended(waiting)
     assert (status, "the job continues" in errors) == (130, True)
     up.send(signal.SIGINT)
-    await until(lambda: "worker_drains" in (tmp_path / ".rota/log/worker.log").read_text(), what="the drain")
+    await until(lambda: "worker_draining" in (tmp_path / ".rota/log/worker.log").read_text(), what="the drain")
     (tmp_path / "go").touch()
     status, _, errors = await ended(up)
     assert (status, "running frames finish first" in errors) == (0, True)
@@ -144,7 +144,7 @@ async def _running(typed):
     ("app", "sentence"),
     [
         ("nothing.py", "The worker did not start: There is no file"),
-        ("env.py", "holds no `Rota()`"),
+        ("env.py", "has no `Rota()`"),
         ("no_such_module:app", "No module named 'no_such_module'"),
     ],
 )

@@ -140,7 +140,7 @@ async def test_a_killed_worker_takes_its_processes_along(server, rota_worker):
 async def test_ctrl_c_before_any_server_answers_ends_it(spawn, nats_url, bus_prefix):
     env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_LEVEL": "debug"}
     process = await spawn("rota.cli", "worker", APP, env=env)
-    while b"worker_waits_for_a_server" not in await process._process.stderr.readline():
+    while b"worker_registration_retrying" not in await process._process.stderr.readline():
         pass
     process.send(signal.SIGINT)
     assert await process.wait(timeout_s=5) == 0
@@ -195,9 +195,7 @@ async def test_a_refused_worker_ends_with_one_sentence(spawn, nats_url, bus_pref
         env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_LEVEL": "error"}
         process = await spawn("rota.cli", "worker", APP, env=env)
         assert await process.wait() == 1
-        assert (
-            "rota: The server does not take this worker: There is no pool x. [setup_failed]" in await process.errors()
-        )
+        assert "rota: The server refused this worker: There is no pool x. [setup_failed]" in await process.errors()
 
 
 async def test_without_nats_a_worker_says_what_to_set(typed, tmp_path, monkeypatch):

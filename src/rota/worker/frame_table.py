@@ -29,14 +29,14 @@ from rota.worker.result_reporter import ResultReporter
 from rota.worker.token_ranges import TokenDeduplicator, intersect_range
 
 log = structlog.get_logger(__name__)
-FRAMES_REFUSED = metrics.counter("rota_worker_refused", "Frames that were not begun, by reason.", labels=("reason",))
-FRAMES_STOPPED = metrics.counter(
-    "rota_worker_stopped", "Frames that were stopped early, by reason.", labels=("reason",)
+FRAMES_REFUSED = metrics.counter(
+    "rota_worker_refused", "Frames refused before they started, by reason.", labels=("reason",)
 )
+FRAMES_STOPPED = metrics.counter("rota_worker_stopped", "Frames stopped early, by reason.", labels=("reason",))
 
-FRAMES_KILLED = metrics.counter("rota_worker_killed", "Frames that did not stop when they were asked to.")
+FRAMES_KILLED = metrics.counter("rota_worker_killed", "Frames killed because they did not stop on request.")
 
-WORKER_STOPPING: Final = StopReason(AttemptStatus.REFUSED, "worker_stopped", "The worker is ending.")
+WORKER_STOPPING: Final = StopReason(AttemptStatus.REFUSED, "worker_stopped", "The worker is stopping.")
 TIMEOUT_CODE: Final = "timeout"
 
 
@@ -195,12 +195,12 @@ class FrameTable:
         fitting, code, reason = (
             self.capacity.fitting_count(work, n),
             "no_room",
-            "It does not fit what is free on this worker.",
+            "The frame does not fit this worker's free capacity.",
         )
         if self.draining:
-            fitting, code, reason = 0, "draining", "The worker is ending and takes no more frames."
+            fitting, code, reason = 0, "draining", "The worker is draining and accepts no frames."
         elif task is None and not work.argv:
-            fitting, code, reason = 0, "unknown_task", f"No task {work.task!r} on this worker."
+            fitting, code, reason = 0, "unknown_task", f"This worker has no task {work.task!r}."
         if fitting < n:
             self._refuse((first + fitting, n - fitting), code, reason)
         if not fitting:
@@ -224,7 +224,7 @@ class FrameTable:
             FRAMES_STOPPED.labels(stop.code).inc()
 
     def _time_out(self, frame: RunningFrame) -> None:
-        reason = f"It ran for longer than {frame.work.timeout_s:g} s."
+        reason = f"The frame ran for longer than {frame.work.timeout_s:g} s."
         self.stop(frame, StopReason(AttemptStatus.TIMEOUT, TIMEOUT_CODE, reason))
 
     def _kill(self, frame: RunningFrame) -> None:

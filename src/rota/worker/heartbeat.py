@@ -24,7 +24,9 @@ from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed
 from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode, encode
 
 log = structlog.get_logger(__name__)
-LOOP_BLOCKED = metrics.counter("rota_worker_loop_blocked", "Times a task held the event loop for longer than a second.")
+LOOP_BLOCKED = metrics.counter(
+    "rota_worker_loop_blocked", "Times a task blocked the event loop for more than a second."
+)
 
 LOOP_BLOCKED_THRESHOLD_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.25
@@ -84,7 +86,7 @@ class HeartbeatThread:
             try:
                 bus = await Bus.connect(self._target)
             except (NatsUnavailable, SetupFailed) as error:
-                log.warning("pulse_waits", code=error.code, reason=error.sentence)
+                log.warning("heartbeat_connection_failed", code=error.code, reason=error.sentence)
                 await self._pause(RECONNECT_INTERVAL_S)
                 continue
             try:
@@ -122,7 +124,7 @@ class HeartbeatThread:
             try:
                 liveness = decode(WorkerLiveness, message.data)
             except InvalidInput as error:
-                log.warning("told_unreadable", reason=error.sentence)
+                log.warning("liveness_decode_failed", reason=error.sentence)
                 continue
             if self._worker in liveness.heard:
                 self.confirmed_at = time.monotonic()
@@ -136,7 +138,7 @@ class HeartbeatThread:
         elif not self._blocked:
             self._blocked = True
             LOOP_BLOCKED.inc()
-            log.warning("loop_blocked", seconds=round(blocked_s, 1), at=_current_line(self._loop_thread))
+            log.warning("event_loop_blocked", seconds=round(blocked_s, 1), at=_current_line(self._loop_thread))
 
 
 def _current_line(thread: int) -> str:

@@ -92,12 +92,12 @@ def unencodable_end(token: int, error: UnencodableResult) -> AttemptResult:
         token,
         AttemptStatus.FAILED,
         code="unencodable_result",
-        error=redact_and_truncate(f"The result cannot be kept: {error}"),
+        error=redact_and_truncate(f"The result cannot be encoded: {error}"),
     )
 
 
 def too_large_message(size: int) -> str:
-    return f"The result has {size} bytes; more than {INLINE_VALUE_BYTES_MAX} need store.directory to be set."
+    return f"The result has {size} bytes: set store.directory for more than {INLINE_VALUE_BYTES_MAX}."
 
 
 def format_traceback(error: BaseException, env: Mapping[str, str] | None = None) -> str:
@@ -112,7 +112,7 @@ def describe_error(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - the task's own exception class may be broken
-        text = f"<its text failed with {type(broken).__name__}>"
+        text = f"<str() failed with {type(broken).__name__}>"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 FRAMES_REPORTED = metrics.counter(
     "rota_worker_frames", "Frames that ended on this worker, by status.", labels=("status",)
 )
-ENDS_DROPPED = metrics.counter("rota_worker_reports_dropped", "Ends that NATS refuses to store in any shape.")
+ENDS_DROPPED = metrics.counter("rota_worker_reports_dropped", "Results dropped because NATS rejects them in any form.")
 
 BATCH_ENDS_MAX: Final = 256
 BATCH_WAIT_S: Final = 0.003
@@ -171,7 +171,7 @@ class ResultReporter:
                 if receipt.outcome is not PublishOutcome.UNSETTLED:
                     return receipt
             if streak == 1:
-                log.warning("report_waits", frames=sum(n for _, n in report.done) + len(report.ends))
+                log.warning("report_publish_retrying", frames=sum(n for _, n in report.done) + len(report.ends))
             pause_s = PUBLISH_BACKOFF.pause_s(streak, _jitter())
             await (asyncio.sleep(pause_s) if self._bus.connected else self._bus.until_connected(pause_s))
         raise AssertionError("endless")
@@ -185,7 +185,10 @@ class ResultReporter:
             receipt = await self._publish(single)
             if receipt.outcome is PublishOutcome.REJECTED:
                 refused = AttemptResult(
-                    end.token, AttemptStatus.FAILED, code="result_too_large", error=f"NATS refuses it: {reason}."
+                    end.token,
+                    AttemptStatus.FAILED,
+                    code="result_too_large",
+                    error=f"NATS rejects the result: {reason}.",
                 )
                 await self._publish_or_drop(msgspec.structs.replace(single, ends=[refused]), reason)
             else:

@@ -56,7 +56,7 @@ from rota.worker.token_ranges import merge_ranges
 
 log = structlog.get_logger(__name__)
 SESSIONS_LOST = metrics.counter(
-    "rota_worker_lost", "Times this worker lost its place and began anew.", labels=("reason",)
+    "rota_worker_lost", "Times this worker lost its session and registered again.", labels=("reason",)
 )
 
 TICK_INTERVAL_S: Final = 0.2
@@ -155,7 +155,7 @@ class WorkerSession:
         """Kills all frames. The log event records why work was discarded."""
         SESSIONS_LOST.labels(reason).inc()
         log.warning(
-            "worker_lost",
+            "worker_session_lost",
             reason=reason,
             detail="a server declared it lost"
             if reason == "told"
@@ -168,7 +168,7 @@ class WorkerSession:
     async def _drain(self) -> None:
         """Waits for running frames, returns waiting ones, and sends the final heartbeat."""
         self._frame_table.draining = True
-        log.info("worker_drains", running=len(self._frame_table.running))
+        log.info("worker_draining", running=len(self._frame_table.running))
         self._frame_table.drop_waiting(WORKER_STOPPING)
         self._heartbeat.send_now()
         if not self._frame_table.is_empty:
@@ -207,7 +207,7 @@ class WorkerSession:
         try:
             assignment = _validate_assignment(decode(Assignment, delivery.data))
         except InvalidInput as error:
-            log.warning("assignment_unreadable", reason=error.sentence, stream_seq=delivery.stream_seq)
+            log.warning("assignment_decode_failed", reason=error.sentence, stream_seq=delivery.stream_seq)
             with suppress(NatsUnavailable):
                 await delivery.term()
             return
@@ -235,7 +235,7 @@ class WorkerSession:
                 try:
                     cancel = decode(CancelFrames, message.data)
                 except InvalidInput as error:
-                    log.warning("cancel_unreadable", reason=error.sentence)
+                    log.warning("cancel_decode_failed", reason=error.sentence)
                 else:
                     self._frame_table.cancel(filter(_is_valid_range, cancel.tokens), cancel.reason)
 
@@ -287,9 +287,9 @@ def _validate_assignment(assignment: Assignment) -> Assignment:
             or not 0 < assigned.n <= RANGE_FRAMES_MAX
             or assigned.token < 0
         ):
-            raise InvalidInput(f"A portion of {assigned.n} frames of work {assigned.work} makes no sense.")
+            raise InvalidInput(f"A range of {assigned.n} frames of work {assigned.work} is not valid.")
     if (frames := sum(assigned.n for assigned in assignment.portions)) > ASSIGNMENT_FRAMES_MAX:
         raise InvalidInput(
-            f"An assignment of {frames} frames is no server's: they send {ASSIGNMENT_FRAMES_MAX} at most."
+            f"An assignment of {frames} frames is too large: servers send at most {ASSIGNMENT_FRAMES_MAX}."
         )
     return assignment

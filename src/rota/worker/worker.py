@@ -43,7 +43,7 @@ class Worker:
             while not life.draining:
                 registration = await self._register(bus)
                 session = WorkerSession(bus, self.config, registration)
-                log.info("worker_welcome", worker=str(session.worker), name=self.config.offer.name)
+                log.info("worker_registered", worker=str(session.worker), name=self.config.offer.name)
                 life.ready()
                 try:
                     await session.run(life)
@@ -59,13 +59,11 @@ class Worker:
             try:
                 registration = decode(Registered, await bus.request(HANDSHAKE_SUBJECT, hello))
             except (NatsUnavailable, InvalidInput) as error:
-                log.log(_log_level(streak), "worker_waits_for_a_server", code=error.code)
+                log.log(_log_level(streak), "worker_registration_retrying", code=error.code)
             else:
                 if registration.worker is not None:
                     return registration
-                raise SetupFailed(
-                    f"The server does not take this worker: {registration.refusal or 'it did not say why.'}"
-                )
+                raise SetupFailed(f"The server refused this worker: {registration.refusal or 'it gave no reason.'}")
             await asyncio.sleep(REGISTRATION_BACKOFF.pause_s(streak, _jitter()))
         raise AssertionError("endless")
 

@@ -63,7 +63,7 @@ async def test_a_command_is_held_to_its_limits(farm, typed):
     limits = "--limit cpu=1min --limit open-files=40 --limit file-size=1MiB"
     said = await typed(f"submit --wait {limits} -- dd if=/dev/zero of=f bs=2000000 count=1")
     assert said.status == 1
-    assert "file_limit, It wrote a file of more than 1MiB." in said.out
+    assert "file_limit, The command wrote a file of more than 1MiB." in said.out
     for bad in ("cpu", "cpus=1", "open-files=x"):
         said = await typed(f"submit --limit {bad} -- true")
         assert (said.status, " is not a valid " in said.err) == (2, True)

@@ -66,10 +66,10 @@ async def test_large_files_lie_in_the_store(server, start, store, name):
 @pytest.mark.parametrize(
     ("files", "code", "words"),
     [
-        ({"a": LARGE}, "artifact_too_large", "100000 bytes; more than 65536"),
+        ({"a": LARGE}, "artifact_too_large", "100000 bytes: set store.directory for more than 65536"),
         ({f"f{n}": 60_000 for n in range(6)}, "artifact_too_large", "262144 together"),
-        ({"a": -1}, "artifact_missing", "not there any more"),
-        ({f"f{n}": 0 for n in range(101)}, "artifact_too_large", "101 artifacts, at most 100"),
+        ({"a": -1}, "artifact_missing", "or was removed"),
+        ({f"f{n}": 0 for n in range(101)}, "artifact_too_large", "101 artifacts: at most 100"),
     ],
 )
 async def test_what_cannot_be_kept_fails_its_frame_and_says_why(server, start, tmp_path, name, files, code, words):
@@ -149,7 +149,7 @@ async def test_a_command_that_does_not_leave_what_its_layer_says_has_failed(serv
     await start()
     end = await server.run(command("true", artifacts=("out/*.png",)))
     assert (end.status, end.code) == (AttemptStatus.FAILED, "artifact_missing")
-    assert "called 'out/*.png'" in end.error
+    assert "matches 'out/*.png'" in end.error
     end = await server.run(command("false", artifacts=("out/*.png",)))
     assert end.code == "exit_status", "what it failed by comes first"
 

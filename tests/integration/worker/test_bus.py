@@ -41,7 +41,9 @@ async def far(proxy, nats_url):
 def waiting_report():
     """Until a report could not be stored."""
     with structlog.testing.capture_logs() as logs:
-        yield lambda: until(lambda: any(line["event"] == "report_waits" for line in logs), what="a report that waits")
+        yield lambda: until(
+            lambda: any(line["event"] == "report_publish_retrying" for line in logs), what="a report that waits"
+        )
 
 
 async def test_a_worker_says_what_it_offers(server, start):
@@ -57,7 +59,7 @@ async def test_a_refused_worker_ends_with_the_servers_sentence(nats_url, bus_pre
         running = Running(
             Worker(plan_for(tmp_path), NatsTarget(url=nats_url, prefix=bus_prefix), streams(NatsSettings())), server
         )
-        with pytest.raises(SetupFailed, match="does not take this worker: There is no pool x"):
+        with pytest.raises(SetupFailed, match="refused this worker: There is no pool x"):
             await running.task
 
 
@@ -65,7 +67,7 @@ async def test_a_worker_waits_for_the_first_server(nats_url, bus_prefix, tmp_pat
     target = NatsTarget(url=nats_url, prefix=bus_prefix, publish_timeout_s=0.1)
     with structlog.testing.capture_logs() as logs:
         running = Running(Worker(plan_for(tmp_path), target, streams(NatsSettings())), None)
-        await until(lambda: any(line["event"] == "worker_waits_for_a_server" for line in logs), what="its first try")
+        await until(lambda: any(line["event"] == "worker_registration_retrying" for line in logs), what="its first try")
         async with serving(nats_url, bus_prefix) as server:
             running.server = server
             await running.until_ready()
@@ -82,7 +84,7 @@ async def test_a_worker_that_is_told_it_is_lost_kills_its_work_and_starts_anew(s
     with structlog.testing.capture_logs() as logs:
         await server.tell(lost=[first])
         await until(lambda: len(server.workers) == 2 and server.beats(), what="another Hello")
-    (line,) = [line for line in logs if line["event"] == "worker_lost"]
+    (line,) = [line for line in logs if line["event"] == "worker_session_lost"]
     assert (line["reason"], line["frames"]) == ("told", 3)
     assert await server.run("nothing") is None
     assert tokens_of(server.beats()[-1].held).isdisjoint({token, token + 1, slow})
@@ -103,7 +105,7 @@ async def test_a_worker_that_nobody_knows_for_its_lease_stops_its_work(nats_url,
             server.telling = False
             await until((tmp_path / "note").exists, what="the end of its work")
             await until(lambda: len(server.workers) == 2, what="another Hello")
-        assert [line["reason"] for line in logs if line["event"] == "worker_lost"] == ["lease"]
+        assert [line["reason"] for line in logs if line["event"] == "worker_session_lost"] == ["lease"]
         assert token not in server.ends
 
 

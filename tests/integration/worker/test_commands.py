@@ -91,7 +91,7 @@ async def test_an_input_lies_in_a_file(server, start):
     [
         (["sh", "-c", "exit 3"], "exit_status", "It ended with exit status 3."),
         (["sh", "-c", "kill -SEGV $$"], "signal", "It was ended by SIGSEGV."),
-        (["no-such-command"], "no_command", "There is no command 'no-such-command' on this worker's PATH."),
+        (["no-such-command"], "no_command", "The command 'no-such-command' is not on this worker's PATH."),
         (["true", "a\0b"], "no_command", "The command cannot be started: embedded null byte."),
     ],
 )
@@ -140,23 +140,28 @@ MAPS = "import mmap; mmap.mmap(-1, 3_000_000_000)"
             [PYTHON, "-c", BUSY],
             ProcessLimits(cpu_s=1),
             "cpu_limit",
-            "It used more than the 1 s of CPU time that a process",
+            "The command exceeded its limit of 1 s of CPU time per process",
         ),
         (
             ["sh", "-c", f"{PYTHON} -c '{BUSY}'; exit $?"],
             ProcessLimits(cpu_s=1),
             "cpu_limit",
-            "It used more than the 1 s",
+            "The command exceeded its limit of 1 s",
         ),
         (
             ["sh", "-c", "head -c 3000000 /dev/zero > f"],
             ProcessLimits(file_mb=2),
             "file_limit",
-            "It wrote a file of more than 2",
+            "The command wrote a file of more than 2",
         ),
-        ([PYTHON, "-c", WRITES], ProcessLimits(file_mb=2), "exit_status", "A process of it may use files of 2MiB."),
-        ([PYTHON, "-c", OPENS], ProcessLimits(open_files=30), "exit_status", "A process of it may use 30 open files."),
-        ([PYTHON, "-c", MAPS], ProcessLimits(address_mb=2000), "exit_status", "may use 2000MiB of address space."),
+        ([PYTHON, "-c", WRITES], ProcessLimits(file_mb=2), "exit_status", "Limits per process: files of 2MiB."),
+        ([PYTHON, "-c", OPENS], ProcessLimits(open_files=30), "exit_status", "Limits per process: 30 open files."),
+        (
+            [PYTHON, "-c", MAPS],
+            ProcessLimits(address_mb=2000),
+            "exit_status",
+            "Limits per process: 2000MiB of address space.",
+        ),
     ],
 )
 async def test_a_command_over_a_limit_fails_and_says_so(server, start, argv, limits, code, error):
@@ -181,7 +186,7 @@ async def test_a_command_that_passes_over_the_warning_is_killed(server, start):
     deaf = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     end = await server.run(command(PYTHON, "-c", deaf, limits=ProcessLimits(cpu_s=1)))
     assert (end.status, end.code) == (AttemptStatus.FAILED, "signal")
-    assert end.error == "It was ended by SIGKILL. A process of it may use 1 s of CPU time."
+    assert end.error == "It was ended by SIGKILL. Limits per process: 1 s of CPU time."
 
 
 async def test_a_command_whose_reader_has_gone_ends_by_that_as_in_a_shell(server, start):

@@ -104,7 +104,7 @@ async def test_errors_are_cut_and_never_fail_themselves(server, start):
     end = await server.run("fails", args=["value", "x" * 50_000])
     assert len(end.error) <= 10_000
     assert end.error.endswith("(50012 characters in all)")
-    assert (await server.run("unspeakable")).error == "Unspeakable: <its text failed with RuntimeError>"
+    assert (await server.run("unspeakable")).error == "Unspeakable: <str() failed with RuntimeError>"
     secret = task("fails", env={"API_TOKEN": "c4nary-value"})
     assert "c4nary" not in (await server.run(secret, args=["value", "got c4nary-value back"])).error
 
@@ -295,7 +295,7 @@ async def test_a_handler_that_holds_the_loop_is_named_while_the_heart_beats_on(s
         beats = len(server.beats())
         token = await server.send("holds_the_loop", args=[2.0])
         await server.ended(token)
-    (blocked,) = [line for line in logs if line["event"] == "loop_blocked"]
+    (blocked,) = [line for line in logs if line["event"] == "event_loop_blocked"]
     assert "holds_the_loop" in blocked["at"]
     assert len(server.beats()) >= beats + 5
 

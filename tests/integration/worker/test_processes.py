@@ -82,7 +82,7 @@ async def test_a_process_killed_from_outside_is_replaced(server, start):
     os.kill(pid, signal.SIGKILL)
     end = await server.ended(token)
     assert (end.status, end.code) == (AttemptStatus.FAILED, "signal")
-    assert end.error == "The process of the task is gone: It was ended by SIGKILL."
+    assert end.error == "The task's process exited: It was ended by SIGKILL."
     assert value_of(await server.run("sync_pid")) != pid
 
 

@@ -214,7 +214,7 @@ def test_the_store_keeps_the_same_content_once_and_notices_what_was_changed(tmp_
         store.get(pointer)
     with pytest.raises(InvalidInput, match="no pointer"):
         store.get("file:../../etc/passwd")
-    with pytest.raises(InvalidInput, match="reads nothing else"):
+    with pytest.raises(InvalidInput, match="workers read only from there"):
         store.get(f"pg:{'0' * 64}:3")
     with pytest.raises(BlobMissing):
         store.get(f"file:{'0' * 64}:3")

@@ -44,13 +44,13 @@ async def test_a_bare_decorator_takes_the_functions_name():
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"name": "no spaces"}, "cannot name a task"),
-        ({"name": "there"}, "two tasks 'there'"),
+        ({"name": "no spaces"}, "not a valid task name"),
+        ({"name": "there"}, "Task 'there' is declared twice"),
         ({"cores": "many"}, "not a valid amount of cores"),
-        ({"gpus": -1}, "asks for -1 GPUs"),
+        ({"gpus": -1}, "requests -1 GPUs"),
         ({"memory": "much"}, "not a valid amount of memory"),
-        ({"timeout": -1}, "is no time"),
-        ({"timeout": float("inf")}, "is no time"),
+        ({"timeout": -1}, "is not a valid duration"),
+        ({"timeout": float("inf")}, "is not a valid duration"),
     ],
 )
 def test_what_a_task_cannot_be_is_told_in_a_sentence(wanted, says):
@@ -118,11 +118,11 @@ def test_an_app_is_found_as_a_module_or_a_file(apps, spec):
         ("one_app:other", "no app 'other'"),
         ("one_app:missing", "no app 'missing'"),
         ("beside_app", "beside_app:first, beside_app:second"),
-        ("no_app", "holds no"),
+        ("no_app", "has no `Rota"),
         ("broken_app", r"failed \(ZeroDivisionError"),
-        ("", "names no app"),
-        ("a/b:app", "names no app"),
-        (".x", "names no app"),
+        ("", "is not a valid app"),
+        ("a/b:app", "is not a valid app"),
+        (".x", "is not a valid app"),
     ],
 )
 def test_an_app_that_is_not_there_is_told_in_a_sentence(apps, spec, says):

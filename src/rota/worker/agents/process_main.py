@@ -93,7 +93,10 @@ def main(connection: socket.socket, lease_socket: socket.socket, parent: int, sp
     while (begin := worker.receive()) is not None:
         agent = app.recurring.get(begin.run.name)
         done = (
-            AgentProcessResult(FailureClass.UNKNOWN, f"The app has no agent {begin.run.name!r}; was its file changed?")
+            AgentProcessResult(
+                FailureClass.UNKNOWN,
+                f"The app has no agent {begin.run.name!r}: restart the worker if its file was changed.",
+            )
             if agent is None
             else run_agent_body(agent, begin, app.failure_hook)
         )

@@ -38,7 +38,7 @@ from rota.worker.runners.os_process import DescriptorReader, OsProcess, describe
 
 log = structlog.get_logger(__name__)
 POOL_SIZE = metrics.gauge("rota_agents_executor_pool_size", "Processes for sync agents.")
-ACTIVE_PROCESSES = metrics.gauge("rota_agents_executor_active_processes", "Processes in which a sync agent runs.")
+ACTIVE_PROCESSES = metrics.gauge("rota_agents_executor_active_processes", "Processes that run a sync agent.")
 
 START_TIMEOUT_S: Final = 60.0
 KILL_AFTER_S: Final = 3.0
@@ -116,7 +116,7 @@ class AgentProcess:
             while (message := pop_agent_message(self._buffer)) is not None:
                 self.messages.put_nowait(AGENT_MESSAGE_DECODER.decode(message))
         except msgspec.DecodeError as error:
-            log.warning("agent_process_unreadable", reason=str(error))
+            log.warning("agent_process_decode_failed", reason=str(error))
             self.process.kill()
 
     def finish_run(self) -> None:
@@ -234,4 +234,4 @@ class AgentProcessPool:
 
 def _exit_reason(child: AgentProcess) -> str:
     status = child.process.status
-    return describe_exit(status)[1] if status is not None else "Its process ended without a word."
+    return describe_exit(status)[1] if status is not None else "Its process ended without a result."

@@ -67,11 +67,11 @@ class FrameArtifacts:
         found = _match_files(self.dir_path(token), patterns) | self.open.get(token, {})
         if len(found) > ARTIFACTS_MAX:
             raise OutputNotStored(
-                "artifact_too_large", f"It left {len(found)} artifacts, at most {ARTIFACTS_MAX} are kept."
+                "artifact_too_large", f"The frame has {len(found)} artifacts: at most {ARTIFACTS_MAX} are stored."
             )
         if bytes_max and (size := sum(path.stat().st_size for path in found.values() if path.is_file())) > bytes_max:
             raise OutputNotStored(
-                "artifact_limit", f"It left {size} bytes of artifacts, and its policy allows {bytes_max}."
+                "artifact_limit", f"The frame has {size} bytes of artifacts: its policy allows {bytes_max}."
             )
         return _store_files(found, store)
 
@@ -108,7 +108,7 @@ def _match_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
             if path.is_file() and path.resolve().is_relative_to(inside) and path != folder / INPUT_FILE_NAME
         ]
         if not matches:
-            raise OutputNotStored("artifact_missing", f"Nothing in the directory of the frame is called {pattern!r}.")
+            raise OutputNotStored("artifact_missing", f"No file in the frame's directory matches {pattern!r}.")
         found |= {path.relative_to(folder).as_posix(): path for path in matches}
     return found
 
@@ -127,7 +127,7 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_byt
     try:
         check_artifact_name(name)
         if not path.is_file():
-            raise OutputNotStored("artifact_missing", f"The artifact {name!r} is no file, or not there any more.")
+            raise OutputNotStored("artifact_missing", f"The artifact {name!r} is not a file, or was removed.")
         inline_max = min(INLINE_VALUE_BYTES_MAX, inline_bytes_left)
         with path.open("rb") as file:
             data = file.read(inline_max + 1)
@@ -136,13 +136,13 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_byt
         if store is None:
             raise OutputNotStored(
                 "artifact_too_large",
-                f"The artifact {name!r} has {path.stat().st_size} bytes; more than {INLINE_VALUE_BYTES_MAX}, or"
-                f" {INLINE_ARTIFACT_BYTES_MAX} together with others, need store.directory to be set.",
+                f"The artifact {name!r} has {path.stat().st_size} bytes: set store.directory for more than"
+                f" {INLINE_VALUE_BYTES_MAX}, or {INLINE_ARTIFACT_BYTES_MAX} together with others.",
             )
         return Artifact(name, store.put_file(path))
     except InvalidInput as error:
         raise OutputNotStored(
-            "artifact_too_large", f"The artifact {name!r} cannot be kept. {error.sentence}"
+            "artifact_too_large", f"The artifact {name!r} cannot be stored. {error.sentence}"
         ) from error
     except RotaError as error:
         raise OutputNotStored(

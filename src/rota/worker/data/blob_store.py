@@ -26,7 +26,7 @@ class FileStore:
 
     def put(self, data: bytes) -> str:
         if len(data) > self._most_bytes:
-            raise InvalidInput(f"It has more than the {self._most_bytes} bytes that the store keeps of one value.")
+            raise InvalidInput(f"The value exceeds the store's limit of {self._most_bytes} bytes.")
         pointer = pointer_to(data, BlobLocation.FILE)
         self._files.put(pointer, data)
         return str(pointer)
@@ -37,7 +37,5 @@ class FileStore:
     def get(self, pointer: str) -> bytes:
         parsed = BlobPointer.parse(pointer)
         if parsed.where is not BlobLocation.FILE:
-            raise InvalidInput(
-                f"{pointer[:80]} does not lie in the store's directory, and a worker reads nothing else."
-            )
+            raise InvalidInput(f"{pointer[:80]} is not in the store's directory: workers read only from there.")
         return self._files.get(parsed)

@@ -91,7 +91,7 @@ class Payloads:
         try:
             return await asyncio.to_thread(self._store.put, data)
         except RotaError as error:
-            log.warning("result_not_stored", code=error.code, reason=error.sentence)
+            log.warning("result_store_failed", code=error.code, reason=error.sentence)
             failure = f"The result of {len(data)} bytes could not be stored. {error.sentence}"
             raise OutputNotStored("result_too_large", failure) from error
 
@@ -99,7 +99,7 @@ class Payloads:
         pointer = batch.assigned.pointer or ""
         try:
             if self._store is None:
-                raise InvalidSetting("This worker has no store.directory: set the one that the servers have.")
+                raise InvalidSetting("This worker has no store.directory: set the same one as the servers.")
             batch.input = await asyncio.to_thread(self._store.get, pointer)
         except RotaError as error:
             reason = outcomes.redact_and_truncate(f"The input at {pointer} cannot be read. {error.sentence}")

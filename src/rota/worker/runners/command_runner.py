@@ -117,7 +117,7 @@ class CommandRunner:
         argv = [_expand_frame_placeholder(argument, frame.number) for argument in work.argv]
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
-            raise _CommandNotFound(f"There is no command {argv[0]!r} on this worker's PATH.")
+            raise _CommandNotFound(f"The command {argv[0]!r} is not on this worker's PATH.")
         launcher = [
             str(LAUNCHER_PATH),
             str(os.getpid()),

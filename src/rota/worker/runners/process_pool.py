@@ -117,7 +117,7 @@ class TaskProcess:
             for message in self._unpacker.feed(data):
                 self.messages.put_nowait(message)
         except msgspec.DecodeError as error:
-            log.warning("process_unreadable", reason=str(error))
+            log.warning("task_process_decode_failed", reason=str(error))
             self.process.kill()
 
     def _on_output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -196,7 +196,7 @@ class TaskProcessPool:
         """A new process that has loaded the app; if it cannot start, the frame that needs it fails."""
         if old is not None:
             await old.close()
-        problem = "it did not load the app in time"
+        problem = "loading the app timed out"
         child = None
         try:
             child = TaskProcess(self._config, self._frame_table.progress_reporter)
@@ -204,7 +204,7 @@ class TaskProcessPool:
                 message = await child.messages.get()
             if isinstance(message, TaskProcessReady) and not message.problem:
                 return child
-            problem = message.problem if isinstance(message, TaskProcessReady) else "it ended while it loaded the app"
+            problem = message.problem if isinstance(message, TaskProcessReady) else "it exited while loading the app"
         except OSError as error:
             problem = f"it could not be started ({error.strerror or error})"
         except TimeoutError:
@@ -215,9 +215,9 @@ class TaskProcessPool:
             raise
         if child is not None:
             await child.close()
-        log.warning("process_not_started", reason=problem)
+        log.warning("task_process_start_failed", reason=problem)
         if (frame := self._start_next_frame()) is not None:
-            reason = outcomes.redact_and_truncate(f"A process for the task: {problem}.")
+            reason = outcomes.redact_and_truncate(f"The task's process did not start: {problem}.")
             self._frame_table.end(
                 frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_process", error=reason)
             )
@@ -260,14 +260,14 @@ class TaskProcessPool:
                 case TaskProcessArtifact() if message.token == token:
                     self._frame_table.artifacts.folder(token)
                 case _:
-                    log.debug("process_said_too_late")
+                    log.debug("task_process_message_late")
         return None
 
     def _finish(self, frame: RunningFrame, ended: TaskProcessResult | None, child: TaskProcess) -> None:
         if ended is None:
             code, sentence = describe_exit(child.process.status or 0)
             end = AttemptResult(
-                frame.token, AttemptStatus.FAILED, code=code, error=f"The process of the task is gone: {sentence}"
+                frame.token, AttemptStatus.FAILED, code=code, error=f"The task's process exited: {sentence}"
             )
             self._frame_table.end(frame, end)
         elif ended.status is AttemptStatus.SUCCEEDED:

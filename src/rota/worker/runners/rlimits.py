@@ -33,12 +33,15 @@ class CommandRlimits:
         """Code and message for a failed command."""
         number = -status if status < 0 else status - SHELL_SIGNAL_BASE
         if number == signal.SIGXCPU and self.limits.cpu_s:
-            return "cpu_limit", f"It used more than the {self.limits.cpu_s} s of CPU time that a process of it may."
+            return "cpu_limit", f"The command exceeded its limit of {self.limits.cpu_s} s of CPU time per process."
         if number == signal.SIGXFSZ and self.limits.file_mb:
-            return "file_limit", f"It wrote a file of more than {format_memory(Mebibytes(self.limits.file_mb))}."
+            return (
+                "file_limit",
+                f"The command wrote a file of more than {format_memory(Mebibytes(self.limits.file_mb))}.",
+            )
         code, sentence = describe_exit(status)
         limits = ", ".join(self._limit_texts())
-        return code, f"{sentence} A process of it may use {limits}." if limits else sentence
+        return code, f"{sentence} Limits per process: {limits}." if limits else sentence
 
     def _limit_texts(self) -> Iterator[str]:
         """All limits: most cause an error inside the program, so the exit status does not identify them."""
