@@ -98,7 +98,7 @@ class KeysResource(ApiResource[M]):
     ) -> CreatedKey:
         """Creates a key with this role in `shows`, or in all shows. Only this answer contains the secret."""
         grants = tuple(GrantSpec(Role(role), show) for show in shows) or (GrantSpec(Role(role)),)
-        expires_s = None if expires is None else to_seconds(expires, "time for a key to last")
+        expires_s = None if expires is None else to_seconds(expires, "key lifetime")
         spec = KeySpec(name=name, grants=grants, expires_s=expires_s)
         return await self._request("POST", "/keys", CreatedKey, idempotent=False, body=spec)
 

@@ -23,7 +23,7 @@ def endpoint_resolver(url: str, key: str) -> Callable[[], ApiEndpoint]:
             found = find_endpoint(settings)
             return ApiEndpoint(found.url, key or found.key)
         if not (key or settings.api.key):
-            raise InvalidSetting("A URL was given and no key: give Rota(url, key=...), or set ROTA_API_KEY.")
+            raise InvalidSetting("A URL needs a key: pass Rota(url, key=...), or set ROTA_API_KEY.")
         return ApiEndpoint(url.rstrip("/"), key or settings.api.key or "")
 
     return find
@@ -37,5 +37,5 @@ def database_url() -> str:
     settings = load().settings
     url = settings.postgres.url or local_url(settings, "postgres")
     if not url:
-        raise InvalidSetting("No PostgreSQL is known: set postgres.url, or start one with `rota up`.")
+        raise InvalidSetting("No PostgreSQL is configured: set postgres.url, or start one with `rota up`.")
     return url

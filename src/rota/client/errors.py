@@ -73,7 +73,7 @@ def _error_class(status: int) -> type[RotaError]:
 def _unrecognized_answer(status: int, media_type: str, body: bytes) -> str:
     text = " ".join(body[:EXCERPT_BYTES_MAX].decode(errors="replace").split())
     excerpt = f": {redact_text(text)}" if text and "html" not in media_type else ""
-    return f"Whoever answers there with status {status} is no Rota: check its URL, and what lies on the way{excerpt}."
+    return f"The server that answered with status {status} is not Rota: check the URL, and proxies on the way{excerpt}."
 
 
 def _subclass_tree(kind: type[RotaError]) -> Iterator[type[RotaError]]:

@@ -85,7 +85,7 @@ class HttpClient:
         """The pool, and pools of former endpoints, which other calls may still use."""
 
     def __repr__(self) -> str:
-        return f"<wire to {self._endpoint.url if self._endpoint else 'nobody yet'}>"
+        return f"<connection to {self._endpoint.url if self._endpoint else 'no endpoint yet'}>"
 
     async def call(
         self,
@@ -147,7 +147,7 @@ class HttpClient:
                     raise _response_error(answer)
                 yield answer
         except httpx.ReadTimeout as error:
-            raise StreamIdle(f"Rota has written nothing for {READ_TIMEOUT_S:g} s.") from error
+            raise StreamIdle(f"Rota sent nothing for {READ_TIMEOUT_S:g} s.") from error
         except httpx.RequestError as error:
             self._rediscover()
             raise self._unavailable(error) from error
@@ -172,9 +172,7 @@ class HttpClient:
         except _NOT_SENT_ERRORS as error:
             return _FailedAttempt(self._unavailable(error), undone=True)
         except (httpx.RequestError, TimeoutError) as error:
-            return _FailedAttempt(
-                self._unavailable(error, " and whether it did what it was asked is not known"), undone=False
-            )
+            return _FailedAttempt(self._unavailable(error, " and the outcome of the request is unknown"), undone=False)
         if answer.is_success:
             return answer
         if answer.status_code not in _TRANSIENT_STATUSES:
@@ -230,7 +228,7 @@ def encode_body(body: object) -> bytes:
     try:
         return msgspec.msgpack.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"This cannot be sent: {str(error)[:300].rstrip('.')}.") from error
+        raise InvalidInput(f"The request cannot be encoded: {str(error)[:300].rstrip('.')}.") from error
 
 
 def decode_response(kind: type[T], answer: httpx.Response) -> T:
@@ -238,8 +236,8 @@ def decode_response(kind: type[T], answer: httpx.Response) -> T:
         return _decoder(kind).decode(answer.content)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise RotaError(
-            f"{answer.request.method} {answer.request.url.path} was answered with something else than this version of"
-            f" Rota knows ({str(error)[:200]}): use the SDK of the version that the server has."
+            f"{answer.request.method} {answer.request.url.path} returned an answer that this version of Rota cannot"
+            f" decode ({str(error)[:200]}): use the SDK version of the server."
         ) from error
 
 

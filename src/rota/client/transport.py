@@ -99,10 +99,10 @@ def make_transport(url: str, key: str) -> Transport:
     scheme = url.partition("://")[0].lower() if url else "http"
     if scheme not in ("http", "https"):
         raise InvalidInput(
-            f"Rota cannot be reached by {scheme[:20]!r}: give the URL of its API, which begins with http:// or https://."
+            f"{scheme[:20]!r} is not a supported URL scheme: pass the URL of the API, with http:// or https://."
         )
     if "@" in url:
-        raise InvalidInput("The URL of an API holds no password: give the key as Rota(url, key=...).")
+        raise InvalidInput("The URL of the API must not contain a password: pass the key as Rota(url, key=...).")
     from rota.client.discovery import endpoint_resolver
     from rota.client.http import HttpClient
     from rota.client.jobs import HttpTransport

@@ -75,21 +75,21 @@ def define_agent(
 
 def _schedule(name: str, every: float | str | None, cron: str | None, zone: str, at: datetime | None) -> Schedule:
     if [every, cron, at].count(None) != 2:
-        raise InvalidInput(f"Agent {name!r} needs one of every=, cron= and at=, to say when it runs.")
+        raise InvalidInput(f"Agent {name!r} needs exactly one schedule: pass every=, cron= or at=.")
     if every is not None:
         return IntervalSchedule(_to_ms(every))
     if cron is not None:
         return CronSchedule(cron, zone)
     assert at is not None
     if at.tzinfo is None:
-        raise InvalidInput(f"Agent {name!r} runs at {at}, which names no time zone: use datetime(..., tzinfo=UTC).")
+        raise InvalidInput(f"Agent {name!r} runs at {at}, which has no time zone: use datetime(..., tzinfo=UTC).")
     return OneTimeSchedule(round(at.timestamp() * 1000))
 
 
 def _to_ms(time: float | str) -> int:
     seconds = parse_duration(time) if isinstance(time, str) else float(time)
     if not 0 <= seconds < float("inf"):
-        raise InvalidInput(f"{time!r} is no time; write seconds from 0, or text such as 10min.")
+        raise InvalidInput(f"{time!r} is not a valid duration: use seconds from 0, or text such as 10min.")
     return round(seconds * 1000)
 
 
@@ -103,7 +103,7 @@ def _takes_run_argument(name: str, function: Callable[..., Any]) -> bool:
     if _accepts(signature, None):
         return True
     raise InvalidInput(
-        f"The body of agent {name!r} must take nothing, or one argument: its run. Give the others defaults."
+        f"The body of agent {name!r} takes too many arguments: accept none, or one (the run); give others defaults."
     )
 
 

@@ -122,7 +122,7 @@ class Rota(AdminClient[AsyncMode]):
         def declare(target: F) -> F:
             agent = define_agent(target, **options)
             if agent.spec.name in self.recurring:
-                raise InvalidInput(f"There are two agents {agent.spec.name!r}: give one of them another name=.")
+                raise InvalidInput(f"Agent {agent.spec.name!r} is declared twice: give one another name=.")
             self.recurring[agent.spec.name] = agent
             return target
 
@@ -145,7 +145,7 @@ class Rota(AdminClient[AsyncMode]):
 
             workflow: Workflow[..., Any] = Workflow(self, body, options)
             if workflow.name in self.flows:
-                raise InvalidInput(f"There are two workflows {workflow.name!r}: give one of them another name=.")
+                raise InvalidInput(f"Workflow {workflow.name!r} is declared twice: give one another name=.")
             self.flows[workflow.name] = workflow
             return workflow
 
@@ -157,7 +157,7 @@ class Rota(AdminClient[AsyncMode]):
         It takes the exception and returns "THROTTLED", "TRANSIENT" or another `FailureClass`; None: use Rota's rules.
         """
         if self.failure_hook is not None:
-            raise InvalidInput("This app has a hook for failures: let one function answer for all of them.")
+            raise InvalidInput("This app already has a failure hook: use one function for all failures.")
         self.failure_hook = hook
         return hook
 
@@ -227,9 +227,9 @@ class Rota(AdminClient[AsyncMode]):
     ) -> Task[..., Any]:
         name = name or getattr(function, "__name__", "")
         if not _TASK_NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} cannot name a task: give it a name of letters, digits, dots and hyphens.")
+            raise InvalidInput(f"{name!r} is not a valid task name: use letters, digits, dots and hyphens.")
         if name in self.tasks:
-            raise InvalidInput(f"There are two tasks {name!r}: give one of them another name, as in task(name=...).")
+            raise InvalidInput(f"Task {name!r} is declared twice: give one another name, as in task(name=...).")
         kind = CoroutineTask if iscoroutinefunction(function) else FunctionTask
         self.tasks[name] = kind(self, function, _work(name, **options), topic or name)
         return self.tasks[name]
@@ -246,7 +246,7 @@ def _work(
     kill_after: float | str = 5,
 ) -> Work:
     if gpus < 0:
-        raise InvalidInput(f"Task {name!r} asks for {gpus} GPUs; write a number from 0.")
+        raise InvalidInput(f"Task {name!r} requests {gpus} GPUs: use a number from 0.")
     return Work(
         task=name,
         cores=parse_cores(cores),
@@ -261,5 +261,5 @@ def _work(
 def _seconds(time: float | str) -> float:
     seconds = parse_duration(time) if isinstance(time, str) else float(time)
     if not 0 <= seconds < float("inf"):
-        raise InvalidInput(f"{time!r} is no time; write seconds from 0, or text such as 10min.")
+        raise InvalidInput(f"{time!r} is not a valid duration: use seconds from 0, or text such as 10min.")
     return seconds

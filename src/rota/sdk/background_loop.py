@@ -51,10 +51,10 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs the coroutine on the background loop, with the caller's contextvars."""
     if _in_event_loop():
         coroutine.close()
-        raise InvalidInput("This thread runs an event loop: leave `.sync` out and await the call instead.")
+        raise InvalidInput("This thread runs an event loop: omit `.sync` and await the call.")
     if _BACKGROUND.closed:
         coroutine.close()
-        raise InvalidInput("This process is ending: call Rota before that.")
+        raise InvalidInput("This process is exiting: call Rota earlier.")
     future = asyncio.run_coroutine_threadsafe(coroutine, _BACKGROUND.get_or_start())
     try:
         return future.result()

@@ -122,13 +122,13 @@ class Job(Generic[R]):
         for unreadable in results:
             if unreadable.problem:
                 raise BlobMissing(
-                    f"What frame {unreadable.frame} of job {self.id} returned cannot be told: {unreadable.problem}"
+                    f"The result of frame {unreadable.frame} of job {self.id} cannot be read: {unreadable.problem}"
                 )
         try:
             return self._read(view, results)
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"What job {self.id} returned is not what its task is said to return: {error}."
+                f"The result of job {self.id} does not match the return type of its task: {error}."
             ) from error
 
     async def cancel(self) -> bool:
@@ -177,8 +177,8 @@ class Job(Generic[R]):
                     return view
                 if until is not None and time.monotonic() >= until:
                     raise NotEnded(
-                        f"Job {self.id} has not ended within {timeout:g} s, it is {view.state}: wait for longer, or ask"
-                        " what it waits for with explain().",
+                        f"Job {self.id} has not ended within {timeout:g} s, it is {view.state}: wait longer, or call"
+                        " explain() to see why.",
                         job=str(self.id),
                     )
 

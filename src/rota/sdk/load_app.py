@@ -25,7 +25,7 @@ def load(spec: str, folder: Path) -> Rota:
     module = _import_app_module(spec, where, folder)
     found = getattr(module, name, None) if name else _only_app(spec, module)
     if not isinstance(found, Rota):
-        raise InvalidInput(f"{where} has no app {name!r}: write the name of a variable that holds a `Rota()`.")
+        raise InvalidInput(f"{where} has no app {name!r}: use the name of a variable that holds a `Rota()`.")
     return found
 
 
@@ -33,10 +33,10 @@ def _import_app_module(spec: str, where: str, folder: Path) -> ModuleType:
     if where.endswith(".py"):
         path = (folder / where).resolve()
         if not path.is_file():
-            raise InvalidInput(f"There is no file {path}: write module:app, or the path of a Python file.")
+            raise InvalidInput(f"There is no file {path}: use module:app, or the path of a Python file.")
         folder, where = path.parent, path.stem
     if not _MODULE_NAME.fullmatch(where):
-        raise InvalidInput(f"{spec!r} names no app: write module:app, or the path of a Python file.")
+        raise InvalidInput(f"{spec!r} is not a valid app: use module:app, or the path of a Python file.")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -55,4 +55,8 @@ def _only_app(spec: str, module: ModuleType) -> Rota:
     if len(found) == 1:
         return next(iter(found.values()))
     names = ", ".join(f"{spec}:{name}" for name in found)
-    raise InvalidInput(f"{spec} holds several apps: write {names}." if found else f"{spec} holds no `Rota()`.")
+    raise InvalidInput(
+        f"{spec} has several apps: use one of {names}."
+        if found
+        else f"{spec} has no `Rota()`: assign one to a variable."
+    )

@@ -45,7 +45,7 @@ def encode_hook(value: Any) -> object:
     if hasattr(value, "model_dump") and hasattr(type(value), "model_validate"):
         return value.model_dump(by_alias=True)
     raise TypeError(
-        f"a {type(value).__name__} cannot travel; pass plain values, dataclasses, or models of msgspec or pydantic"
+        f"the type {type(value).__name__} is not supported: pass plain values, dataclasses, msgspec or pydantic models"
     )
 
 

@@ -143,7 +143,7 @@ class Task(Generic[P, R]):
         """The submission of `map`."""
         inputs = [self._input((item,), {}) for item in items]
         if not inputs:
-            raise InvalidInput(f"The task {self.name} was given no items to map: a job needs at least one frame.")
+            raise InvalidInput(f"Task {self.name} has no items to map: pass at least one.")
         return self.submission(self.wanted, items=inputs)
 
     def framed(self, frames: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
@@ -172,7 +172,7 @@ class Task(Generic[P, R]):
             return {"args": to_msgpack_value(list(args)), "kwargs": to_msgpack_value(kwargs)}
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             reason = str(error)[:300].rstrip(".")
-            raise InvalidInput(f"The task {self.name} cannot be submitted like this: {reason}.") from error
+            raise InvalidInput(f"Task {self.name} cannot be submitted with these arguments: {reason}.") from error
 
     def _copy_with(self, **attributes: Any) -> Self:
         task = copy(self)

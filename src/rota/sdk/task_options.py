@@ -66,7 +66,7 @@ def validate_options(options: TaskOptions) -> TaskOptions:
     for name in options:
         if name not in TaskOptions.__annotations__:
             matches = get_close_matches(name, TaskOptions.__annotations__, n=1)
-            hint = f"did you mean {matches[0]}?" if matches else f"there are {', '.join(TaskOptions.__annotations__)}."
+            hint = f"did you mean {matches[0]}?" if matches else f"use one of {', '.join(TaskOptions.__annotations__)}."
             raise InvalidInput(f"A job has no option {name!r}: {hint}")
     return options
 
@@ -119,16 +119,16 @@ def to_seconds(span: DurationLike, what: str) -> float:
         span = span.total_seconds()
     seconds = parse_duration(span) if isinstance(span, str) else float(span)
     if not 0 <= seconds < float("inf"):
-        raise InvalidInput(f"{span!r} is no {what}; write seconds from 0, or text such as 10min.")
+        raise InvalidInput(f"{span!r} is not a valid {what}: use seconds from 0, or text such as 10min.")
     return seconds
 
 
 def _to_datetime(at: DurationLike | datetime, now_ms: int) -> datetime:
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise InvalidInput(f"{at} is a moment in no time zone: write datetime(..., tzinfo=UTC), or another zone.")
+            raise InvalidInput(f"{at} has no time zone: use datetime(..., tzinfo=UTC), or another zone.")
         return at
-    return datetime.fromtimestamp(now_ms / 1000, UTC) + timedelta(seconds=to_seconds(at, "time to begin after"))
+    return datetime.fromtimestamp(now_ms / 1000, UTC) + timedelta(seconds=to_seconds(at, "start delay"))
 
 
 def _deadline_ms(deadline: DurationLike | datetime, now_ms: int) -> int:
@@ -136,5 +136,5 @@ def _deadline_ms(deadline: DurationLike | datetime, now_ms: int) -> int:
         return max(1, round(to_seconds(deadline, "deadline") * 1000))
     remaining_ms = round(_to_datetime(deadline, now_ms).timestamp() * 1000) - now_ms
     if remaining_ms <= 0:
-        raise InvalidInput(f"The deadline {deadline} has passed: give one that is still to come.")
+        raise InvalidInput(f"The deadline {deadline} has passed: use one in the future.")
     return remaining_ms

@@ -21,13 +21,13 @@ from rota.runtime import build_gate
 
 async def submit(connection: Any, submissions: Sequence[Submission]) -> list[SubmitResult]:
     if not is_async(connection):
-        raise InvalidInput(f"A {type(connection).__name__} would hold up the event loop: use task.sync.on(connection).")
+        raise InvalidInput(f"A {type(connection).__name__} would block the event loop: use task.sync.on(connection).")
     return await submit_on_async(connection, submissions, gate=_gate())
 
 
 def submit_sync(connection: Any, submissions: Sequence[Submission]) -> list[SubmitResult]:
     if is_async(connection):
-        raise InvalidInput(f"A {type(connection).__name__} has to be awaited: use `await task.on(connection)...`.")
+        raise InvalidInput(f"A {type(connection).__name__} must be awaited: use `await task.on(connection)...`.")
     return submit_on_sync(connection, submissions, gate=_gate())
 
 

@@ -30,7 +30,7 @@ class MovableClock:
         """Moves the clock forward; a number is in seconds."""
         span = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if span < timedelta():
-            raise InvalidInput(f"A clock cannot go back by {-span}: make another one.")
+            raise InvalidInput(f"The clock cannot go back by {-span}: create another one.")
         self._now += span
 
     def move_to(self, moment: datetime) -> None:

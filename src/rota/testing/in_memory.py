@@ -90,7 +90,9 @@ class Rehearsal:
             if due is None:
                 return attempts
             await self._run(due)
-        raise AssertionError(f"{DRAIN_ATTEMPTS_MAX} attempts and still work to do: do jobs submit each other for ever?")
+        raise AssertionError(
+            f"Work remains after {DRAIN_ATTEMPTS_MAX} attempts: check for jobs that submit each other endlessly."
+        )
 
     def drain_sync(self) -> int:
         """`drain` for tests without an event loop."""
@@ -161,7 +163,7 @@ class Rehearsal:
                 if not self.runs.advance_all():
                     return
         raise AssertionError(
-            f"{DRAIN_ATTEMPTS_MAX} steps and still no job to run: do workflows start each other for ever?"
+            f"No job to run after {DRAIN_ATTEMPTS_MAX} steps: check for workflows that start each other endlessly."
         )
 
     def _take_due_frame(self) -> SimulatedFrame | None:
@@ -184,9 +186,9 @@ class Rehearsal:
         job, name = frame.job, _WORK_DECODER.decode(frame.plan.work).task
         task = self._tasks[job.id].get(name)
         if not name:
-            raise InvalidInput(f"Job {job.id} is a command, and a rehearsal runs tasks alone: put it into one.")
+            raise InvalidInput(f"Job {job.id} is a command: in tests only tasks run, so wrap it in a task.")
         if task is None:
-            raise InvalidInput(f"No task {name!r} is known to the app that submitted job {job.id}.")
+            raise InvalidInput(f"The app that submitted job {job.id} has no task {name!r}: declare it.")
         if job.state is JobState.SCHEDULED:
             job.transition_to(JobState.DISPATCHED, self.clock.now_ms())
             job.transition_to(JobState.RUNNING, self.clock.now_ms())
@@ -258,8 +260,7 @@ class InMemoryTransport:
         while not found.state.terminal:
             if not any(frame.taken for frame in found.frames):
                 raise NotEnded(
-                    f"Job {job} is {found.state} in a test: drain() runs what is due, and clock.advance() brings the"
-                    " rest nearer."
+                    f"Job {job} is {found.state} in a test: call drain() to run due work, clock.advance() to move time."
                 )
             if asyncio.get_running_loop().time() >= until:
                 break
@@ -282,7 +283,7 @@ class InMemoryTransport:
         found = self._rehearsal.find(job)
         names = [each.name for each in found.plan.layers]
         if source.layer is not None and source.layer not in names:
-            raise InvalidInput(f"Job {job} has no layer {source.layer!r}: there are {', '.join(names)}.")
+            raise InvalidInput(f"Job {job} has no layer {source.layer!r}: use one of {', '.join(names)}.")
         number = 0 if source.layer is None else names.index(source.layer)
         frame = source.frame if source.frame is not None else found.plan.layers[number].frames.first
         attempts = [key[2] for key in found.logs if key[:2] == (number, frame)]

@@ -135,10 +135,10 @@ class SimulatedJob:
     def resubmission(self, *, every_frame: bool) -> ValidatedSubmission:
         """A new job for the failed frames, or for all."""
         if every_frame and not self.state.terminal:
-            raise InvalidInput(f"Job {self.id} has not ended: cancel it, or wait for it, to run all of it again.")
+            raise InvalidInput(f"Job {self.id} has not ended: cancel it or wait for it before running all of it again.")
         failed = {(each.layer, each.place) for each in self.results if each.state is not FrameState.SUCCEEDED}
         if not every_frame and not failed - self._resubmitted:
-            raise InvalidInput(f"Job {self.id} has no failed frame that is kept: retry all of it, or submit it again.")
+            raise InvalidInput(f"Job {self.id} has no failed frame on record: retry all of it, or submit it again.")
         selected = None if every_frame else failed - self._resubmitted
         self._resubmitted |= failed
         layers = [_layer_to_retry(layer, number, selected) for number, layer in enumerate(self.plan.layers)]
@@ -159,11 +159,13 @@ class SimulatedJob:
         waiting = 0 if self.state.terminal else len(self.frames)
         causes: tuple[Cause, ...] = ()
         if self.state is JobState.PENDING:
-            causes = (_cause(Reason.WAITING_ON_JOB, Reason.WAITING_ON_JOB.meaning, "Have that one end."),)
+            causes = (_cause(Reason.WAITING_ON_JOB, Reason.WAITING_ON_JOB.meaning, "Let that job end."),)
         elif waiting and min(frame.due_ms for frame in self.frames) > now_ms:
-            causes = (_cause(Reason.DEFERRED, "Its time has not come.", "Move the clock: clock.advance(...)."),)
+            causes = (
+                _cause(Reason.DEFERRED, "Its start time is in the future.", "Move the clock: clock.advance(...)."),
+            )
         elif waiting:
-            causes = (_cause(Reason.QUEUED, "Nobody has run it.", "Call drain()."),)
+            causes = (_cause(Reason.QUEUED, "It has not been run.", "Call drain()."),)
         return JobExplanation(
             job=self.id,
             name=self.plan.name,

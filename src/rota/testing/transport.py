@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rota.testing.in_memory import Rehearsal
 
 T = TypeVar("T")
-NOT_SIMULATED: Final = "A rehearsal plays jobs and workflows alone: leave shows, events and the like out of the test."
+NOT_SIMULATED: Final = (
+    "The in-memory backend supports only jobs and workflows: do not use shows, events and the like in the test."
+)
 _RUN_COMMANDS: Final[Mapping[str, InboxMessage]] = {
     "cancel": CancelRun("Cancelled by a test."),
     "pause": PauseRun(),
@@ -58,8 +60,8 @@ class InMemoryHttpClient:
         answer = await self.call("GET", path, kind)
         if not is_done(answer):
             raise NotEnded(
-                f"The run has not ended in a test, it is {getattr(answer, 'state', '')}: drain() runs what is due, and"
-                " clock.advance() brings the rest nearer."
+                f"The run has not ended in a test, it is {getattr(answer, 'state', '')}: call drain() to run"
+                " due work, clock.advance() to move time."
             )
         return answer
 

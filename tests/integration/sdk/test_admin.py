@@ -186,5 +186,5 @@ async def test_those_who_wait_have_the_same_calls(farm, app):
 
 
 async def test_a_rehearsal_has_no_shows(app):
-    with inline(), pytest.raises(InvalidInput, match="plays jobs and workflows alone"):
+    with inline(), pytest.raises(InvalidInput, match="supports only jobs and workflows"):
         await app.shows.list()

@@ -87,7 +87,7 @@ async def test_what_may_not_be_repeated_is_not_when_its_reply_is_lost(farm, netw
     await until(lambda: _known(farm, "ads"), what="the show of the lost reply")
     network.heal()
     network.reset()
-    with pytest.raises(Unavailable, match="whether it did what it was asked is not known"):
+    with pytest.raises(Unavailable, match="the outcome of the request is unknown"):
         await creating
     assert [one.name for one in await app.shows.list()] == ["ads", "film"]
 

@@ -433,7 +433,7 @@ async def test_the_wrong_kind_of_connection_is_refused(app, database_url):
     with psycopg.connect(database_url) as connection, pytest.raises(InvalidInput, match=r"use task\.sync\.on"):
         await square.on(connection).submit(2)
     awaited = await asyncpg.connect(database_url)
-    with pytest.raises(InvalidInput, match="has to be awaited"):
+    with pytest.raises(InvalidInput, match="must be awaited"):
         square.sync.on(awaited).submit(2)
     await awaited.close()
     with pytest.raises(InvalidInput, match="cannot be queued on a int"):

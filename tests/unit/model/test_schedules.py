@@ -120,7 +120,7 @@ def test_cron_is_declared_with_its_time_zone():
     app = Rota()
     app.agent(cron="0 2 * * MON-FRI", tz=BERLIN, name="nightly")(lambda: None)
     assert app.recurring["nightly"].spec.schedule == CronSchedule("0 2 * * MON-FRI", BERLIN)
-    with pytest.raises(InvalidInput, match="one of every=, cron= and at="):
+    with pytest.raises(InvalidInput, match="needs exactly one schedule"):
         app.agent(cron="0 2 * * *", every=5, name="both")(lambda: None)
 
 

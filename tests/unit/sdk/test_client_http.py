@@ -32,7 +32,7 @@ from rota.testing import MovableClock, manual
 from tests.support.answers import CUT, answer, answering, problem
 
 KEY = "rota_0123456789_" + "k" * 39
-AGAIN = {"again": True}
+IDEMPOTENT = {"idempotent": True}
 
 
 def wire(server, **more):
@@ -44,7 +44,7 @@ def wire(server, **more):
 async def test_what_may_be_repeated_is_until_it_is_answered():
     async with answering(CUT, answer(502, b"<html>"), problem(503, "postgres_unavailable"), answer(body=5)) as server:
         asking = wire(server)
-        assert await asking.call("GET", "/jobs", int, **AGAIN) == 5
+        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
         await asking.close()
     assert [(each.method, each.path) for each in server.heard] == [("GET", "/api/v1/jobs")] * 4
     assert server.heard[0].headers["authorization"] == f"Bearer {KEY}"
@@ -53,7 +53,7 @@ async def test_what_may_be_repeated_is_until_it_is_answered():
 async def test_what_may_not_be_repeated_is_sent_once_and_said_to_be_unknown():
     async with answering(CUT) as server:
         asking = wire(server)
-        with pytest.raises(Unavailable, match="whether it did what it was asked is not known"):
+        with pytest.raises(Unavailable, match="the outcome of the request is unknown"):
             await asking.call("POST", "/shows", int, idempotent=False, body={"name": "film"})
         await asking.close()
     assert len(server.heard) == 1
@@ -82,7 +82,7 @@ async def test_patience_ends(said):
     async with answering(said) as server:
         asking = wire(server, retry_budget_s=60)
         with pytest.raises(Unavailable):
-            await asking.call("GET", "/jobs", int, **AGAIN)
+            await asking.call("GET", "/jobs", int, **IDEMPOTENT)
         await asking.close()
     assert len(server.heard) == 1 if said is not CUT else 10 < len(server.heard) < 60
 
@@ -107,7 +107,7 @@ async def test_rota_is_found_again_where_it_came_back():
             return ApiEndpoint(place.url, KEY)
 
         asking = HttpClient(find, clock=MovableClock())
-        assert await asking.call("GET", "/jobs", int, **AGAIN) == 5
+        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
         await asking.close()
     assert (len(before.heard), len(after.heard)) == (2, 1)
 
@@ -128,13 +128,13 @@ def test_a_refusal_is_the_exception_of_its_code(kind):
 @pytest.mark.parametrize(
     ("status", "body", "kind", "word"),
     [
-        (404, b"<html>", NotFound, "is no Rota"),
-        (401, b"", Unauthenticated, "is no Rota"),
+        (404, b"<html>", NotFound, "is not Rota"),
+        (401, b"", Unauthenticated, "is not Rota"),
         (400, b'{"code": "of_later", "detail": "Never heard."}', InvalidInput, "Never heard"),
         (500, b'{"code": "defect", "detail": "Oh."}', Unavailable, "Oh"),
         (302, b"", RotaError, "status 302"),
         (418, b'["teapot"]', InvalidInput, "teapot"),
-        (400, b'{"code": 5}', InvalidInput, "is no Rota"),
+        (400, b'{"code": 5}', InvalidInput, "is not Rota"),
         (400, b'{"code": "invalid_input", "detail": "A.", "facts": {"sentence": 1, "a b": 2}}', InvalidInput, "A"),
     ],
 )
@@ -166,7 +166,7 @@ async def test_the_key_is_shown_nowhere_and_sent_nowhere_else(caplog):
         asking = wire(server)
         for kind in (RotaError, Unauthenticated):
             with pytest.raises(kind) as told:
-                await asking.call("GET", "/jobs", int, **AGAIN)
+                await asking.call("GET", "/jobs", int, **IDEMPOTENT)
             assert KEY not in repr((told.value, told.value.facts, asking, vars(asking)))
         await asking.close()
     assert other.heard == []
@@ -177,8 +177,10 @@ async def test_the_key_is_shown_nowhere_and_sent_nowhere_else(caplog):
 async def test_an_answer_of_another_version_is_one_sentence():
     async with answering(answer(body="text")) as server:
         asking = wire(server)
-        with pytest.raises(RotaError, match="GET /api/v1/jobs was answered with something else"):
-            await asking.call("GET", "/jobs", int, **AGAIN)
+        with pytest.raises(
+            RotaError, match="GET /api/v1/jobs returned an answer that this version of Rota cannot decode"
+        ):
+            await asking.call("GET", "/jobs", int, **IDEMPOTENT)
         await asking.close()
 
 
@@ -192,17 +194,17 @@ async def test_a_cancelled_call_leaves_the_others_alone():
     async with answering(never, answer(body=5)) as server:
         asking = wire(server)
         async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(asking.call("GET", "/jobs", int, **AGAIN))
+            first = tasks.create_task(asking.call("GET", "/jobs", int, **IDEMPOTENT))
             await hangs.wait()
             first.cancel()
-        assert await asking.call("GET", "/jobs", int, **AGAIN) == 5
+        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
         await asking.close()
 
 
 def test_a_url_needs_a_key(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROTA_API_KEY", raising=False)
-    with pytest.raises(InvalidSetting, match="no key"):
+    with pytest.raises(InvalidSetting, match="A URL needs a key"):
         endpoint_resolver("http://localhost:1", "")()
     monkeypatch.setenv("ROTA_API_KEY", KEY)
     assert endpoint_resolver("http://localhost:1/", "")() == ApiEndpoint("http://localhost:1", KEY)

@@ -156,9 +156,9 @@ def test_a_value_that_does_not_fit_is_one_sentence_that_names_its_parameter(kind
 
 
 def test_what_cannot_travel_says_so():
-    with pytest.raises(TypeError, match="a object cannot travel; pass plain values"):
+    with pytest.raises(TypeError, match="the type object is not supported: pass plain values"):
         to_msgpack_value([object()])
-    with pytest.raises(TypeError, match="cannot travel"):
+    with pytest.raises(TypeError, match="is not supported"):
         encode_value(lambda: 1)
 
 

@@ -73,7 +73,7 @@ async def test_a_run_is_played_to_its_end(agency):
 async def test_time_passes_and_people_agree_when_the_test_says_so(agency):
     with testing.manual() as rehearsal:
         run = await agency.tour.start(["Oslo", "Rome"])
-        with pytest.raises(NotEnded, match="it is RUNNING: drain"):
+        with pytest.raises(NotEnded, match="it is RUNNING: call drain"):
             await run.result()
         for _ in range(2):
             await rehearsal.drain()
@@ -148,7 +148,7 @@ async def test_a_run_is_paused_cancelled_and_run_again(agency):
             await agency.trip.run("00000000-0000-0000-0000-000000000000").get()
         with pytest.raises(NotFound, match="declare it first"):
             await agency.app.workflows.start("nobody")
-        with pytest.raises(InvalidInput, match="plays jobs and workflows alone"):
+        with pytest.raises(InvalidInput, match="supports only jobs and workflows"):
             await agency.app.shows.list()
 
 
@@ -160,7 +160,7 @@ async def test_nothing_is_undone_where_nothing_can_be(agency):
             steps.job("a", agency.book.call("Oslo"))
 
         run = await plain.start()
-        with pytest.raises(Refused, match="nothing to undo"):
+        with pytest.raises(Refused, match="nothing to compensate"):
             await run.rollback()
 
 

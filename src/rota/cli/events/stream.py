@@ -40,7 +40,9 @@ FAILURE_KINDS: Final = frozenset(
 async def follow(settings: Settings, filters: Mapping[str, str], after: str, form: OutputFormat) -> None:
     client = HttpClient(partial(find_endpoint, settings))
     try:
-        async for message in follow_events(client, EVENTS_PATH, filters, after=after, on_unavailable=_report_unavailable):
+        async for message in follow_events(
+            client, EVENTS_PATH, filters, after=after, on_unavailable=_report_unavailable
+        ):
             if not _print_event(message.data, form):
                 return
     finally:

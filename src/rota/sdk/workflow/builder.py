@@ -84,7 +84,7 @@ class Step(Generic[R]):
             yield
         if len(handlers) != 1:
             raise InvalidInput(
-                f"Step {self.id} has {len(handlers)} steps below on_error(): write one, a workflow if it takes more."
+                f"Step {self.id} has {len(handlers)} steps in on_error(): use one, such as a workflow step."
             )
         self._steps.change(self.id, on_error=handlers[0])
 
@@ -107,9 +107,7 @@ class Switch(Step[Any]):
         for value in values:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             if text in self._cases:
-                raise InvalidInput(
-                    f"Step {self.id} has two cases {text!r}: write what belongs to it below one of them."
-                )
+                raise InvalidInput(f"Step {self.id} has two cases {text!r}: put its steps into one of them.")
             self._cases[text] = tuple(chosen)
         self._update_spec()
 
@@ -262,7 +260,9 @@ class Steps:
     ) -> Step[None]:
         """Waits for a duration, or until a time."""
         if isinstance(until, datetime) and until.tzinfo is None:
-            raise InvalidInput(f"Step {name} waits until {until}, in no time zone: use datetime(..., tzinfo=UTC).")
+            raise InvalidInput(
+                f"Step {name} waits until {until}, which has no time zone: use datetime(..., tzinfo=UTC)."
+            )
         delay = span if is_deferred(span) else _seconds(span, name, "delay")
         return self._add_step(
             name, "delay", {"delay_sec": _step_value(name, delay), "delay_until": _step_value(name, until)}, start
@@ -274,7 +274,7 @@ class Steps:
 
     def switch(self, name: str, on: object, /, **start: Unpack[StepStartOptions]) -> Switch:
         """Branches on a value of the run or an expression."""
-        text = checked_expression(on, f"What step {name} chooses by")
+        text = checked_expression(on, f"The value step {name} branches on")
         self._add_step(name, "switch", {"switch": SwitchSpec(on=text, cases={})}, start)
         return Switch(self, name, text)
 
@@ -305,7 +305,7 @@ class Steps:
         **start: Unpack[StepStartOptions],
     ) -> Step[ApprovalOutput]:
         """Waits for approval of a text and the values in `shows`; its output lists the approvers."""
-        expires_s = _seconds(expires, name, "time to expire after")
+        expires_s = _seconds(expires, name, "expiry")
         terms = ApprovalSpec(
             text=_step_value(name, text), quorum=quorum, approvers=tuple(approvers), expires_s=expires_s
         )
@@ -348,7 +348,7 @@ class Steps:
         self, name: str, fields: dict[str, Any], compensate: CompensationCall[Any] | None, start: StepStartOptions
     ) -> Step[Any]:
         if isinstance(compensate, Task):
-            raise InvalidInput(f"Step {name}: what undoes it is given as a call, {compensate.name}.call.")
+            raise InvalidInput(f"Step {name}: pass the compensation as a call, {compensate.name}.call.")
         if compensate is not None:
             output = reference_to("steps", name, "output")
             call = compensate if isinstance(compensate, Call) or not callable(compensate) else compensate(output)
@@ -357,13 +357,15 @@ class Steps:
 
     def _add_step(self, name: str, kind: StepType, fields: dict[str, Any], start: StepStartOptions) -> Step[Any]:
         if self.is_written:
-            raise InvalidInput(f"Step {name} comes too late: its workflow is declared already.")
+            raise InvalidInput(f"Step {name} is too late: its workflow is already declared.")
         if name in self._fields:
-            raise InvalidInput(f"There are two steps {name}: give each a name of its own.")
+            raise InvalidInput(f"Step {name} is declared twice: give each step a unique name.")
         after = start.get("after", ())
         dependencies = [after] if isinstance(after, Step) else list(after)
         if any(not isinstance(each, Step) for each in dependencies):
-            raise InvalidInput(f"Step {name} comes after what is no step: give what steps.job() and the like return.")
+            raise InvalidInput(
+                f"Step {name} has an `after` that is not a step: pass what steps.job() and the like return."
+            )
         if "when" in start:
             fields = {"when": _step_expression(start["when"], name, "when"), **fields}
         self._fields[name] = {"type": kind, **fields}
@@ -381,14 +383,12 @@ def _step_expression(condition: object, name: str, what: str) -> str:
 
 
 def _step_value(name: str, value: object) -> Any:
-    return to_json_value(value, f"What step {name} is given")
+    return to_json_value(value, f"The input of step {name}")
 
 
 def _check_call(name: str, call: object) -> None:
     if not isinstance(call, Call):
-        raise InvalidInput(
-            f"Step {name} is given a {type(call).__name__}: give it a call of a task, as in task.call(1)."
-        )
+        raise InvalidInput(f"Step {name} got a {type(call).__name__}: pass a call of a task, as in task.call(1).")
 
 
 def _seconds(span: DurationLike, name: str, what: str) -> float:
@@ -448,7 +448,7 @@ def _option_fields(name: str, work: Work, topic: str, options: TaskOptions) -> d
 def _compensation(name: str, call: Call[Any]) -> Compensation:
     _check_call(name, call)
     task, options = call.task, call.task.wanted
-    _check_options(name, options, _COMPENSATION_OPTIONS, "What undoes a step")
+    _check_options(name, options, _COMPENSATION_OPTIONS, "A compensation")
     arguments = _step_value(name, call.input)
     context = _arguments_by_name(name, task, arguments["args"], arguments["kwargs"])
     budget = Budget(deadline_ms=round(_deadline_s(name, options) * 1000)) if "deadline" in options else None
@@ -468,20 +468,22 @@ def _arguments_by_name(
 ) -> dict[str, Any]:
     names = task.signature.parameter_names(len(args))
     if names is None:
-        raise InvalidInput(f"Step {step}: what undoes it, {task.name}, must take its arguments by name.")
+        raise InvalidInput(f"Step {step}: the compensation {task.name} must accept its arguments by name.")
     return {**dict(zip(names, args, strict=True)), **kwargs}
 
 
 def _check_options(name: str, options: TaskOptions, allowed: frozenset[str], what: str) -> None:
     for option in validate_options(options):
         if option not in allowed:
-            raise InvalidInput(f"Step {name}: {what} has no option {option!r}: there are {', '.join(sorted(allowed))}.")
+            raise InvalidInput(
+                f"Step {name}: {what} has no option {option!r}: use one of {', '.join(sorted(allowed))}."
+            )
 
 
 def _deadline_s(name: str, options: TaskOptions) -> float:
     deadline = options["deadline"]
     if isinstance(deadline, datetime):
-        raise InvalidInput(f"Step {name}: a deadline of a step is so long after it has begun, and no moment.")
+        raise InvalidInput(f"Step {name}: the deadline of a step must be a duration after its start, not a datetime.")
     return _seconds(deadline, name, "deadline")
 
 

@@ -39,7 +39,7 @@ class DeferredValue:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            raise InvalidInput(f"{self._name()} is not known yet and cannot be written as {spec!r}: do it in a task.")
+            raise InvalidInput(f"{self._name()} is not known yet and cannot be formatted as {spec!r}: do it in a task.")
         return str(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +53,7 @@ class DeferredValue:
             or not isinstance(key, (str, int, DeferredValue))
             or (isinstance(key, int) and key < 0)
         ):
-            raise InvalidInput(f"{self._name()} is not known yet: take a key, or a place counted from 0, out of it.")
+            raise InvalidInput(f"{self._name()} is not known yet: index it with a key, or a position from 0.")
         return DeferredValue(f"{_operand(self)}{_accessor(key) if isinstance(key, str) else f'[{to_expression(key)}]'}")
 
     def __eq__(self, other: object) -> Any:
@@ -108,24 +108,24 @@ class DeferredValue:
 
     def __bool__(self) -> NoReturn:
         raise InvalidInput(
-            f"{self._name()} is not known yet, so nothing can be decided by it here: use when=, a switch or a"
-            " condition, with & and | for and and or."
+            f"{self._name()} is not known yet, so it cannot be tested here: use when=, a switch or a"
+            " condition, with & and | for `and` and `or`."
         )
 
     def __iter__(self) -> NoReturn:
-        raise InvalidInput(f"{self._name()} is not known yet and cannot be gone through: use each(), or a task.")
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be iterated: use each(), or a task.")
 
     def __contains__(self, _item: object) -> NoReturn:
-        raise InvalidInput(f"{self._name()} is not known yet and cannot be looked into: write an expression as text.")
+        raise InvalidInput(f"{self._name()} is not known yet and cannot be searched: use an expression as text.")
 
     def __len__(self) -> NoReturn:
-        raise InvalidInput(f"{self._name()} is not known yet: write its length as the text 'size({self._expression})'.")
+        raise InvalidInput(f"{self._name()} is not known yet: use the text 'size({self._expression})' for its length.")
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise InvalidInput(f"{self._name()} is not known yet and cannot be called: do it in a task.")
 
     def _unknown(self, *_others: object) -> NoReturn:
-        raise InvalidInput(f"{self._name()} is not known yet, and this cannot be done to it: do it in a task.")
+        raise InvalidInput(f"{self._name()} is not known yet and does not support this operation: do it in a task.")
 
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _unknown
     __int__ = __float__ = __index__ = __invert__ = __neg__ = __abs__ = __round__ = __setitem__ = __delitem__ = _unknown
@@ -155,7 +155,7 @@ def checked_expression(condition: object, what: str) -> str:
     """The text of an expression given as text or as a value of a run."""
     if isinstance(condition, bool):
         raise InvalidInput(
-            f"{what} is {condition} whatever a run is given: compare its inputs and outputs, or write an expression."
+            f"{what} is always {condition}: compare inputs and outputs of the run, or use an expression."
         )
     return condition if isinstance(condition, str) else to_expression(condition)
 
@@ -167,7 +167,7 @@ def to_json_value(value: object, what: str) -> Any:
     try:
         return msgspec.to_builtins(value, enc_hook=encode_hook, str_keys=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"{what} cannot be passed on: {str(error)[:300].rstrip('.')}.") from error
+        raise InvalidInput(f"{what} cannot be encoded: {str(error)[:300].rstrip('.')}.") from error
 
 
 def _binary_operation(left: object, sign: str, right: object) -> DeferredValue:

@@ -99,7 +99,7 @@ class RunHandle(ApiResource[M], Generic[M, R]):
             return self._read(_pack(view.output))
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"What run {self.id} returned is not what its workflow is said to return: {error}."
+                f"The output of run {self.id} does not match the return type of its workflow: {error}."
             ) from error
 
     @api_method
@@ -160,8 +160,8 @@ class RunHandle(ApiResource[M], Generic[M, R]):
                 return view
             if until is not None and time.monotonic() >= until:
                 raise NotEnded(
-                    f"Run {self.id} has not ended within {timeout:g} s, it is {view.state}: wait for longer, or ask"
-                    " what it waits for with explain().",
+                    f"Run {self.id} has not ended within {timeout:g} s, it is {view.state}: wait longer, or call"
+                    " explain() to see why.",
                     run=str(self.id),
                 )
 

@@ -142,8 +142,8 @@ class Workflow(Generic[P, R]):
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise InvalidInput(f"The workflow {self.name} cannot be started like this: {error}.") from error
-        return cast("dict[str, Any]", to_json_value(bound, f"What workflow {self.name} is given"))
+            raise InvalidInput(f"Workflow {self.name} cannot be started with these inputs: {error}.") from error
+        return cast("dict[str, Any]", to_json_value(bound, f"The input of workflow {self.name}"))
 
 
 def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -151,10 +151,10 @@ def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
     name = getattr(body, "__name__", "")
     parameters = list(inspect.signature(body).parameters.values())
     if not parameters or inspect.iscoroutinefunction(body):
-        raise InvalidInput(f"The workflow {name} is to be a plain function that is given its steps: def {name}(steps).")
+        raise InvalidInput(f"Workflow {name} must be a plain function that takes its steps: def {name}(steps).")
     for each in parameters[1:]:
         if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise InvalidInput(f"The workflow {name} takes any {each.name}: give each of its inputs a name.")
+            raise InvalidInput(f"Workflow {name} takes a variable number of {each.name}: name each input.")
     return parameters[1:]
 
 
@@ -181,10 +181,10 @@ def _build_spec(
     steps.is_written = True
     name: str = options.get("name", "") or getattr(body, "__name__", "")
     if isinstance(returned, Step):
-        raise InvalidInput(f"The workflow {name} returns a step: return what that returns, its output.")
-    output = to_json_value(returned, f"What workflow {name} returns")
+        raise InvalidInput(f"Workflow {name} returns a step: return its output.")
+    output = to_json_value(returned, f"The output of workflow {name}")
     if output is not None and not isinstance(output, (dict, list, str)):
-        raise InvalidInput(f"The workflow {name} returns {returned!r} whatever happens: return what steps return.")
+        raise InvalidInput(f"Workflow {name} always returns {returned!r}: return outputs of steps.")
     spec = WorkflowSpec(
         name=name,
         steps=steps.specs(),
@@ -202,7 +202,7 @@ def _build_spec(
     for step, call in steps.runs.items():
         if call.workflow.spec.show != spec.show:
             raise InvalidInput(
-                f"Step {step} runs the workflow {call.workflow.name} of show {call.workflow.spec.show}: give both of"
-                f" them the show {spec.show}."
+                f"Step {step} runs the workflow {call.workflow.name} of show {call.workflow.spec.show}: set the show"
+                f" of both to {spec.show}."
             )
     return spec, [call.workflow for call in steps.runs.values()]

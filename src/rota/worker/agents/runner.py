@@ -75,7 +75,13 @@ class WorkerAgents:
 
             leases = Leases(database, self._owner)
             self.agents = AgentScheduler(
-                self._settings, database, redis, declared, leases=leases, hook=self._hook, publish_event=self._publish_event
+                self._settings,
+                database,
+                redis,
+                declared,
+                leases=leases,
+                hook=self._hook,
+                publish_event=self._publish_event,
             )
             await self.agents.run(life)
 
