@@ -133,7 +133,7 @@ class Sagas:
     def notify_after_commit(self, tx: Transaction, sagas: Iterable[tuple[ShowId, str]]) -> None:
         """That they change with `tx`, once it is committed."""
         changed = list(dict.fromkeys(sagas))
-        tx.afterwards.append(lambda: self.on_change(changed))
+        tx.after_commit.append(lambda: self.on_change(changed))
 
     async def roll_back(self, tx: Transaction, sagas: Sequence[tuple[ShowId, str]], why: str) -> set[str]:
         """Those of them that have something to undo, and do so from now on."""

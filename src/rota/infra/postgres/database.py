@@ -1,16 +1,16 @@
-"""PostgreSQL for everybody else: statements, transactions and notifications over one bounded pool.
+"""Access to PostgreSQL: statements, transactions and notifications over one bounded pool.
 
-Who keeps what:
-- the pool: no more than `pool_max` connections, none lent while busy, broken or in a transaction (see `pool`);
-- the reserve: up to `RESERVED` more, opened when first used, for short statements that must not queue behind work
-  (`urgent`): a lease whose renewal waits for the work it covers would be lost by that work;
-- the server: `statement_timeout`, `lock_timeout` and `idle_in_transaction_session_timeout`, so a forgotten or paused
-  process cannot hold rows for ever; the client's own timeout only catches a server that no longer answers;
-- `failures`: what a lost connection means. A statement whose reply was lost has an *unknown* outcome, and so has a
-  COMMIT: it is raised as `PostgresUnavailable` with `outcome="unknown"` and never tried again here.
+Responsibilities:
+- pool: at most `pool_max` connections, none lent while busy, broken or in a transaction (see `pool`);
+- reserve: up to `RESERVED_CONNECTIONS` more, opened on first use, for short statements that must not queue behind work
+  (`urgent`): a lease would expire if its renewal waited for the work it covers;
+- server: `statement_timeout`, `lock_timeout` and `idle_in_transaction_session_timeout`, so that a stuck or paused
+  process cannot hold row locks forever; the client's timeout only covers a server that no longer answers;
+- `failures`: meaning of a lost connection. A statement or COMMIT whose reply was lost has an *unknown* outcome: it is
+  raised as `PostgresUnavailable` with `outcome="unknown"` and never retried here.
 
-If we die inside a transaction, the server rolls it back; if we die after COMMIT was sent, it stands. A cancelled caller
-gets its `CancelledError` at once, and its connection is mended behind its back.
+Crash cases: if this process dies inside a transaction, the server rolls it back; after COMMIT was sent, it may stand.
+A cancelled caller gets its `CancelledError` immediately; the pool resets its connection in the background.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from rota.infra.postgres.target import PostgresTarget, milliseconds
 Isolation = Literal["read committed", "repeatable read", "serializable"]
 T = TypeVar("T")
 
-# Two, so that one that is being mended after a cancelled statement keeps nobody waiting.
+# Two, so that an urgent statement does not wait while the other connection is reset after a cancellation.
 RESERVED_CONNECTIONS = 2
 
 
 class Transaction:
-    """Statements inside one open transaction; made by `Database.transaction`."""
+    """Statements inside one open transaction; created by `Database.transaction`."""
 
     def __init__(self, connection: Connection, target: PostgresTarget, isolation: Isolation) -> None:
         self.connection = connection
         self.isolation = isolation
-        self.afterwards: list[Callable[[], None]] = []
-        """Called once the COMMIT was answered; whoever is called must neither fail nor be needed."""
+        self.after_commit: list[Callable[[], None]] = []
+        """Callbacks after a confirmed COMMIT. They must not raise, and a crash may skip them: for hints only."""
         self._target = target
         self._savepoints = 0
 
@@ -64,7 +64,7 @@ class Transaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Undo only what happens inside when it raises; the transaction stays usable."""
+        """Roll back only the body when it raises; the transaction stays usable."""
         self._savepoints += 1
         name = f"s{self._savepoints}"
         await self.translate_errors(self.connection.execute(f"SAVEPOINT {name}"))
@@ -77,7 +77,7 @@ class Transaction:
         await self.translate_errors(self.connection.execute(f"RELEASE {name}"))
 
     async def translate_errors(self, statement: Awaitable[T]) -> T:
-        """Await something done on `connection`; a lost connection becomes `PostgresUnavailable`."""
+        """Await an operation on `connection`; a lost connection becomes `PostgresUnavailable`."""
         try:
             return await statement
         except failures.FAILURES as error:
@@ -88,7 +88,7 @@ class Transaction:
 
 
 class ConnectionCheckout:
-    """Gives a connection back after one statement; what went wrong decides in which state it goes."""
+    """Returns a connection to its pool after one statement, clean or dirty depending on the error."""
 
     __slots__ = ("_connection", "_pool", "_target")
 
@@ -114,7 +114,7 @@ class ConnectionCheckout:
 
 
 class Database:
-    """One database through one pool. Make it with `open`, end it with `close`."""
+    """One database through one pool. Create it with `open`, end it with `close`."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self.target = target
@@ -124,7 +124,7 @@ class Database:
 
     @classmethod
     async def open(cls, target: PostgresTarget) -> Self:
-        """Connect, so that a wrong URL, password or database is known now."""
+        """Connect, so that a wrong URL, password or database fails on start."""
         database = cls(target)
         try:
             await database.pool.open_initial()
@@ -134,13 +134,13 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Wait a moment for statements under way, then close every connection. May be called again."""
+        """Wait briefly for running statements, then close every connection. Idempotent."""
         await self._listener.close()
         await self.pool.close()
         await self._reserve.close()
 
     async def rows(self, query: Query, *args: object, urgent: bool = False) -> list[Record]:
-        """All rows. An `urgent` statement takes a connection of the reserve, however busy the pool is."""
+        """All rows. An `urgent` statement uses a reserved connection, so a busy pool does not delay it."""
         pool = self._reserve if urgent else self.pool
         with ConnectionCheckout(pool.try_acquire() or await pool.acquire(), pool, self.target) as connection:
             return await connection.fetch(query.text, *args)
@@ -155,17 +155,17 @@ class Database:
             return await connection.fetchval(query.text, *args)
 
     async def run(self, query: Query, *args: object) -> int:
-        """How many rows were inserted, updated, deleted or selected."""
+        """The number of rows inserted, updated, deleted or selected."""
         with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             return rows_affected(await connection.execute(query.text, *args))
 
     async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
-        """The same statement for each tuple of arguments, all of them or none."""
+        """The same statement for each tuple of arguments, atomically."""
         with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             await connection.executemany(query.text, many)
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[Notifications]:
-        """Notifications on `channel`; see `listen` for what `None` among them means."""
+        """Notifications on `channel`; see module `listen` for the meaning of `None`."""
         return self._listener.listen(channel)
 
     @asynccontextmanager
@@ -174,9 +174,9 @@ class Database:
     ) -> AsyncIterator[Transaction]:
         """COMMIT when the body ends, ROLLBACK when it raises.
 
-        A COMMIT whose reply is lost may have happened: `PostgresUnavailable` with `outcome="unknown"`. A COMMIT that is
-        cancelled may have happened, too. Who says nothing for `idle_s`, where that is less than the session's own
-        limit, is cut off by the server.
+        A COMMIT whose reply is lost, or which is cancelled, may have taken effect; a lost reply raises
+        `PostgresUnavailable` with `outcome="unknown"`. The server closes a transaction that is idle for `idle_s`, where
+        that is less than the session's own limit.
         """
         connection = await self.pool.acquire()
         transaction = Transaction(connection, self.target, isolation)
@@ -193,23 +193,23 @@ class Database:
             self.pool.release_dirty(connection)
             raise
         self.pool.release(connection)
-        for tell in transaction.afterwards:
-            tell()
+        for callback in transaction.after_commit:
+            callback()
 
     def _checkout(self, connection: Connection) -> ConnectionCheckout:
         return ConnectionCheckout(connection, self.pool, self.target)
 
     async def _commit(self, connection: Connection) -> None:
         try:
-            done = await connection.execute("COMMIT")
+            command_tag = await connection.execute("COMMIT")
             failpoints.after_send("postgres.commit")
         except failures.FAILURES as error:
             unknown = failures.on_commit(error, self.target, closed=connection.is_closed())
             if unknown is None:
                 raise
             raise unknown from error
-        if done != "COMMIT":
-            # The server answers COMMIT with ROLLBACK, and no error, when a statement had failed before.
+        if command_tag != "COMMIT":
+            # After a failed statement the server answers COMMIT with ROLLBACK, without an error.
             raise AssertionError("a statement of this transaction failed and its error was swallowed: use savepoint()")
 
     async def _roll_back(self, connection: Connection) -> None:

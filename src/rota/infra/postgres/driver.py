@@ -1,4 +1,4 @@
-"""How a connection is opened: the one place that calls asyncpg's `connect`."""
+"""Opens and closes connections: the only caller of asyncpg's `connect`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rota.infra.postgres import failures
 from rota.infra.postgres.target import PostgresTarget
 from rota.model.urls import validate_url
 
-# Strings, because asyncpg's classes are generic to the type checker only.
+# A string, because asyncpg's classes are generic only for the type checker.
 Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-# Statements live in files, so their number is known and small: all of them stay prepared for a connection's life.
+# Statements live in files, so their number is small: all of them stay prepared for the life of a connection.
 PREPARED_STATEMENTS_MAX = 512
 
 
@@ -34,7 +34,7 @@ async def connect(target: PostgresTarget) -> Connection:
 
 
 async def close_connection(connection: Connection, within_s: float = 2.0) -> None:
-    """Say goodbye, so that the server logs no lost client; cut the line when it does not answer."""
+    """Close gracefully, so that the server logs no lost client; terminate on no answer."""
     try:
         await connection.close(timeout=within_s)
     except failures.FAILURES:

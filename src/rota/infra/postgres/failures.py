@@ -1,12 +1,12 @@
-"""What a failure on the way to PostgreSQL means, in Rota's own errors.
+"""Maps connection failures of asyncpg to Rota's errors.
 
-Only what concerns reaching the server is translated. An answer of the server stays asyncpg's error, so that callers
-can tell a statement timeout (`QueryCanceledError`), a lock timeout (`LockNotAvailableError`), a serialization failure
-(`SerializationError`), a deadlock (`DeadlockDetectedError`) and a violated constraint from each other.
+Only failures to reach the server are translated. Errors that the server answered remain asyncpg's, so that callers can
+distinguish a statement timeout (`QueryCanceledError`), a lock timeout (`LockNotAvailableError`), a serialization
+failure (`SerializationError`), a deadlock (`DeadlockDetectedError`) and a violated constraint.
 
 The fact `outcome` of `PostgresUnavailable` says what is known: "not_sent" and "rolled_back" mean that nothing took
-effect and the call may simply be made again; "unknown" means that a statement or a COMMIT was on its way, so it may
-have taken effect. Nobody here retries: only the caller knows whether doing it twice is harmless, and how to find out.
+effect, so a retry is safe; "unknown" means that a statement or COMMIT was in flight and may have taken effect. This
+package never retries: only the caller knows whether the operation is idempotent and how to check.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CONNECTION_LOST_ERRORS = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
-    # What asyncpg makes of a statement on a connection that the server is just ending.
+    # asyncpg raises this for a statement on a connection that the server is closing.
     asyncpg.InternalClientError,
 )
 SERVER_ERRORS = (asyncpg.PostgresError,)
-# What a statement can raise when the server is the cause and not the program.
+# Everything a statement can raise because of the server rather than a bug.
 FAILURES = (*CONNECTION_LOST_ERRORS, *SERVER_ERRORS, asyncpg.InterfaceError)
 
 
 def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
-    """The error to raise when no connection came about."""
+    """The error to raise when connecting failed."""
     address = target.address
     match error:
         case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
@@ -73,7 +73,7 @@ def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
 
 
 def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
-    """The error to raise when the connection was lost under a statement, or None when the server answered."""
+    """The error to raise when the connection was lost during a statement, or None when the server answered."""
     if not is_connection_lost(error, closed=closed):
         return None
     return _connection_lost(
@@ -82,7 +82,7 @@ def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) 
 
 
 def on_transaction(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
-    """The same inside a transaction: the server rolls it back, so nothing took effect."""
+    """As `on_statement`, inside a transaction: the server rolls it back, so nothing took effect."""
     if not is_connection_lost(error, closed=closed):
         return None
     return _connection_lost(
@@ -91,7 +91,7 @@ def on_transaction(error: BaseException, target: PostgresTarget, *, closed: bool
 
 
 def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
-    """The error to raise when nobody can say whether a COMMIT happened, or None when the server refused it."""
+    """The error to raise when the outcome of a COMMIT is unknown, or None when the server refused it."""
     if not is_connection_lost(error, closed=closed):
         return None
     return _connection_lost(
@@ -104,7 +104,7 @@ def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> 
 
 
 def stopping_error(target: PostgresTarget) -> PostgresUnavailable:
-    """The error to raise to whoever comes while everything is being closed."""
+    """The error for calls made during or after close."""
     return PostgresUnavailable(
         "The connections to PostgreSQL are closed, because this process is stopping.",
         address=target.address,
@@ -127,7 +127,7 @@ def _connection_lost(
 
 
 def cause(error: BaseException) -> str:
-    """A short reason without the server's address: messages of the network layers may repeat whole URLs."""
+    """A short reason without the server's address: messages of the network layers may contain whole URLs."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:

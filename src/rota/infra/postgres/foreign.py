@@ -1,7 +1,7 @@
-"""Statements on a connection that the caller has open on a driver of its own: asyncpg, psycopg 3, SQLAlchemy or Django.
+"""Statements on the caller's own open connection: asyncpg, psycopg 3, SQLAlchemy or Django.
 
-What is done there happens if and only if the caller's transaction commits. The driver is found by the module of the
-connection's type, so none of them has to be installed.
+They take effect if and only if the caller's transaction commits. The driver is identified by the module of the
+connection's type, so none of them needs to be installed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Final
 from rota.model.errors import InvalidInput
 
 Rows = Iterable[Any]
-"""Each indexed by the place of a column."""
+"""Rows, each indexed by column position."""
 AsyncFetch = Callable[[str, Sequence[object]], Awaitable[Rows]]
 SyncFetch = Callable[[str, Sequence[object]], Rows]
 _NUMBERED: Final = re.compile(r"\$\d+")
 
 
 def async_fetch(connection: Any) -> AsyncFetch:
-    """For a connection of asyncpg or psycopg (async), or an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
+    """For an async connection of asyncpg or psycopg, or an `AsyncConnection` or `AsyncSession` of SQLAlchemy."""
 
     async def by_asyncpg(text: str, arguments: Sequence[object]) -> Rows:
         rows: Rows = await connection.fetch(text, *arguments)
@@ -34,8 +34,8 @@ def async_fetch(connection: Any) -> AsyncFetch:
             return rows
 
     async def by_sqlalchemy(text: str, arguments: Sequence[object]) -> Rows:
-        under = await connection.connection() if hasattr(connection, "sync_session") else connection
-        result = await under.exec_driver_sql(*_for_dialect(text, arguments, under))
+        driver_connection = await connection.connection() if hasattr(connection, "sync_session") else connection
+        result = await driver_connection.exec_driver_sql(*_for_dialect(text, arguments, driver_connection))
         rows: Rows = result.all() if result.returns_rows else ()
         return rows
 
@@ -46,7 +46,7 @@ def async_fetch(connection: Any) -> AsyncFetch:
 
 
 def sync_fetch(connection: Any) -> SyncFetch:
-    """For a psycopg `Connection`, a `Connection` or `Session` of SQLAlchemy, or a connection of Django."""
+    """For a psycopg `Connection`, a `Connection` or `Session` of SQLAlchemy, or a Django connection."""
     if "django" in _driver_packages(connection):
         connection.ensure_connection()
         return sync_fetch(connection.connection)
@@ -58,8 +58,8 @@ def sync_fetch(connection: Any) -> SyncFetch:
             return rows
 
     def by_sqlalchemy(text: str, arguments: Sequence[object]) -> Rows:
-        under = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
-        result = under.exec_driver_sql(*_for_dialect(text, arguments, under))
+        driver_connection = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
+        result = driver_connection.exec_driver_sql(*_for_dialect(text, arguments, driver_connection))
         rows: Rows = result.all() if result.returns_rows else ()
         return rows
 
@@ -68,7 +68,7 @@ def sync_fetch(connection: Any) -> SyncFetch:
 
 
 def is_async(connection: Any) -> bool:
-    """Whether its statements are awaited; no is also said of what is no connection at all."""
+    """Whether its statements are awaited; False for objects that are not connections."""
     roots = _driver_packages(connection)
     if "psycopg" in roots:
         return iscoroutinefunction(connection.execute)
@@ -80,7 +80,7 @@ def _driver_packages(connection: Any) -> set[str]:
 
 
 def _as_tuple(_cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Rows by place, whatever the caller has set for its own."""
+    """Rows as tuples, whatever row factory the caller has set."""
     return tuple
 
 
@@ -102,7 +102,7 @@ def _for_dialect(text: str, arguments: Sequence[object], connection: Any) -> tup
 
 
 def _to_positional(text: str, arguments: Sequence[object]) -> tuple[str, tuple[object, ...]]:
-    """For drivers that count placeholders and do not name them: an argument for each. Comments may name them, too."""
+    """For drivers with positional placeholders: one argument each. Drops comments, which may contain `$1`."""
     statement = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
-    order = [int(place[1:]) - 1 for place in _NUMBERED.findall(statement)]
-    return _NUMBERED.sub("%s", statement.replace("%", "%%")), tuple(arguments[place] for place in order)
+    order = [int(position[1:]) - 1 for position in _NUMBERED.findall(statement)]
+    return _NUMBERED.sub("%s", statement.replace("%", "%%")), tuple(arguments[position] for position in order)

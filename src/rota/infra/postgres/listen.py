@@ -1,13 +1,12 @@
-"""LISTEN for a whole process on one connection of its own, through restarts of the server.
+"""LISTEN for the whole process on one dedicated connection, with reconnect.
 
-A notification is a hint and never the truth: PostgreSQL keeps none for a listener that is away. Hence the one rule for
-consumers: `None` means "some may have been missed, look for yourself". It comes after each reconnect, when a consumer
-was too slow for its queue, and when `next` ran out of time. Look once after entering, too: what was committed before is
-not repeated.
+A notification is only a hint: PostgreSQL stores none for a disconnected listener. Consumers follow one rule: `None`
+means "notifications may have been missed, query the tables". It arrives after each reconnect, after a consumer's queue
+overflowed, and when `next` timed out. Query once after entering as well: earlier commits are not notified again.
 
-A backend that was terminated is noticed at once, a connection that died silently within `HEARTBEAT_S` plus the target's
-command timeout. Channel names are constants of the source: a channel stays listened to when its last consumer leaves.
-Whoever begins to listen while we close is refused: after `close` there is neither a connection nor a task.
+A terminated backend is detected immediately, a silently dead connection within `HEARTBEAT_INTERVAL_S` plus the
+target's command timeout. Channel names are constants of the source, so a channel stays subscribed after its last
+consumer leaves. `listen` during `close` is refused: after `close` neither a connection nor a task remains.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ QUEUE_MAX = 1024
 
 
 class Notifications:
-    """What one consumer was told: payloads, and `None` for "look for yourself"."""
+    """One consumer's queue: payloads, and `None` for "notifications may have been missed"."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(QUEUE_MAX)
@@ -46,7 +45,7 @@ class Notifications:
         return await self._queue.get()
 
     async def next(self, timeout_s: float) -> str | None:
-        """The next payload, or None when it is time to look: some were missed, or `timeout_s` went by."""
+        """The next payload, or None when some were missed or `timeout_s` elapsed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 return await self._queue.get()
@@ -61,22 +60,22 @@ class Notifications:
 
 
 class NotificationListener:
-    """The one listening connection of a `Database`: opened by the first consumer, kept until `close`."""
+    """The listening connection of a `Database`: opened by the first consumer, kept until `close`."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self._target = target
         self._consumers: dict[str, set[Notifications]] = {}
         self._connection: Connection | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._reconnect_task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
         self._lost = asyncio.Event()
-        # A connection runs one statement at a time; this orders heartbeats and new channels.
-        self._turn = asyncio.Lock()
+        # A connection runs one statement at a time; this lock serializes heartbeats and new channels.
+        self._statement_lock = asyncio.Lock()
         self._closing = False
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[Notifications]:
-        """Notifications on `channel` from now on: the LISTEN is in force when the body starts."""
+        """Notifications on `channel` from now on: LISTEN is in effect when the body starts."""
         consumer = Notifications()
         self._consumers.setdefault(channel, set()).add(consumer)
         try:
@@ -87,25 +86,25 @@ class NotificationListener:
 
     async def close(self) -> None:
         self._closing = True
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+        task, self._reconnect_task = self._reconnect_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
         connection, self._connection = self._connection, None
         if connection is not None:
             await close_connection(connection)
 
     async def _start(self, channel: str) -> None:
-        async with self._turn:
+        async with self._statement_lock:
             if self._closing:
                 raise failures.stopping_error(self._target)
-            if self._keeper is None:
+            if self._reconnect_task is None:
                 await self._connect()
-                self._keeper = asyncio.create_task(self._reconnect_loop(), name="postgres.listen")
+                self._reconnect_task = asyncio.create_task(self._reconnect_loop(), name="postgres.listen")
         try:
             async with asyncio.timeout(self._target.connect_timeout_s):
                 await self._listening.wait()
-                async with self._turn:
+                async with self._statement_lock:
                     await self._add_channel(channel)
         except failures.FAILURES as error:
             raise failures.on_connect(error, self._target) from None
@@ -135,11 +134,11 @@ class NotificationListener:
         self._listening.set()
 
     async def _reconnect_loop(self) -> None:
-        """Watch the connection for as long as this process listens; replace it when it is lost."""
+        """Watch the connection until `close`; replace it when it is lost."""
         while True:
             await self._wait_until_lost()
             self._listening.clear()
-            async with self._turn:
+            async with self._statement_lock:
                 if self._connection is not None:
                     self._connection.terminate()
                     self._connection = None
@@ -150,7 +149,6 @@ class NotificationListener:
                     consumer.push(None)
 
     async def _wait_until_lost(self) -> None:
-        """Return when the connection is gone."""
         while not self._lost.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
@@ -159,7 +157,7 @@ class NotificationListener:
                 return
 
     async def _is_alive(self) -> bool:
-        async with self._turn:
+        async with self._statement_lock:
             if self._connection is None or self._connection.is_closed():
                 return False
             try:
@@ -169,17 +167,17 @@ class NotificationListener:
             return True
 
     async def _reconnect(self) -> None:
-        streak = 0
+        failures_in_a_row = 0
         while True:
             try:
-                async with self._turn:
+                async with self._statement_lock:
                     return await self._connect()
             except RotaError as error:
                 if not isinstance(error, PostgresUnavailable):
                     log.warning("postgres_listen_refused", error=error.sentence, code=error.code)
-            streak += 1
-            chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
-            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(streak, chance))
+            failures_in_a_row += 1
+            jitter = random.random()  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(failures_in_a_row, jitter))
 
     def _dispatch(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         for consumer in self._consumers.get(channel, ()):

@@ -1,17 +1,17 @@
 """A bounded pool of PostgreSQL connections.
 
-Why not asyncpg's own: it wraps each loan in a proxy and runs a RESET round trip at each return, which doubles the cost
-of a small statement. Here a loan is the bare connection and returning it is one append.
+asyncpg's own pool wraps each checkout in a proxy and sends RESET on every release, which doubles the cost of a small
+statement. This pool lends the bare connection, and a release is one list append.
 
-Invariants, all kept by this module:
-- at most `pool_max` connections exist, counting those being opened and those being mended;
-- who waits is served in order of arrival, within `acquire_timeout_s`, and never while a connection lies idle;
-- the last one returned is lent first, so few connections stay busy and warm;
-- what is lent out is open, outside a transaction and not busy: a returned connection that is in doubt (its user was
-  cancelled or failed) is mended by a task of the pool before the next loan, or closed.
+Invariants, all enforced by this module:
+- at most `pool_max` connections exist, counting those being opened and those being reset;
+- waiters are served in FIFO order, within `acquire_timeout_s`, and never while a connection is idle;
+- the most recently released connection is lent first, so that few connections stay busy and warm;
+- a lent connection is open, idle and outside a transaction: after its user was cancelled or failed, a background task
+  resets or closes it before the next checkout.
 
-Session state is not reset between loans, so no user may leave any: `SET LOCAL` and transaction-level advisory locks
-only. If this process dies, the server rolls back whatever was open.
+Session state is not reset between checkouts, so users must leave none: only `SET LOCAL` and transaction-level advisory
+locks. If this process dies, the server rolls back open transactions.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
-    """Connections to one target. Users come through `Database`; who acquires must give back."""
+    """Connections to one target, used through `Database`. Every `acquire` needs a `release` or `release_dirty`."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self._target = target
         self._size = 0
         self._idle: list[Connection] = []
         self._lent: set[Connection] = set()
-        self._mending: set[asyncio.Task[None]] = set()
-        # A waiter is given a connection, or None: the right to open one in place of one that was closed.
+        self._resetting: set[asyncio.Task[None]] = set()
+        # A waiter receives a connection, or None: a free slot in which to open one.
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._closing = False
-        self._returned = asyncio.Event()
+        self._released = asyncio.Event()
 
     @property
     def size(self) -> int:
@@ -53,13 +53,13 @@ class ConnectionPool:
         return len(self._idle)
 
     async def open_initial(self) -> None:
-        """Open the first `pool_min` connections, at least one, so that a bad target is known at once."""
+        """Open `pool_min` connections, at least one, so that a bad target fails on start."""
         with ExitStack() as opened:
             for _ in range(max(1, self._target.pool_min)):
                 opened.callback(self.release, await self.acquire())
 
     def try_acquire(self) -> Connection | None:
-        """An idle connection, if there is one: the quick way, without a turn of the event loop."""
+        """An idle connection, if there is one; the fast path, which never yields to the event loop."""
         while self._idle and not self._closing:
             connection = self._idle.pop()
             if not connection.is_closed():
@@ -69,7 +69,7 @@ class ConnectionPool:
         return None
 
     async def acquire(self) -> Connection:
-        """A connection to use alone until it goes back by `release` or `doubt`."""
+        """A connection for exclusive use until `release` or `release_dirty`."""
         if self._closing:
             raise stopping_error(self._target)
         connection = self.try_acquire()
@@ -81,23 +81,23 @@ class ConnectionPool:
         return await self._wait()
 
     def release(self, connection: Connection) -> None:
-        """Take back a connection whose last statement was answered."""
+        """Return a connection whose last statement completed."""
         if connection.is_closed() or connection.is_in_transaction():
             self.release_dirty(connection)
         else:
             self._return(connection)
 
     def release_dirty(self, connection: Connection) -> None:
-        """Take back a connection that may be busy, broken or in a transaction; nobody gets it before it is mended."""
+        """Return a connection that may be busy, broken or in a transaction; it is reset before anyone else gets it."""
         if connection.is_closed():
             self._discard(connection)
             return
-        task = asyncio.create_task(self._reset(connection), name="postgres.mend")
-        self._mending.add(task)
-        task.add_done_callback(self._mending.discard)
+        task = asyncio.create_task(self._reset(connection), name="postgres.reset")
+        self._resetting.add(task)
+        task.add_done_callback(self._resetting.discard)
 
     async def close(self) -> None:
-        """Refuse new loans, give those under way `CLOSE_S` to end, close everything. May be called again."""
+        """Refuse new checkouts, wait up to `CLOSE_TIMEOUT_S` for current ones, close all connections. Idempotent."""
         self._closing = True
         for waiter in self._waiters:
             if not waiter.done():
@@ -105,11 +105,11 @@ class ConnectionPool:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._lent:
-                    self._returned.clear()
-                    await self._returned.wait()
+                    self._released.clear()
+                    await self._released.wait()
         for connection in list(self._lent):
             connection.terminate()
-        await asyncio.gather(*self._mending)
+        await asyncio.gather(*self._resetting)
         idle, self._idle = self._idle, []
         self._size -= len(idle)
         await asyncio.gather(*map(close_connection, idle))
@@ -132,58 +132,58 @@ class ConnectionPool:
         self._waiters.append(waiter)
         try:
             async with asyncio.timeout(self._target.acquire_timeout_s):
-                gift = await waiter
+                granted = await waiter
         except TimeoutError:
             self._cancel_wait(waiter)
             raise self._exhausted_error() from None
         except BaseException:
             self._cancel_wait(waiter)
             raise
-        if gift is not None:
-            return gift
+        if granted is not None:
+            return granted
         return await self._open()
 
     def _cancel_wait(self, waiter: asyncio.Future[Connection | None]) -> None:
-        """Step out of the queue; what was handed to us in the same moment goes to the next."""
+        """Leave the queue; a connection or slot received at the same moment goes to the next waiter."""
         if not waiter.done() or waiter.cancelled() or waiter.exception() is not None:
             with suppress(ValueError):
                 self._waiters.remove(waiter)
-        elif (gift := waiter.result()) is None:
+        elif (granted := waiter.result()) is None:
             self._free_slot()
         else:
-            self.release(gift)
+            self.release(granted)
 
     def _return(self, connection: Connection) -> None:
         self._lent.discard(connection)
         if self._closing:
-            self._returned.set()
+            self._released.set()
         if not self._give_to_waiter(connection):
             self._idle.append(connection)
 
     def _discard(self, connection: Connection) -> None:
         self._lent.discard(connection)
-        self._returned.set()
+        self._released.set()
         self._free_slot()
 
     def _free_slot(self) -> None:
         if not self._give_to_waiter(None):
             self._size -= 1
 
-    def _give_to_waiter(self, gift: Connection | None) -> bool:
+    def _give_to_waiter(self, granted: Connection | None) -> bool:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
-                if gift is not None:
-                    self._lent.add(gift)
-                waiter.set_result(gift)
+                if granted is not None:
+                    self._lent.add(granted)
+                waiter.set_result(granted)
                 return True
         return False
 
     async def _reset(self, connection: Connection) -> None:
-        """Wait until a cancelled statement is over on the server and roll back; close what does not answer."""
+        """Wait for a cancelled statement to end on the server, then roll back; close the connection on no answer."""
         try:
             async with asyncio.timeout(RESET_TIMEOUT_S):
-                # asyncpg first waits for its pending cancel request; once answered, the state it reports is true again.
+                # asyncpg first waits for its pending cancel request; after the answer its reported state is correct.
                 if not connection.is_in_transaction():
                     await connection.execute("SELECT 1")
                 if connection.is_in_transaction():

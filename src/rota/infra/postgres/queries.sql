@@ -1,12 +1,12 @@
 -- name: invalid_indexes
--- Indexes that CREATE INDEX CONCURRENTLY began and did not finish; PostgreSQL never uses them.
+-- Indexes left invalid by an interrupted CREATE INDEX CONCURRENTLY; PostgreSQL never uses them.
 SELECT indexrelid::regclass::text AS name
 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
 WHERE NOT indisvalid AND relnamespace = 'rota'::regnamespace
 ORDER BY name
 
 -- name: migration_record
--- Note that a migration was applied, in the same transaction as the migration itself.
+-- Record an applied migration, in the same transaction as the migration itself.
 INSERT INTO rota.migration (number, phase, name, checksum) VALUES ($1, $2, $3, $4)
 
 -- name: migration_table_exists
@@ -14,11 +14,11 @@ INSERT INTO rota.migration (number, phase, name, checksum) VALUES ($1, $2, $3, $
 SELECT to_regclass('rota.migration') IS NOT NULL
 
 -- name: migration_try_lock
--- Become the one migrator of this database, if there is none; held until the session ends.
+-- Try to become the only migrator of this database; the lock is held until the session ends.
 SELECT pg_try_advisory_lock($1)
 
 -- name: migrations_applied
--- Every migration that was applied, by number.
+-- All applied migrations, by number.
 SELECT number, phase, name, checksum, applied_at FROM rota.migration ORDER BY number
 
 -- name: functions_applied

@@ -1,6 +1,6 @@
 """Named SQL statements: each package keeps its own in one `queries.sql`.
 
-A statement begins with its name and, on the next line, a sentence that says what it is for:
+A statement begins with its name and, on the next line, its purpose:
 
     -- name: lease_acquire
     -- Acquire the lease if it is free or has expired.
@@ -23,7 +23,7 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 class Query(msgspec.Struct, frozen=True):
-    """One statement. `text` is sent to the server and starts with `name`, so pg_stat_activity shows who sent it."""
+    """One statement. `text` is sent to the server and starts with `name`, so pg_stat_activity shows its origin."""
 
     name: str
     purpose: str
@@ -39,7 +39,7 @@ def query(package: str, name: str) -> Query:
 
 @cache
 def queries(package: str) -> dict[str, Query]:
-    """All statements of a package by name, in the order of its `queries.sql`."""
+    """All statements of a package by name, in file order."""
     return parse_queries(package, files(package).joinpath(QUERIES_FILE).read_text("utf-8"))
 
 
@@ -54,7 +54,7 @@ def parse_queries(package: str, source: str) -> dict[str, Query]:
 
 
 def parse_query(name: str, source: str) -> Query:
-    """Split a statement into its purpose (first line, a comment) and its text."""
+    """Split a statement into its purpose (the first line, a comment) and its text."""
     first, _, statement = source.partition("\n")
     purpose = first.removeprefix("--").strip()
     assert first.startswith("--"), f"the first line of {name} must be a comment that says what it is for"

@@ -1,4 +1,4 @@
-"""Where PostgreSQL is and how long we are ready to wait for it."""
+"""Connection parameters of PostgreSQL: URL, pool size and timeouts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 from rota.model import urls
 
-# The server gives up first and says why; the client's own limit is for a server that no longer answers at all.
+# The server's timeout fires first and carries a reason; the client's covers a server that no longer answers.
 ANSWER_GRACE_S = 2.0
 
 
 class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One database. Every wait is bounded; `url` holds the password and is therefore never shown."""
+    """One database. Every wait is bounded. `url` contains the password, so `repr` omits it."""
 
     url: str
     pool_min: int = 1
@@ -32,7 +32,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """Host, port and database for people: `127.0.0.1:5432/rota`."""
+        """Host, port and database for display: `127.0.0.1:5432/rota`."""
         return urls.address(self.url)
 
     @property
@@ -40,7 +40,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self.statement_timeout_s + ANSWER_GRACE_S
 
     def server_settings(self) -> dict[str, str]:
-        """Session settings sent with the connection, so they cost no round trip and hold from the first statement."""
+        """Session settings sent in the startup packet: no extra round trip, in effect from the first statement."""
         return {
             "application_name": self.application_name,
             "search_path": "rota, public",
@@ -53,5 +53,5 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def milliseconds(seconds: float) -> str:
-    """PostgreSQL reads 0 as "no limit", so the shortest limit is one millisecond."""
+    """A PostgreSQL timeout; at least 1 ms, because 0 means "no limit"."""
     return str(max(1, round(seconds * 1000)))
