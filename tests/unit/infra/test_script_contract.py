@@ -57,7 +57,7 @@ def header(*lines):
 
 def words(*lines, **given):
     text = header(*lines, "-- reply absent")
-    return Script(text, "sample.lua", replies=Absent)._call.encode(given)
+    return Script(text, "sample.lua", replies=Absent)._arguments.encode(given)
 
 
 def test_the_example_of_the_style_guide_is_read_whole():

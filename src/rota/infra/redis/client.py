@@ -1,18 +1,18 @@
-"""The client every room shares, and whether its server is fit to keep books.
+"""The Redis client shared by all packages, and the check that its server suits accounting.
 
-Each choice differs from redis-py's default on purpose:
+Settings that deliberately differ from redis-py's defaults:
 
-* A pool that makes callers wait for a bounded time, instead of one that fails at once when all connections are out.
-* No retries. redis-py repeats a failed command up to ten times, also when only its answer was lost; a script that
-  books would book twice. The pool itself replaces connections that died while idle, so a restarted server costs
-  nothing but the commands that were under way.
-* RESP2: an answer is then always the answer to the command before it. RESP3 would add pushed messages, a HELLO per
-  connection and the maintenance notices of a hosted product.
-* Bytes in answers, because keys and tokens need not be text.
-* `CLIENT SETINFO` stays as redis-py has it, in one packet with SELECT and ignored by servers that do not know it:
-  together with the client's name it tells an operator in CLIENT LIST who is connected.
+* A pool that blocks callers for a bounded time, instead of failing immediately when exhausted.
+* No retries. redis-py repeats a failed command up to ten times, even when only the reply was lost; a booking script
+  would book twice. The pool itself replaces connections that died while idle, so a server restart fails only the
+  commands in flight.
+* RESP2: a reply always answers the preceding command. RESP3 would add push messages, a HELLO per connection and the
+  maintenance notices of a hosted product.
+* Replies as bytes, because keys and tokens need not be text.
+* `CLIENT SETINFO` as in redis-py, in one packet with SELECT and ignored by servers that do not support it: with the
+  client's name it identifies the connection in CLIENT LIST.
 
-Options in the URL cannot loosen these: ours are applied last.
+Options in the URL cannot weaken these: Rota's are applied last.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ VERSION_MIN = (6, 2)
 
 
 def connect(target: RedisTarget) -> redis.asyncio.Redis:
-    """A client with its own pool. Nothing is sent yet; whoever made it calls `aclose`."""
+    """A client with its own pool. Sends nothing yet; the caller must call `aclose`."""
     try:
         pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(validate_url(target.url)), **_pool_options(target)})
-        pool.make_connection()  # type: ignore[no-untyped-call]  # no I/O: it only looks at the options
+        pool.make_connection()  # type: ignore[no-untyped-call]  # no I/O: validates the options
     except (ValueError, TypeError):
-        # Their messages may quote a piece of the password, so they are not chained.
+        # Not chained: their messages may quote part of the password.
         raise InvalidSetting(
             "The Redis URL cannot be read: write it as redis://user:password@host:port/0, with special characters of"
             " the password percent-encoded."
@@ -63,16 +63,16 @@ def _pool_options(target: RedisTarget) -> dict[str, Any]:
 
 
 class PoolUse(msgspec.Struct, frozen=True):
-    """How busy the connections of a client are."""
+    """Connection pool usage of a client."""
 
     active: int
     idle: int
     waiters: int
-    """Callers that wait for one."""
+    """Callers waiting for a connection."""
 
 
 def pool_use(client: redis.asyncio.Redis) -> PoolUse:
-    # redis-py tells none of this. A version that calls it otherwise has zeros here, and nothing worse.
+    # redis-py has no public API for this. If its attribute names change, these counts become zero.
     pool = client.connection_pool
     active, idle = getattr(pool, "_in_use_connections", ()), getattr(pool, "_available_connections", ())
     waiters = getattr(getattr(pool, "_condition", None), "_waiters", ())
@@ -80,7 +80,7 @@ def pool_use(client: redis.asyncio.Redis) -> PoolUse:
 
 
 async def health(client: redis.asyncio.Redis) -> float:
-    """Seconds one PING took."""
+    """Duration of one PING in seconds."""
     started = time.perf_counter()
     with translate_errors(client):
         await client.ping()
@@ -88,7 +88,7 @@ async def health(client: redis.asyncio.Redis) -> float:
 
 
 async def check_server(client: redis.asyncio.Redis) -> None:
-    """Refuses a server that is too old or may drop keys; changes nothing on it."""
+    """Reject a server that is too old or may evict keys; read-only."""
     with translate_errors(client):
         server = await client.info("server")
         memory = await client.info("memory")

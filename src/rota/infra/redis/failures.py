@@ -1,11 +1,11 @@
-"""What a failure on the way to Redis means, in Rota's own errors.
+"""Maps failures of redis-py to Rota's errors.
 
-Only what concerns reaching a server that can do its work is translated; any other answer of the server stays
-redis-py's `ResponseError`. The body of a `guard` holds calls of the client and nothing else.
+Only failures to reach a server that can work are translated; other server errors remain redis-py's `ResponseError`.
+The body of `translate_errors` contains only calls of the client.
 
-The fact `outcome` of `RedisUnavailable` says what is known: "not_sent" means that nothing reached the server and the
-call may simply be made again; "unknown" means that it may have taken effect. Nobody here retries: only the caller knows
-whether doing it twice is harmless.
+The fact `outcome` of `RedisUnavailable` says what is known: "not_sent" means that nothing reached the server, so a
+retry is safe; "unknown" means that the command may have taken effect. This package never retries: only the caller
+knows whether the operation is idempotent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redis import exceptions
 from rota.infra.asyncio_cancel import cancellable
 from rota.model.errors import LoginRefused, RedisUnavailable, RotaError, SetupFailed
 
-# redis-py has no classes for these two; should its words change, the outcome is "unknown", which is safe.
+# redis-py has no classes for these two. If its messages change, the outcome becomes "unknown", which is safe.
 _POOL_EXHAUSTED: Final = "No connection available."
 _CONNECTING: Final = " connecting to "
 
@@ -77,7 +77,9 @@ _BUSY_PREFIXES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
 
 
 class translate_errors:
-    """`with guard(client): await client.get(key)` lets failures leave as errors of Rota, and cancellations at all."""
+    """`with translate_errors(client): await client.get(key)` raises failures as Rota's errors and lets cancellation
+    through (see `asyncio_cancel`).
+    """
 
     __slots__ = ("_cancellable", "_client")
 
@@ -93,17 +95,17 @@ class translate_errors:
     ) -> None:
         self._cancellable.__exit__(kind, error, trace)
         if isinstance(error, (exceptions.RedisError, OSError)):
-            told = to_rota_error(error, self._client)
-            if told is not None:
-                raise told from error
+            translated = to_rota_error(error, self._client)
+            if translated is not None:
+                raise translated from error
 
 
 def to_rota_error(error: Exception, client: redis.asyncio.Redis) -> RotaError | None:
-    """The error to raise instead of redis-py's, or None when the server answered and meant it."""
+    """The error to raise instead of redis-py's, or None for a regular error reply of the server."""
     address = address_of(client)
-    for kind, told, what in _TRANSLATIONS:
+    for kind, rota_error, what in _TRANSLATIONS:
         if isinstance(error, kind):
-            return told(f"Redis at {address} {what}.", address=address, outcome="unknown")
+            return rota_error(f"Redis at {address} {what}.", address=address, outcome="unknown")
     text = str(error)
     if text == _POOL_EXHAUSTED:
         size = client.connection_pool.max_connections
@@ -119,13 +121,13 @@ def to_rota_error(error: Exception, client: redis.asyncio.Redis) -> RotaError | 
 
 
 def address_of(client: redis.asyncio.Redis) -> str:
-    """Host and port for people. They are no piece of the password, since `connect` has its URL checked first."""
+    """Host and port for display; never part of the password, because `connect` validates the URL first."""
     options = client.connection_pool.connection_kwargs
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
 def cause(error: Exception) -> str:
-    """A short reason without the server's address, which the sentence has already."""
+    """A short reason without the server's address, which the message already contains."""
     if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
         return "no answer in time"
     if isinstance(error, exceptions.ResponseError):

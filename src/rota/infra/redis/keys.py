@@ -1,10 +1,10 @@
-"""The one place where names of Redis keys are made.
+"""The only place that builds Redis key names.
 
-A key is `prefix` + name + `{hash_tag}`: with a hash tag all keys lie in one slot of a Redis Cluster, without one a
-script of several keys fails there with CROSSSLOT. Both are empty by default, and then operators find the plain names.
+A key is `prefix` + name + `{hash_tag}`. With a hash tag all keys lie in one slot of a Redis Cluster; without one a
+script with several keys fails there with CROSSSLOT. Both are empty by default, so operators see the plain names.
 
-Every name is declared in `PATTERNS`, with `{word}` for what varies; the `-- key` lines of Lua files use the same text
-(a test compares them), and `Keys.owns` tells our keys from strangers.
+Every name is declared in `PATTERNS`, with `{placeholder}` for its variable parts. The `-- key` lines of Lua files use
+the same text (a test compares them), and `RedisKeys.owns` separates Rota's keys from foreign ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AGENTS_WAITING: Final = "waiting"
 AGENTS_WORKING: Final = "working"
 AGENTS_RUNS: Final = "working-runs"
 AGENTS_LEADER: Final = "cleanup-leader"
-"""Names of agents' keys as long as no setting changes them; all but the last have one more for each further group."""
+"""Default names of the agents' keys; settings can change them. All but the last exist once more per further group."""
 
 PATTERNS: Final = (
     AGENTS_WAITING,
@@ -83,7 +83,7 @@ _SPLIT_MARKER: Final = "\0"
 
 
 class RedisKeys:
-    """Names of keys for one installation."""
+    """Key names of one installation."""
 
     def __init__(self, prefix: str = "", hash_tag: str = "") -> None:
         for setting, value in (("prefix", prefix), ("hash-tag", hash_tag)):
@@ -103,44 +103,44 @@ class RedisKeys:
         return self.key(BREAKER_STATE, name=name)
 
     def velocity(self, limit: str) -> str:
-        """Jobs that a velocity limit of a policy has let through."""
+        """Jobs admitted under a velocity limit of a policy."""
         return self.key(VELOCITY, limit=limit)
 
     def workers_snapshot(self) -> str:
         return self.key(WORKERS_SNAPSHOT)
 
     def snapshot_writer(self) -> str:
-        """The lock of who writes the snapshot."""
+        """Lock of the replica that writes the snapshot."""
         return self.key(SNAPSHOT_WRITER)
 
     def workflow_timers(self) -> str:
-        """When which timers of runs are due, for people to read."""
+        """Due times of workflow timers; for display only."""
         return self.key(WORKFLOW_TIMERS)
 
     def workflow_poller(self) -> str:
-        """Who keeps that index; gone when Redis was emptied."""
+        """Replica that maintains the timer index; absent after Redis was flushed."""
         return self.key(WORKFLOW_POLLER)
 
     def saga_stack(self, saga: str) -> str:
-        """What undoes a run, what is undone next being first; for people to read."""
+        """Compensations of a run, the next one first; for display only."""
         return self.key(SAGA_STACK, saga=saga)
 
     def saga_lock(self, saga: str) -> str:
-        """There while a saga rolls back."""
+        """Exists while a saga rolls back."""
         return self.key(SAGA_LOCK, saga=saga)
 
     def agent_keys(
         self, group: str = "", waiting: str = AGENTS_WAITING, working: str = AGENTS_WORKING
     ) -> AgentRedisKeys:
-        """Keys of the agents of one group, under the names of the settings."""
+        """Keys of one group of agents, under the configured names."""
         return AgentRedisKeys(self, group, waiting, working)
 
     def agents_leader(self, name: str = AGENTS_LEADER) -> str:
-        """Who leads the cleanup of agents, for people to read."""
+        """Leader of the agents' cleanup; for display only."""
         return self.key("{name}", name=name)
 
     def show_keys(self, show: str) -> ShowRedisKeys:
-        """Keys of the books of one show."""
+        """Accounting keys of one show."""
         if show not in self._shows:
             self._shows[show] = ShowRedisKeys(self, show)
         return self._shows[show]
@@ -150,52 +150,52 @@ class RedisKeys:
         text = key.decode("utf-8", "replace")
         return any(matcher.fullmatch(text) for matcher in self._owned)
 
-    def split_around(self, pattern: str, word: str, **others: str) -> tuple[str, str]:
-        """What comes before and after `word` in a key, for those that are made by the thousand."""
-        before, after = self.key(pattern, **others, **{word: _SPLIT_MARKER}).split(_SPLIT_MARKER)
+    def split_around(self, pattern: str, placeholder: str, **others: str) -> tuple[str, str]:
+        """The key's text before and after one placeholder, for keys built by the thousand."""
+        before, after = self.key(pattern, **others, **{placeholder: _SPLIT_MARKER}).split(_SPLIT_MARKER)
         return before, after
 
     def parse(self, pattern: str, key: str) -> dict[str, str]:
-        """What varies in a key of `pattern`; nothing when it is another one."""
-        named = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^:{}\\s]+)", re.escape(pattern))
-        found = re.fullmatch(re.escape(self.prefix) + named + re.escape(self._tag), key)
+        """The placeholder values in a key of `pattern`; empty when the key does not match."""
+        full_name = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^:{}\\s]+)", re.escape(pattern))
+        found = re.fullmatch(re.escape(self.prefix) + full_name + re.escape(self._tag), key)
         return found.groupdict() if found else {}
 
     def scan_pattern(self, pattern: str) -> str:
-        """For SCAN: every key of a pattern, and strangers that look alike; `owns` tells them apart."""
+        """A SCAN pattern for every key of `pattern`; it may match foreign keys too, which `owns` rejects."""
         return f"{self.prefix}{re.sub(_PLACEHOLDER, '*', pattern)}{self._tag}"
 
     @staticmethod
     def is_declared(key: bytes) -> bool:
-        """Whether `key` is declared here, with neither prefix nor hash tag."""
+        """Whether `key` is declared here, without prefix and hash tag."""
         return _UNPREFIXED.owns(key)
 
-    def key(self, pattern: str, **words: str) -> str:
+    def key(self, pattern: str, **values: str) -> str:
         """The key of a declared pattern."""
-        for word, value in words.items():
-            # A brace would open another hash tag before ours and scatter the keys over slots.
-            assert _KEY_PART.fullmatch(value), f"{word} of {pattern} is {value!r}"
-        return f"{self.prefix}{pattern.format(**words)}{self._tag}"
+        for placeholder, value in values.items():
+            # A brace would start another hash tag before ours and spread the keys over slots.
+            assert _KEY_PART.fullmatch(value), f"{placeholder} of {pattern} is {value!r}"
+        return f"{self.prefix}{pattern.format(**values)}{self._tag}"
 
     def _matcher(self, pattern: str) -> re.Pattern[str]:
-        varying = re.sub(r"\\\{\w+\\\}", lambda _: _KEY_PART.pattern, re.escape(pattern))
-        return re.compile(re.escape(self.prefix) + varying + re.escape(self._tag))
+        body = re.sub(r"\\\{\w+\\\}", lambda _: _KEY_PART.pattern, re.escape(pattern))
+        return re.compile(re.escape(self.prefix) + body + re.escape(self._tag))
 
 
 class AgentRedisKeys:
-    """The two sets of agents, and the stamps of those that run."""
+    """The two sets of agents, and the run ids of working agents."""
 
     def __init__(self, keys: RedisKeys, group: str, waiting: str, working: str) -> None:
-        def named(name: str) -> str:
+        def full_name(name: str) -> str:
             return keys.key("{name}:{group}", name=name, group=group) if group else keys.key("{name}", name=name)
 
-        self.waiting = named(waiting)
-        self.working = named(working)
-        self.runs = named(f"{working}-runs")
+        self.waiting = full_name(waiting)
+        self.working = full_name(working)
+        self.runs = full_name(f"{working}-runs")
 
 
 class ShowRedisKeys:
-    """The books of one show. Things with counters also have a short name, `sub:…` to `point:…`, used inside them."""
+    """Accounting keys of one show. Each object with counters has a short name in values, `sub:…` to `point:…`."""
 
     def __init__(self, keys: RedisKeys, show: str) -> None:
         self.seq = keys.key(ACCT_SEQ)
@@ -204,7 +204,7 @@ class ShowRedisKeys:
         self.buckets = keys.key(ACCT_BUCKETS, show=show)
         self.charges = keys.key(ACCT_CHARGES, show=show)
         self.shadow = keys.key(ACCT_SHADOW, show=show)
-        self._counting = {
+        self._counters = {
             "sub": keys.split_around(ACCT_SUB, "alloc", show=show),
             "folder": keys.split_around(ACCT_FOLDER, "folder"),
             "job": keys.split_around(ACCT_JOB, "job"),
@@ -218,20 +218,20 @@ class ShowRedisKeys:
         return f"{before}{bucket}{after}"
 
     def counter_key(self, name: str) -> str:
-        """The key of what has the short name `name`."""
-        level, _, thing = name.partition(":")
-        before, after = self._counting[level]
-        return f"{before}{thing}{after}"
+        """The key of the object with the short name `name`."""
+        level, _, identifier = name.partition(":")
+        before, after = self._counters[level]
+        return f"{before}{identifier}{after}"
 
     def shared_counter_keys(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
-        """`counting_of`, with nothing for job and layer."""
-        (a, b), (c, d), _, _, (i, j) = self._counting.values()
+        """As `counter_keys`, with empty strings for job and layer."""
+        (a, b), (c, d), _, _, (i, j) = self._counters.values()
         return f"{a}{charged[0]}{b}", f"{c}{charged[1]}{d}", "", "", f"{i}{charged[4]}{j}"
 
     def counter_keys(self, charged: tuple[str, str, str, str, str]) -> tuple[str, str, str, str, str]:
-        """The five keys of pool, folder, job, layer and department, without a short name made on the way."""
+        """The five keys of pool, folder, job, layer and department, without building short names (hot path)."""
         alloc, folder, job, layer, dept = charged
-        (a, b), (c, d), (e, f), (g, h), (i, j) = self._counting.values()
+        (a, b), (c, d), (e, f), (g, h), (i, j) = self._counters.values()
         return f"{a}{alloc}{b}", f"{c}{folder}{d}", f"{e}{job}{f}", f"{g}{layer}{h}", f"{i}{dept}{j}"
 
 

@@ -6,14 +6,15 @@
         case Released(seq): ...
         case Absent(): ...
 
-The file's header (see `header`) is the contract: calls are checked against it, answers come back as the structs it
-names. Scripts are sent by digest. A server that does not know the digest, because it was restarted or flushed, has run
-nothing, so sending again is safe: one caller per pool loads the text while the others wait for it, then all go on. A
-server that forgets it again at once (a proxy over several servers, say) is given the whole text, with a warning.
+The file's header (see `script_contract`) is the contract: calls are checked against it, and replies are decoded into
+the structs it names. Scripts are called by digest. After a restart or flush the server does not know the digest and
+has run nothing, so sending again is safe: one caller per pool loads the text while the others wait, then all retry. A
+server that reports the digest missing right after the load (such as a proxy over several servers) is sent the full
+text, with a warning.
 
-A script runs whole or not at all; what a lost answer leaves open is the caller's to know, so nothing is repeated here.
-If the caller that loads dies or is cancelled, the next one in the queue loads; if loading fails, everybody who waited
-for that attempt fails with it, instead of trying one after the other.
+A script is atomic. A lost reply leaves its outcome unknown; only the caller can resolve that, so nothing is retried
+here. If the loading caller dies or is cancelled, the next waiter loads; if loading fails, every waiter of that attempt
+fails with it, instead of retrying one after another.
 """
 
 from __future__ import annotations
@@ -56,43 +57,45 @@ _ERROR_CODE = re.compile(r"([A-Z][A-Z0-9_]+) (.*)", re.DOTALL)
 
 
 class Script(Generic[R]):
-    """One Lua script; `R` is what it answers. Holds no connection, so one object serves every client."""
+    """One Lua script with replies of type `R`. Holds no connection, so one object serves every client."""
 
     def __init__(
         self, text: str, source: str, replies: TypeForm[R], library: Callable[[str], str] | None = None
     ) -> None:
         self.header = parse_contract(text, source)
         self.name = self.header.script
-        assert library or not self.header.uses, f"{source} uses a library, and nobody knows where it is"
+        assert library or not self.header.uses, f"{source} uses a library: pass `library`, which reads it"
         self.text = render_lua(self.header, text, [library(name) for name in self.header.uses] if library else ())
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self._call = ScriptArguments(self.header)
+        self._arguments = ScriptArguments(self.header)
         self._replies = ReplyDecoder(self.header, replies)
         self._loads = 0
         self._pools: WeakKeyDictionary[object, _PoolLoadState] = WeakKeyDictionary()
 
-    async def __call__(self, client: redis.asyncio.Redis, /, **given: object) -> R:
-        words = self._call.encode(given)
+    async def __call__(self, client: redis.asyncio.Redis, /, **parameters: object) -> R:
+        arguments = self._arguments.encode(parameters)
         loads = self._loads
         try:
-            answer = await _send(client, "EVALSHA", self.sha, words)
+            reply = await _send(client, "EVALSHA", self.sha, arguments)
         except NoScriptError:
-            answer = await self._load_and_retry(client, words, loads)
+            reply = await self._load_and_retry(client, arguments, loads)
         except (RedisError, OSError) as error:
             raise self._to_error(error, client) from error
-        return self._replies.decode(answer)
+        return self._replies.decode(reply)
 
-    async def _load_and_retry(self, client: redis.asyncio.Redis, words: list[CommandArgument], loads: int) -> object:
+    async def _load_and_retry(
+        self, client: redis.asyncio.Redis, arguments: list[CommandArgument], loads: int
+    ) -> object:
         try:
             await self._load_once(client, loads)
-            return await _send(client, "EVALSHA", self.sha, words)
+            return await _send(client, "EVALSHA", self.sha, arguments)
         except NoScriptError:
-            return await self._eval_text(client, words)
+            return await self._eval_text(client, arguments)
         except (RedisError, OSError) as error:
             raise self._to_error(error, client) from error
 
     async def _load_once(self, client: redis.asyncio.Redis, loads: int) -> None:
-        """Loads the text, unless that was done in this pool since `loads` was read."""
+        """Load the text, unless this pool has loaded it since `loads` was read."""
         loading = self._pools.setdefault(client.connection_pool, _PoolLoadState())
         attempt = loading.attempt
         async with loading.lock:
@@ -117,37 +120,37 @@ class Script(Generic[R]):
         LOADS.labels(self.name).inc()
         log.info("redis_script_loaded", script=self.name)
 
-    async def _eval_text(self, client: redis.asyncio.Redis, words: list[CommandArgument]) -> object:
+    async def _eval_text(self, client: redis.asyncio.Redis, arguments: list[CommandArgument]) -> object:
         EVALS.labels(self.name).inc()
         log.warning("redis_script_forgotten", script=self.name, remedy="is there a proxy over several servers?")
         try:
-            return await _send(client, "EVAL", self.text, words)
+            return await _send(client, "EVAL", self.text, arguments)
         except (RedisError, OSError) as error:
             raise self._to_error(error, client) from error
 
     def _to_error(self, error: Exception, client: redis.asyncio.Redis) -> RotaError:
-        told = to_rota_error(error, client)
-        if told is not None:
-            return told
+        translated = to_rota_error(error, client)
+        if translated is not None:
+            return translated
         match = _ERROR_CODE.match(str(error))
-        word, sentence = match.groups() if match else ("ERR", str(error))
-        return ScriptFailed(f"The Redis script {self.name} failed: {sentence}", script=self.name, word=word)
+        code, sentence = match.groups() if match else ("ERR", str(error))
+        return ScriptFailed(f"The Redis script {self.name} failed: {sentence}", script=self.name, word=code)
 
 
 class _PoolLoadState:
-    """What one pool knows about loading one script."""
+    """State of loading one script in one pool."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.done = 0
-        """The script's count of loads when this pool's last one succeeded."""
+        """The script's load count at this pool's last successful load."""
         self.attempt = 0
         self.failure: Exception | None = None
 
 
-async def _send(client: redis.asyncio.Redis, command: str, text: str, words: list[CommandArgument]) -> Any:
+async def _send(client: redis.asyncio.Redis, command: str, text: str, arguments: list[CommandArgument]) -> Any:
     with cancellable():
-        return await client.execute_command(command, text, *words)  # type: ignore[no-untyped-call]
+        return await client.execute_command(command, text, *arguments)  # type: ignore[no-untyped-call]
 
 
 def script(package: str, name: str, replies: TypeForm[R]) -> Script[R]:

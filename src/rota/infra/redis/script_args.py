@@ -1,6 +1,6 @@
-"""A Python call of a script, checked against the script's header and turned into the words of EVALSHA.
+"""Checks a Python call of a script against the script's header and encodes it as arguments of EVALSHA.
 
-A call that does not fit is a mistake in our program: it raises `TypeError` before anything is sent.
+A call that does not match is a programming error: it raises `TypeError` before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.infra.redis.script_contract import ScriptContract
 CommandArgument = str | bytes | int | float
 
 EXACT_INT_MAX: Final = 2**53
-"""Whole numbers beyond this lose digits in Lua, whose only number is a double."""
+"""Larger integers lose digits in Lua, whose only number type is a double."""
 
 _PACK = msgspec.msgpack.Encoder()
 
@@ -33,43 +33,43 @@ class ScriptArguments:
             *((arg.name, arg.many, _CONVERT[arg.type]) for arg in header.args),
         )
 
-    def encode(self, given: Mapping[str, object]) -> list[CommandArgument]:
-        """What follows the digest in EVALSHA: how many keys there are, the keys, the arguments."""
-        words: list[CommandArgument] = [self._keys]
-        if len(given) != len(self._parameters):
-            self._raise_mismatch(given)
+    def encode(self, arguments: Mapping[str, object]) -> list[CommandArgument]:
+        """The arguments after the digest in EVALSHA: number of keys, keys, arguments."""
+        encoded: list[CommandArgument] = [self._keys]
+        if len(arguments) != len(self._parameters):
+            self._raise_mismatch(arguments)
         for name, many, convert in self._parameters:
             try:
                 if many:
-                    self._extend(words, name, given[name], convert)
+                    self._extend(encoded, name, arguments[name], convert)
                 else:
-                    words.append(convert(given[name]))
+                    encoded.append(convert(arguments[name]))
             except KeyError:
-                self._raise_mismatch(given)
-            except _ArgumentMismatch as misfit:
-                raise TypeError(f"script {self._script}: {name} must be {misfit}") from None
-        return words
+                self._raise_mismatch(arguments)
+            except _ArgumentMismatch as mismatch:
+                raise TypeError(f"script {self._script}: {name} must be {mismatch}") from None
+        return encoded
 
     def _extend(
-        self, words: list[CommandArgument], name: str, values: object, convert: Callable[[object], CommandArgument]
+        self, encoded: list[CommandArgument], name: str, values: object, convert: Callable[[object], CommandArgument]
     ) -> None:
         if not isinstance(values, (list, tuple)):
             raise _ArgumentMismatch("a list or tuple", values)
-        words.extend([convert(value) for value in values])
+        encoded.extend([convert(value) for value in values])
         if name == self._key_list:
-            words[0] = self._keys + len(values)
+            encoded[0] = self._keys + len(values)
 
-    def _raise_mismatch(self, given: Mapping[str, object]) -> NoReturn:
+    def _raise_mismatch(self, arguments: Mapping[str, object]) -> NoReturn:
         names = [name for name, _, _ in self._parameters]
-        missing = [name for name in names if name not in given]
-        unknown = [name for name in given if name not in names]
+        missing = [name for name in names if name not in arguments]
+        unknown = [name for name in arguments if name not in names]
         raise TypeError(f"script {self._script} takes {names}: missing {missing}, unknown {unknown}")
 
 
 class _ArgumentMismatch(Exception):
-    def __init__(self, wanted: str, value: object) -> None:
-        # The type alone: the value may be a secret.
-        super().__init__(f"{wanted}, not {type(value).__name__}")
+    def __init__(self, expected: str, value: object) -> None:
+        # Only the type: the value may be a secret.
+        super().__init__(f"{expected}, not {type(value).__name__}")
 
 
 def _key(value: object) -> CommandArgument:
@@ -82,7 +82,7 @@ def _int(value: object) -> CommandArgument:
     if value.__class__ is not int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _ArgumentMismatch("an int", value)
-        value = int(value)  # an IntEnum, whose repr redis-py would send
+        value = int(value)  # redis-py would send the repr of an IntEnum
     if not -EXACT_INT_MAX <= value <= EXACT_INT_MAX:
         raise _ArgumentMismatch("an int within ±2^53", value)
     return value

@@ -1,34 +1,35 @@
-"""The contract at the head of a Lua file, and the Lua that follows from it.
+"""The contract in the header of a Lua file, and the Lua generated from it.
 
     -- script: release
-    -- use books
+    -- use common
     -- key sub      hash  acct:sub:{show}:{alloc}   int_cores, int_gpus (cores, two decimals at most)
     -- key tokens   hash  acct:tokens:{show}        token -> what it holds
     -- arg token    str
     -- reply released seq:int | absent              absent: released before, nothing changed
 
-The header is the comment block at the top of the file; it ends at the first line that is no comment. Each line begins
-with one of the five words, or is prose, indented by two spaces or more. After a key's pattern, an argument's type and,
-set off by two spaces, a reply's last field, the rest of the line is for people. Several `reply` lines add up.
+The header is the comment block at the top of the file; it ends at the first line that is not a comment. Each line
+begins with one of the five keywords, or is prose, indented by two spaces or more. The rest of the line is a comment
+after a key's pattern, after an argument's type and, separated by two spaces, after a reply's last field. Several
+`reply` lines add up.
 
-`-- use books` gives the script what `books.lua` beside it defines; that file holds functions and constants, may name
-the script's keys and arguments, and has comments on lines of their own only. A key's pattern may list alternatives,
-separated by `|`.
+`-- use common` includes the definitions of `common.lua` from the same folder. That file contains functions and
+constants, may refer to the script's keys and arguments, and has comments only on lines of their own. A key's pattern
+may list alternatives, separated by `|`.
 
 A star after the name (`-- key sub* hash …`, `-- arg token* str`) makes the last key or the last argument a list. There
-is at most one of each, since KEYS and ARGV have no other boundary; further lists travel in one `packed` argument.
+is at most one of each, because KEYS and ARGV have no other boundary; further lists go into one `packed` argument.
 
     type      in an argument                                in a reply
-    int       within ±2^53, what a Lua number holds         a whole number; Lua fractions are cut off
-    float     a Lua number                                  a string, because Redis cuts fractions off
+    int       within ±2^53, the exact range of a Lua number a whole number; Redis truncates fractions
+    float     a Lua number                                  a string, because Redis truncates fractions
     bool      true or false                                 1 or 0
     str       UTF-8                                         UTF-8
     bytes     as it is                                      as it is
     packed    msgpack; strings and numbers, no bytes        cmsgpack.pack of anything
     t*                                                      an array of t
 
-Line n of what Redis runs is line n of the file, so that Redis's own messages point at the right place: the locals are
-declared on line 1, in place of the script's name. A wrong header is a `SyntaxError` with file and line.
+Line n of the text sent to Redis is line n of the file, so that Redis's error messages name the right line: the locals
+are declared on line 1, in place of the script's name. An invalid header raises `SyntaxError` with file and line.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ScriptContract(msgspec.Struct, frozen=True):
 
 
 class ContractLine(msgspec.Struct, frozen=True):
-    """One line of a header; knows where it stands, to be blamed."""
+    """One line of a header, with its position for error messages."""
 
     source: str
     number: int
@@ -94,7 +95,7 @@ class ContractLine(msgspec.Struct, frozen=True):
 
 
 def parse_contract(text: str, source: str) -> ScriptContract:
-    """Reads the header of the Lua file `source`."""
+    """Parse the header of the Lua file `source`."""
     first = ContractLine(source, 1, text.partition("\n")[0])
     script = first.text.removeprefix("-- script: ")
     if script == first.text or not _NAME.fullmatch(script):
@@ -103,8 +104,8 @@ def parse_contract(text: str, source: str) -> ScriptContract:
     args: list[ScriptArg] = []
     replies: list[ScriptReply] = []
     uses: list[str] = []
-    for line, word, rest in _declarations(text, source):
-        match word:
+    for line, keyword, rest in _declarations(text, source):
+        match keyword:
             case "use":
                 uses.append(_name(line, rest)[0])
             case "key":
@@ -114,7 +115,7 @@ def parse_contract(text: str, source: str) -> ScriptContract:
             case "reply":
                 replies.extend(_replies(line, rest))
             case _:
-                line.fail(f"'{word}' is no word of a header: use, key, arg or reply; indent prose by two spaces")
+                line.fail(f"'{keyword}' is no word of a header: use, key, arg or reply; indent prose by two spaces")
         _check_lists(line, keys, args)
         _check_names(line, [*(key.name for key in keys), *(arg.name for arg in args)])
         _check_names(line, [reply.tag for reply in replies])
@@ -124,7 +125,7 @@ def parse_contract(text: str, source: str) -> ScriptContract:
 
 
 def render_lua(header: ScriptContract, text: str, libraries: Sequence[str] = ()) -> str:
-    """What Redis is given: the file with its locals, and what it uses, in place of line 1."""
+    """The text sent to Redis: the file, with locals and used libraries in place of line 1."""
     return " ".join([_locals(header), *map(_join_lines, libraries)]) + text[text.index("\n") :]
 
 
@@ -139,8 +140,8 @@ def _declarations(text: str, source: str) -> Iterator[tuple[ContractLine, str, s
             return
         if raw.rstrip() == "--" or raw.startswith("--  "):
             continue
-        word, _, rest = raw.removeprefix("--").strip().partition(" ")
-        yield ContractLine(source, number, raw), word, rest.strip()
+        keyword, _, rest = raw.removeprefix("--").strip().partition(" ")
+        yield ContractLine(source, number, raw), keyword, rest.strip()
 
 
 def _key(line: ContractLine, rest: str) -> ScriptKey:
@@ -199,9 +200,9 @@ def _check_lists(line: ContractLine, keys: list[ScriptKey], args: list[ScriptArg
 
 
 def _check_names(line: ContractLine, names: list[str]) -> None:
-    twice = [name for at, name in enumerate(names) if name in names[:at]]
-    if twice:
-        line.fail(f"'{twice[0]}' is declared twice")
+    duplicates = [name for at, name in enumerate(names) if name in names[:at]]
+    if duplicates:
+        line.fail(f"'{duplicates[0]}' is declared twice")
 
 
 def _locals(header: ScriptContract) -> str:
@@ -213,7 +214,7 @@ def _locals(header: ScriptContract) -> str:
 def _local(name: str, array: str, at: int, many: bool, kind: str) -> str:
     if not many:
         return f"local {name}={_value(f'{array}[{at}]', kind)}"
-    # A loop, because unpack() stops at about 8,000 values.
+    # A loop, because unpack() fails above about 8,000 values.
     return f"local {name}={{}} for _i={at},#{array} do {name}[_i-{at - 1}]={_value(f'{array}[_i]', kind)} end"
 
 

@@ -1,8 +1,8 @@
-"""A script's answer, turned into the struct that its header and the caller agree on.
+"""Decodes a script's reply into the struct agreed between its header and the caller.
 
-Each reply of the header belongs to a frozen struct of the same name (`not_found` to `NotFound`) with the same fields
-in the same order. This is checked when the script is loaded, so header and code cannot drift apart unnoticed. An
-answer that is not in the header is a mistake in the script: it raises `AssertionError`.
+Each reply of the header corresponds to a frozen struct of the same name (`not_found` to `NotFound`) with the same
+fields in the same order. This is checked when the script is loaded, so header and code cannot diverge unnoticed. A
+reply that is not in the header is a bug in the script: it raises `AssertionError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Decode = Callable[[object], object]
 
 
 class ReplyDecoder(Generic[R]):
-    """Decodes answers of one script into `R`, a struct or a union of structs."""
+    """Decodes the replies of one script into `R`, a struct or a union of structs."""
 
     def __init__(self, header: ScriptContract, replies: TypeForm[R]) -> None:
         structs = {_tag(struct): struct for struct in get_args(replies) or (replies,)}
@@ -46,7 +46,7 @@ class ReplyDecoder(Generic[R]):
 
 
 def _tag(struct: type) -> str:
-    """The reply that `struct` stands for: its msgspec tag, or else its name in snake case."""
+    """The reply tag of `struct`: its msgspec tag, or else its name in snake case."""
     tag = struct.__struct_config__.tag if issubclass(struct, msgspec.Struct) else None
     if isinstance(tag, str):
         return tag
@@ -56,11 +56,11 @@ def _tag(struct: type) -> str:
 def _struct_builder(script: str, struct: type, reply: ScriptReply) -> Callable[[list[object]], object]:
     if not issubclass(struct, msgspec.Struct) or not struct.__struct_config__.frozen:
         raise TypeError(f"script {script}: {struct.__name__} must be a frozen msgspec.Struct")
-    about = inspect.type_info(struct)
-    assert isinstance(about, inspect.StructType)
-    if [field.name for field in about.fields] != [field.name for field in reply.fields]:
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    if [field.name for field in info.fields] != [field.name for field in reply.fields]:
         raise TypeError(f"script {script}: the fields of {struct.__name__} are not those of reply {reply.tag}")
-    decoders = [_decoder(script, struct, *pair) for pair in zip(reply.fields, about.fields, strict=True)]
+    decoders = [_decoder(script, struct, *pair) for pair in zip(reply.fields, info.fields, strict=True)]
 
     def make(answer: list[object]) -> object:
         values = [decode(value) for decode, value in zip(decoders, answer[1:], strict=True)]
@@ -70,26 +70,26 @@ def _struct_builder(script: str, struct: type, reply: ScriptReply) -> Callable[[
 
 
 def _decoder(script: str, struct: type, declared: ReplyField, field: inspect.Field) -> Decode:
-    wanted = field.type
+    expected = field.type
     if declared.many:
-        if not isinstance(wanted, inspect.VarTupleType):
+        if not isinstance(expected, inspect.VarTupleType):
             raise TypeError(
                 f"script {script}: {struct.__name__}.{field.name} must be tuple[…, ...], it is a list there"
             )
-        wanted = wanted.item_type
-    decode = _decode_one(declared.type, wanted, struct, field.name)
+        expected = expected.item_type
+    decode = _decode_one(declared.type, expected, struct, field.name)
     if decode is None:
         raise TypeError(f"script {script}: {struct.__name__}.{field.name} is not {declared.type}, as its header says")
     return _list_decoder(decode) if declared.many else decode
 
 
-def _decode_one(kind: str, wanted: inspect.Type, struct: type, name: str) -> Decode | None:
+def _decode_one(kind: str, expected: inspect.Type, struct: type, name: str) -> Decode | None:
     if kind == "packed":
         return _unpacker(struct, name)
-    if isinstance(wanted, inspect.EnumType):
-        return _enum_decoder(kind, wanted.cls)
+    if isinstance(expected, inspect.EnumType):
+        return _enum_decoder(kind, expected.cls)
     fitting, decode = _PLAIN[kind]
-    return decode if isinstance(wanted, fitting) else None
+    return decode if isinstance(expected, fitting) else None
 
 
 def _list_decoder(decode: Decode) -> Decode:

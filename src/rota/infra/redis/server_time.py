@@ -1,12 +1,13 @@
-"""The clock of the Redis server, as this process knows it.
+"""The clock of the Redis server, as known to this process.
 
-Replicas agree on time by asking one server. Asking costs a round trip, so the answer is kept for `cache_s` and carried
-forward by this machine's monotonic clock. The server is taken to have read its clock half-way through the round trip.
+Replicas agree on time by reading one server's clock. A read costs a round trip, so the reading is cached for `cache_s`
+and extrapolated with the local monotonic clock. The server is assumed to read its clock half-way through the round
+trip.
 
-Within one object time never goes back: when the server's clock does, ours stands still until the server has caught up.
-While Redis is away the last answer is carried on, and `age_s` says how old it is; only an object that never reached
-Redis raises `RedisUnavailable`. If this machine sleeps, its monotonic clock stands still too, and time is late until
-the next refresh; whoever decides by this clock lets a script check again with the server's own.
+Within one object time never goes backwards: when the server's clock does, `now_ms` stands still until the server has
+caught up. While Redis is unavailable the last reading is extrapolated and `age_s` gives its age; only an object that
+never reached Redis raises `RedisUnavailable`. If this machine suspends, its monotonic clock may stop and the time lags
+until the next refresh; decisions based on this clock are therefore re-checked in a script with the server's own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from rota.model.errors import RedisUnavailable
 log = structlog.get_logger(__name__)
 
 REFRESH_RETRY_S: Final = 1.0
-"""How long a failed refresh is not repeated, so that an absent Redis does not make every caller wait."""
+"""Delay after a failed refresh, so that an unavailable Redis does not block every caller."""
 CLOCK_STEP_WARN_MS: Final = 1000
-"""A server whose clock went back by more than this is worth a warning; less is measuring noise."""
+"""Log a warning when the server's clock goes back by more than this; less is measurement noise."""
 
 
 class _ClockSample(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class _ClockSample(msgspec.Struct, frozen=True):
 
 
 class RedisServerTime:
-    """`await server_time.now_ms()`; one object per client, shared by all who use it."""
+    """`await server_time.now_ms()`; one object per client, shared by all callers."""
 
     def __init__(self, client: redis.asyncio.Redis, clock: Clock, cache_s: float = 10.0) -> None:
         self._client = client
@@ -48,8 +49,8 @@ class RedisServerTime:
         self._refreshing = asyncio.Lock()
 
     async def now_ms(self) -> int:
-        """Milliseconds since 1970 on the server's clock; never less than a call before."""
-        # Whoever already has a sample does not wait for somebody else's refresh.
+        """Unix time of the server in milliseconds; monotonic."""
+        # With a sample at hand, do not wait for a concurrent refresh.
         if self._is_due() and not (self._sample and self._refreshing.locked()):
             async with self._refreshing:
                 if self._is_due():
@@ -57,7 +58,7 @@ class RedisServerTime:
         return self._advance()
 
     def age_s(self) -> float:
-        """Seconds since the server was last heard; infinite before the first time."""
+        """Seconds since the last reading of the server's clock; infinite before the first."""
         return self._clock.monotonic() - self._sample.at_s if self._sample else float("inf")
 
     def _is_due(self) -> bool:
@@ -66,11 +67,11 @@ class RedisServerTime:
     async def _refresh(self) -> None:
         try:
             sample = await self._read_server_clock()
-        except RedisUnavailable as away:
+        except RedisUnavailable as error:
             if self._sample is None:
                 raise
             self._next_refresh_s = self._clock.monotonic() + REFRESH_RETRY_S
-            log.warning("server_time_stale", age_s=round(self.age_s(), 3), why=away.sentence)
+            log.warning("server_time_stale", age_s=round(self.age_s(), 3), why=error.sentence)
             return
         self._warn_of_step(sample)
         self._sample = sample
@@ -91,8 +92,8 @@ class RedisServerTime:
 
     def _advance(self) -> int:
         assert self._sample is not None
-        carried = int(self._extrapolate_ms(self._sample, self._clock.monotonic()))
-        self._latest_ms = max(self._latest_ms, carried)
+        extrapolated = int(self._extrapolate_ms(self._sample, self._clock.monotonic()))
+        self._latest_ms = max(self._latest_ms, extrapolated)
         return self._latest_ms
 
     def _extrapolate_ms(self, sample: _ClockSample, at_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Where Redis is and how long we are ready to wait for it."""
+"""Connection parameters of Redis: URL, pool size and timeouts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rota.model import urls
 
 
 class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One Redis or Valkey. Every wait is bounded; `url` holds the password and is therefore never shown.
+    """One Redis or Valkey. Every wait is bounded. `url` contains the password, so `repr` omits it.
 
-    The longest a command can take is `pool_wait_s` for a connection, `connect_timeout_s` when it must be made
-    anew, and `op_timeout_s` for each answer.
+    A command takes at most `pool_wait_s` for a connection, `connect_timeout_s` if it must be opened, and
+    `op_timeout_s` for each reply.
     """
 
     url: str
@@ -23,12 +23,12 @@ class RedisTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         assert self.pool_size >= 1, "a pool needs at least one connection"
-        assert min(self.op_timeout_s, self.connect_timeout_s, self.pool_wait_s) > 0, "0 would mean to wait forever"
+        assert min(self.op_timeout_s, self.connect_timeout_s, self.pool_wait_s) > 0, "0 would mean no timeout"
 
     def __repr__(self) -> str:
         return f"RedisTarget({self.address}, pool_size={self.pool_size})"
 
     @property
     def address(self) -> str:
-        """Host, port and database for people: `127.0.0.1:6379/0`."""
+        """Host, port and database for display: `127.0.0.1:6379/0`."""
         return urls.address(self.url)
