@@ -34,7 +34,7 @@ class Follower:
 
     async def __aenter__(self):
         self.task = asyncio.create_task(self._follow())
-        await until(lambda: getattr(self, "tail", None) and self.tail.mark and self.tail._route, what="a tail")
+        await until(lambda: getattr(self, "tail", None) and self.tail.mark and self.tail._subscription, what="a tail")
         return self
 
     async def __aexit__(self, *_):
@@ -78,8 +78,8 @@ async def test_what_the_limits_of_a_stream_removed_meanwhile_is_told_as_missed(b
     other = await connect()
     await bus.ensure([msgspec.structs.replace(JOBS, max_msgs=3)])
     async with Follower(bus) as follower:
-        await until(lambda: follower.tail._route)
-        await follower.tail._connection.unsubscribe(follower.tail._route)  # deaf, and does not know
+        await until(lambda: follower.tail._subscription)
+        await follower.tail._connection.unsubscribe(follower.tail._subscription)  # deaf, and does not know
         await other.publish_many([message(number) for number in range(10)])
         follower.tail.on_disconnected()
         await until(lambda: len(follower.numbers()) >= 3)
@@ -119,8 +119,8 @@ async def test_a_message_lost_on_the_way_is_read_again(bus, monkeypatch):
             else:
                 await taken(msg)
 
-        follower.tail._route.on_message = lossy
-        follower.tail._route.subscription._cb = lossy
+        follower.tail._subscription.on_message = lossy
+        follower.tail._subscription.subscription._cb = lossy
         await bus.publish_many([message(number) for number in range(1, 6)])
         await until(lambda: len(follower.numbers()) >= 5)
         assert follower.numbers() == [1, 2, 3, 4, 5]

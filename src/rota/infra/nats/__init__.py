@@ -1,4 +1,21 @@
-"""NATS JetStream: declared streams and consumers, publishing with message ids, pulling with explicit answers."""
+"""NATS JetStream: declared streams and consumers, publishing with message ids, pulling with explicit acknowledgement.
+
+    bus              the facade: publish, consume, ordered reads, core messages; restores lost streams
+    topology         Rota's streams and consumers
+    streams          `StreamSpec`, `ConsumerSpec` and their NATS configuration; pure
+    messages         messages, receipts and their validation; pure
+    publisher        batches of publishes with one receipt per message
+    consumer         pulls from a durable consumer; `delivery` holds one message and its acknowledgements
+    batch_consumer   runs a handler over batches: retries, dead letters, back-off
+    ordered_reader   reads a stream in order without acknowledgement, and reports gaps
+    jetstream        the JetStream API
+    connection       one connection that reconnects after every kind of failure
+    target           URL, prefix and timeouts
+
+Invariants: delivery is at least once, so handlers must be idempotent; a publish without acknowledgement has an unknown
+outcome and is repeated under the same message id (the outbox does so); only a handler's success acknowledges; NATS may
+lose all its data, because PostgreSQL is the system of record. Callers: outbox, engine, placement, workflow, worker.
+"""
 
 from rota.infra.nats.batch_consumer import Acknowledgement, BatchConsumer, Nak, Terminate
 from rota.infra.nats.bus import Bus, CoreMessage, MaxDeliveriesAdvisory

@@ -1,26 +1,25 @@
-"""Working off a consumer: batches in, an answer to every message out.
+"""Runs a handler over a consumer's messages in batches and acknowledges each message.
 
-    handling = Handling(bus, RESULTS, handler, on_terminated)
-    service = Service("results", handling.run)
+    results = BatchConsumer(bus, RESULTS, handler, on_terminated)
+    service = Service("results", results.run)
 
-A handler gets a batch, does its work in one transaction (with its "done" marks among it, since every message may come
-twice) and returns a verdict per message, or None when all is well. Invariants, kept here:
+A handler receives a batch, works in one transaction (including its deduplication records, because every message may be
+redelivered) and returns an `Acknowledgement` per message, or None when all succeeded. Invariants, enforced here:
 
-- only a verdict of success acknowledges. An error that nobody handled means "again, later", with a growing delay; so
-  does a cancellation from inside the handler, which nobody asked for;
-- one bad message does not hold up its neighbours: a batch that failed is tried again message by message, and what
-  fails alone waits alone;
-- a message that is given up (`Reject`, `InvalidInput`, or the last delivery failed) goes to `on_terminated` first and
-  is terminated only after that. If the dead letter cannot be written, the message comes again in `dead_letter_retry_s`.
-  If we die in between, it is written again: `on_terminated` must be idempotent, by stream and sequence;
-- a message that killed its worker each time is not handed to a handler any more once its deliveries are used up;
-- while a server that the handler or the dead letter needs is away (`Unavailable`), the batch is kept and tried again
-  here, however long that takes, because an outage must not use up deliveries. So a handler raises `Unavailable` only
-  for what every message needs; for the trouble of a single one it returns `Retry`;
-- a handler that hangs is cancelled after `limit_s`; until then NATS is told that the batch is being worked on.
+- only success acknowledges. An unhandled error means redelivery with a growing delay, and so does a cancellation that
+  originated inside the handler;
+- a poison message does not block others: a failed batch is retried message by message, and only failing ones wait;
+- a message that is given up (`Terminate`, `InvalidInput`, or a failed last delivery) goes to `on_terminated` before it
+  is terminated. If the dead letter cannot be written, the message is redelivered after `dead_letter_retry_s`. After a
+  crash in between it is written again: `on_terminated` must be idempotent, by stream and sequence;
+- a message that crashed its process on every delivery is not passed to a handler after its last delivery;
+- while a server that the handler or the dead letter needs is down (`Unavailable`), the batch is retried here for as
+  long as it takes, because an outage must not use up deliveries. So a handler raises `Unavailable` only for what every
+  message needs; for a problem of one message it returns `Nak`;
+- a hanging handler is cancelled after `limit_s`; until then "in progress" is sent to NATS.
 
-Each run has a consumer of its own. When a run ends, whatever was delivered to it and not answered goes back at once; a
-later run, here or elsewhere, begins with it.
+Each run has its own consumer. When a run ends, its unacknowledged deliveries are returned (nak) for immediate
+redelivery to a later run, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -55,20 +54,20 @@ DEAD_LETTER_RETRY_S = 5.0
 REDELIVERY_BACKOFF = Backoff(first_s=1.0, longest_s=30.0)
 OUTAGE_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 MAX_CONCURRENT_SINGLES = 8
-"""Messages of a failed batch tried side by side, so that one that hangs does not hold up the rest."""
+"""Messages of a failed batch that are retried concurrently, so that a hanging one does not block the rest."""
 _jitter = SystemRandom().random
 
 T = TypeVar("T")
 
 
 class Nak(msgspec.Struct, frozen=True):
-    """Not now. Without a time of its own the delay grows with the deliveries."""
+    """Redeliver. Without `after_s` the delay grows with the number of deliveries."""
 
     after_s: float | None = None
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """Never: this message cannot be handled."""
+    """Give up: this message cannot be handled."""
 
     reason: str
 
@@ -103,33 +102,33 @@ class BatchConsumer:
         self._ack_sync = ack_sync
         self._dead_letter_retry_s = dead_letter_retry_s
         self._clock = clock or SystemClock()
-        self._life: Lifecycle
-        self._in_hand: Sequence[Delivery] = ()
+        self._lifecycle: Lifecycle
+        self._batch: Sequence[Delivery] = ()
 
-    async def run(self, life: Lifecycle) -> None:
-        """Until draining: then the batch in hand is finished, and what was delivered beyond it goes back."""
-        self._life = life
+    async def run(self, lifecycle: Lifecycle) -> None:
+        """Run until draining: then finish the current batch and return the other deliveries."""
+        self._lifecycle = lifecycle
         try:
             async with self._bus.consumer(self._spec) as consumer:
-                life.ready()
+                lifecycle.ready()
                 await self._consume(consumer)
         finally:
-            # After the consumer is closed: a batch handed back before would come straight here again.
+            # Only after closing the consumer: a batch returned earlier would be delivered here again.
             await self._nak_unsettled()
 
     async def _consume(self, consumer: Consumer) -> None:
-        draining = asyncio.create_task(self._life.until_draining(), name="nats.draining")
+        draining = asyncio.create_task(self._lifecycle.until_draining(), name="nats.draining")
         try:
-            while not self._life.draining:
+            while not self._lifecycle.draining:
                 await self._fetch_unless_draining(consumer, draining)
-                if self._in_hand:
+                if self._batch:
                     await self._process_batch()
         finally:
             draining.cancel()
             await asyncio.wait({draining})
 
     async def _fetch_unless_draining(self, consumer: Consumer, draining: asyncio.Task[None]) -> None:
-        """Have the next batch in hand; none when none came, or when it is time to end."""
+        """Fetch the next batch into `_batch`; empty when none arrived or draining started."""
         fetching = asyncio.create_task(self._fetch_batch(consumer), name="nats.fetch")
         try:
             await asyncio.wait({fetching, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,29 +139,29 @@ class BatchConsumer:
             fetching.result()
 
     async def _fetch_batch(self, consumer: Consumer) -> None:
-        # In hand from the moment it is taken, so that a cancellation at any moment after it hands it back.
-        self._in_hand = await consumer.fetch(self._most, self._wait_s)
+        # Stored as soon as it is fetched, so that a cancellation at any later point returns it.
+        self._batch = await consumer.fetch(self._most, self._wait_s)
 
     async def _process_batch(self) -> None:
-        """Give every message in hand to the handler, then answer it."""
-        batch = self._in_hand
+        """Run the handler on the current batch and acknowledge every message."""
+        batch = self._batch
         async with keep_in_progress(batch, self._spec.shortest_ack_wait_s / 3, self._clock):
-            judged = list(zip(batch, await self._decide_all(batch), strict=True))
+            decided = list(zip(batch, await self._decide_all(batch), strict=True))
             # Dead letters last: they may have to wait for a server.
-            for delivery, verdict in sorted(judged, key=lambda pair: isinstance(pair[1], Terminate)):
-                await self._acknowledge(delivery, verdict)
-        self._in_hand = ()
+            for delivery, decision in sorted(decided, key=lambda pair: isinstance(pair[1], Terminate)):
+                await self._acknowledge(delivery, decision)
+        self._batch = ()
 
     async def _decide_all(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         live = [delivery for delivery in batch if not delivery.overdue]
-        judged = dict(zip(live, await self._decide(live), strict=True)) if live else {}
-        given_up = Terminate("its deliveries were used up without an answer")
-        return [judged.get(delivery) if not delivery.overdue else given_up for delivery in batch]
+        decided = dict(zip(live, await self._decide(live), strict=True)) if live else {}
+        exhausted = Terminate("its deliveries were used up without an answer")
+        return [decided.get(delivery) if not delivery.overdue else exhausted for delivery in batch]
 
     async def _decide(self, batch: Sequence[Delivery]) -> Sequence[Acknowledgement]:
         try:
             return await self._retry_while_unavailable(lambda: self._handle(batch))
-        except Exception as error:  # noqa: BLE001 - whatever it was, it must not be acknowledged
+        except Exception as error:  # noqa: BLE001 - no error may acknowledge the batch
             if only_unavailable(error):
                 return [Nak()] * len(batch)
             if len(batch) > 1:
@@ -170,35 +169,35 @@ class BatchConsumer:
             return [self._decide_after_error(batch[0], error)]
 
     async def _decide_individually(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
-        turn = asyncio.Semaphore(MAX_CONCURRENT_SINGLES)
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_SINGLES)
 
-        async def alone(delivery: Delivery) -> Acknowledgement:
-            async with turn:
+        async def decide_one(delivery: Delivery) -> Acknowledgement:
+            async with semaphore:
                 return (await self._decide([delivery]))[0]
 
         async with asyncio.TaskGroup() as tasks:
-            judging = [tasks.create_task(alone(delivery)) for delivery in batch]
-        return [task.result() for task in judging]
+            tasks_by_delivery = [tasks.create_task(decide_one(delivery)) for delivery in batch]
+        return [task.result() for task in tasks_by_delivery]
 
     async def _handle(self, batch: Sequence[Delivery]) -> Sequence[Acknowledgement]:
-        verdicts = await self._handler(batch)
-        if verdicts is None:
+        decisions = await self._handler(batch)
+        if decisions is None:
             return [None] * len(batch)
-        assert len(verdicts) == len(batch), f"the handler gave {len(verdicts)} verdicts on {len(batch)} messages"
-        return verdicts
+        assert len(decisions) == len(batch), f"the handler returned {len(decisions)} results for {len(batch)} messages"
+        return decisions
 
     async def _retry_while_unavailable(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work`, again and again while a server is away. Raises `Unavailable` only when it is time to end."""
-        streak = 0
+        """Retry `work` while a server is down. Raises `Unavailable` only when draining."""
+        attempts = 0
         while True:
             try:
                 return await self._with_timeout(work)
             except Exception as error:
                 if not only_unavailable(error):
                     raise
-                streak += 1
+                attempts += 1
                 log.warning("handler_waits", consumer=self._spec.durable, reason=str(error))
-                if not await self._life.pause(OUTAGE_BACKOFF.pause_s(streak, _jitter())):
+                if not await self._lifecycle.pause(OUTAGE_BACKOFF.pause_s(attempts, _jitter())):
                     raise
 
     async def _with_timeout(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -224,9 +223,9 @@ class BatchConsumer:
         )
         return Terminate(f"failed {delivery.deliveries} times, last with {reason}") if delivery.last else Nak()
 
-    async def _acknowledge(self, delivery: Delivery, verdict: Acknowledgement) -> None:
+    async def _acknowledge(self, delivery: Delivery, decision: Acknowledgement) -> None:
         try:
-            match verdict:
+            match decision:
                 case None:
                     failpoints.hit("bus.after_work_before_ack")
                     await delivery.ack(sync=self._ack_sync)
@@ -237,16 +236,16 @@ class BatchConsumer:
                 case Terminate(reason):
                     await self._terminate(delivery, reason)
                 case _:
-                    assert_never(verdict)
+                    assert_never(decision)
         except NatsUnavailable:
-            # An answer that could not be given is none: the message comes again.
+            # Not acknowledged, so NATS redelivers the message.
             self._count("lost")
 
     async def _terminate(self, delivery: Delivery, reason: str) -> None:
         try:
             await self._retry_while_unavailable(lambda: self._on_terminated(delivery, reason))
         except Exception:
-            # Whatever it was: a message without a dead letter must not end.
+            # Any error: a message must not be terminated without a dead letter.
             log.exception("dead_letter_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
             await delivery.nak(self._dead_letter_retry_s)
             self._count("nak")
@@ -256,10 +255,10 @@ class BatchConsumer:
         self._count("term")
 
     async def _nak_unsettled(self) -> None:
-        """Only after a crash or a cancellation is anything left: somebody else may begin with it at once."""
-        left, self._in_hand = self._in_hand, ()
+        """Return deliveries for immediate redelivery; only a crash or cancellation leaves any."""
+        unsettled, self._batch = self._batch, ()
         with suppress(NatsUnavailable):
-            for delivery in left:
+            for delivery in unsettled:
                 if not delivery.settled:
                     await delivery.nak()
 
@@ -271,7 +270,7 @@ class BatchConsumer:
 
 
 def _reason(error: Exception) -> str:
-    """For a dead letter, which people read: what went wrong, without secrets."""
+    """The reason in a dead letter: what went wrong, without secrets."""
     if isinstance(error, RotaError):
         return redact_text(error.sentence)
     return redact_text(f"{type(error).__name__}: {error}")

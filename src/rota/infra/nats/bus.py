@@ -1,18 +1,18 @@
-"""The bus: publish with message ids, consume with explicit answers, on streams that are declared.
+"""The bus: publish with message ids and consume with explicit acknowledgement, on declared streams.
 
     bus = await Bus.connect(NatsTarget(url=...))
     await bus.ensure([SYS, RESULTS])
-    await bus.publish(Message(subject="sys.job.submit", data=b"...", msg_id="42:1"))
+    await bus.publish(BusMessage(subject="sys.job.submit", data=b"...", msg_id="42:1"))
     async with bus.consumer(RESULTS) as results:
         async for batch in results.batches():
             ...
 
-PostgreSQL is the record and the bus is disposable: NATS may lose acknowledged messages when power fails, and its whole
-data may be wiped under us. So the bus remembers what was declared and makes it anew when it is gone, and whoever needs
-a message to arrive keeps it in PostgreSQL until its effect is there, too (the outbox, and sweepers above it).
+PostgreSQL is the system of record and the bus is disposable: NATS may lose acknowledged messages on power failure, and
+its data may be wiped while Rota runs. So the bus remembers its declarations and re-creates lost streams, and a message
+that must arrive stays in PostgreSQL until its effect is recorded there (outbox, reconcilers above it).
 
-Delivery is at least once, in no promised order across redeliveries. What need not arrive (heartbeats, wake-ups,
-questions that are asked again) is told past the streams: `tell`, `hear`, `ask`, `answer`.
+Delivery is at least once; order is not preserved across redeliveries. Messages that may be lost (heartbeats, wake-ups,
+repeated requests) bypass the streams: `publish_core`, `subscribe_core`, `request`, `respond`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CORE_QUEUE_MAX: Final = 10_000
 
 
 class MaxDeliveriesAdvisory(msgspec.Struct, frozen=True, kw_only=True):
-    """NATS gave a message up: no delivery was answered. It stays in its stream, unseen by the consumer."""
+    """NATS stopped delivering a message after its last unacknowledged delivery. The message stays in its stream."""
 
     stream: str
     consumer: str
@@ -55,7 +55,7 @@ class MaxDeliveriesAdvisory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreMessage(msgspec.Struct, frozen=True):
-    """Told past the streams. `reply` is where an answer is awaited."""
+    """A message outside the streams. `reply` is the subject that expects the response."""
 
     subject: str
     data: bytes
@@ -63,7 +63,7 @@ class CoreMessage(msgspec.Struct, frozen=True):
 
 
 class Bus:
-    """One process's bus. Make it with `connect`, end it with `close`."""
+    """The bus of one process. Create it with `connect`, end it with `close`."""
 
     def __init__(self, target: NatsTarget, clock: Clock | None = None) -> None:
         self.target = target
@@ -77,7 +77,7 @@ class Bus:
 
     @classmethod
     async def connect(cls, target: NatsTarget, clock: Clock | None = None) -> Self:
-        """Reach NATS and its JetStream, so that a wrong URL, password or server is known now."""
+        """Connect to NATS and JetStream, so that a wrong URL, password or server fails on start."""
         bus = cls(target, clock)
         await bus._connection.open()
         try:
@@ -89,7 +89,7 @@ class Bus:
         return bus
 
     async def close(self) -> None:
-        """May be called again. Messages that were delivered and not answered come again, here or elsewhere."""
+        """Idempotent. Unacknowledged deliveries are redelivered, here or elsewhere."""
         await self._connection.close()
 
     @property
@@ -100,22 +100,24 @@ class Bus:
         return await self._connection.until_connected(timeout_s)
 
     async def check(self) -> None:
-        """For readiness: raises unless JetStream answers."""
+        """For readiness: raise unless JetStream answers."""
         await self._jetstream.check()
 
     async def ensure(self, specs: Iterable[StreamSpec | ConsumerSpec]) -> None:
-        """Make streams and consumers as declared, and remember them. Any number of replicas may do so at once."""
-        wanted = list(specs)
-        streams = [spec for spec in wanted if isinstance(spec, StreamSpec)]
-        consumers = [spec for spec in wanted if isinstance(spec, ConsumerSpec)]
+        """Create streams and consumers as declared, and remember them. Safe on several replicas concurrently."""
+        declared = list(specs)
+        streams = [spec for spec in declared if isinstance(spec, StreamSpec)]
+        consumers = [spec for spec in declared if isinstance(spec, ConsumerSpec)]
         self._streams.update((spec.name, spec) for spec in streams)
         for spec in consumers:
-            assert spec.stream in self._streams, f"consumer {spec.durable} reads stream {spec.stream}: declare it, too"
+            assert spec.stream in self._streams, (
+                f"consumer {spec.durable} reads stream {spec.stream}: declare it as well"
+            )
             self._consumers[spec.stream, spec.durable] = spec
         await self._jetstream.ensure(streams, consumers)
 
     async def publish(self, message: BusMessage) -> PublishReceipt:
-        """Store one message. NatsUnavailable means "unknown": publish it again under the same id."""
+        """Store one message. NatsUnavailable means an unknown outcome: publish again under the same id."""
         (receipt,) = await self.publish_many([message])
         if receipt.outcome is PublishOutcome.REJECTED:
             raise InvalidInput(f"The message for {message.subject!r} cannot be published: {receipt.reason}.")
@@ -130,16 +132,16 @@ class Bus:
     async def publish_many(self, messages: Sequence[BusMessage]) -> list[PublishReceipt]:
         """Send all, then await all acknowledgements: one receipt per message, in order, within `publish_timeout_s`.
 
-        Raises NatsUnavailable only when nothing was sent. Messages of one call are stored in its order, except those
-        whose stream had to be made anew.
+        Raises NatsUnavailable only when nothing was sent. Messages of one call are stored in order, except those whose
+        stream had to be re-created.
         """
         deadline = asyncio.get_running_loop().time() + self.target.publish_timeout_s
         receipts = await self._publisher.publish(messages, deadline)
-        homeless = [place for place, receipt in enumerate(receipts) if receipt.reason == NO_STREAM]
-        if homeless:
-            again = await self._publish_unrouted([messages[place] for place in homeless], deadline)
-            for place, receipt in zip(homeless, again, strict=True):
-                receipts[place] = receipt
+        unrouted = [index for index, receipt in enumerate(receipts) if receipt.reason == NO_STREAM]
+        if unrouted:
+            retried = await self._publish_unrouted([messages[index] for index in unrouted], deadline)
+            for index, receipt in zip(unrouted, retried, strict=True):
+                receipts[index] = receipt
         return receipts
 
     @asynccontextmanager
@@ -155,47 +157,47 @@ class Bus:
 
     @asynccontextmanager
     async def ordered_reader(self, stream: str) -> AsyncIterator[OrderedReader]:
-        """Messages of a declared stream from now on, in order, without answering for any of them."""
+        """Messages of a declared stream from now on, in order, without acknowledgement."""
         assert stream in self._streams, f"stream {stream} was not ensured"
-        tail = OrderedReader(self._connection, self._jetstream, stream, self._restore_stream, self._clock)
+        reader = OrderedReader(self._connection, self._jetstream, stream, self._restore_stream, self._clock)
         try:
-            yield tail
+            yield reader
         finally:
-            await tail.close()
+            await reader.close()
 
     @asynccontextmanager
     async def max_deliveries_advisories(self) -> AsyncIterator[asyncio.Queue[MaxDeliveriesAdvisory]]:
-        """Messages of our streams that NATS gives up from now on; each is told to one replica.
+        """Messages of our streams that NATS stops delivering from now on; one replica receives each advisory.
 
-        Only consumers with few `spare_deliveries` give any up. An advisory is told once and not kept: a hint for
-        an alarm or a dead letter, never the record.
+        Only consumers with few `spare_deliveries` produce any. Advisories are not stored: use them as a hint for an
+        alert or a dead letter, never as the record.
         """
         queue: asyncio.Queue[MaxDeliveriesAdvisory] = asyncio.Queue(_ADVISORY_QUEUE_MAX)
 
         async def on_advisory(msg: Msg) -> None:
-            told = msgspec.json.decode(msg.data, type=MaxDeliveriesAdvisory)
-            bare = self._names.bare_stream(told.stream)
-            if bare in self._streams and self._names.stream(bare) == told.stream and not queue.full():
-                queue.put_nowait(msgspec.structs.replace(told, stream=bare))
+            advisory = msgspec.json.decode(msg.data, type=MaxDeliveriesAdvisory)
+            bare = self._names.bare_stream(advisory.stream)
+            if bare in self._streams and self._names.stream(bare) == advisory.stream and not queue.full():
+                queue.put_nowait(msgspec.structs.replace(advisory, stream=bare))
 
         group = f"rota-exhausted-{self.target.prefix.lower()}"
-        route = await self._connection.subscribe(f"{_MAX_DELIVERIES_SUBJECT}.>", on_advisory, queue=group)
+        subscription = await self._connection.subscribe(f"{_MAX_DELIVERIES_SUBJECT}.>", on_advisory, queue=group)
         try:
             yield queue
         finally:
-            await self._connection.unsubscribe(route)
+            await self._connection.unsubscribe(subscription)
 
     async def publish_core(self, subject: str, data: bytes) -> None:
-        """To whoever hears `subject` now. Nothing is kept, and nobody may be listening."""
+        """Publish to the current subscribers of `subject`. Not stored; there may be no subscriber."""
         await self._connection.send(self._names.subject(subject), data)
 
     @asynccontextmanager
     async def subscribe_core(
         self, subject: str, *, group: str = "", most: int = CORE_QUEUE_MAX
     ) -> AsyncIterator[asyncio.Queue[CoreMessage]]:
-        """What is told on `subject` (a pattern) from now on; with a `group`, one of its members hears each.
+        """Core messages on `subject` (a pattern) from now on; with a `group`, one member receives each.
 
-        When the reader is `most` behind, the newest are dropped: what is told this way is told again.
+        When the reader is `most` messages behind, the newest are dropped: senders repeat core messages.
         """
         queue: asyncio.Queue[CoreMessage] = asyncio.Queue(most)
 
@@ -203,47 +205,47 @@ class Bus:
             if not queue.full():
                 queue.put_nowait(CoreMessage(self._names.bare_subject(msg.subject), msg.data, msg.reply))
 
-        route = await self._connection.subscribe(self._names.subject(subject), on_message, queue=group)
+        subscription = await self._connection.subscribe(self._names.subject(subject), on_message, queue=group)
         try:
             yield queue
         finally:
-            await self._connection.unsubscribe(route)
+            await self._connection.unsubscribe(subscription)
 
     async def request(self, subject: str, data: bytes) -> bytes:
-        """The answer of one who hears `subject`; NatsUnavailable when there is none in time."""
+        """The response of one subscriber of `subject`; NatsUnavailable when none arrives in time."""
         return await self._connection.request(self._names.subject(subject), data)
 
-    async def respond(self, question: CoreMessage, data: bytes) -> None:
-        if question.reply:
-            await self._connection.send(question.reply, data)
+    async def respond(self, request: CoreMessage, data: bytes) -> None:
+        if request.reply:
+            await self._connection.send(request.reply, data)
 
     async def ack_floor(self, spec: ConsumerSpec) -> int | None:
-        """Up to which message of its stream a consumer has answered everything; None when it has answered all."""
+        """The sequence up to which a consumer has acknowledged everything; None when nothing is pending."""
         return await self._jetstream.ack_floor(spec)
 
     @property
     def server_version(self) -> str:
-        """Of the server we are connected to; empty while there is none."""
+        """Version of the connected server; empty while disconnected."""
         return self._connection.server_version
 
     async def get_message(self, stream: str, stream_seq: int) -> StoredMessage | None:
-        """A message as its stream keeps it, or None when it is gone."""
+        """A stored message, or None when it is gone."""
         return await self._jetstream.get_message(stream, stream_seq)
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
-        """The last message of one subject that a stream keeps."""
+        """The latest message of one subject in a stream."""
         return await self._jetstream.last_message(stream, subject)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
-        """Subjects that fit a pattern and of which a stream keeps a message."""
+        """The subjects matching a pattern that have messages in a stream."""
         return await self._jetstream.subjects(stream, pattern)
 
     async def stream_state(self, stream: str) -> StreamState | None:
-        """What a stream has now; None when there is no such stream."""
+        """The current state of a stream; None when it does not exist."""
         return await self._jetstream.stream_state(stream)
 
     async def _until_jetstream_answers(self) -> None:
-        """A server that has just started listens before its JetStream does."""
+        """Poll: a starting server accepts connections before JetStream is ready."""
         deadline = self._clock.monotonic() + self.target.connect_timeout_s
         while True:
             try:
@@ -254,17 +256,16 @@ class Bus:
             await self._clock.sleep(_READY_POLL_INTERVAL_S)
 
     async def _publish_unrouted(self, messages: Sequence[BusMessage], deadline: float) -> list[PublishReceipt]:
-        """No stream took these: NATS has lost it, or none was ever declared for them."""
-        homes = [stream_for(message.subject, self._streams.values()) for message in messages]
-        lost = [message for message, home in zip(messages, homes, strict=True) if home]
-        again = iter(
-            await self._restore_and_publish(lost, {home.name for home in homes if home}, deadline) if lost else ()
-        )
+        """Retry messages that no stream accepted: NATS lost the stream, or none is declared for them."""
+        streams = [stream_for(message.subject, self._streams.values()) for message in messages]
+        routable = [message for message, stream in zip(messages, streams, strict=True) if stream]
+        names = {stream.name for stream in streams if stream}
+        retried = iter(await self._restore_and_publish(routable, names, deadline) if routable else ())
         return [
-            next(again)
-            if home
+            next(retried)
+            if stream
             else PublishReceipt(PublishOutcome.REJECTED, reason=f"no declared stream takes subject {message.subject!r}")
-            for message, home in zip(messages, homes, strict=True)
+            for message, stream in zip(messages, streams, strict=True)
         ]
 
     async def _restore_and_publish(
@@ -283,6 +284,6 @@ class Bus:
         await self._restore_stream(spec.stream)
 
     async def _restore_stream(self, name: str) -> None:
-        """Make a stream that NATS has lost anew, with every consumer that was declared for it."""
+        """Re-create a stream that NATS lost, with every consumer declared for it."""
         consumers = [spec for spec in self._consumers.values() if spec.stream == name]
         await self._jetstream.ensure([self._streams[name]], consumers)

@@ -1,17 +1,17 @@
-"""One connection to NATS that comes back whatever ended it.
+"""One connection to NATS that recovers from every kind of failure.
 
-The client library reconnects by itself after a lost socket; told to, it tries for ever, with our pauses. It gives up
-for good when the server *says* something is wrong (login revoked, protocol violation), now and then without telling us.
-So `Connection` has a keeper that looks for that end and dials anew. Either way every subscription is put back, or made
-if it was asked for meanwhile, before the watchers hear `up`.
+The client library reconnects by itself after a lost socket; it is configured to retry forever with Rota's back-off. It
+closes for good when the server *reports* an error (login revoked, protocol violation), sometimes without a callback. So
+`NatsConnection` runs a task that detects a closed client and opens a new one. Either way every subscription is
+restored, including those requested meanwhile, before watchers get `on_connected`.
 
-Who keeps what:
-- nothing is buffered for a server that is away: `send` refuses at once with `NatsUnavailable`. Bytes already handed to
-  the library when the socket died may still be sent after the reconnect, so a failed publish means "unknown";
-- every question has a timeout, and the wait for a slow socket is bounded by `pending_bytes` and `publish_timeout_s`;
-- credentials are taken out of the URL before the library sees it, so none of its errors can hold them.
+Guarantees:
+- nothing is buffered while disconnected: `send` raises `NatsUnavailable` immediately. Bytes already passed to the
+  library when the socket died may still be sent after the reconnect, so a failed publish has an unknown outcome;
+- every request has a timeout, and the wait for a slow socket is bounded by `pending_bytes` and `publish_timeout_s`;
+- credentials are removed from the URL before the library sees it, so its errors cannot contain them.
 
-If we die, the server drops our subscriptions and unanswered pulls; unacknowledged messages are delivered again.
+If this process dies, the server drops its subscriptions and open pulls and redelivers unacknowledged messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SLOW_CONSUMER_DROPS = metrics.counter(
 
 RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
 DIAL_TIMEOUT_S = 2.0
-"""For one server of a cluster; the whole dial has `connect_timeout_s`."""
+"""Per server of a cluster; `connect_timeout_s` bounds the whole attempt."""
 DIAL_PAUSE_S = 0.05
 CLOSED_CHECK_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
@@ -56,7 +56,7 @@ OnMessage = Callable[[Msg], Awaitable[None]]
 
 
 class ConnectionWatcher(Protocol):
-    """Whoever must know that questions in flight will not be answered any more."""
+    """Notified of connection changes: requests in flight on a lost connection get no reply."""
 
     def on_connected(self) -> None: ...
 
@@ -64,7 +64,7 @@ class ConnectionWatcher(Protocol):
 
 
 class BusSubscription:
-    """A subscription as its owner sees it; it outlives the library's."""
+    """A subscription that survives reconnects, unlike the library's."""
 
     def __init__(self, subject: str, queue: str, on_message: OnMessage) -> None:
         self.subject = subject
@@ -74,14 +74,14 @@ class BusSubscription:
 
 
 class _TlsCheckingClient(Client):
-    """The library's client, which would send credentials in the clear to a server that says it has no TLS."""
+    """Refuses to send credentials in clear text: the library's client would, to a server that reports no TLS."""
 
     def __init__(self, *, tls: bool) -> None:
         super().__init__()
-        self._only_tls = tls
+        self._require_tls = tls
 
     def _connect_command(self) -> bytes:
-        if self._only_tls and not self._server_info.get("tls_required"):
+        if self._require_tls and not self._server_info.get("tls_required"):
             raise errors.SecureConnRequiredError
         return super()._connect_command()
 
@@ -95,23 +95,23 @@ class NatsConnection:
         self._up = asyncio.Event()
         self._dialling = False
         self._closing = False
-        self._given_up = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._client_closed = asyncio.Event()
+        self._reopen_task: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
 
     async def open(self) -> None:
-        """Log in at any of the servers within `connect_timeout_s`."""
+        """Log in to any of the servers within `connect_timeout_s`."""
         self._client = await self._dial()
         self._up.set()
-        self._keeper = asyncio.create_task(self._reopen_loop(), name="nats.keep")
+        self._reopen_task = asyncio.create_task(self._reopen_loop(), name="nats.reopen")
 
     async def close(self) -> None:
-        """End for good. May be called again."""
+        """Close for good. Idempotent."""
         self._closing = True
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+        task, self._reopen_task = self._reopen_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
         self._notify_disconnected()
         if self._client is not None:
             await _close_client(self._client)
@@ -129,25 +129,25 @@ class NatsConnection:
 
     @property
     def max_payload(self) -> int:
-        """What the server takes in one message, headers included."""
+        """The server's limit for one message in bytes, headers included."""
         return self._connected_client().max_payload
 
     def new_inbox(self) -> str:
         return self._connected_client().new_inbox()
 
     async def until_connected(self, timeout_s: float) -> bool:
-        """Wait for the connection; False when it did not come back in time."""
+        """Wait for the connection; False when it is not back in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self.connected:
-                    # The library changes its state a moment before it tells us. Whoever waits must let it speak.
+                    # The library changes its state shortly before its callback; let the callback run first.
                     await (asyncio.sleep(CALLBACK_POLL_INTERVAL_S) if self._up.is_set() else self._up.wait())
         return self.connected
 
     async def send(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Hand over for sending. Says nothing about arrival."""
+        """Pass a message to the library for sending. Does not confirm arrival."""
         client = self._connected_client()
         try:
             with cancellable():
@@ -156,26 +156,26 @@ class NatsConnection:
             raise self._unavailable("does not take messages", error) from error
 
     async def request(self, subject: str, data: bytes = b"") -> bytes:
-        """The answer to one question, within `publish_timeout_s`."""
+        """The reply to one request, within `publish_timeout_s`."""
         client = self._connected_client()
         try:
             with cancellable():
-                answer = await client.request(subject, data, timeout=self.target.publish_timeout_s)
+                reply_message = await client.request(subject, data, timeout=self.target.publish_timeout_s)
         except errors.NoRespondersError as error:
             raise self._unavailable("has nobody who answers: is JetStream on?", error) from error
         except (errors.Error, OSError) as error:
             raise self._unavailable("does not answer", error) from error
-        return answer.data
+        return reply_message.data
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> BusSubscription:
-        """Messages on `subject` from now on, or from when NATS is back, through reconnects, until `unsubscribe`."""
+        """Messages on `subject` from now on, or from the next connection, across reconnects, until `unsubscribe`."""
         route = BusSubscription(subject, queue, on_message)
         self._routes.append(route)
         await self._subscribe_missing()
         return route
 
     async def unsubscribe(self, route: BusSubscription) -> None:
-        """No more messages after what the server had already sent; that is handed over before this returns."""
+        """Stop the subscription; messages that the server already sent are passed on before this returns."""
         if route not in self._routes:
             return
         self._routes.remove(route)
@@ -186,7 +186,7 @@ class NatsConnection:
                     await (subscription.drain() if self.connected else subscription.unsubscribe())  # type: ignore[no-untyped-call]
 
     async def _subscribe_missing(self) -> None:
-        """Whatever ends the connection meanwhile, the next one has them all."""
+        """Restore missing subscriptions; if the connection ends meanwhile, the next one restores them all."""
         with suppress(errors.ConnectionClosedError, errors.ConnectionDrainingError, OSError):
             for route in self._routes:
                 if route.subscription is None and self._client is not None and self.connected:
@@ -249,11 +249,11 @@ class NatsConnection:
                 address=self.target.address,
             )
             if self._dialling:
-                # The library would try the same credentials again; raising here is the way out of its loop.
+                # The library would retry the same credentials; only raising here breaks its loop.
                 raise refusal
             log.error("nats_login_refused", code=refusal.code, reason=refusal.sentence)
         elif type(error) is errors.Error:
-            # The server's own words, such as a permission that we lack.
+            # A message of the server itself, such as a missing permission.
             log.warning("nats_complained", said=_cause(error))
         else:
             log.debug("nats_error", kind=type(error).__name__)
@@ -265,20 +265,20 @@ class NatsConnection:
         self._notify_disconnected()
 
     async def _on_reconnected(self) -> None:
-        # The library has put back what it knew of; it has not heard of what was asked for while it was away.
+        # The library restored its own subscriptions, not those requested while it was disconnected.
         await self._subscribe_missing()
         self._notify_connected()
 
     async def _on_closed(self) -> None:
-        self._given_up.set()
+        self._client_closed.set()
 
     async def _reopen_loop(self) -> None:
-        """Dial anew whenever the library has given up. It may do so in silence, when its own closing fails."""
+        """Open a new client whenever the library closed for good, which it may do without a callback."""
         while True:
-            self._given_up.clear()
+            self._client_closed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSED_CHECK_INTERVAL_S):
-                    await self._given_up.wait()
+                    await self._client_closed.wait()
             if self._client is not None and self._client.is_closed:
                 log.warning("nats_given_up", address=self.target.address, kind=type(self._last_error).__name__)
                 self._notify_disconnected()
@@ -286,8 +286,8 @@ class NatsConnection:
                 await self._redial()
 
     async def _redial(self) -> None:
-        for streak in itertools.count(1):
-            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(streak, _jitter()))
+        for attempt in itertools.count(1):
+            await asyncio.sleep(RECONNECT_BACKOFF.pause_s(attempt, _jitter()))
             try:
                 self._client = await self._dial()
             except (NatsUnavailable, SetupFailed) as error:
@@ -321,21 +321,21 @@ async def _subscribe(route: BusSubscription, client: Client) -> None:
 
 
 def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-    """The server that failed least, after a pause that grows with its failures."""
-    # The library leaves the socket of a reconnect that failed half-way open until it is collected.
-    if leftover := client._transport:  # noqa: SLF001 - it has no public way to it
-        leftover.close()  # type: ignore[no-untyped-call]
+    """The server with the fewest failures, after a delay that grows with them."""
+    # The library leaves the socket of a half-failed reconnect open until garbage collection.
+    if stale_transport := client._transport:  # noqa: SLF001 - no public API
+        stale_transport.close()  # type: ignore[no-untyped-call]
     chosen = min(servers, key=lambda server: server.reconnects)
     return chosen, RECONNECT_BACKOFF.pause_s(chosen.reconnects + 1, _jitter())
 
 
 def _is_login_refusal(error: Exception) -> bool:
-    said = str(error).lower()
-    return isinstance(error, errors.AuthorizationError) or "authorization violation" in said or "authentication" in said
+    text = str(error).lower()
+    return isinstance(error, errors.AuthorizationError) or "authorization violation" in text or "authentication" in text
 
 
 def _cause(error: Exception) -> str:
-    """A short reason that cannot hold an address or a credential."""
+    """A short reason without addresses or credentials."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError):
@@ -344,15 +344,15 @@ def _cause(error: Exception) -> str:
 
 
 async def _close_client(client: Client) -> None:
-    """Close, and close again when the socket failed under it, for then the library leaves tasks behind."""
+    """Close, and close again after a socket failure, because the library then leaves tasks behind."""
     for _ in range(2):
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
         except (errors.Error, OSError) as error:
             log.info("nats_close_failed", kind=type(error).__name__)
-        if not client._subs:  # noqa: SLF001 - emptied by a close that went through
+        if not client._subs:  # noqa: SLF001 - empty after a complete close
             break
-        client._status = Client.DISCONNECTED  # noqa: SLF001 - a closed one would not be closed again
-    # The library's tasks were cancelled and need a turn of the loop to end.
+        client._status = Client.DISCONNECTED  # noqa: SLF001 - a CLOSED client ignores close
+    # Let the library's cancelled tasks finish.
     await asyncio.sleep(0)

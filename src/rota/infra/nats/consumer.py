@@ -1,17 +1,17 @@
-"""Taking messages from a stream: pulls, deliveries and their answers.
+"""Consumes messages from a stream: pulls and deliveries.
 
-A `Consumer` keeps at most one pull at the server: "up to `most` messages, for `wait_s`". Messages come as they are
-stored; `fetch` hands out what has come and never waits for a batch to fill. The rest of an unfilled pull may arrive
-while a batch is being worked on: at most `most` messages lie here, and one that lay longer than its ack wait is
-dropped, because by then NATS has given it to somebody else.
+A `Consumer` keeps at most one pull open at the server: "up to `most` messages, for `wait_s`". `fetch` returns messages
+as they arrive and never waits for a full batch. The rest of an unfilled pull may arrive while a batch is processed: at
+most `most` messages are buffered, and one buffered longer than its ack wait is dropped, because NATS has redelivered it
+elsewhere by then.
 
-What may go wrong, and who sees it:
-- the consumer or its stream is gone (JetStream was wiped): the server says so in answer to a pull, and `restore` makes
-  both anew; with `deliver="all"` nothing that is stored is skipped;
-- the pull is lost (reconnect, new leader): `up` is called, or its heartbeats stop; we look after the consumer, as
-  above, and pull again;
-- we die: NATS delivers again what was not acknowledged, after its ack wait. An acknowledgement is therefore not a
-  fence: a late one may answer for somebody else's delivery. Handlers must be idempotent.
+Failures and their detection:
+- the consumer or its stream is gone (JetStream was wiped): the server reports it in reply to a pull, and `restore`
+  re-creates both; with `deliver="all"` no stored message is skipped;
+- the pull is lost (reconnect, new leader): `on_connected` is called, or its heartbeats stop; the consumer is checked
+  as above and the pull repeated;
+- this process dies: NATS redelivers unacknowledged messages after their ack wait. An acknowledgement is therefore not
+  a fence: a late one may acknowledge another reader's delivery. Handlers must be idempotent.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ RestoreConsumer = Callable[[ConsumerSpec], Awaitable[None]]
 
 
 class _Pull(msgspec.Struct):
-    """One question for messages. `left` of what was asked may still come."""
+    """One pull request. Up to `left` messages of it may still arrive."""
 
     subject: str
     left: int
     heartbeat_s: float
     silent_at: float
-    """When not even a heartbeat has come until then, nobody works on it any more."""
+    """Without a message or heartbeat by then, the server no longer knows the pull."""
 
     def touch(self, now: float) -> None:
         self.silent_at = now + 2 * self.heartbeat_s + PULL_MIN_S
 
 
 class Consumer:
-    """One reader of a durable consumer; several in one process or in many share its messages. Not for two tasks."""
+    """One reader of a durable consumer; readers in any process share its messages. For one task only."""
 
     def __init__(
         self, connection: NatsConnection, names: NatsNames, spec: ConsumerSpec, restore: RestoreConsumer, clock: Clock
@@ -82,38 +82,37 @@ class Consumer:
         self._failures = 0
         self._refusal = ""
         self._inbox = ""
-        self._route: BusSubscription | None = None
+        self._subscription: BusSubscription | None = None
 
     async def open(self) -> None:
         self._inbox = self._connection.new_inbox()
-        self._route = await self._connection.subscribe(f"{self._inbox}.*", self._on_message)
+        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_message)
         self._connection.watchers.add(self)
 
     async def close(self) -> None:
-        """Stop pulling and hand back at once what was delivered and not taken.
+        """Stop pulling and return (nak) deliveries that were not fetched, for immediate redelivery.
 
-        A message that NATS was just sending for an unfilled pull may still be lost on the way; it comes again after
-        its ack wait.
+        A message in flight for an unfilled pull may be missed; it is redelivered after its ack wait.
         """
         self._connection.watchers.discard(self)
-        if self._route is not None:
-            await self._connection.unsubscribe(self._route)
+        if self._subscription is not None:
+            await self._connection.unsubscribe(self._subscription)
         self._pull = None
         with suppress(NatsUnavailable):
             while self._waiting:
                 await self._waiting.popleft().nak()
 
     async def batches(self, most: int = 256, wait_s: float = 30.0) -> AsyncIterator[list[Delivery]]:
-        """Batches for ever, through outages; never an empty one."""
+        """Non-empty batches, forever, across outages."""
         while True:
             if batch := await self.fetch(most, wait_s):
                 yield batch
 
     async def fetch(self, most: int = 256, wait_s: float = 30.0) -> list[Delivery]:
-        """What has come, `most` at most; waits for the first. Empty when none came within `wait_s`.
+        """The arrived messages, at most `most`; waits for the first. Empty when none arrived within `wait_s`.
 
-        Asking takes a round trip, so the wait is `SHORTEST_PULL_S` at least. May be cancelled at any moment without
-        losing a message. An outage is only a long wait.
+        A pull takes a round trip, so the wait is at least `PULL_MIN_S`. Safe to cancel without losing a message. An
+        outage is only a long wait.
         """
         deadline = self._clock.monotonic() + max(wait_s, PULL_MIN_S)
         while not (batch := self._take(most)):
@@ -124,7 +123,7 @@ class Consumer:
         return batch
 
     def on_connected(self) -> None:
-        # Whatever was asked on the old connection is forgotten by the server.
+        # The server dropped the pull with the old connection.
         self._end_pull()
 
     def on_disconnected(self) -> None:
@@ -142,7 +141,7 @@ class Consumer:
         return batch
 
     async def _step(self, most: int, left_s: float) -> None:
-        """One step towards the next message: connect, mend, ask or wait, for `left_s` at most."""
+        """One step towards the next message: connect, recover, pull or wait, for at most `left_s`."""
         if self._refusal:
             refusal, self._refusal = self._refusal, ""
             raise SetupFailed(f"NATS refuses to hand out messages of consumer {self.spec.durable}: {refusal}.")
@@ -156,7 +155,7 @@ class Consumer:
             await self._send_pull(most, left_s)
 
     async def _recover(self, left_s: float) -> bool:
-        """Wait out the pause after a failed pull, and mend what was lost. False when it could not be mended."""
+        """Wait out the back-off after a failed pull and restore a lost consumer. False when restoring failed."""
         pause_s = PULL_RETRY_BACKOFF.pause_s(self._failures, 0.5)
         await self._clock.sleep(min(pause_s, left_s))
         if not self._lost:
@@ -178,16 +177,16 @@ class Consumer:
         self._pulls += 1
         pull = _Pull(f"{self._inbox}.{self._pulls}", most, heartbeat_s, 0.0)
         pull.touch(self._clock.monotonic())
-        question = {"batch": most, "expires": round(expires_s * 1e9), "idle_heartbeat": int(heartbeat_s * 1e9)}
+        request = {"batch": most, "expires": round(expires_s * 1e9), "idle_heartbeat": int(heartbeat_s * 1e9)}
         self._pull = pull
         try:
-            await self._connection.send(self._next, msgspec.json.encode(question), reply=pull.subject)
+            await self._connection.send(self._next, msgspec.json.encode(request), reply=pull.subject)
         except NatsUnavailable:
             self._failures += 1
             self._end_pull()
 
     async def _await_pull(self, pull: _Pull, left_s: float) -> None:
-        """Wait for a message, for the end of the pull or for a silence that means it was lost."""
+        """Wait for a message, the end of the pull, or a silence that means it was lost."""
         self._changed.clear()
         now = self._clock.monotonic()
         with suppress(TimeoutError):
@@ -195,7 +194,7 @@ class Consumer:
                 await self._changed.wait()
         if self._pull is pull and self._clock.monotonic() >= pull.silent_at:
             log.info("pull_went_silent", consumer=self.spec.durable)
-            # Servers before 2.10 say nothing to a pull on a consumer that they do not have.
+            # Servers before 2.10 do not reply to a pull on a missing consumer.
             self._failures += 1
             self._lost = True
             self._end_pull()
@@ -215,11 +214,11 @@ class Consumer:
         self._changed.set()
 
     def _on_status(self, msg: Msg) -> None:
-        """The server speaks about a pull itself: it is alive, it is over, or it cannot be."""
+        """A status message about the pull: heartbeat, end or error."""
         if self._pull is None or msg.subject != self._pull.subject:
             return
         headers = msg.headers or {}
-        status, said = headers.get("Status"), headers.get("Description", "")
+        status, description = headers.get("Status"), headers.get("Description", "")
         match status:
             case "100":
                 self._pull.touch(self._clock.monotonic())
@@ -227,12 +226,12 @@ class Consumer:
             case "404" | "408":
                 self._failures = 0
             case "400":
-                self._refusal = said
+                self._refusal = description
             case _:
-                # 503: nobody there. 409: deleted, a new leader, or too many pulls.
+                # 503: no responder. 409: consumer deleted, new leader, or too many pulls.
                 self._failures += 1
-                self._lost = self._lost or status == "503" or "Deleted" in said
-                log.info("pull_ended", consumer=self.spec.durable, status=status, said=said.strip())
+                self._lost = self._lost or status == "503" or "Deleted" in description
+                log.info("pull_ended", consumer=self.spec.durable, status=status, said=description.strip())
         self._end_pull()
 
     def _end_pull(self) -> None:
@@ -242,13 +241,13 @@ class Consumer:
 
 @asynccontextmanager
 async def keep_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> AsyncIterator[None]:
-    """Tell NATS every `every_s` that these are being worked on, so that it does not deliver them again."""
-    beat = asyncio.create_task(_send_in_progress(deliveries, every_s, clock), name="nats.in_progress")
+    """Send "in progress" every `every_s`, so that NATS does not redeliver these messages."""
+    task = asyncio.create_task(_send_in_progress(deliveries, every_s, clock), name="nats.in_progress")
     try:
         yield
     finally:
-        beat.cancel()
-        await asyncio.wait([beat])
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _send_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> None:

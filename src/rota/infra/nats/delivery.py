@@ -1,11 +1,11 @@
-"""One delivery of a stored message, and the four answers to it.
+"""One delivery of a stored message, and the four acknowledgements.
 
-    ack           done; never again (with `sync`, only once NATS has confirmed it)
-    nak           not done; again after `delay_s`
-    term          never again, although it was not done: write the dead letter first
-    in_progress   still at it; the ack wait starts anew
+    ack           done; never redelivered (with `sync`, returns after NATS confirmed it)
+    nak           not done; redelivered after `delay_s`
+    term          not done, never redelivered: write the dead letter first
+    in_progress   still working; the ack wait restarts
 
-An answer that gets lost is no answer: the message comes again. Only one of the first three is given per delivery.
+A lost acknowledgement counts as none: the message is redelivered. A delivery gets exactly one of the first three.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Delivery:
         self.stream = spec.stream
         self.consumer = spec.durable
         self.deliveries, self.stream_seq, _, self.stored_ns = parse_ack_subject(msg.reply)
-        """How often it was delivered, this time included; its number in the stream, and when it was stored there, which
-        together no other message has, even if the stream was made anew."""
+        """Deliveries including this one; stream sequence and time of storage, together unique even across a
+        re-created stream."""
         self.last = self.deliveries >= spec.max_deliver
-        """Whether a handler is to get it for the last time."""
+        """Whether this is the last delivery to a handler."""
         self.overdue = self.deliveries > spec.max_deliver
-        """Whether the last time is over: only its dead letter is left to write."""
+        """Whether the last delivery has passed: only the dead letter remains to be written."""
         self.expires_at = arrived_at + spec.ack_wait_of(self.deliveries)
         self.settled = False
 
@@ -88,11 +88,11 @@ class Delivery:
 
 
 def parse_ack_subject(reply: str) -> tuple[int, int, int, int]:
-    """Delivery count, stream and consumer sequence, and time in ns out of the subject that NATS wants its answer on.
+    """Delivery count, stream sequence, consumer sequence and time in ns from the acknowledgement subject.
 
-    $JS.ACK.<stream>.<consumer>.<count>.<stream seq>.<consumer seq>.<time>.<pending>, or, from servers that know
-    domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.<count>.<stream seq>...
+    $JS.ACK.<stream>.<consumer>.<count>.<stream seq>.<consumer seq>.<time>.<pending>, or, from servers with domains,
+    $JS.ACK.<domain>.<account>.<stream>.<consumer>.<count>.<stream seq>...
     """
-    words = reply.split(".")
-    first = 4 if len(words) == 9 else 6
-    return int(words[first]), int(words[first + 1]), int(words[first + 2]), int(words[first + 3])
+    parts = reply.split(".")
+    first = 4 if len(parts) == 9 else 6
+    return int(parts[first]), int(parts[first + 1]), int(parts[first + 2]), int(parts[first + 3])

@@ -1,9 +1,8 @@
-"""JetStream's own API: JSON questions about streams and consumers, and `ensure`.
+"""The JetStream API: JSON requests about streams and consumers, and `ensure`.
 
-Spoken directly rather than through the client library, which drops the fields it does not know when it writes a
-configuration back. Every step of `ensure` may be repeated and may be done by several replicas at once: making a stream
-that is already so is a success to NATS, and the last of two updates wins. If we die between two steps, the next start
-does the rest. Nothing here deletes anything.
+Called directly, because the client library drops unknown fields when it writes a configuration back. Every step of
+`ensure` is idempotent and may run on several replicas concurrently: creating an identical stream succeeds in NATS, and
+the last of two updates wins. After a crash between two steps, the next start does the rest. Nothing here deletes.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as its stream keeps it."""
+    """A message as stored in its stream."""
 
     subject: str
     data: bytes
     stream_seq: int
     stored_ns: int
-    """When it was stored; with its number it names the message, even if the stream was made anew."""
+    """When it was stored; together with the sequence unique, even across a re-created stream."""
 
 
 class StreamState(msgspec.Struct, frozen=True):
-    """What a stream has now."""
+    """The current state of a stream."""
 
     mark: str
-    """The moment at which it was made: one that was made anew under its name has another."""
+    """Its creation time: identifies this incarnation of the stream, because a re-created one has another."""
     first_seq: int
     last_seq: int
     messages: int = 0
@@ -87,7 +86,7 @@ class JetStream:
         self._names = names
 
     async def check(self) -> None:
-        """That JetStream answers. Raises SetupFailed when the server says that it is off."""
+        """Raise SetupFailed when JetStream is disabled, NatsUnavailable when it does not answer."""
         reply = await self._call("INFO")
         if isinstance(reply, ApiError):
             if reply.err_code in _JETSTREAM_OFF:
@@ -98,22 +97,22 @@ class JetStream:
             raise self._api_failure("the account cannot be looked at", reply)
 
     async def ensure(self, streams: Iterable[StreamSpec], consumers: Iterable[ConsumerSpec]) -> None:
-        """Make every stream and consumer as declared; change what differs and may be changed."""
+        """Create every declared stream and consumer; update existing ones that differ, where NATS allows it."""
         for stream in streams:
             await self._ensure_stream(stream_config(stream, self._names))
         for consumer in consumers:
             await self._ensure_consumer(consumer)
 
     async def get_message(self, stream: str, stream_seq: int) -> StoredMessage | None:
-        """The message with that number, or None when the stream no longer has it."""
+        """The message with that sequence number, or None when the stream no longer has it."""
         return await self._get_message(stream, {"seq": stream_seq}, f"message {stream_seq}")
 
-    async def _get_message(self, stream: str, which: Config, named: str) -> StoredMessage | None:
-        reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", which)
+    async def _get_message(self, stream: str, selector: Config, description: str) -> StoredMessage | None:
+        reply = await self._call(f"STREAM.MSG.GET.{self._names.stream(stream)}", selector)
         if isinstance(reply, ApiError):
             if reply.err_code in (_NO_MESSAGE, _NO_STREAM):
                 return None
-            raise self._api_failure(f"{named} of stream {stream} cannot be read", reply)
+            raise self._api_failure(f"{description} of stream {stream} cannot be read", reply)
         found = msgspec.convert(reply, _GetMessageResponse).message
         subject = self._names.bare_subject(found.subject)
         return StoredMessage(
@@ -121,11 +120,11 @@ class JetStream:
         )
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
-        """The last message that the stream keeps of one subject."""
+        """The latest message of one subject in the stream."""
         return await self._get_message(stream, {"last_by_subj": self._names.subject(subject)}, f"the last {subject}")
 
     async def stream_state(self, stream: str) -> StreamState | None:
-        """None when there is no such stream."""
+        """None when the stream does not exist."""
         reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}")
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
@@ -134,9 +133,9 @@ class JetStream:
         return msgspec.convert({**reply["state"], "mark": f"{parse_time_ns(reply['created']):x}"}, StreamState)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
-        """Those that fit a pattern and of which the stream keeps a message."""
-        asked = {"subjects_filter": self._names.subject(pattern)}
-        reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}", asked)
+        """The subjects matching a pattern that have messages in the stream."""
+        body = {"subjects_filter": self._names.subject(pattern)}
+        reply = await self._call(f"STREAM.INFO.{self._names.stream(stream)}", body)
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
                 return []
@@ -146,7 +145,7 @@ class JetStream:
     async def create_push_consumer(
         self, stream: str, inbox: str, seq: int, heartbeat_s: float, forgotten_after_s: float
     ) -> None:
-        """Have messages from number `seq` on sent to `inbox`, for as long as somebody listens there."""
+        """Push messages from sequence `seq` on to `inbox`, for as long as it has a subscriber."""
         name = self._names.stream(stream)
         config = {
             "deliver_subject": inbox,
@@ -159,12 +158,12 @@ class JetStream:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        made = await self._call(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
-        if isinstance(made, ApiError):
-            raise NatsUnavailable(f"Stream {stream} cannot be followed now: {made.description}.")
+        created = await self._call(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
+        if isinstance(created, ApiError):
+            raise NatsUnavailable(f"Stream {stream} cannot be followed now: {created.description}.")
 
     async def ack_floor(self, spec: ConsumerSpec) -> int | None:
-        """The last message up to which the consumer has answered all; None when nothing waits for it at all."""
+        """The sequence up to which all messages are acknowledged; None when nothing is pending."""
         reply = await self._call(f"CONSUMER.INFO.{self._names.stream(spec.stream)}.{spec.durable}")
         if isinstance(reply, ApiError):
             raise NatsUnavailable(f"Consumer {spec.durable} cannot be looked at now: {reply.description}.")
@@ -172,55 +171,55 @@ class JetStream:
             return None
         return int(reply["ack_floor"]["stream_seq"])
 
-    async def _ensure_stream(self, wanted: Config) -> None:
-        name = wanted["name"]
-        made = await self._call(f"STREAM.CREATE.{name}", wanted)
-        if not isinstance(made, ApiError):
+    async def _ensure_stream(self, declared: Config) -> None:
+        name = declared["name"]
+        created = await self._call(f"STREAM.CREATE.{name}", declared)
+        if not isinstance(created, ApiError):
             return
-        if made.err_code != _NAME_IN_USE:
-            raise self._api_failure(f"stream {name} cannot be made", made)
+        if created.err_code != _NAME_IN_USE:
+            raise self._api_failure(f"stream {name} cannot be made", created)
         found = await self._call(f"STREAM.INFO.{name}")
         if isinstance(found, ApiError):
             raise self._api_failure(f"stream {name} cannot be looked at", found)
-        update = stream_update(found["config"], wanted)
+        update = stream_update(found["config"], declared)
         if update is None:
             return
-        changed = await self._call(f"STREAM.UPDATE.{name}", update)
-        if isinstance(changed, ApiError):
-            raise self._api_failure(f"stream {name} cannot be changed", changed)
+        updated = await self._call(f"STREAM.UPDATE.{name}", update)
+        if isinstance(updated, ApiError):
+            raise self._api_failure(f"stream {name} cannot be changed", updated)
         log.info("stream_changed", stream=name)
 
     async def _ensure_consumer(self, spec: ConsumerSpec) -> None:
         stream = self._names.stream(spec.stream)
         config = consumer_config(spec, self._names)
-        # The form that is understood by 2.9 and later alike, whatever the filter.
-        verb = f"CONSUMER.DURABLE.CREATE.{stream}.{spec.durable}"
-        made = await self._call(verb, {"stream_name": stream, "config": config})
-        if not isinstance(made, ApiError):
+        # This form works with servers from 2.9 on, with and without a filter.
+        method = f"CONSUMER.DURABLE.CREATE.{stream}.{spec.durable}"
+        created = await self._call(method, {"stream_name": stream, "config": config})
+        if not isinstance(created, ApiError):
             return
-        if "can not be updated" in made.description:
+        if "can not be updated" in created.description:
             raise SetupFailed(
-                f"Consumer {spec.durable} of stream {stream} cannot be changed in place ({made.description}): delete "
-                f"it (`nats consumer rm {stream} {spec.durable}`) or declare it under a new name.",
+                f"Consumer {spec.durable} of stream {stream} cannot be changed in place ({created.description}): "
+                f"delete it (`nats consumer rm {stream} {spec.durable}`) or declare it under a new name.",
                 stream=stream,
                 consumer=spec.durable,
             )
-        raise self._api_failure(f"consumer {spec.durable} of stream {stream} cannot be made", made)
+        raise self._api_failure(f"consumer {spec.durable} of stream {stream} cannot be made", created)
 
-    async def _call(self, verb: str, body: Config | None = None) -> Config | ApiError:
-        data = await self._connection.request(f"{API}.{verb}", msgspec.json.encode(body) if body is not None else b"")
+    async def _call(self, method: str, body: Config | None = None) -> Config | ApiError:
+        data = await self._connection.request(f"{API}.{method}", msgspec.json.encode(body) if body is not None else b"")
         reply: dict[str, Any] = msgspec.json.decode(data)
         error = msgspec.convert(reply, _ApiResponse).error
         return reply if error is None else error
 
     def _api_failure(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
         facts = {"address": self._address, "err_code": error.err_code}
-        said = f"NATS at {self._address} says that {what}: {error.description or error.code}."
+        message = f"NATS at {self._address} says that {what}: {error.description or error.code}."
         if error.err_code == _OVERLAP:
-            return SetupFailed(f"{said} Two streams cannot take one subject: set another NATS prefix.", **facts)
+            return SetupFailed(f"{message} Two streams cannot take one subject: set another NATS prefix.", **facts)
         if error.code == _TEMPORARY_CODE:
-            return NatsUnavailable(f"{said} Try again when the server has settled.", **facts)
-        return SetupFailed(f"{said} Correct the setting it names, or the server's limits.", **facts)
+            return NatsUnavailable(f"{message} Try again when the server has settled.", **facts)
+        return SetupFailed(f"{message} Correct the setting it names, or the server's limits.", **facts)
 
     @property
     def _address(self) -> str:
@@ -228,7 +227,7 @@ class JetStream:
 
 
 def parse_time_ns(time: str) -> int:
-    """A moment as JetStream writes it, such as 2026-01-31T12:00:00.000000001Z, since 1970."""
+    """Nanoseconds since 1970 of a JetStream timestamp such as 2026-01-31T12:00:00.000000001Z."""
     second, _, fraction = time.removesuffix("Z").partition(".")
     moment = datetime.fromisoformat(second).replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1_000_000_000 + int(fraction.ljust(9, "0"))

@@ -1,8 +1,8 @@
-"""What is published and what came of it. Pure.
+"""Messages to publish and the receipts for them. Pure.
 
-A message id makes publishing safe to repeat: within a stream's dedup window NATS stores the same id once and answers
-the second time with `DUPLICATE`. So an id names one fact (`job:attempt:epoch`), never a thing that may be said again: a
-deliberate retry under an old id would be swallowed.
+A message id makes publishing idempotent: within a stream's dedup window NATS stores an id once and answers `DUPLICATE`
+for repeats. An id must therefore identify one fact (`job:attempt:epoch`), not an object that may be published again: a
+deliberate retry under an old id would be discarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PER_HEADER = len(b": \r\n")
 
 
 class BusMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """`headers` carry the trace and the like; names that begin with `Nats-` are the server's own."""
+    """`headers` carry the trace context; names starting with `Nats-` are reserved for the server."""
 
     subject: str
     data: bytes
@@ -35,9 +35,9 @@ class BusMessage(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.headers, ID_HEADER: self.msg_id}
 
     def fault(self, max_bytes: int) -> str | None:
-        """Why this can never be published to a server that takes `max_bytes`, or None.
+        """Why a server with a limit of `max_bytes` can never store this, or None.
 
-        Asked before anything is sent, because a server answers such a message by closing the connection.
+        Checked before sending, because the server reacts to such a message by closing the connection.
         """
         if (fault := subject_fault(self.subject)) is not None:
             return fault
@@ -53,11 +53,11 @@ class BusMessage(msgspec.Struct, frozen=True, kw_only=True):
 class PublishOutcome(StrEnum):
     STORED = "stored"
     DUPLICATE = "duplicate"
-    """Its id was stored before: as good as stored."""
+    """The id was stored before; equivalent to STORED."""
     REJECTED = "rejected"
-    """This message can never be stored as it is."""
+    """This message can never be stored."""
     UNSETTLED = "unsettled"
-    """No answer, or not now. It may or may not be stored: publish it again under the same id."""
+    """No acknowledgement, or a temporary failure. Outcome unknown: publish again under the same id."""
 
 
 class PublishReceipt(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def _header_fault(headers: Mapping[str, str]) -> str | None:
         if not _HEADER_NAME.fullmatch(name) or (name != ID_HEADER and name.lower().startswith("nats-")):
             return f"{name!r} cannot name a header"
         if not value.isprintable() or value != value.strip():
-            # The client library would change such a value in silence.
+            # The client library would silently alter such a value.
             return f"the value of header {name!r} has spaces around it or characters that do not print"
     return None
 

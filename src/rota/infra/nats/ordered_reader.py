@@ -1,20 +1,19 @@
-"""Reading a stream to its end and on, in order, each message once: for whoever follows it and answers for nothing.
+"""Reads a stream from now on, in order, each message once, without acknowledgement.
 
-    async with bus.tail("EVENTS") as tail:
-        async for read in tail.batches():
-            ...  # `Tailed` messages, and `Missed` where some are not there any more
+    async with bus.ordered_reader("EVENTS") as reader:
+        async for batch in reader.batches():
+            ...  # `StreamMessage`s, and `StreamGap` where messages are missing
 
-A tail is a push consumer that NATS forgets when nobody listens; nothing is acknowledged. What holds, and by whom:
-- order, and nothing twice: the consumer counts what it sends. Whatever does not follow what came before it is dropped,
-  and a new consumer is made behind the last message that was taken;
-- nothing is missed in silence: messages of the stream are numbered without a hole, so a jump is what its limits have
-  removed. A stream that was made anew counts from one again; it is told from the old one by the moment it was made
-  (`StreamState.mark`), looked at before and after the consumer is made, so that no message is taken for one of the
-  other stream. Both are told as `Missed`;
-- memory: at most `WAITING_BYTES` lie here. What is beyond that is dropped and read again.
+The reader uses a push consumer that NATS removes when it has no subscriber. Guarantees:
+- order, no duplicates: the consumer numbers what it sends. A message that does not follow its predecessor is dropped,
+  and a new consumer is created after the last accepted message;
+- no silent loss: stream sequences have no holes, so a jump means that the stream's limits removed messages. A
+  re-created stream counts from one again; its creation time (`StreamState.mark`) distinguishes it. It is read before
+  and after the consumer is created, so that no message is attributed to the wrong stream. Both cases yield `StreamGap`;
+- memory: at most `BUFFER_BYTES_MAX` are buffered. Messages beyond that are dropped and read again.
 
-If the connection is lost, or not even a heartbeat comes for `SILENT_S`, all of this begins anew behind the last
-message. If we die, the consumer goes within `FORGOTTEN_S`.
+After a lost connection, or without a heartbeat for `SILENCE_TIMEOUT_S`, reading restarts after the last message. If
+this process dies, NATS removes the consumer within `INACTIVE_THRESHOLD_S`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ RESTART_BACKOFF: Final = Backoff(first_s=0.05, longest_s=2.0)
 
 
 class StreamMessage(msgspec.Struct, frozen=True):
-    """A message of the stream that was made at `mark`."""
+    """A message of the stream created at `mark`."""
 
     mark: str
     seq: int
@@ -54,7 +53,7 @@ class StreamMessage(msgspec.Struct, frozen=True):
 
 
 class StreamGap(msgspec.Struct, frozen=True):
-    """Between what was read before and number `seq` of the stream `mark`, some are not there, or were of another."""
+    """Messages before sequence `seq` of the stream `mark` are missing, or belonged to an earlier incarnation of it."""
 
     mark: str
     seq: int
@@ -64,7 +63,7 @@ StreamItem = StreamMessage | StreamGap
 
 
 class OrderedReader:
-    """Not for two tasks. Make it with `Bus.tail`."""
+    """For one task only. Created by `Bus.ordered_reader`."""
 
     def __init__(
         self,
@@ -76,9 +75,9 @@ class OrderedReader:
     ) -> None:
         self.stream = stream
         self.mark = ""
-        """Which stream is read; empty before the first."""
+        """Creation time of the stream being read; empty before the first start."""
         self.seq = 0
-        """The last number that was handed out, or that reading began behind."""
+        """The last sequence returned, or the one after which reading started."""
         self._connection = connection
         self._jetstream = jetstream
         self._restore = restore
@@ -86,8 +85,8 @@ class OrderedReader:
         self._waiting: deque[StreamMessage] = deque()
         self._bytes = 0
         self._arrived = (0, 0)
-        """The last message that came, by the count of the consumer and of the stream."""
-        self._route: BusSubscription | None = None
+        """Consumer and stream sequence of the last arrived message."""
+        self._subscription: BusSubscription | None = None
         self._changed = asyncio.Event()
         self._silent_at = 0.0
         self._broken = ""
@@ -98,14 +97,14 @@ class OrderedReader:
         await self._stop_consumer()
 
     async def batches(self) -> AsyncIterator[list[StreamItem]]:
-        """What has come, for ever and through outages; never an empty batch."""
+        """Non-empty batches, forever, across outages."""
         while True:
             if batch := await self.read():
                 yield batch
 
     async def read(self) -> list[StreamItem]:
-        """What has come since the last time; waits for the first of it, or for a moment. An outage is a long wait."""
-        if self._route is None:
+        """Messages that arrived since the last call; waits briefly for the first. An outage is only a long wait."""
+        if self._subscription is None:
             return await self._restart()
         if not self._waiting:
             await self._await_message()
@@ -114,7 +113,7 @@ class OrderedReader:
             batch += self._with_gap(self._waiting.popleft())
         self._bytes = 0
         if self._broken:
-            log.info("tail_begins_again", stream=self.stream, because=self._broken)
+            log.info("tail_begins_again", stream=self.stream, reason=self._broken)
             await self._stop_consumer()
         return batch
 
@@ -125,9 +124,9 @@ class OrderedReader:
         self._mark_broken("disconnected")
 
     def _with_gap(self, message: StreamMessage) -> list[StreamItem]:
-        missed = [StreamGap(message.mark, message.seq - 1)] if message.seq != self.seq + 1 else []
+        gap = [StreamGap(message.mark, message.seq - 1)] if message.seq != self.seq + 1 else []
         self.seq = message.seq
-        return [*missed, message]
+        return [*gap, message]
 
     async def _await_message(self) -> None:
         self._changed.clear()
@@ -140,7 +139,7 @@ class OrderedReader:
             self._mark_broken("silent")
 
     async def _restart(self) -> list[StreamItem]:
-        """A consumer behind what was read; tells when there is no such place any more."""
+        """Create a consumer after the last message; returns a gap when that position no longer exists."""
         self._connection.watchers.add(self)
         if self._failures:
             await self._clock.sleep(RESTART_BACKOFF.pause_s(self._failures, 0.5))
@@ -148,9 +147,9 @@ class OrderedReader:
             return []
         try:
             return await self._start_consumer()
-        except NatsUnavailable as away:
+        except NatsUnavailable as error:
             self._failures += 1
-            log.info("tail_waits", stream=self.stream, reason=away.sentence)
+            log.info("tail_waits", stream=self.stream, reason=error.sentence)
             await self._stop_consumer()
             return []
 
@@ -159,17 +158,17 @@ class OrderedReader:
         if state is None:
             await self._restore(self.stream)
             return []
-        missed: list[StreamItem] = []
+        gap: list[StreamItem] = []
         if not self.mark:
             self.mark, self.seq = state.mark, state.last_seq
         elif state.mark != self.mark or self.seq > state.last_seq:
-            # In a stream that lost its end, numbers are given a second time: it is as good as another one.
+            # A stream that lost its tail reuses sequence numbers: treat it as a new one.
             self.mark, self.seq = state.mark, 0 if state.mark != self.mark else state.last_seq
-            missed = [StreamGap(self.mark, self.seq)]
+            gap = [StreamGap(self.mark, self.seq)]
         inbox = self._connection.new_inbox()
         self._arrived, self._broken = (0, self.seq), ""
         self._silent_at = self._clock.monotonic() + SILENCE_TIMEOUT_S
-        self._route = await self._connection.subscribe(inbox, self._on_message)
+        self._subscription = await self._connection.subscribe(inbox, self._on_message)
         await self._jetstream.create_push_consumer(
             self.stream, inbox, self.seq + 1, HEARTBEAT_INTERVAL_S, INACTIVE_THRESHOLD_S
         )
@@ -179,12 +178,12 @@ class OrderedReader:
             self._mark_broken("made anew")
         else:
             self._failures = 0
-        return missed
+        return gap
 
     async def _stop_consumer(self) -> None:
-        route, self._route = self._route, None
-        if route is not None:
-            await self._connection.unsubscribe(route)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._connection.unsubscribe(subscription)
         self._waiting.clear()
         self._bytes = 0
 
@@ -195,25 +194,25 @@ class OrderedReader:
         if not msg.reply.startswith("$JS.ACK."):
             self._on_status(msg)
             return
-        _, seq, place, _ = parse_ack_subject(msg.reply)
-        if place != self._arrived[0] + 1 or seq <= self._arrived[1]:
+        _, seq, consumer_seq, _ = parse_ack_subject(msg.reply)
+        if consumer_seq != self._arrived[0] + 1 or seq <= self._arrived[1]:
             self._mark_broken("out of order")
         elif self._bytes + len(msg.data) > BUFFER_BYTES_MAX and self._waiting:
             self._mark_broken("too far behind")
         else:
-            self._arrived = (place, seq)
+            self._arrived = (consumer_seq, seq)
             self._waiting.append(StreamMessage(self.mark, seq, msg.data))
             self._bytes += len(msg.data)
             self._changed.set()
 
     def _on_status(self, msg: Msg) -> None:
-        """A heartbeat says how many were sent: some of them may have been lost on the way."""
+        """A heartbeat carries the number of messages sent, which reveals lost ones."""
         headers = msg.headers or {}
         if headers.get("Status") != "100":
             self._mark_broken(headers.get("Description", "").strip() or "ended")
         elif (sent := headers.get("Nats-Last-Consumer")) is not None and int(sent) != self._arrived[0]:
             self._mark_broken("lost on the way")
 
-    def _mark_broken(self, because: str) -> None:
-        self._broken = because
+    def _mark_broken(self, reason: str) -> None:
+        self._broken = reason
         self._changed.set()

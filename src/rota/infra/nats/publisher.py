@@ -1,10 +1,12 @@
-"""Publishing in batches: everything is sent, then all acknowledgements are awaited, within one timeout.
+"""Publishes in batches: sends all messages, then awaits all acknowledgements, within one timeout.
 
-The server acknowledges each message on a subject of ours that names the batch and the place in it. Invariants, kept
-here: each message of a batch gets exactly one receipt; whatever was sent and not acknowledged is `UNSETTLED`, never
-assumed to be lost; only what names a stream and a place in it is an acknowledgement, anybody who listens to the subject
-may answer otherwise; a batch ends when its last acknowledgement is in, when the connection is lost (later ones cannot
-arrive) or when its time is over.
+The server acknowledges each message on a reply subject that names the batch and the index in it. Invariants, enforced
+here:
+
+- each message of a batch gets exactly one receipt;
+- a message that was sent and not acknowledged is `UNSETTLED`, never assumed lost;
+- only a reply with a stream and a sequence number is an acknowledgement: any subscriber of the subject may reply;
+- a batch ends with its last acknowledgement, with the connection (later ones cannot arrive) or at its deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MESSAGES_PUBLISHED = metrics.counter(
 NO_STREAM = "no stream takes the subject"
 _NO_ACK = PublishReceipt(PublishOutcome.UNSETTLED, reason="no acknowledgement in time")
 _PERMANENT_ERROR_CODES = frozenset((10054, 10060, 10097))
-"""Message too large for the stream, meant for another stream, headers too large."""
+"""Message too large for the stream, wrong expected stream, headers too large."""
 
 
 class _PubAck(msgspec.Struct):
@@ -50,9 +52,9 @@ class _PublishBatch:
         self.missing = size
         self.ended = asyncio.Event()
 
-    def settle(self, place: int, receipt: PublishReceipt) -> None:
-        if self.receipts[place] is _NO_ACK:
-            self.receipts[place] = receipt
+    def settle(self, index: int, receipt: PublishReceipt) -> None:
+        if self.receipts[index] is _NO_ACK:
+            self.receipts[index] = receipt
             self.missing -= 1
             if self.missing == 0:
                 self.ended.set()
@@ -65,15 +67,15 @@ class JetStreamPublisher:
         self._numbers = itertools.count()
         self._batches: dict[int, _PublishBatch] = {}
         self._inbox = ""
-        self._route: BusSubscription | None = None
+        self._subscription: BusSubscription | None = None
 
     async def open(self) -> None:
         self._inbox = self._connection.new_inbox()
-        self._route = await self._connection.subscribe(f"{self._inbox}.*.*", self._on_ack)
+        self._subscription = await self._connection.subscribe(f"{self._inbox}.*.*", self._on_ack)
         self._connection.watchers.add(self)
 
     async def publish(self, messages: Sequence[BusMessage], deadline: float) -> list[PublishReceipt]:
-        """One receipt per message, in order, by `deadline` (the loop's time). NatsUnavailable: nothing was sent."""
+        """One receipt per message, in order, by `deadline` (event loop time). NatsUnavailable: nothing was sent."""
         number, batch = next(self._numbers), _PublishBatch(len(messages))
         self._batches[number] = batch
         try:
@@ -82,7 +84,7 @@ class JetStreamPublisher:
                 if batch.missing:
                     await batch.ended.wait()
         except TimeoutError:
-            pass  # the receipts say which ones are missing
+            pass  # the missing ones keep their UNSETTLED receipt
         finally:
             del self._batches[number]
         for outcome, count in Counter(receipt.outcome for receipt in batch.receipts).items():
@@ -99,15 +101,15 @@ class JetStreamPublisher:
     async def _send(self, number: int, batch: _PublishBatch, messages: Sequence[BusMessage]) -> None:
         sent = 0
         max_bytes = self._connection.max_payload
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if (fault := message.fault(max_bytes)) is not None:
-                batch.settle(place, PublishReceipt(PublishOutcome.REJECTED, reason=fault))
+                batch.settle(index, PublishReceipt(PublishOutcome.REJECTED, reason=fault))
                 continue
             try:
                 await self._connection.send(
                     self._names.subject(message.subject),
                     message.data,
-                    reply=f"{self._inbox}.{number}.{place}",
+                    reply=f"{self._inbox}.{number}.{index}",
                     headers=message.wire_headers(),
                 )
             except NatsUnavailable:
@@ -117,16 +119,16 @@ class JetStreamPublisher:
             sent += 1
 
     async def _on_ack(self, msg: Msg) -> None:
-        _, number, place = msg.subject.rsplit(".", 2)
+        _, number, index = msg.subject.rsplit(".", 2)
         batch = self._batches.get(int(number))
         if batch is not None and (receipt := _receipt(msg)) is not None:
-            batch.settle(int(place), receipt)
+            batch.settle(int(index), receipt)
 
 
 def _receipt(msg: Msg) -> PublishReceipt | None:
-    """What the server says of the message, or None when this is not from the server."""
+    """The receipt in the server's reply, or None when the reply is not from JetStream."""
     if not msg.data:
-        # A server without anybody to take the message says so in a header, with no data.
+        # "No responders" is a status header without data.
         return PublishReceipt(PublishOutcome.UNSETTLED, reason=NO_STREAM)
     try:
         ack = _pub_ack.decode(msg.data)

@@ -1,9 +1,9 @@
-"""Streams and consumers as they are declared, and what that means to NATS. Pure: `ensure` carries it out.
+"""Declarations of streams and consumers, and their NATS configuration. Pure: `JetStream.ensure` applies them.
 
     SYS = StreamSpec(name="SYS", subjects=("sys.>",))
     RESULTS = ConsumerSpec(stream="SYS", durable="engine", filter="sys.job.result")
 
-Names are written without the bus's prefix; `Names` adds and removes it. Sizes and times that are None are unlimited.
+Names omit the bus's prefix; `NatsNames` adds and removes it. A size or time of None is unlimited.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import msgspec
 from rota.model.errors import InvalidSetting, SetupFailed
 
 Config = dict[str, Any]
-"""A configuration as NATS writes it in JSON: durations in nanoseconds, -1 for unlimited."""
+"""A configuration in NATS's JSON form: durations in nanoseconds, -1 for unlimited."""
 
 SUBJECT_MAX: Final = 255
-"""Longer subjects are refused by us: a server that finds its control line too long closes the connection."""
+"""Longer subjects are rejected here: the server closes the connection when its control line is too long."""
 UNLIMITED_DELIVERIES: Final = 1_000_000_000
-"""Deliveries that nobody lives to see. NATS's own "unlimited" is refused by older servers beside `backoff_s`."""
+"""Never reached in practice. Older servers reject NATS's own "unlimited" together with `backoff_s`."""
 _SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
 _PATTERN = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DAY_S = 86_400.0
 
-# What a stream keeps for its life, and how to say it.
+# Settings that NATS cannot change on an existing stream, with the phrase for the error message.
 _IMMUTABLE_STREAM_FIELDS = {"retention": "keeps its messages by", "storage": "stores its messages in"}
 
 
@@ -42,7 +42,7 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     max_msgs: int | None = None
     dedup_window_s: float = 120.0
-    """How long a message id is remembered. A relay that was away for longer may store a message twice."""
+    """How long NATS remembers a message id. A relay that was down for longer may store a message twice."""
     replicas: int = 1
 
     def __post_init__(self) -> None:
@@ -65,18 +65,18 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     durable: str
     filter: str | None = None
     deliver: Literal["all", "new"] = "all"
-    """Where a consumer begins that did not exist: at the oldest message, or at the next one."""
+    """Where a new consumer starts: at the oldest message, or at the next one."""
     ack_wait_s: float = 600.0
     backoff_s: tuple[float, ...] = ()
-    """Ack waits of the first deliveries, instead of `ack_wait_s`; the last one holds for the rest."""
+    """Ack waits of the first deliveries, instead of `ack_wait_s`; the last one applies to the rest."""
     max_deliver: int = 100
-    """How often a handler is given a message. From this delivery on `Delivery.last` is set."""
+    """Deliveries to a handler. From this delivery on `Delivery.last` is set."""
     spare_deliveries: int = UNLIMITED_DELIVERIES
-    """Deliveries beyond `max_deliver`, for a dead letter that could not be written at the last one. After them NATS
-    gives the message up, unseen but for an advisory."""
+    """Deliveries beyond `max_deliver`, for retrying a dead letter that could not be written. After them NATS drops the
+    message from the consumer, with only an advisory."""
     max_ack_pending: int = 2048
     forgotten_after_s: float | None = None
-    """Without a reader for this long NATS removes the consumer; for readers that come once."""
+    """NATS removes the consumer after this long without a reader; for temporary readers."""
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.durable), f"{self.durable!r} cannot name a consumer"
@@ -87,11 +87,11 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server_max_deliver(self) -> int:
-        """After so many deliveries NATS gives a message up for good and says so in an advisory."""
+        """NATS stops delivering a message after this many deliveries and publishes an advisory."""
         return self.max_deliver + self.spare_deliveries
 
     def ack_wait_of(self, delivery: int) -> float:
-        """How long NATS waits for an answer to delivery number `delivery` (from 1)."""
+        """How long NATS waits for the acknowledgement of delivery number `delivery` (from 1)."""
         if not self.backoff_s:
             return self.ack_wait_s
         return self.backoff_s[min(delivery, len(self.backoff_s)) - 1]
@@ -102,7 +102,7 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NatsNames(msgspec.Struct, frozen=True):
-    """The prefix put on and taken off: the one place that knows how names are joined."""
+    """Adds and removes the prefix of stream names and subjects."""
 
     prefix: str
 
@@ -120,18 +120,18 @@ class NatsNames(msgspec.Struct, frozen=True):
 
 
 def subject_matches(pattern: str, subject: str) -> bool:
-    """Whether NATS delivers `subject` to somebody who asked for `pattern`."""
-    asked, given = pattern.split("."), subject.split(".")
-    for place, word in enumerate(asked):
-        if word == ">":
-            return place < len(given)
-        if place >= len(given) or word not in ("*", given[place]):
+    """Whether a subscription to `pattern` receives `subject`."""
+    pattern_parts, parts = pattern.split("."), subject.split(".")
+    for index, part in enumerate(pattern_parts):
+        if part == ">":
+            return index < len(parts)
+        if index >= len(parts) or part not in ("*", parts[index]):
             return False
-    return len(asked) == len(given)
+    return len(pattern_parts) == len(parts)
 
 
 def subject_fault(subject: str) -> str | None:
-    """Why nothing can be published to `subject`, or None."""
+    """Why publishing to `subject` is impossible, or None."""
     if len(subject.encode(errors="replace")) > SUBJECT_MAX:
         return f"the subject is longer than {SUBJECT_MAX} bytes"
     if not _SUBJECT.fullmatch(subject) or not subject.isprintable():
@@ -174,26 +174,26 @@ def consumer_config(spec: ConsumerSpec, names: NatsNames) -> Config:
     return config
 
 
-def stream_update(existing: Mapping[str, Any], wanted: Config) -> Config | None:
-    """What to send to make `existing` as `wanted`, or None when it is. What we do not declare stays as it is.
+def stream_update(existing: Mapping[str, Any], declared: Config) -> Config | None:
+    """The configuration that turns `existing` into `declared`, or None when they agree. Undeclared settings stay.
 
-    Raises SetupFailed for what a stream keeps for its life, since to delete it is a decision for people.
+    Raises SetupFailed for settings that NATS cannot change: deleting a stream is left to the operator.
     """
     for key, phrase in _IMMUTABLE_STREAM_FIELDS.items():
-        if existing.get(key) != wanted[key]:
+        if existing.get(key) != declared[key]:
             raise SetupFailed(
-                f"Stream {wanted['name']} {phrase} {existing.get(key)!r}, and NATS cannot change that to "
-                f"{wanted[key]!r} in place: delete the stream once it is drained (`nats stream rm {wanted['name']}`); "
-                "it is made anew at the next start.",
-                stream=wanted["name"],
+                f"Stream {declared['name']} {phrase} {existing.get(key)!r}, and NATS cannot change that to "
+                f"{declared[key]!r} in place: delete the stream once it is drained "
+                f"(`nats stream rm {declared['name']}`); it is made anew at the next start.",
+                stream=declared["name"],
             )
-    if all(existing.get(key) == value for key, value in wanted.items()):
+    if all(existing.get(key) == value for key, value in declared.items()):
         return None
-    return {**existing, **wanted}
+    return {**existing, **declared}
 
 
 def stream_for(subject: str, specs: Iterable[StreamSpec]) -> StreamSpec | None:
-    """The declared stream that takes `subject`."""
+    """The declared stream that accepts `subject`."""
     return next((spec for spec in specs if spec.accepts(subject)), None)
 
 

@@ -1,4 +1,4 @@
-"""Where NATS is, how long we are ready to wait for it, and the prefix that keeps users of one server apart."""
+"""Connection parameters of NATS: URL, timeouts, and the prefix that separates installations on one server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,31}")
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Who we are to NATS. Kept out of every URL that leaves this module, and never shown."""
+    """Login for NATS. Removed from every URL that leaves this module; `repr` hides it."""
 
     user: str | None = None
     password: str | None = None
@@ -31,25 +31,25 @@ class Credentials(msgspec.Struct, frozen=True):
 class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
     """One NATS server, or the servers of one cluster separated by commas.
 
-    `url` is `nats://user:password@host:port` or `nats://token@host:port` and is never shown. With `prefix="BLUE"`
-    stream SYS is called BLUE_SYS and subject job.submit travels as blue.job.submit; callers see neither.
+    `url` is `nats://user:password@host:port` or `nats://token@host:port`; `repr` omits it. With `prefix="BLUE"` stream
+    SYS is named BLUE_SYS and subject job.submit becomes blue.job.submit on the wire; callers see neither.
     """
 
     url: str
     prefix: str = ""
     name: str = "rota"
     connect_timeout_s: float = 5.0
-    """For finding a server, logging in and asking for JetStream, all together."""
+    """For finding a server, login and the JetStream check together."""
     publish_timeout_s: float = 2.0
-    """For a batch of publishes until its last acknowledgement, and for every other question to the server."""
+    """For a batch of publishes until its last acknowledgement, and for every other request."""
     ping_interval_s: float = 10.0
-    """A connection that died silently is noticed when two pings in a row had no answer."""
+    """A silently dead connection is detected after two unanswered pings."""
     pending_bytes: int = 8 * 1024 * 1024
-    """What may wait to be written to a slow server before publishers have to wait, too."""
+    """Write buffer for a slow server; publishers block when it is full."""
 
     def __post_init__(self) -> None:
         if self.prefix and not _PREFIX.fullmatch(self.prefix):
-            # No underscore: A_B + C and A + B_C would name the same stream.
+            # No underscore: A_B + C and A + B_C would give the same stream name.
             raise InvalidSetting(
                 f"The NATS prefix {self.prefix!r} is not usable: take up to 32 upper-case letters and digits that "
                 "begin with a letter.",
@@ -69,17 +69,17 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """Hosts and ports for people."""
+        """Hosts and ports for display."""
         return ",".join(urls.address(url) for url in self._urls())
 
     @property
     def servers(self) -> list[str]:
-        """URLs without credentials: what the client library may put into its errors."""
+        """URLs without credentials: the client library may put them into its errors."""
         return [f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in self._parts()]
 
     @property
     def tls(self) -> bool:
-        """Whether nothing may be sent in the clear: one `tls://` among the servers is enough."""
+        """Whether clear text is forbidden: one `tls://` among the servers is enough."""
         return any(part.scheme == "tls" for part in self._parts())
 
     @property

@@ -1,8 +1,8 @@
-"""The streams of Rota and the consumers that workers read, declared once for servers and workers.
+"""Rota's streams and the workers' consumers, declared once for servers and workers.
 
-An assignment is of use to one worker and once, so JOBS forgets it with its acknowledgement; one for a worker that never
-came back goes with `JOBS_AGE_S`. SYS keeps what it was told for as long as the settings say, since several may read it.
-EVENTS is a convenience: whoever followed it and was away for longer than an hour looks anew.
+One worker reads an assignment once, so JOBS (a work queue) deletes it on acknowledgement; assignments of a worker that
+never returned expire after `JOBS_AGE_MAX_S`. SYS keeps messages for the configured time, because it may have several
+readers. EVENTS is a convenience: a subscriber that was away for longer than an hour must query the API instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVENTS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def streams(nats: NatsSettings) -> tuple[StreamSpec, StreamSpec]:
-    """JOBS, from servers to workers, and SYS, from anybody to servers."""
+    """JOBS, from servers to workers, and SYS, from all processes to servers."""
     jobs = StreamSpec(
         name="JOBS",
         subjects=("job.>", "worker.*.jobs"),
@@ -50,7 +50,7 @@ def streams(nats: NatsSettings) -> tuple[StreamSpec, StreamSpec]:
 
 
 def events_stream(nats: NatsSettings) -> StreamSpec:
-    """What servers tell while it happens, for an hour or `EVENTS_BYTES`."""
+    """Live events of the servers, kept for an hour or up to `EVENTS_BYTES_MAX`."""
     return StreamSpec(
         name=EVENTS_STREAM,
         subjects=(EVENTS_SUBJECT, AUDIT_EVENTS_SUBJECT, SERVER_EVENTS_SUBJECT),
@@ -62,14 +62,14 @@ def events_stream(nats: NatsSettings) -> StreamSpec:
 
 
 def with_limits(spec: ConsumerSpec, nats: NatsSettings) -> ConsumerSpec:
-    """A consumer of servers, within the limits that are set."""
+    """A consumer of the servers, with the configured limits."""
     return msgspec.structs.replace(
         spec, ack_wait_s=nats.job_ack_wait, max_deliver=nats.max_deliver, max_ack_pending=nats.max_ack_pending
     )
 
 
 def assignment_consumer(worker: UUID, forgotten_after_s: float) -> ConsumerSpec:
-    """What is published for one worker. NATS removes it when nobody has read for `forgotten_after_s`."""
+    """Assignments of one worker. NATS removes the consumer after `forgotten_after_s` without a reader."""
     return ConsumerSpec(
         stream="JOBS",
         durable=f"worker_{worker.hex}",
