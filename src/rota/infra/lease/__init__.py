@@ -1,4 +1,14 @@
-"""Leases that PostgreSQL grants, numbers and checks: locks, leadership, guarded writes."""
+"""Leases granted by PostgreSQL: locks with a TTL, leader election and fenced writes.
+
+    leases           acquire, renew, release, `guard` (checks the fencing token inside a transaction), prune
+    lease_context    `async with leases.hold(...)`: renews in the background, cancels the body when the lease is lost
+    leadership       leader election: runs a coroutine on the one replica that holds a lease
+    grant            the `Lease` struct and the metrics
+
+Invariants: fencing tokens only increase, even after release, expiry and prune; only PostgreSQL's clock decides expiry;
+a write under a lease counts only if `guard` ran in its transaction. Callers: every leader loop of engine, queue,
+accounting, workflow and agents.
+"""
 
 from rota.infra.lease.grant import Lease, LeaseAcquireResult
 from rota.infra.lease.leadership import Leadership

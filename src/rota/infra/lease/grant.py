@@ -1,4 +1,4 @@
-"""What a grant is, and what is counted about grants."""
+"""The grant of a lease, and the lease metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCE_REJECTIONS = metrics.counter(
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One grant. `kind` is the family for metrics, such as `job`; `name` may hold ids, such as `job:42`."""
+    """One grant. `kind` is the metric label, such as `job`; `name` may contain ids, such as `job:42`."""
 
     name: str
     kind: str
@@ -24,7 +24,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class LeaseAcquireResult(msgspec.Struct, frozen=True):
-    """What came of asking: the grants, and for how long others hold the rest."""
+    """The grants, and for how long others still hold the rest, in seconds."""
 
     granted: list[Lease]
     left_s: dict[str, float]

@@ -1,12 +1,12 @@
-"""Being the one replica that does a thing.
+"""Leader election: one replica at a time runs a task.
 
-`Leadership` campaigns for a lease and runs `lead` while it has it. Losing the lease, or PostgreSQL, cancels `lead`;
-then it campaigns again. `lead` is given the lease and guards its writes with it: for a moment two replicas may believe
-that they lead, but only one of them can write. When `lead` returns or fails, the lease is given back, so that another
-replica may do better; a failure is raised to whoever supervises us. A service leads by `serve`.
+`Leadership` campaigns for a lease and runs `lead` while it holds it. Losing the lease, or PostgreSQL, cancels `lead`,
+and the campaign starts again. `lead` receives the lease and guards its writes with it: two replicas may briefly both
+believe that they lead, but only one of them can write. When `lead` returns or fails, the lease is released, so that
+another replica may take over; a failure is raised to the supervisor. A service uses `serve`.
 
-A campaign fails for reasons of the server, whatever they are, and goes on. `lead` fails for reasons of its own: only
-the loss of *this* lease and of PostgreSQL are ends of a term.
+A campaign survives any server error. `lead` fails for its own reasons: only the loss of *this* lease or of PostgreSQL
+ends a term normally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CAMPAIGN_BACKOFF = Backoff(first_s=1.0, longest_s=10.0)
 
 
 class Leadership:
-    """One candidate for one lease. `elected` and `deposed` are set by turns, for whoever waits for the change."""
+    """One candidate for one lease. `elected` and `deposed` are set alternately and can be awaited."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether we believe so; only a guarded write knows."""
+        """Whether this replica believes to be the leader; only a guarded write is proof."""
         return self.elected.is_set()
 
     async def start(self) -> None:
-        """`run` in a task of its own. A failure of `lead` is logged at once, and raised by `stop`."""
+        """`run` in its own task. A failure of `lead` is logged immediately and raised by `stop`."""
         if self._task is None:
             self._task = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
             self._task.add_done_callback(self._log_failure)
 
     async def stop(self) -> None:
-        """Stop leading or campaigning, so that the next may lead at once. Raises what `lead` failed with."""
+        """Stop leading or campaigning and release the lease. Raises the failure of `lead`."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -74,13 +74,13 @@ class Leadership:
             if not task.cancelled():
                 task.result()
 
-    async def serve(self, life: Lifecycle) -> None:
-        """`run` until `life` drains; whoever serves says when it is ready.
+    async def serve(self, lifecycle: Lifecycle) -> None:
+        """`run` until draining starts; the caller reports readiness.
 
-        What `lead` fails with is raised, so that the service is started again.
+        A failure of `lead` is raised, so that the service is restarted.
         """
         leading = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
-        draining = asyncio.create_task(life.until_draining(), name=f"lead.{self._kind}.draining")
+        draining = asyncio.create_task(lifecycle.until_draining(), name=f"lead.{self._kind}.draining")
         try:
             await asyncio.wait({leading, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -116,25 +116,25 @@ class Leadership:
                 self.deposed.set()
 
     async def _campaign(self, term: AsyncExitStack) -> Lease:
-        """Wait for the lease, through whatever happens to the server; it is held until `term` ends."""
-        failed = 0
+        """Wait for the lease, across server failures; it is held until `term` ends."""
+        failures = 0
         while True:
             hold = self._leases.hold(self._name, kind=self._kind, ttl_s=self._ttl_s, wait_s=CAMPAIGN_TIMEOUT_S)
             try:
                 return await term.enter_async_context(hold)
             except LeaseHeld:
-                failed = 0
+                failures = 0
             except (RotaError, *FAILURES) as error:
-                failed += 1
+                failures += 1
                 log.warning("leader_campaign_failed", lease=self._name, error=type(error).__name__)
-                await self._pause(failed)
+                await self._pause(failures)
 
-    async def _pause(self, streak: int) -> None:
-        chance = random.random()  # noqa: S311 - spreads replicas, keeps no secret
-        await self._leases.clock.sleep(self._pauses.pause_s(streak, chance))
+    async def _pause(self, attempt: int) -> None:
+        jitter = random.random()  # noqa: S311 - jitter, not a secret
+        await self._leases.clock.sleep(self._pauses.pause_s(attempt, jitter))
 
     def _is_own_lease(self, error: LeaseLost | StaleFence) -> bool:
-        """Whether it speaks of the lease we lead by, and not of one that `lead` uses."""
+        """Whether the error concerns the leader lease, and not one used by `lead`."""
         match error:
             case LeaseLost():
                 return error.facts.get("lease") == self._name
