@@ -1,4 +1,4 @@
-"""Putting messages into the outbox, and looking after those that could not leave it."""
+"""Adds messages to the outbox, and manages parked ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import InvalidInput
 
 CHANNEL: Final = "rota_outbox"
-"""Notified by add.sql; PostgreSQL folds the notifications of one transaction into one."""
+"""Notified by the statement `add`; PostgreSQL merges the notifications of one transaction."""
 
 ADD = query(__package__, "add")
 PARKED = query(__package__, "parked")
@@ -22,7 +22,7 @@ UNPARK = query(__package__, "unpark")
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that the bus can never take as it is, and why."""
+    """A message that NATS can never accept, with the reason."""
 
     id: int
     subject: str
@@ -34,10 +34,10 @@ class ParkedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def add(transaction: Transaction, messages: Sequence[BusMessage]) -> None:
-    """Publish these if and only if the transaction commits. One statement, whatever their number.
+    """Publish these if and only if the transaction commits. One statement for any number of messages.
 
-    A message without a usable subject, id or header is refused here, with nothing changed; one that is too large is
-    only known to the relay, which parks it.
+    A message with an invalid subject, id or header is rejected here, with nothing changed; only the relay detects one
+    that is too large, and parks it.
     """
     for message in messages:
         if (fault := message.fault(sys.maxsize)) is not None:
@@ -53,12 +53,12 @@ async def add(transaction: Transaction, messages: Sequence[BusMessage]) -> None:
 
 
 async def list_parked(database: Database, most: int = 100) -> list[ParkedMessage]:
-    """The oldest messages that were put aside."""
+    """The oldest parked messages."""
     return [ParkedMessage(**dict(row.items())) for row in await database.rows(PARKED, most)]
 
 
 async def unpark(database: Database, ids: Sequence[int]) -> int:
-    """Try parked messages again, once the cause is gone (a larger max_payload, a newly declared stream)."""
+    """Retry parked messages once the cause is fixed (a larger max_payload, a newly declared stream)."""
     return int(await database.value(UNPARK, list(ids)))
 
 

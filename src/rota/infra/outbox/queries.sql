@@ -1,5 +1,5 @@
 -- name: add
--- Queue messages in the caller's transaction, in their order; the relays are woken when it commits.
+-- Queue messages in the caller's transaction, in order; its commit notifies the relays.
 WITH queued AS (
   INSERT INTO rota.outbox (subject, msg_id, headers, payload)
   SELECT given.subject, given.msg_id, given.headers::jsonb, given.payload
@@ -10,14 +10,14 @@ WITH queued AS (
 SELECT pg_notify('rota_outbox', '')
 
 -- name: parked
--- The oldest $1 messages that were put aside.
+-- The oldest $1 parked messages.
 SELECT id, subject, msg_id, octet_length(payload) AS bytes, created_at, parked_at, reason
 FROM rota.outbox_parked
 ORDER BY id
 LIMIT $1::int
 
 -- name: unpark
--- Queue parked messages again, as new ones at the end.
+-- Queue parked messages again, at the end.
 WITH taken AS (
   DELETE FROM rota.outbox_parked WHERE id = ANY ($1::bigint[])
   RETURNING id, subject, msg_id, headers, payload, created_at
@@ -29,7 +29,7 @@ WITH taken AS (
 SELECT count(*) AS unparked, pg_notify('rota_outbox', '') FROM queued
 
 -- name: claim
--- Lock the next $2 messages after $1 that no relay has, hand out those that begin within $3 bytes, and be idle for $4 ms at most.
+-- Lock the next $2 unlocked messages after $1, return those starting within $3 bytes, and limit idling to $4 ms.
 WITH locked AS MATERIALIZED (
   SELECT id, octet_length(payload) AS bytes
   FROM rota.outbox
@@ -41,7 +41,7 @@ WITH locked AS MATERIALIZED (
   SELECT id, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM locked
 )
 SELECT o.id, o.subject, o.msg_id, o.headers::text AS headers, o.payload,
-  -- A relay that is paused while it holds rows must not keep them from the others.
+  -- A paused relay must not keep its rows locked.
   (SELECT set_config('idle_in_transaction_session_timeout', $4::text, true)) AS idle_limit_ms
 FROM measured m
 JOIN rota.outbox o ON o.id = m.id
@@ -49,7 +49,7 @@ WHERE m.bytes_before < $3::bigint
 ORDER BY o.id
 
 -- name: depth
--- How many messages wait ($1 and more count as $1), how old the first one is, and how many are parked.
+-- Number of waiting messages (capped at $1), age of the first one, and number of parked messages.
 SELECT
   (SELECT count(*) FROM (SELECT FROM rota.outbox LIMIT $1::int) AS waiting) AS depth,
   (SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM rota.outbox ORDER BY id LIMIT 1)
@@ -57,7 +57,7 @@ SELECT
   (SELECT count(*) FROM (SELECT FROM rota.outbox_parked LIMIT $1::int) AS aside) AS parked
 
 -- name: park
--- Put messages aside that can never be published, each with its reason.
+-- Park messages that can never be published, each with its reason.
 WITH taken AS (
   DELETE FROM rota.outbox WHERE id = ANY ($1::bigint[])
   RETURNING id, subject, msg_id, headers, payload, created_at
@@ -68,5 +68,5 @@ FROM taken
 JOIN unnest($1::bigint[], $2::text[]) AS why (id, reason) ON why.id = taken.id
 
 -- name: remove
--- Forget the messages that the bus has confirmed.
+-- Delete the messages that NATS confirmed.
 DELETE FROM rota.outbox WHERE id = ANY ($1::bigint[])

@@ -1,23 +1,22 @@
-"""The relay: takes messages out of the outbox and publishes them.
+"""The relay: publishes messages of the outbox to NATS.
 
-    claim (lock) ─► publish, all at once ─► delete what was confirmed ─► COMMIT
+    claim (lock) ─► publish the batch ─► delete the confirmed ─► COMMIT
 
-One pass is one transaction, open no longer than a publish may take, and none is begun while NATS is away. Any number of
-relays may run, in one process or in many: a row that one of them works on is skipped by the others.
+One pass is one transaction, open no longer than a publish may take; none starts while NATS is disconnected. Any number
+of relays may run, in one process or in several: each skips rows locked by another.
 
-Where we may die, and what follows:
-- after the claim: the locks go with the transaction, another relay claims the rows;
+Crash cases:
+- after the claim: the locks end with the transaction, and another relay claims the rows;
 - after the publish, before COMMIT: the rows are published again under the same ids. Within the stream's dedup window
-  NATS stores them once; after it, or when NATS lost its memory, twice. **Receivers must be idempotent**;
-- a lost reply to COMMIT is the same case, and so is a pause: PostgreSQL ends the transaction of a relay that is silent.
+  NATS stores them once; later, or after NATS lost its data, twice. **Receivers must be idempotent**;
+- a lost reply to COMMIT is the same case, and so is a pause: PostgreSQL ends the transaction of an idle relay.
 
-Nothing is lost: a row leaves only when the bus has confirmed its message, or into `outbox_parked` with a reason when
-the bus can never take it. Messages that the bus cannot take *now* (no answer, a full stream) stay: they are passed by,
-so that the rest does not wait for them, and every `LOOK_BACK_EVERY`th pass is theirs, so that they do not wait for the
-rest to be gone.
+Nothing is lost: a row leaves only after NATS confirmed its message, or to `outbox_parked` with a reason when NATS can
+never accept it. Messages that NATS cannot accept *now* (no answer, a full stream) stay and are skipped, so that they do
+not block the rest; every `RETRY_SKIPPED_EVERY`th pass retries them, so that they are not starved by the rest.
 
-Order: a pass publishes in the order of ids. Ids are given at insert, not at commit, and passes of several relays
-overlap, so across transactions there is no order. Whoever needs one puts a number into the message.
+Order: a pass publishes in id order. Ids are assigned at insert, not at commit, and passes of several relays overlap, so
+there is no order across transactions. Receivers that need one put a number into the message.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ DEPTH_NOW = query(__package__, "depth")
 
 BATCH_MAX = 512
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""What one pass holds in memory and on its way to NATS at most, one message more at the worst."""
+"""Limit for one pass in memory and in flight; exceeded by at most one message."""
 PAUSE_GRACE_S = 1.0
-"""A relay silent for this long beyond its publish is taken for paused: PostgreSQL ends its transaction."""
+"""PostgreSQL ends the transaction of a relay that is idle for this long beyond its publish timeout."""
 DEPTH_COUNT_MAX = 10_000
 WARN_INTERVAL_S = 30.0
 RETRY_BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
@@ -70,13 +69,13 @@ TRANSIENT_ERRORS = (
     asyncpg.TransactionRollbackError,
     asyncpg.InsufficientResourcesError,
 )
-"""What a PostgreSQL says that has no time or room now (somebody holds the table, its disk is full): the pass had no
-effect, and the next one may succeed."""
+"""Errors of a PostgreSQL that is temporarily blocked or full (table lock, disk full): the pass had no effect and the
+next one may succeed."""
 _jitter = SystemRandom().random
 
 
 class RelayCounts(msgspec.Struct, frozen=True):
-    """What became of the messages of one pass, or of all."""
+    """Messages of one pass, or of all passes, by outcome."""
 
     stored: int = 0
     duplicate: int = 0
@@ -102,7 +101,7 @@ class RelayCounts(msgspec.Struct, frozen=True):
 
 
 class OutboxRelay:
-    """`Service("outbox_relay", relay.run)` keeps it going."""
+    """Run it as `Service("outbox_relay", relay.run)`."""
 
     def __init__(
         self,
@@ -115,11 +114,11 @@ class OutboxRelay:
         clock: Clock | None = None,
     ) -> None:
         self.tally = RelayCounts()
-        """All messages since the start."""
+        """Totals since the start."""
         self.drained = asyncio.Event()
-        """Set while the last pass found nothing to do."""
+        """Set while the last pass found an empty outbox."""
         self.stalled = asyncio.Event()
-        """Set while messages cannot leave because NATS or PostgreSQL is away."""
+        """Set while NATS or PostgreSQL is unavailable."""
         self._database = database
         self._bus = bus
         self._batch = batch
@@ -128,36 +127,36 @@ class OutboxRelay:
         self._clock = clock or SystemClock()
         self._measure_at = self._clock.monotonic()
         self._warn_at = self._measure_at
-        self._after = 0
-        """The last message that was passed by, or published after one that was; 0 when none was."""
-        self._looked_back_to = 0
+        self._skipped_until = 0
+        """Id after which the next pass starts: skipped messages lie before it. 0 when none was skipped."""
+        self._retried_until = 0
         self._passes = 0
-        self._streak = 0
+        self._failures = 0
 
-    async def run(self, life: Lifecycle) -> None:
-        async with self._database.listen(CHANNEL) as wakes:
-            life.ready()
-            while not life.draining:
-                await self._run_pass(life, wakes)
+    async def run(self, lifecycle: Lifecycle) -> None:
+        async with self._database.listen(CHANNEL) as notifications:
+            lifecycle.ready()
+            while not lifecycle.draining:
+                await self._run_pass(lifecycle, notifications)
 
-    async def _run_pass(self, life: Lifecycle, wakes: Notifications) -> None:
-        """One pass, and the pause that it calls for."""
+    async def _run_pass(self, lifecycle: Lifecycle, notifications: Notifications) -> None:
+        """One pass, and the wait or back-off after it."""
         try:
             await self._update_gauges_when_due()
-            passed = await self._relay_batch() if self._bus.connected else None
+            counts = await self._relay_batch() if self._bus.connected else None
         except (Unavailable, *TRANSIENT_ERRORS) as error:
             log.warning("outbox_pass_failed", code=error_kind(error), reason=str(error))
-            passed = None
-        if passed is None or (passed.unsettled and not passed.removed):
-            await self._back_off(life)
+            counts = None
+        if counts is None or (counts.unsettled and not counts.removed):
+            await self._back_off(lifecycle)
         else:
-            self._streak = 0
+            self._failures = 0
             self.stalled.clear()
-            if not passed.claimed:
-                await self._wait_for_messages(life, wakes)
+            if not counts.claimed:
+                await self._wait_for_messages(lifecycle, notifications)
 
     async def _relay_batch(self) -> RelayCounts:
-        """Publish the next messages and forget those that were confirmed, in one transaction."""
+        """Publish the next messages and delete the confirmed ones, in one transaction."""
         after = self._next_start()
         async with self._database.transaction() as transaction:
             rows = await transaction.rows(CLAIM, after, self._batch, BATCH_BYTES_MAX, self._idle_limit_ms())
@@ -169,59 +168,59 @@ class OutboxRelay:
             failpoints.hit("outbox.after_publish_before_mark")
             await _apply_receipts(transaction, rows, receipts)
             failpoints.hit("outbox.after_mark_before_commit")
-        passed = self._record_outcomes(receipts)
-        self._advance(after, rows[-1]["id"], passed)
-        return passed
+        counts = self._record_outcomes(receipts)
+        self._advance(after, rows[-1]["id"], counts)
+        return counts
 
     def _idle_limit_ms(self) -> str:
         return str(round((self._bus.target.publish_timeout_s + PAUSE_GRACE_S) * 1000))
 
     def _next_start(self) -> int:
-        """After which message to go on: mostly after those that were passed by, now and then among them."""
+        """The id after which to continue: normally after the skipped messages, periodically among them."""
         self._passes += 1
-        return self._after if self._passes % RETRY_SKIPPED_EVERY else self._looked_back_to
+        return self._skipped_until if self._passes % RETRY_SKIPPED_EVERY else self._retried_until
 
-    def _advance(self, after: int, last: int, passed: RelayCounts) -> None:
-        if after < self._after:
-            self._looked_back_to = last if last < self._after else 0
-        elif passed.unsettled or self._after:
-            self._after = last
+    def _advance(self, after: int, last: int, counts: RelayCounts) -> None:
+        if after < self._skipped_until:
+            self._retried_until = last if last < self._skipped_until else 0
+        elif counts.unsettled or self._skipped_until:
+            self._skipped_until = last
 
     def _wrap_around(self, after: int) -> RelayCounts:
-        """Nothing behind `after`: go back to those that were passed by, if any."""
-        self._after = self._looked_back_to = 0
+        """Nothing after `after`: return to the skipped messages, if any."""
+        self._skipped_until = self._retried_until = 0
         if after == 0:
             self.drained.set()
             return RelayCounts()
         return RelayCounts(unsettled=1)
 
     def _record_outcomes(self, receipts: Sequence[PublishReceipt]) -> RelayCounts:
-        passed = _count_outcomes(receipts)
-        self.tally += passed
-        for outcome, count in msgspec.structs.asdict(passed).items():
+        counts = _count_outcomes(receipts)
+        self.tally += counts
+        for outcome, count in msgspec.structs.asdict(counts).items():
             MESSAGES_RELAYED.labels(outcome).inc(count)
-        return passed
+        return counts
 
-    async def _back_off(self, life: Lifecycle) -> None:
-        self._streak += 1
+    async def _back_off(self, lifecycle: Lifecycle) -> None:
+        self._failures += 1
         self.stalled.set()
         now = self._clock.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_INTERVAL_S
             log.warning("outbox_stalled", nats_connected=self._bus.connected)
-        await life.pause(RETRY_BACKOFF.pause_s(self._streak, _jitter()))
+        await lifecycle.pause(RETRY_BACKOFF.pause_s(self._failures, _jitter()))
 
-    async def _wait_for_messages(self, life: Lifecycle, wakes: Notifications) -> None:
-        """Until somebody commits messages, or `poll_s`: a notification is only a hint."""
-        waits = {asyncio.create_task(wakes.next(self._poll_s)), asyncio.create_task(life.until_draining())}
+    async def _wait_for_messages(self, lifecycle: Lifecycle, notifications: Notifications) -> None:
+        """Wait for a commit of messages, or `poll_s`, because a notification is only a hint."""
+        waits = {asyncio.create_task(notifications.next(self._poll_s)), asyncio.create_task(lifecycle.until_draining())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
-        while await wakes.next(0) is not None:
-            pass  # one pass answers all that were told meanwhile
+        while await notifications.next(0) is not None:
+            pass  # one pass covers all pending notifications
 
     async def _update_gauges_when_due(self) -> None:
         now = self._clock.monotonic()
@@ -236,10 +235,10 @@ class OutboxRelay:
 
 
 async def _apply_receipts(transaction: Transaction, rows: Sequence[Record], receipts: Sequence[PublishReceipt]) -> None:
-    judged = list(zip(rows, receipts, strict=True))
-    if settled := [row["id"] for row, receipt in judged if receipt.settled]:
+    results = list(zip(rows, receipts, strict=True))
+    if settled := [row["id"] for row, receipt in results if receipt.settled]:
         await transaction.run(REMOVE, settled)
-    rejected = [(row, receipt) for row, receipt in judged if receipt.outcome is PublishOutcome.REJECTED]
+    rejected = [(row, receipt) for row, receipt in results if receipt.outcome is PublishOutcome.REJECTED]
     if rejected:
         ids, reasons = [row["id"] for row, _ in rejected], [receipt.reason for _, receipt in rejected]
         await transaction.run(PARK, ids, reasons)
@@ -252,10 +251,10 @@ def _message(row: Record) -> BusMessage:
 
 
 def _count_outcomes(receipts: Sequence[PublishReceipt]) -> RelayCounts:
-    counts = Counter(receipt.outcome for receipt in receipts)
+    by_outcome = Counter(receipt.outcome for receipt in receipts)
     return RelayCounts(
-        stored=counts[PublishOutcome.STORED],
-        duplicate=counts[PublishOutcome.DUPLICATE],
-        parked=counts[PublishOutcome.REJECTED],
-        unsettled=counts[PublishOutcome.UNSETTLED],
+        stored=by_outcome[PublishOutcome.STORED],
+        duplicate=by_outcome[PublishOutcome.DUPLICATE],
+        parked=by_outcome[PublishOutcome.REJECTED],
+        unsettled=by_outcome[PublishOutcome.UNSETTLED],
     )
