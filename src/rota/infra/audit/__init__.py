@@ -1,4 +1,14 @@
-"""The audit trail: who did what, in a chain of hashes that shows when it was tampered with."""
+"""The audit log: an append-only hash chain of actions that makes tampering detectable.
+
+    append    adds entries in the transaction of the action
+    query     reads the newest entries
+    verify    recomputes the chain from a snapshot
+    chain     hashes and link checks, without a database
+
+Invariants: an action and its entry commit together; triggers refuse updates and deletes; secrets are redacted before
+they are stored; `verify` trusts no function of the database it checks. Callers: engine, accounting, policy, server
+(append); `rota audit` (verify).
+"""
 
 from rota.infra.audit.append import append
 from rota.infra.audit.chain import AuditEntry, ChainHead, ChainProblem

@@ -1,10 +1,10 @@
-"""Writing to the audit trail.
+"""Appends to the audit log.
 
-Entries are appended in the transaction of the act they speak of: both are committed, or neither. The price is that
-audited transactions commit one after the other, since each link needs the one before: append last, and audit what
-people do and what overrides a rule, not each frame.
+Entries are appended in the transaction of the action they describe: both commit, or neither. The price is that audited
+transactions commit one after another, because each link needs its predecessor: append last, and audit actions of people
+and overrides of rules, not individual frames.
 
-Entries cannot be changed or removed (triggers refuse it), so secrets are masked before they get there.
+Entries cannot be changed or deleted (triggers refuse it), so secrets are redacted before they are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APPEND = query(__package__, "append")
 
 
 async def append(tx: Transaction, entries: Sequence[AuditEntry]) -> ChainHead:
-    """Append `entries` in order; returns the new end of the chain, which counts once `tx` is committed."""
+    """Append `entries` in order; returns the new head of the chain, valid once `tx` commits."""
     try:
         row = await tx.row(APPEND, *_columns(entries))
     except (asyncpg.DataError, UnicodeError) as error:

@@ -1,7 +1,7 @@
-"""The chain itself, computed without a database: what a row's hash is, and what is wrong between two rows.
+"""The hash chain, computed without a database: the hash of a row, and the faults between two rows.
 
-The same bytes are hashed by `rota.audit_hash` in SQL. This is a second hand on purpose: `verify` trusts neither the
-rows nor the functions of the database it checks.
+`rota.audit_hash` hashes the same bytes in SQL. The duplication is deliberate: `verify` trusts neither the rows nor the
+functions of the database it checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ProblemKind = Literal["changed", "gap", "forked", "wrong_head", "cut", "rewritte
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One act: who did what to what, and what else is worth knowing. Secrets in them are masked."""
+    """One action: actor, action, target and details. Secrets are redacted."""
 
     actor: str
     action: str
@@ -32,7 +32,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 
 class ChainHead(msgspec.Struct, frozen=True):
-    """A point of the chain. Kept outside the database it proves that nothing up to it was changed or cut off."""
+    """A position in the chain. Stored outside the database it proves that nothing up to it was changed or removed."""
 
     seq: int
     hash: bytes
@@ -71,7 +71,7 @@ class ChainRow(msgspec.Struct, frozen=True):
 
 
 class ChainProblem(msgspec.Struct, frozen=True):
-    """The first thing that is wrong, and where."""
+    """The first fault, and its position."""
 
     seq: int
     why: ProblemKind
@@ -79,7 +79,7 @@ class ChainProblem(msgspec.Struct, frozen=True):
 
 
 def row_hash(row: ChainRow) -> bytes:
-    """What `row.hash` must be, if nobody touched the row."""
+    """The hash that an unmodified `row` has."""
     fields = (
         row.prev_hash,
         struct.pack(">q", row.seq),
@@ -93,7 +93,7 @@ def row_hash(row: ChainRow) -> bytes:
 
 
 def check_link(last: ChainHead, row: ChainRow) -> ChainProblem | None:
-    """What is wrong with `row` as the one after `last`."""
+    """The fault of `row` as the successor of `last`."""
     if row.seq != last.seq + 1:
         return ChainProblem(
             last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: somebody removed it."
@@ -112,7 +112,7 @@ def check_link(last: ChainHead, row: ChainRow) -> ChainProblem | None:
 
 
 def check_head(last: ChainHead, head: ChainHead) -> ChainProblem | None:
-    """What is wrong when the rows end at `last` and their writers say `head`."""
+    """The fault when the rows end at `last` and the writers recorded `head`."""
     if last == head:
         return None
     return ChainProblem(
@@ -123,7 +123,7 @@ def check_head(last: ChainHead, head: ChainHead) -> ChainProblem | None:
 
 
 def check_anchor(anchor: ChainHead, stored: bytes | None) -> ChainProblem | None:
-    """What is wrong when the entry that `anchor` remembers has the hash `stored`."""
+    """The fault when the entry recorded in `anchor` has the hash `stored`."""
     if stored is None:
         return ChainProblem(
             anchor.seq, "cut", f"Entry {anchor.seq}, which was there before, is missing: the audit trail was cut."

@@ -1,5 +1,5 @@
 -- name: append
--- Append entries to the chain in the caller's transaction, and tell its new end.
+-- Append entries to the chain in the caller's transaction; returns its new head.
 SELECT seq, hash FROM rota.audit_append($1::text[], $2::text[], $3::text[], $4::jsonb[])
 
 -- name: newest
@@ -10,7 +10,7 @@ WHERE ($1::bigint IS NULL OR seq < $1) AND ($2::text IS NULL OR actor = $2) AND 
 ORDER BY seq DESC LIMIT $4::int
 
 -- name: head
--- The end of the chain as its writers left it.
+-- The head of the chain as recorded by its writers.
 SELECT seq, hash FROM rota.audit_head
 
 -- name: link_at
@@ -23,6 +23,6 @@ SELECT seq, at, actor, action, target, detail::text AS detail, prev_hash, hash
 FROM rota.audit WHERE seq > $1 AND seq <= $2 ORDER BY seq
 
 -- name: sizes_after
--- How many bytes each of the next $2 rows after number $1 holds.
+-- Size in bytes of each of the next $2 rows after number $1.
 SELECT seq, octet_length(actor) + octet_length(action) + octet_length(target) + octet_length(detail::text) AS bytes
 FROM rota.audit WHERE seq > $1 ORDER BY seq LIMIT $2

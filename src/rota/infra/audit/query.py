@@ -1,4 +1,4 @@
-"""Looking at the audit trail, the newest entries first."""
+"""Reads the audit log, newest entries first."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Checking the audit trail, entry by entry, in one snapshot.
+"""Verifies the audit log, entry by entry, in one snapshot.
 
-Whoever may write to the database can also recompute a whole chain and its head. Against that helps only a point of the
-chain kept elsewhere: `verify` returns the head for safekeeping, and takes one back as `anchor`.
+A writer of the database can recompute a whole chain and its head. Only a chain position stored elsewhere protects
+against that: `verify` returns the head for safekeeping and accepts one as `anchor`.
 
-Entries are read in pieces of at most `CHUNK` entries and `PIECE_BYTES` bytes, a larger entry alone, so that memory does
-not grow with the trail.
+Entries are read in chunks of at most `CHUNK_ROWS` entries and `CHUNK_BYTES` bytes, a larger entry alone, so that memory
+does not grow with the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class VerificationReport(msgspec.Struct, frozen=True):
-    """`head` is the last entry that was found good; print it and keep it elsewhere."""
+    """`head` is the last valid entry; print it and store it elsewhere."""
 
     checked: int
     head: ChainHead
@@ -38,10 +38,10 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
 
 async def verify(database: Database, from_seq: int = 1, anchor: ChainHead | None = None) -> VerificationReport:
-    """Recompute every entry from `from_seq` on and name the first that is wrong.
+    """Recompute every entry from `from_seq` on and report the first fault.
 
-    `anchor` is a head that an earlier run returned: the chain must still pass through it, so a cut or rewritten chain
-    is found even if its head was replaced as well. Entries before `from_seq` are taken as they are.
+    `anchor` is a head returned by an earlier run: the chain must still contain it, so a truncated or rewritten chain is
+    detected even if its head was replaced as well. Entries before `from_seq` are not checked.
     """
     async with database.transaction("repeatable read", readonly=True) as tx:
         last, problem = await _starting_head(tx, from_seq)
@@ -83,10 +83,10 @@ async def _rows(tx: Transaction, after: int) -> AsyncIterator[ChainRow]:
 
 
 def _chunk_ends(sizes: Sequence[Record]) -> Iterator[int]:
-    """The last number of each piece that is read at once."""
-    held = 0
-    for row, following in zip(sizes, [*sizes[1:], None], strict=True):
-        held += row["bytes"]
-        if following is None or held + following["bytes"] > CHUNK_BYTES:
+    """The last sequence number of each chunk."""
+    size = 0
+    for row, successor in zip(sizes, [*sizes[1:], None], strict=True):
+        size += row["bytes"]
+        if successor is None or size + successor["bytes"] > CHUNK_BYTES:
             yield row["seq"]
-            held = 0
+            size = 0
