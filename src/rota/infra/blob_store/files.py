@@ -1,9 +1,9 @@
-"""The part of the store that lies in files, of a directory that all who use it share.
+"""Blobs as files of a directory shared by all replicas.
 
-A value is written beside its place under a name of its own and moved there when it is complete, so whoever finds it
-finds all of it, and a writer that dies leaves a temporary file behind that the sweep removes. What is put again is
-young again. The sweep takes a file out of its place first and looks at its age then: if somebody has put the value
-between its two looks, the file goes back.
+A value is written under a temporary name beside its final path and renamed when complete, so readers never see a
+partial file; a crashed writer leaves a temporary file, which the sweep removes. Putting a value again renews its age.
+The sweep first renames a file away and then checks its age: if the value was put again in between, the file is renamed
+back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rota.infra.blob_store.pointers import BlobLocation, BlobPointer
 from rota.model.errors import BlobMissing, DiskFull, InvalidInput, SetupFailed
 
 TEMPORARY_AGE_MAX_S = 3600.0
-"""A temporary file that nobody has written to for so long has no writer any more."""
+"""A temporary file older than this has no writer any more."""
 COPY_CHUNK_BYTES = 1024 * 1024
 _TEMPORARY = ".tmp-"
 _REMOVING = ".gone-"
@@ -33,24 +33,24 @@ class BlobDirectory:
         self.directory = directory
 
     def put(self, pointer: BlobPointer, data: bytes) -> None:
-        place = self._path(pointer.sha256.hex())
+        path = self._path(pointer.sha256.hex())
         try:
-            os.utime(place)
+            os.utime(path)
         except FileNotFoundError:
-            self._write(place, data)
+            self._write(path, data)
         except OSError as error:
             raise _directory_error(self.directory, error) from error
 
     def put_file(self, source: Path, most_bytes: int) -> BlobPointer:
-        """A copy of a file. What the pointer names is what was read, even if somebody writes to the file meanwhile."""
-        with source.open("rb") as given:
-            return self._copy_in(given, most_bytes)
+        """Copy a file. The pointer identifies the bytes read, even if the file changes meanwhile."""
+        with source.open("rb") as source_file:
+            return self._copy_in(source_file, most_bytes)
 
     def get(self, pointer: BlobPointer) -> bytes:
-        place = self._path(pointer.sha256.hex())
-        for _ in range(2):  # the sweep may just be putting it back
+        path = self._path(pointer.sha256.hex())
+        for _ in range(2):  # the sweep may be renaming it back
             try:
-                return pointer.verify(place.read_bytes())
+                return pointer.verify(path.read_bytes())
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -58,7 +58,7 @@ class BlobDirectory:
         raise BlobMissing(f"Nothing is kept under {pointer} any more.", pointer=str(pointer))
 
     def sweep(self, before_s: float, now_s: float, used: Collection[bytes]) -> int:
-        """Remove what was put before that moment (seconds since 1970) and is not in use; returns how many."""
+        """Remove unused blobs put before `before_s` (seconds since 1970); returns the number."""
         names = {sha256.hex() for sha256 in used}
         removed = 0
         for path in self._files():
@@ -71,34 +71,34 @@ class BlobDirectory:
     def _path(self, name: str) -> Path:
         return self.directory / name[:2] / name
 
-    def _write(self, place: Path, data: bytes) -> None:
-        temporary = place.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    def _write(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(place)
-            _sync(place.parent)
+            temporary.replace(path)
+            _sync(path.parent)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise _directory_error(self.directory, error) from error
 
-    def _copy_in(self, given: IO[bytes], most_bytes: int) -> BlobPointer:
+    def _copy_in(self, source_file: IO[bytes], most_bytes: int) -> BlobPointer:
         temporary = self._path("00").with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as kept:
-                pointer = _copy(given, kept, most_bytes)
-            place = self._path(pointer.sha256.hex())
-            place.parent.mkdir(parents=True, exist_ok=True)
-            temporary.replace(place)
-            _sync(place.parent)
+            with temporary.open("xb") as target_file:
+                pointer = _copy(source_file, target_file, most_bytes)
+            path = self._path(pointer.sha256.hex())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(path)
+            _sync(path.parent)
         except OSError as error:
             raise _directory_error(self.directory, error) from error
         finally:
-            with suppress(OSError):  # it has its place by now, or never was
+            with suppress(OSError):  # already renamed, or never created
                 temporary.unlink()
         return pointer
 
@@ -108,17 +108,17 @@ class BlobDirectory:
                 yield from sorted(directory.iterdir())
 
     def _remove_if_older(self, path: Path, before_s: float) -> bool:
-        leaving = path.with_name(f"{_REMOVING}{path.name}")
+        removing = path.with_name(f"{_REMOVING}{path.name}")
         try:
             if path.stat().st_mtime >= before_s:
                 return False
-            path.rename(leaving)
-            if leaving.stat().st_mtime >= before_s:
-                leaving.rename(path)
+            path.rename(removing)
+            if removing.stat().st_mtime >= before_s:
+                removing.rename(path)
                 return False
         except FileNotFoundError:
             return False
-        leaving.unlink(missing_ok=True)
+        removing.unlink(missing_ok=True)
         return True
 
     def _unlink_if_older(self, path: Path, before_s: float) -> None:
@@ -129,21 +129,21 @@ class BlobDirectory:
             return
 
 
-def _copy(given: IO[bytes], kept: IO[bytes], most_bytes: int) -> BlobPointer:
+def _copy(source_file: IO[bytes], target_file: IO[bytes], most_bytes: int) -> BlobPointer:
     digest, size = sha256(), 0
-    while part := given.read(COPY_CHUNK_BYTES):
+    while part := source_file.read(COPY_CHUNK_BYTES):
         size += len(part)
         if size > most_bytes:
             raise InvalidInput(f"It has more than the {most_bytes} bytes that the store keeps of one value.")
         digest.update(part)
-        kept.write(part)
-    kept.flush()
-    os.fsync(kept.fileno())
+        target_file.write(part)
+    target_file.flush()
+    os.fsync(target_file.fileno())
     return BlobPointer(BlobLocation.FILE, digest.digest(), size)
 
 
 def _sync(directory: Path) -> None:
-    """So that the name outlives a power cut, too."""
+    """Make the file name durable across a power failure."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

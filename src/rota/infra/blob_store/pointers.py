@@ -1,9 +1,9 @@
-"""Pointers: where a value is, and what it must be. No I/O.
+"""Pointers: location and identity of a value. No I/O.
 
     pg:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08:4
 
-A pointer names the value itself by its SHA-256 and length, so the same value has the same pointer, and whoever reads it
-knows whether it is what was written.
+A pointer identifies the value by its SHA-256 and length: equal values have equal pointers, and readers can verify the
+content.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlobPointer(msgspec.Struct, frozen=True):
         return cls(BlobLocation(found[1]), bytes.fromhex(found[2]), int(found[3]))
 
     def verify(self, data: bytes) -> bytes:
-        """The data, if it is what this names."""
+        """`data`, if it matches this pointer."""
         if len(data) != self.size or sha256(data).digest() != self.sha256:
             raise BlobCorrupted(
                 f"What is stored under {self} is not what was written there: restore it, or submit the job again.",

@@ -1,8 +1,8 @@
-"""The store: `put` returns a pointer, `get` returns what it points to, verified.
+"""The blob store: `put` returns a pointer, `get` returns the verified value.
 
-Small values lie in PostgreSQL and come with the transaction that refers to them; large ones in files of a directory
-that all replicas share, when one is set. A file is there before the pointer to it is committed; if that never happens
-it is one that nobody uses, and the sweep removes it. What is in use is never removed, however old.
+Small values are stored in PostgreSQL, in the transaction that refers to them; large ones in files of a directory shared
+by all replicas, if one is configured. A file exists before the pointer to it commits; without that commit it is unused,
+and the sweep removes it. A value in use is never removed, whatever its age.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rota.infra.postgres import Database, Transaction
 from rota.model.errors import InvalidInput, SetupFailed
 
 FILE_TIMEOUT_S: Final = 30.0
-"""Longest wait for a file; a directory that takes longer is not there."""
+"""Longest wait for a file; a slower directory counts as unavailable."""
 SWEEP_TIMEOUT_S: Final = 3600.0
 T = TypeVar("T")
 
 
 class BlobStoreTarget(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path | None = None
-    """For large values; without one PostgreSQL takes all."""
+    """For large values; without one PostgreSQL stores all."""
     small_bytes: int = 256 * 1024
-    """What is not larger lies in PostgreSQL."""
+    """Values up to this size are stored in PostgreSQL."""
     most_bytes: int = 16 * 1024 * 1024
 
 
@@ -48,7 +48,7 @@ class BlobStore:
         self._files = BlobDirectory(self.target.directory) if self.target.directory is not None else None
 
     async def put(self, values: Sequence[bytes], *, on: Transaction | None = None) -> list[str]:
-        """Pointers to the values, in their order; what goes to PostgreSQL is there once the transaction commits."""
+        """Pointers to the values, in order; those in PostgreSQL exist once the transaction commits."""
         for data in values:
             if len(data) > self.target.most_bytes:
                 raise InvalidInput(
@@ -66,26 +66,28 @@ class BlobStore:
         return [str(pointer) for pointer in pointers]
 
     async def get(self, pointer: str, *, on: Transaction | None = None) -> bytes:
-        at = BlobPointer.parse(pointer)
-        if at.where is BlobLocation.POSTGRES:
-            return await table.get(on or self.database, at)
+        location = BlobPointer.parse(pointer)
+        if location.where is BlobLocation.POSTGRES:
+            return await table.get(on or self.database, location)
         if self._files is None:
-            raise SetupFailed(f"{at} lies in a file, and this process has no directory of the store: set it.")
-        return await _in_thread(partial(self._files.get, at))
+            raise SetupFailed(f"{location} lies in a file, and this process has no directory of the store: set it.")
+        return await _in_thread(partial(self._files.get, location))
 
     async def maintain(self, retention_s: float, used: Collection[str]) -> None:
-        """Make days ahead, and forget what is past its retention and not among the pointers that are in use."""
+        """Create partitions ahead, and delete expired values that are not among the `used` pointers."""
         now_s = self._clock.now_ms() / 1000
-        kept = [BlobPointer.parse(pointer) for pointer in used]
-        by_place = {where: {each.sha256 for each in kept if each.where is where} for where in BlobLocation}
+        used_pointers = [BlobPointer.parse(pointer) for pointer in used]
+        used_by_location = {
+            where: {each.sha256 for each in used_pointers if each.where is where} for where in BlobLocation
+        }
         async with self.database.transaction() as tx:
             await table.create_partitions(tx, datetime.fromtimestamp(now_s, UTC).date())
             before = datetime.fromtimestamp(now_s - retention_s, UTC)
-            await table.drop_expired(tx, before, by_place[BlobLocation.POSTGRES])
+            await table.drop_expired(tx, before, used_by_location[BlobLocation.POSTGRES])
         failpoints.hit("store.after_table_before_sweep")
         if self._files is not None:
-            sweep = partial(self._files.sweep, now_s - retention_s, now_s, by_place[BlobLocation.FILE])
-            await _in_thread(sweep, most_s=SWEEP_TIMEOUT_S)
+            sweep = partial(self._files.sweep, now_s - retention_s, now_s, used_by_location[BlobLocation.FILE])
+            await _in_thread(sweep, timeout_s=SWEEP_TIMEOUT_S)
 
     def _location_for(self, data: bytes) -> BlobLocation:
         return (
@@ -95,9 +97,9 @@ class BlobStore:
         )
 
 
-async def _in_thread(work: Callable[[], T], most_s: float = FILE_TIMEOUT_S) -> T:
+async def _in_thread(work: Callable[[], T], timeout_s: float = FILE_TIMEOUT_S) -> T:
     try:
-        async with asyncio.timeout(most_s):
+        async with asyncio.timeout(timeout_s):
             return await asyncio.to_thread(work)
     except TimeoutError as error:
         raise SetupFailed("The store's directory does not answer: look at the file system it lies on.") from error

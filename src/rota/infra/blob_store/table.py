@@ -1,8 +1,8 @@
-"""The part of the store that lies in PostgreSQL, in `rota.blob`: one partition per day.
+"""Blobs in PostgreSQL, in `rota.blob`: one partition per day.
 
-A value that is put again on a later day is there twice, so that it lives as long as its last writer needs it. A day
-past its retention is dropped whole; what is still in use is written again before that, in the same transaction. Days
-are made ahead; what no day takes lies in the default partition, which is never dropped and swept row by row.
+A value put again on a later day is stored twice, so that it lives as long as its last writer needs it. An expired day
+is dropped as a whole; values still in use are copied first, in the same transaction. Partitions are created ahead; rows
+without a partition go to the default partition, which is never dropped but swept row by row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SWEEP_ROWS = 1_000
 
 
 def put_arguments(data: Sequence[bytes]) -> tuple[list[BlobPointer], tuple[object, ...]]:
-    """Pointers to the data, and what PUT is to be called with so that they lead there."""
+    """Pointers to the data, and the arguments of PUT that store it."""
     pointers = [pointer_to(each, BlobLocation.POSTGRES) for each in data]
     return pointers, ([pointer.sha256 for pointer in pointers], list(data))
 
@@ -45,11 +45,11 @@ async def create_partitions(on: Transaction, today: date) -> None:
 
 
 async def drop_expired(on: Transaction, before: datetime, used: Iterable[bytes]) -> int:
-    """Forget what was put before that moment and is not in use; returns how many days were dropped."""
-    kept = list(used)
-    gone = [row["day"] for row in await on.rows(DAYS, before)]
-    for day in gone:
-        await on.run(CARRY_OVER, day, kept)
+    """Delete unused values put before `before`; returns the number of days dropped."""
+    used_hashes = list(used)
+    days = [row["day"] for row in await on.rows(DAYS, before)]
+    for day in days:
+        await on.run(CARRY_OVER, day, used_hashes)
         await on.value(DROP_DAY, day)
-    await on.run(SWEEP, before, kept, SWEEP_ROWS)
-    return len(gone)
+    await on.run(SWEEP, before, used_hashes, SWEEP_ROWS)
+    return len(days)
