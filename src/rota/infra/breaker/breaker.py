@@ -1,7 +1,7 @@
-"""A breaker around calls to a service: `async with breaker.call(): …`.
+"""A circuit breaker around calls to a service: `async with breaker.call(): …`.
 
-The state machine is `model/circuit_breaker.py`; where its state lives is `machine`. Here are the calls, the log lines and the
-metrics. A transition is logged and counted by the one process that made it; the gauge shows what this process saw last.
+The state machine is `model/circuit_breaker.py`; `machine` stores its state. This module makes the calls, logs and
+metrics. The process that makes a transition logs and counts it; the gauge shows the state last seen by this process.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LEVEL: Final = {BreakerPhase.CLOSED: 0, BreakerPhase.HALF_OPEN: 1, BreakerPhase
 
 
 class BreakerStatus(msgspec.Struct, frozen=True):
-    """What a status page shows."""
+    """For status pages."""
 
     name: str
     phase: BreakerPhase
     failures: int
     retry_ms: int
     scope: str
-    """`process`, `shared`, or `alone`: shared, but Redis is away."""
+    """`process`, `shared`, or `alone`: shared, but Redis is unavailable."""
 
 
 def every_exception(_error: Exception) -> bool:
@@ -56,9 +56,8 @@ def every_exception(_error: Exception) -> bool:
 
 
 class Breaker:
-    """`counts` says which exceptions mean that the service is ill; any other is an answer, and as good as a success.
-
-    A cancelled call counts as neither.
+    """`counts` selects the exceptions that count as failures of the service; any other is an answer and counts as
+    success. A cancelled call counts as neither.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class Breaker:
         self._rules = rules
         self._machine = machine
         self._counts = counts
-        self._seen: BreakerResult = BreakerSnapshot(BreakerPhase.CLOSED, BreakerPhase.CLOSED, 0, 0)
+        self._last_result: BreakerResult = BreakerSnapshot(BreakerPhase.CLOSED, BreakerPhase.CLOSED, 0, 0)
         STATE.labels(name).set(_LEVEL[BreakerPhase.CLOSED])
 
     @classmethod
     def in_process(
         cls, name: str, rules: BreakerConfig, clock: Clock, counts: Callable[[Exception], bool] = every_exception
     ) -> Breaker:
-        """A breaker of this process alone."""
+        """A breaker for this process alone."""
         return cls(name, rules, LocalStateMachine(rules, clock), counts)
 
     @classmethod
@@ -111,43 +110,43 @@ class Breaker:
         await self.success(permit)
 
     async def allow(self) -> BreakerPermit:
-        """Leave for one call. Must be followed by one `success`, `failure` or `cancel`."""
-        verdict, machine = await self._machine.step(BreakerEvent.ALLOW)
-        self._observe(verdict)
-        if isinstance(verdict, CallPermitted):
+        """A permit for one call. Must be followed by exactly one `success`, `failure` or `cancel`."""
+        result, machine = await self._machine.step(BreakerEvent.ALLOW)
+        self._observe(result)
+        if isinstance(result, CallPermitted):
             failpoints.hit("breaker.granted")
-            return BreakerPermit(verdict, machine)
+            return BreakerPermit(result, machine)
         REFUSALS.labels(self.name).inc()
-        assert isinstance(verdict, CallRejected)
+        assert isinstance(result, CallRejected)
         raise BreakerOpen(
             f"Calls to {self.name} are paused, because the last ones failed: try again in"
-            f" {verdict.retry_ms / 1000:.1f} s.",
+            f" {result.retry_ms / 1000:.1f} s.",
             breaker=self.name,
-            retry_ms=verdict.retry_ms,
+            retry_ms=result.retry_ms,
         )
 
     async def success(self, permit: BreakerPermit) -> None:
-        # Saves a round trip per healthy call: nothing is counted that a success would clear.
-        idle = isinstance(self._rules.counting, WindowedFailures) or self._seen.failures == 0
+        # Saves a round trip per healthy call: there is no failure count that a success would reset.
+        idle = isinstance(self._rules.counting, WindowedFailures) or self._last_result.failures == 0
         await self._report(BreakerEvent.SUCCESS, permit, worth_it=permit.probe or not idle)
 
     async def failure(self, permit: BreakerPermit) -> None:
         await self._report(BreakerEvent.FAILURE, permit, worth_it=True)
 
     async def cancel(self, permit: BreakerPermit) -> None:
-        """The call ended without telling anything about the service."""
+        """The call ended without information about the service."""
         await self._report(BreakerEvent.CANCEL, permit, worth_it=permit.probe)
 
     async def status(self) -> BreakerStatus:
-        verdict, _ = await self._machine.step(BreakerEvent.PEEK)
-        self._observe(verdict)
-        assert isinstance(verdict, BreakerSnapshot)
-        return BreakerStatus(self.name, verdict.phase, verdict.failures, verdict.retry_ms, self.scope)
+        result, _ = await self._machine.step(BreakerEvent.PEEK)
+        self._observe(result)
+        assert isinstance(result, BreakerSnapshot)
+        return BreakerStatus(self.name, result.phase, result.failures, result.retry_ms, self.scope)
 
     @property
     def phase(self) -> BreakerPhase:
-        """As this process saw it last; `status` asks anew."""
-        return self._seen.phase
+        """As last seen by this process; `status` reads it again."""
+        return self._last_result.phase
 
     @property
     def scope(self) -> str:
@@ -159,14 +158,14 @@ class Breaker:
         assert not permit.reported, "a permit is reported on once"
         permit.reported = True
         if worth_it:
-            verdict, _ = await self._machine.step(event, permit)
-            self._observe(verdict)
+            result, _ = await self._machine.step(event, permit)
+            self._observe(result)
 
-    def _observe(self, verdict: BreakerResult) -> None:
-        self._seen = verdict
-        STATE.labels(self.name).set(_LEVEL[verdict.phase])
-        if verdict.was is verdict.phase:
+    def _observe(self, result: BreakerResult) -> None:
+        self._last_result = result
+        STATE.labels(self.name).set(_LEVEL[result.phase])
+        if result.was is result.phase:
             return
-        TRANSITIONS.labels(self.name, verdict.phase).inc()
-        tell = log.info if verdict.phase is BreakerPhase.CLOSED else log.warning
-        tell("breaker_changed", breaker=self.name, was=verdict.was, phase=verdict.phase, failures=verdict.failures)
+        TRANSITIONS.labels(self.name, result.phase).inc()
+        log_line = log.info if result.phase is BreakerPhase.CLOSED else log.warning
+        log_line("breaker_changed", breaker=self.name, was=result.was, phase=result.phase, failures=result.failures)

@@ -1,22 +1,22 @@
 -- script: step
--- key counter     string  rota:cb:{name}:failures   failures counted, for operators to GET; never read here
--- key record      hash    rota:cb:{name}:state      the fields of State in model/breaker.py
+-- key counter     string  rota:cb:{name}:failures   failure count for operators; never read here
+-- key record      hash    rota:cb:{name}:state      the fields of BreakerState in model/circuit_breaker.py
 -- arg event       str     allow, success, failure, cancel or peek
--- arg generation  int     of the permit that is reported on; 0 otherwise
--- arg at_ms       int     when it happens; 0: now, by this server's clock
--- arg limit       int     failures that open it
--- arg window_ms   int     within this time; 0: in a row
+-- arg generation  int     of the reported permit; 0 otherwise
+-- arg at_ms       int     time of the event; 0: now, on this server's clock
+-- arg limit       int     failures that open the breaker
+-- arg window_ms   int     counting window; 0: consecutive failures
 -- arg open_ms     int
 -- arg probes_max  int     0: half-open is by duration
--- arg enough      int     successes that close it
--- arg probe_ms    int     by count: when a silent probe is lost; by duration: how long half-open lasts
+-- arg enough      int     successes that close the breaker
+-- arg probe_ms    int     by count: time after which a probe is lost; by duration: length of half-open
 -- reply granted was:str phase:str failures:int generation:int
 -- reply refused was:str phase:str failures:int retry_ms:int
 -- reply noted was:str phase:str failures:int retry_ms:int
 
--- The machine of model/breaker.py, function by function: change both or neither (tests/property/test_breaker.py).
+-- Mirrors model/circuit_breaker.py function by function: change both (tests/property/test_breaker.py compares them).
 
--- What has not changed for a day starts anew, so that names which went out of use leave nothing behind.
+-- State that is unchanged for a day expires, so that unused names leave nothing behind.
 local FORGET_MS = 86400000
 
 local now = at_ms
@@ -40,7 +40,7 @@ local function new(phase, generation, failures)
   }
 end
 
--- What cannot be read, by a slip of somebody's hand, counts as none: a breaker must not fail the calls around it.
+-- An unreadable record (edited by hand) counts as empty: a breaker must not fail the calls it guards.
 local function read()
   local held = redis.call('HMGET', record, 'phase', 'failed_at_ms', unpack(NUMBERS))
   local found = {phase = held[1], failed_at_ms = held[2] or ''}
