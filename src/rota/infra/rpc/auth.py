@@ -1,15 +1,15 @@
 """A shared secret on every gRPC call: `authorization: Bearer <secret>`.
 
-    server = grpc.aio.server(interceptors=[RequireSecret([current, previous])])
-    channel = grpc.aio.insecure_channel(address, interceptors=bearer(current))
+    server = grpc.aio.server(interceptors=[SharedSecretInterceptor([current, previous])])
+    channel = grpc.aio.insecure_channel(address, interceptors=bearer_interceptors(current))
 
-Who keeps what: `RequireSecret` looks before the method is even searched for, so a caller without the secret learns
-nothing, not which methods exist either; there is no open method unless it is named. Secrets are compared by digest in
-constant time, all of them at every call. The server keeps digests only; the client's copy shows in no repr, and nothing
-here logs a header. A secret that travels in the clear protects against strangers on the machine, not on the wire:
-outside of loopback the channel must be TLS.
+`SharedSecretInterceptor` checks before method lookup, so a caller without the secret learns nothing, not even which
+methods exist; methods are open only if named. Secrets are compared by digest in constant time, all of them on every
+call. The server keeps only digests; the client's copy is hidden from repr, and no header is logged here. A secret sent
+in clear text protects against other users of the machine, not on the network: outside loopback the channel must use
+TLS.
 
-To rotate: let servers accept the new secret beside the old one, change the clients, then take the old one away.
+To rotate: let servers accept the new secret beside the old one, change the clients, then remove the old one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Continuation = Callable[[Any], Awaitable[Handler]]
 
 
 class SharedSecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gRPC ships no types
-    """Answers UNAUTHENTICATED to every call without one of `secrets`, whatever its kind and whether it exists."""
+    """Answers UNAUTHENTICATED to every call without one of `secrets`, of any kind, for existing methods or not."""
 
     def __init__(self, secrets: Collection[str], *, open_methods: Iterable[str] = ()) -> None:
         """`open_methods` are full names such as `/grpc.health.v1.Health/Check`."""
@@ -67,12 +67,12 @@ class SharedSecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return _refusal_handler(error)
 
     def _refusal(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[str, Unauthenticated] | None:
-        given = [value for key, value in metadata or () if key == _HEADER]
-        if not given:
+        credentials = [value for key, value in metadata or () if key == _HEADER]
+        if not credentials:
             return "missing", Unauthenticated(
                 "This call carries no secret: send `authorization: Bearer <secret>` with the secret of this server."
             )
-        if len(given) == 1 and self._accepts(_credential(given[0])):
+        if len(credentials) == 1 and self._accepts(_credential(credentials[0])):
             return None
         return "wrong", Unauthenticated(
             "The secret of this call is not accepted: use the secret that is set on this server."
@@ -80,11 +80,11 @@ class SharedSecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _accepts(self, secret: str) -> bool:
         digest = _digest(secret)
-        known = False
+        matched = False
         for accepted in self._digests:
-            # No early end: the time must not tell which one matched.
-            known |= hmac.compare_digest(digest, accepted)
-        return known
+            # No early exit: the timing must not reveal which one matched.
+            matched |= hmac.compare_digest(digest, accepted)
+        return matched
 
 
 def bearer_interceptors(secret: str) -> list[Any]:
@@ -94,7 +94,7 @@ def bearer_interceptors(secret: str) -> list[Any]:
 
 
 class _Secret:
-    """A secret that only `sign` gives away."""
+    """A secret that only `authorize` reveals."""
 
     __slots__ = ("_value",)
 
@@ -105,14 +105,14 @@ class _Secret:
         return "_Secret(***)"
 
     def authorize(self, details: Any) -> Any:
-        """The call's details with our header instead of any other `authorization`."""
+        """The call's details with this header in place of any other `authorization`."""
         kept = [(key, value) for key, value in details.metadata or () if key.lower() != _HEADER]
         metadata = grpc.aio.Metadata(*kept, (_HEADER, f"Bearer {self._value}"))
         return details._replace(metadata=metadata)
 
 
 class _BearerInterceptor:
-    """Signs a call and passes it on. gRPC sorts interceptors by kind and takes each for one kind only."""
+    """Adds the header to a call. gRPC uses each interceptor for one kind of call only."""
 
     def __init__(self, secret: _Secret) -> None:
         self._secret = secret
@@ -143,14 +143,14 @@ def _refusal_handler(error: Unauthenticated) -> Handler:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.sentence)
         raise AssertionError("abort always raises")
 
-    # As a stream of both kinds, since any other handler would wait for a request before it runs.
+    # Streaming in both directions, because any other handler would wait for a request before it runs.
     return grpc.stream_stream_rpc_method_handler(abort)
 
 
 async def _drain_requests(requests: AsyncIterator[bytes]) -> None:
-    """Let a short stream of requests end, unread.
+    """Consume a short request stream, unread.
 
-    gRPC's asyncio client shows INTERNAL instead of our status when the end of a call meets one of its writes.
+    gRPC's asyncio client reports INTERNAL instead of our status when the end of a call races with its writes.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):

@@ -1,15 +1,15 @@
-"""A gRPC server of ours: where it listens, whom it lets in, and how errors are told.
+"""Rota's gRPC server: binding, authentication and error mapping.
 
-- On loopback unless told otherwise, and outside of it with TLS only, since the secret travels with every call: other
-  settings are refused when they are read (`rota.model.settings.rules`).
-- `RequireSecret` looks at every call before its method is even searched for. Only who may serve without a secret does,
-  and then on loopback.
-- A port that somebody has is refused, never shared: half of the calls would go to a stranger.
-- An error of ours is told by a status and its sentence. Any other is a defect: the log has it, and the caller learns
-  only that it happened.
+- Loopback by default, and elsewhere only with TLS, because the secret travels with every call: other settings are
+  rejected when they are read (`rota.model.settings.rules`).
+- `SharedSecretInterceptor` checks every call before method lookup. Serving without a secret must be allowed explicitly,
+  and only on loopback.
+- A port in use is an error, never shared: half of the calls would go to another process.
+- A Rota error is returned as a status with its sentence. Any other error is a bug: it is logged, and the caller only
+  gets INTERNAL.
 
-If we die in a call, what it has committed stands and the caller sees UNAVAILABLE; calls may be repeated. When the
-process is to end, new calls are refused and those under way finished.
+If this process dies during a call, its commits stand and the caller sees UNAVAILABLE; calls may be repeated. While
+draining, new calls are refused and running ones finish.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ INTERNAL_ERROR_TEXT: Final = "This should not happen; the log of the server says
 
 
 class RpcMethod(msgspec.Struct, Generic[MessageT], frozen=True):
-    """One method: what it takes, and what it does for whom. The caller is named as the audit trail will name it."""
+    """One method: its request type and handler. The handler's second argument names the caller for the audit log."""
 
     request: type[MessageT]
     answer: Callable[[MessageT, str], Awaitable[ProtobufMessage]]
 
 
 class RpcService(Protocol):
-    """What is served under one name of a `.proto` file."""
+    """The methods served under one service name of a `.proto` file."""
 
     name: str
 
@@ -59,7 +59,7 @@ class RpcService(Protocol):
 
 
 RpcSettings = GrpcSettings | SafetyKernelSettings
-"""Sections of the settings that say where to serve."""
+"""Settings sections with host, port, TLS files and secret."""
 
 
 class RpcLimits(msgspec.Struct, frozen=True):
@@ -68,9 +68,9 @@ class RpcLimits(msgspec.Struct, frozen=True):
 
 
 class RpcServer:
-    """Serves `services` at `place`, a section of that name; `port` is known once it is ready.
+    """Serves `services` as configured in `place`, the settings section `section`; `port` is known once ready.
 
-    `needs_secret`: nobody is let in without one, so it must be set.
+    `needs_secret`: a shared secret must be configured.
     """
 
     def __init__(
@@ -84,43 +84,43 @@ class RpcServer:
     ) -> None:
         self.port = place.port
         self.service = Service(section, self._run)
-        self._place = place
+        self._settings = place
         self._section = section
         self._needs_secret = needs_secret
         self._limits = limits or RpcLimits()
         self._handlers = [_service_handler(service) for service in services]
 
-    async def _run(self, life: Lifecycle) -> None:
-        secret = self._place.shared_secret
-        guards = [SharedSecretInterceptor([secret] if secret else [])] if secret or self._needs_secret else []
+    async def _run(self, lifecycle: Lifecycle) -> None:
+        secret = self._settings.shared_secret
+        interceptors = [SharedSecretInterceptor([secret] if secret else [])] if secret or self._needs_secret else []
         options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", self._limits.request_bytes_max))
         server = grpc.aio.server(
-            interceptors=guards, options=options, maximum_concurrent_rpcs=self._limits.calls_at_once
+            interceptors=interceptors, options=options, maximum_concurrent_rpcs=self._limits.calls_at_once
         )
         server.add_generic_rpc_handlers(self._handlers)
-        # A restart comes back on the number that clients know.
+        # A restart binds the port that clients know.
         self.port = self._bind(server)
         try:
             await server.start()
             log.info(
                 "grpc_serving",
                 section=self._section,
-                host=self._place.host,
+                host=self._settings.host,
                 port=self.port,
-                tls=bool(self._place.tls_cert),
+                tls=bool(self._settings.tls_cert),
             )
-            life.ready()
-            await life.until_draining()
+            lifecycle.ready()
+            await lifecycle.until_draining()
             await server.stop(DRAIN_TIMEOUT_S)
         finally:
             await server.stop(None)
 
     def _bind(self, server: Any) -> int:
-        host = self._place.host
+        host = self._settings.host
         _check_port_free(self._section, host, self.port)
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         try:
-            if self._place.tls_cert:
+            if self._settings.tls_cert:
                 return int(server.add_secure_port(address, self._credentials()))
             return int(server.add_insecure_port(address))
         except RuntimeError as error:
@@ -131,13 +131,13 @@ class RpcServer:
 
     def _credentials(self) -> Any:
         key, cert = (
-            _read_pem(f"{self._section}.{name}", getattr(self._place, name)) for name in ("tls_key", "tls_cert")
+            _read_pem(f"{self._section}.{name}", getattr(self._settings, name)) for name in ("tls_key", "tls_cert")
         )
         return grpc.ssl_server_credentials([(key, cert)])
 
 
 def _check_port_free(section: str, host: str, port: int) -> None:
-    """gRPC says that a port cannot be had, not why."""
+    """gRPC reports only that binding failed, not why."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
@@ -176,7 +176,7 @@ def _method_handler(method: str, call: RpcMethod[Any]) -> Callable[[bytes, Any],
             await _abort(method, context, status_of(error), error.sentence)
         except Exception:
             log.exception("rpc_defect", method=method)
-            # gRPC would tell the caller what the error says.
+            # gRPC would send the error's text to the caller.
             await _abort(method, context, grpc.StatusCode.INTERNAL, INTERNAL_ERROR_TEXT)
         CALLS.labels(method, "OK").inc()
         return reply
@@ -191,7 +191,7 @@ async def _abort(method: str, context: Any, status: Any, sentence: str) -> Never
 
 
 def caller_name(peer: str) -> str:
-    """`ipv4:127.0.0.1:50312` without what means nothing tomorrow. All callers have the same secret: it names nobody."""
+    """`ipv4:127.0.0.1:50312` without the port, which changes. All callers share one secret, so it identifies none."""
     return "grpc:" + unquote(peer).partition(":")[2].rpartition(":")[0]
 
 

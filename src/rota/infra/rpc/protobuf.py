@@ -1,21 +1,21 @@
 """Protobuf's wire format, so that gRPC needs neither its runtime nor generated code (ADR 0012).
 
-    class Show(Message, frozen=True):
+    class Show(ProtobufMessage, frozen=True):
         name: str = ""
         labels: dict[str, str] = {}
         pools: tuple[Pool, ...] = ()
 
-The fields of a `Message` are those of its `.proto` file in the same order, numbered from 1; a test holds the two
-together.
+The fields of a `ProtobufMessage` are those of its `.proto` file in the same order, numbered from 1; a test compares
+them.
 
-    str  string      int    uint64      an IntEnum     an enum, with a 0 for what is not known
-    bool bool        float  double      a Message      a message
+    str  string      int    uint64      an IntEnum     an enum, with 0 for unknown
+    bool bool        float  double      a message      a message
     bytes bytes      X | None optional  tuple[X, ...]  repeated: of strings, bytes, messages
                                         dict[str, str] map<string, string>
 
-A decoder's duties are kept: fields come in any order, the last of several wins (of messages too: they are not merged),
-what is unknown or of another wire type is skipped, a number that no enum has is its 0, and bytes that are no message
-are refused, whatever they are. Messages do not hold themselves, so nothing is deeper than its type.
+The decoder follows the specification: fields come in any order, the last of several wins (also for messages: they are
+not merged), unknown fields and other wire types are skipped, an unknown enum number becomes 0, and malformed bytes are
+rejected. Message types are not recursive, so nesting is bounded by the type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DOUBLE: Final = struct.Struct("<d")
 
 
 class ProtobufMessage(msgspec.Struct, frozen=True):
-    """Fields of the kinds above, all with defaults."""
+    """Fields of the types above, all with defaults."""
 
 
 MessageT = TypeVar("MessageT", bound=ProtobufMessage)
@@ -61,7 +61,7 @@ class ProtobufField(msgspec.Struct, frozen=True):
 
 
 class MapEntry(ProtobufMessage, frozen=True):
-    """Of a map."""
+    """One entry of a map."""
 
     key: str = ""
     value: str = ""
@@ -69,27 +69,29 @@ class MapEntry(ProtobufMessage, frozen=True):
 
 @cache
 def fields(message: type[ProtobufMessage]) -> Mapping[int, ProtobufField]:
-    """The fields by their numbers."""
+    """The fields by number."""
     return {number: _field(info.name, info.type) for number, info in enumerate(msgspec.structs.fields(message), 1)}
 
 
 def _field(name: str, annotated: Any) -> ProtobufField:
     if get_origin(annotated) is dict:
-        assert get_args(annotated) == (str, str), f"{name} maps what is no text"
+        assert get_args(annotated) == (str, str), f"{name} maps values other than str"
         return ProtobufField(name, MapEntry, mapped=True)
     if get_origin(annotated) is tuple:
         kind = get_args(annotated)[0]
-        assert issubclass(kind, str | bytes | ProtobufMessage), f"{name} repeats numbers, which travel packed"
+        assert issubclass(kind, str | bytes | ProtobufMessage), (
+            f"{name} repeats numbers, which would need packed encoding"
+        )
         return ProtobufField(name, kind, many=True)
     kinds = [kind for kind in get_args(annotated) or (annotated,) if kind is not type(None)]
     assert issubclass(kinds[0], str | bytes | bool | int | float | ProtobufMessage), (
-        f"{name} is of a kind that does not travel"
+        f"{name} has a type that cannot be encoded"
     )
     return ProtobufField(name, kinds[0], optional=type(None) in get_args(annotated))
 
 
 def encode(message: ProtobufMessage) -> bytes:
-    """What is empty, 0 or false is left out, as proto3 wants it, unless it is optional and set."""
+    """Omits empty, 0 and false values, as proto3 requires, unless optional and set."""
     out = bytearray()
     _write(message, out)
     return bytes(out)
@@ -123,10 +125,10 @@ def _writer(number: int, field: ProtobufField) -> Callable[[Any, bytearray], Non
 
 def _write_many(tag: bytes, body: Callable[[Any], bytes], values: Any, out: bytearray) -> None:
     for value in values:
-        held = body(value)
+        encoded = body(value)
         out += tag
-        out += _varint(len(held))
-        out += held
+        out += _varint(len(encoded))
+        out += encoded
 
 
 _BODIES: Final[dict[type, Callable[[Any], bytes]]] = {
@@ -138,7 +140,7 @@ _BODIES: Final[dict[type, Callable[[Any], bytes]]] = {
 
 
 def _varint(value: int) -> bytes:
-    assert 0 <= value <= UINT64_MASK, "numbers are unsigned and of 64 bits"
+    assert 0 <= value <= UINT64_MASK, "numbers are unsigned 64-bit integers"
     if value < 0x80:
         return bytes((value,))
     parts = bytearray()
@@ -150,16 +152,16 @@ def _varint(value: int) -> bytes:
 
 
 def decode(data: bytes, message: type[MessageT]) -> MessageT:
-    """Raises InvalidInput for what is no message."""
+    """Raises InvalidInput for malformed bytes."""
     readers = _readers(message)
     found: dict[str, Any] = {}
     at, end = 0, len(data)
     while at < end:
         tag, at = _read_varint(data, at)
         value, at = _value(data, at, tag)
-        keep = readers.get(tag)
-        if keep is not None:
-            keep(found, value)
+        store = readers.get(tag)
+        if store is not None:
+            store(found, value)
     for name, value in found.items():
         if isinstance(value, list):
             found[name] = tuple(value)
@@ -168,7 +170,7 @@ def decode(data: bytes, message: type[MessageT]) -> MessageT:
 
 @cache
 def _readers(message: type[ProtobufMessage]) -> Mapping[int, Callable[[dict[str, Any], Any], None]]:
-    """By tag: what keeps a value among those that were found. Another tag is unknown, or of another wire type."""
+    """By tag: stores a value among the decoded fields. Other tags are unknown, or of another wire type."""
     return {number << 3 | field.wire_type: _reader(field) for number, field in fields(message).items()}
 
 
@@ -200,7 +202,7 @@ def _read(kind: Any) -> Callable[[Any], Any]:
 
 
 def _value(data: bytes, at: int, tag: int) -> tuple[int | float | bytes, int]:
-    """What stands there, and where the next field begins; numbers of 32 bits are of no kind we have."""
+    """The value at `at`, and the start of the next field; 32-bit numbers have no type here."""
     if tag < 8:
         raise _malformed("a field has the number 0")
     match tag & 7:
