@@ -154,7 +154,7 @@ async def test_a_failing_check_is_named_by_its_code_and_a_hanging_one_times_out(
     async with listening() as listener:
         listener.checks.add("redis", passes)
         assert await readiness(listener) == (200, None)
-        listener.checks._asked_at = float("-inf")
+        listener.checks._checked_at = float("-inf")
         listener.checks.add("postgres", fails)
         listener.checks.add("nats", asyncio.Event().wait, timeout_s=0.01)
         status, parts = await readiness(listener)
@@ -348,8 +348,8 @@ async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
     crash = asyncio.Event()
 
     async def crashes_once(server):
-        await crash.wait() if not crash.is_set() else await server._life.until_draining()
-        if not server._life.draining:
+        await crash.wait() if not crash.is_set() else await server._lifecycle.until_draining()
+        if not server._lifecycle.draining:
             raise ValueError("boom")
 
     monkeypatch.setattr("rota.infra.service.serving.UvicornServer.main_loop", crashes_once)

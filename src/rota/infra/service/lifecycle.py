@@ -1,27 +1,27 @@
 """One unit of background work: start, ready, drain, stop.
 
-    async def relay(life: Lifecycle) -> None:
+    async def relay(lifecycle: Lifecycle) -> None:
         await connect()
-        life.ready()
-        while await life.pause(0.2):
+        lifecycle.ready()
+        while await lifecycle.pause(0.2):
             await publish_some()
 
-    relaying = Service("relay", relay)
+    service = Service("relay", relay)
 
         new ─► starting ─► ready ─► draining ─► stopped
                   ▲          │
-                  └ restarting (crashed, waiting) ─► failed (too often, or unfit from the start)
+                  └ restarting (crashed, backing off) ─► failed (too many crashes, or set-up failed)
 
-Invariants, all kept by `Service`. It runs once: whoever stops it first wins over whoever starts it, so stop
-before, during or after start, once or many times, ends in `stopped`. Its body runs in one task that belongs
-to the caller's TaskGroup, and `stop` returns when that task has ended. A body ends because it was asked to;
-any other end is a crash. A crash is restarted after a pause that doubles up to a cap, with jitter, so that
-replicas do not come back in step. Waiting for a server (`Unavailable`) may go on for ever, unready but
-alive; anything else counts towards `Restarts.limit`. An error of set-up or input before the first `ready`
-is final, as no restart mends it.
+Invariants, all enforced by `Service`:
+- it runs once. Stop wins over start: stop before, during or after start, once or repeatedly, ends in `stopped`;
+- its body runs in one task of the caller's TaskGroup, and `stop` returns when that task has ended;
+- a body ends because it was asked to; any other end is a crash, restarted after an exponential, capped back-off with
+  jitter, so that replicas do not restart in step;
+- waiting for a server (`Unavailable`) may continue forever, unready but alive; any other crash counts towards
+  `RestartPolicy.limit`. A set-up or input error before the first `ready` is final, because a restart cannot fix it.
 
-Dying here loses nothing that the body had not already made safe. A paused process finds its pauses over
-when it wakes; the body must check its leases before it writes.
+A crash loses only what the body had not yet made durable. In a resumed process all pauses are over; the body must check
+its leases before it writes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 SERVICE_RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
 
 CANCEL_GRACE_S = 2.0
-"""How long a cancelled body may take to clean up before it is given up as stuck."""
+"""Time for a cancelled body to clean up before it counts as stuck."""
 
 
 class ServiceState(StrEnum):
@@ -64,7 +64,7 @@ RESTART_BACKOFF = Backoff(first_s=0.1, longest_s=10.0)
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often a crashed body is started again. A body that stayed ready for `steady_s` starts with a clean slate."""
+    """How often a crashed body is restarted. `steady_s` of readiness reset the count."""
 
     limit: int = 5
     pauses: Backoff = RESTART_BACKOFF
@@ -72,11 +72,11 @@ class RestartPolicy:
 
 
 class EndedEarly(Exception):
-    """The body returned, or was cancelled from inside, although nobody had asked it to end."""
+    """The body returned, or was cancelled from inside, without being asked to end."""
 
 
 class Lifecycle:
-    """What a body sees of its service: it says when it is ready and hears when to end. New for every start."""
+    """A body's view of its service: it reports readiness and learns when to drain. New for every start."""
 
     def __init__(self, draining: asyncio.Event, on_ready: Callable[[], None]) -> None:
         self._draining = draining
@@ -84,21 +84,21 @@ class Lifecycle:
         self.ready_at: float | None = None
 
     def ready(self) -> None:
-        """Say that the work is being done. Saying it again changes nothing."""
+        """Report that the work is running. Idempotent."""
         if self.ready_at is None:
             self.ready_at = asyncio.get_running_loop().time()
             self._on_ready()
 
     @property
     def draining(self) -> bool:
-        """Whether to take no new work, finish what is under way, and return."""
+        """Whether to accept no new work, finish current work and return."""
         return self._draining.is_set()
 
     async def until_draining(self) -> None:
         await self._draining.wait()
 
     async def pause(self, seconds: float) -> bool:
-        """Sleep, or until draining. True to go on: `while await life.pause(1): ...`."""
+        """Sleep, or until draining. True to continue: `while await lifecycle.pause(1): ...`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._draining.wait()
@@ -108,7 +108,7 @@ class Lifecycle:
 
 
 class Service:
-    """A supervised body. See the module for what it promises."""
+    """A supervised body. The module lists its guarantees."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class Service:
         self.name = name
         self.state = ServiceState.NEW
         self.error: Exception | None = None
-        """What the body died of last."""
+        """The last crash."""
         self.cut = False
-        """Whether work under way was cancelled, or the body crashed while draining."""
+        """Whether running work was cancelled, or the body crashed while draining."""
         self.on_change: Callable[[Service], None] = _noop
         self._run = run
         self._restarts = restarts or RestartPolicy()
@@ -131,16 +131,16 @@ class Service:
         self._draining = asyncio.Event()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._hurried: asyncio.Future[None] | None = None
-        self._streak = 0
+        self._hurry: asyncio.Future[None] | None = None
+        self._failures = 0
         self._crashes = 0
         self._was_ready = False
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin, unless it has begun or was told to stop before."""
+        """Start, unless it was started or stopped before."""
         if self._task is None and not self._draining.is_set():
             self._set_state(ServiceState.STARTING)
-            self._hurried = asyncio.get_running_loop().create_future()
+            self._hurry = asyncio.get_running_loop().create_future()
             self._task = tasks.create_task(self._supervise(), name=f"service {self.name}")
 
     async def wait_for(self, *states: ServiceState) -> ServiceState:
@@ -150,7 +150,7 @@ class Service:
         return self.state
 
     def drain(self) -> None:
-        """Ask the body to finish what it does and return. One that is not ready has nothing to finish."""
+        """Ask the body to finish its work and return. A body that is not ready is cancelled, as it has no work."""
         if self._draining.is_set():
             return
         idle = self.state is not ServiceState.READY
@@ -163,7 +163,7 @@ class Service:
                 self._task.cancel()
 
     def cancel(self) -> None:
-        """Drain without patience: the body is cancelled where it stands, and whoever waits in `stop` hurries."""
+        """Cancel the body immediately; a concurrent `stop` stops waiting for its budget."""
         self.drain()
         if self._task is None or self._task.done():
             return
@@ -171,15 +171,15 @@ class Service:
             self.cut = True
             log.warning("service_cut", service=self.name)
             self._task.cancel()
-        if self._hurried is not None and not self._hurried.done():
-            self._hurried.set_result(None)
+        if self._hurry is not None and not self._hurry.done():
+            self._hurry.set_result(None)
 
     async def stop(self, budget_s: float) -> bool:
         """Drain, cancel after `budget_s`, and wait for the end. False if even cancelling did not end it."""
         self.drain()
-        if self._task is None or self._hurried is None:
+        if self._task is None or self._hurry is None:
             return True
-        await asyncio.wait({self._task, self._hurried}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._task, self._hurry}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._task.done():
             self.cancel()
             await asyncio.wait({self._task}, timeout=CANCEL_GRACE_S)
@@ -210,50 +210,50 @@ class Service:
                 self._set_state(ServiceState.STOPPED)
 
     async def _run_once(self) -> None:
-        """One run of the body and, if it crashed, the pause after it."""
+        """One run of the body and, after a crash, the back-off."""
         self._set_state(ServiceState.STARTING)
-        life = Lifecycle(self._draining, self._on_ready)
-        crash = await self._outcome(life)
+        lifecycle = Lifecycle(self._draining, self._on_ready)
+        crash = await self._outcome(lifecycle)
         if crash is None:
             return
         self.error = crash
         if self._draining.is_set():
             self.cut = True
             log.error("service_crashed_while_draining", service=self.name, exc_info=crash)
-        elif self._is_final(crash, life):
+        elif self._is_final(crash, lifecycle):
             log.critical("service_failed", service=self.name, crashes=self._crashes, **_error_facts(crash))
             self._draining.set()
             self._set_state(ServiceState.FAILED)
         else:
             await self._back_off(crash)
 
-    async def _outcome(self, life: Lifecycle) -> Exception | None:
+    async def _outcome(self, lifecycle: Lifecycle) -> Exception | None:
         try:
-            await self._run(life)
+            await self._run(lifecycle)
         except asyncio.CancelledError as cancelled:
             if not cancelled_from_inside():
                 raise
             ended = EndedEarly(f"Service {self.name} was cancelled from inside.")
             ended.__cause__ = cancelled
             return ended
-        except Exception as crash:  # noqa: BLE001 - the one place that decides what a crash means
+        except Exception as crash:  # noqa: BLE001 - the only place that classifies crashes
             return crash
         if self._draining.is_set():
             return None
         return EndedEarly(f"Service {self.name} returned without being asked to.")
 
-    def _is_final(self, crash: Exception, life: Lifecycle) -> bool:
+    def _is_final(self, crash: Exception, lifecycle: Lifecycle) -> bool:
         now = asyncio.get_running_loop().time()
-        if life.ready_at is not None and now - life.ready_at >= self._restarts.steady_s:
-            self._streak = self._crashes = 0
+        if lifecycle.ready_at is not None and now - lifecycle.ready_at >= self._restarts.steady_s:
+            self._failures = self._crashes = 0
         if not self._was_ready and isinstance(crash, SetupFailed | InvalidInput):
             return True
-        self._streak += 1
+        self._failures += 1
         self._crashes += 0 if only_unavailable(crash) else 1
         return self._crashes > self._restarts.limit
 
     async def _back_off(self, crash: Exception) -> None:
-        pause_s = self._restarts.pauses.pause_s(self._streak, self._chance())
+        pause_s = self._restarts.pauses.pause_s(self._failures, self._chance())
         SERVICE_RESTARTS.labels(self.name).inc()
         self._set_state(ServiceState.RESTARTING)
         if only_unavailable(crash):
@@ -264,20 +264,20 @@ class Service:
 
 
 def only_unavailable(crash: Exception) -> bool:
-    """Whether nothing but absent servers is to blame, also inside the group that a TaskGroup raises."""
+    """Whether only unavailable servers caused the error, also inside an ExceptionGroup of a TaskGroup."""
     if isinstance(crash, ExceptionGroup):
         return crash.split(Unavailable)[1] is None
     return isinstance(crash, Unavailable)
 
 
 def cancelled_from_inside() -> bool:
-    """Of a CancelledError just caught: whether it came out of something awaited, since nobody cancelled this task."""
+    """Whether a CancelledError just caught came from an awaited operation, because this task was not cancelled."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()
 
 
 def _error_facts(crash: Exception) -> dict[str, object]:
-    """A foreseen error says in a sentence what to do; any other needs its trace."""
+    """An expected error has a sentence with a remedy; any other needs its traceback."""
     if isinstance(crash, RotaError):
         return {"code": crash.code, "reason": crash.sentence}
     return {"exc_info": crash}

@@ -1,15 +1,19 @@
-"""The one HTTP listener of a process: /health, /ready, /metrics, and below every other path a mounted app.
+"""The HTTP listener of a process: /health, /ready, /metrics, and a mounted app for every other path.
 
     /health    200 while no service has failed for good: is a new process needed?
-    /ready     200 while all services are ready and all checks pass: may work be sent here?
-    /metrics   Prometheus' text format; for those whom the mounted app knows, if one is mounted
+    /ready     200 while all services are ready and all checks pass: may traffic be sent here?
+    /metrics   Prometheus' text format; authorized by the mounted app, if there is one
 
-Invariants: bound to loopback unless told otherwise, and then only for those who mean this machine: a request whose Host
-is another name comes from a web page that had its own name point here, and is refused; answers hold names, states and
-error codes, never an error's text; a client that does not send its request is cut off (`serving`); a check that hangs
-costs its own time-out once a second, however many ask; started first and stopped last, so that it can tell how the rest
-is doing until the end. Signals are not its business: they are the supervisor's. A streaming answer of the mounted app
-must end when `Supervisor.until_stopping` returns, or it is cut after `close_s`.
+Invariants:
+- bound to loopback by default, and then only for requests that name this machine: any other Host header is a DNS
+  rebinding attack by a web page, and is refused;
+- responses contain names, states and error codes, never an error's text;
+- a client that does not send its request is disconnected (`serving`);
+- a hanging check costs its own timeout once a second, for any number of requests;
+- started first and stopped last, so that it reports the state of the other services until the end.
+
+Signals are handled by the supervisor. A streaming response of the mounted app must end when `Supervisor.until_stopping`
+returns, or it is aborted after `close_s`.
 """
 
 from __future__ import annotations
@@ -48,35 +52,35 @@ _JSON = "application/json"
 
 
 class ReadinessChecks:
-    """Questions to the outside (does PostgreSQL answer?) that must all pass. A check fails by raising."""
+    """Checks of dependencies (does PostgreSQL answer?) that must all pass. A check fails by raising."""
 
     def __init__(self, fresh_s: float = 1.0) -> None:
         self._fresh_s = fresh_s
         self._checks: dict[str, tuple[Check, float]] = {}
         self._failing: dict[str, str] = {}
-        self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._checked_at = float("-inf")
+        self._lock = asyncio.Lock()
 
     def add(self, name: str, check: Check, timeout_s: float = 1.0) -> None:
         assert name not in self._checks, f"two checks {name!r}"
         self._checks[name] = (check, timeout_s)
 
     async def failing(self) -> dict[str, str]:
-        """Failing checks with the kind of their error; the answer is shared for `fresh_s`."""
+        """Failing checks with the kind of their error; the result is cached for `fresh_s`."""
         loop = asyncio.get_running_loop()
-        async with self._asking:
-            if loop.time() - self._asked_at >= self._fresh_s:
+        async with self._lock:
+            if loop.time() - self._checked_at >= self._fresh_s:
                 self._failing = await self._run_all()
-                self._asked_at = loop.time()
+                self._checked_at = loop.time()
             return self._failing
 
     async def _run_all(self) -> dict[str, str]:
         async with asyncio.TaskGroup() as tasks:
-            asked = {
+            results = {
                 name: tasks.create_task(_run_check(check, timeout_s))
                 for name, (check, timeout_s) in self._checks.items()
             }
-        return {name: problem for name, task in asked.items() if (problem := task.result())}
+        return {name: problem for name, task in results.items() if (problem := task.result())}
 
 
 async def _run_check(check: Check, timeout_s: float) -> str:
@@ -85,34 +89,34 @@ async def _run_check(check: Check, timeout_s: float) -> str:
             await check()
     except TimeoutError:
         return "timeout"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it means "not ready"
+    except Exception as error:  # noqa: BLE001 - any error means "not ready"
         return error_kind(error)
     return ""
 
 
 class MountedApp(Protocol):
-    """An app that knows who asks."""
+    """An app that authenticates callers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def check(self) -> None:
-        """Before anybody can reach it: raises when it must not be listened for."""
+        """Called before the port is opened; raises when the app must not be served."""
         ...
 
     async def authorize_metrics(self, scope: Scope, send: Send) -> bool:
-        """Whether this one may look at metrics; if not it was told so."""
+        """Whether the caller may read metrics; if not, the refusal was sent."""
         ...
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """Files, PEM."""
+    """PEM files."""
 
     cert: str
     key: str
 
 
 class HttpListener:
-    """Give `service` to the supervisor before all others. `port` 0 takes a free one, known once it is ready."""
+    """Add `service` to the supervisor before all others. `port` 0 takes a free port, known once ready."""
 
     def __init__(
         self,
@@ -133,8 +137,8 @@ class HttpListener:
         self._close_s = close_s
 
     def mount(self, app: MountedApp) -> None:
-        """Have every other path answered by `app`; before it is started."""
-        assert self._mounted is None, "one app is mounted"
+        """Let `app` answer every other path; call before start."""
+        assert self._mounted is None, "an app is mounted already"
         self._mounted = app
 
     @property
@@ -144,17 +148,17 @@ class HttpListener:
 
     @property
     def url(self) -> str:
-        """Known once it is ready."""
+        """Known once ready."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
-    async def _run(self, life: Lifecycle) -> None:
+    async def _run(self, lifecycle: Lifecycle) -> None:
         if self._mounted is not None:
             await self._mounted.check()
         with self._bind() as bound:
-            # A restart comes back on the number that clients know.
+            # A restart binds the port that clients know.
             self.port = bound.getsockname()[1]
-            server = UvicornServer(self._config(), life)
+            server = UvicornServer(self._config(), lifecycle)
             self._check_tls(server.config)
             try:
                 await server.serve([bound])
@@ -168,8 +172,8 @@ class HttpListener:
             bound = socket.create_server((self.host, self.port), family=family)
         except OSError as error:
             raise _bind_error(self.host, self.port, error) from error
-        # Head and body of an answer are written one after the other: the second must not wait until the first has been
-        # acknowledged, which takes 40 ms. asyncio sees to it only where a socket names its protocol.
+        # Head and body of a response are written separately: without TCP_NODELAY the body would wait for the delayed
+        # ACK of the head (40 ms). asyncio sets it only on sockets that name their protocol.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with bound:
             yield bound
@@ -221,11 +225,11 @@ class HttpListener:
             await _send_response(send, await route())
 
     def _is_host_allowed(self, scope: Scope) -> bool:
-        """Whether this machine is asked for by name. Whoever sends no name is no browser."""
+        """Whether the Host header names this machine. A request without one is not from a browser."""
         if not _is_loopback(self.host):
             return True
-        named = [_host_name(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
-        return all(_is_loopback(name) or name == socket.gethostname().lower() for name in named)
+        host_names = [_host_name(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
+        return all(_is_loopback(name) or name == socket.gethostname().lower() for name in host_names)
 
     async def _health(self) -> PlainResponse:
         failed = self._supervisor.failed()
@@ -248,7 +252,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """The lower-case name or address in a Host header, without its port; empty when it cannot be read."""
+    """The lower-case name or address in a Host header, without its port; empty when malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -275,8 +279,8 @@ def _status_response(good: bool, status: str, parts: dict[str, str]) -> PlainRes
     return 200 if good else 503, _JSON, msgspec.json.encode(body)
 
 
-async def _send_response(send: Send, answer: PlainResponse) -> None:
-    status, content_type, body = answer
+async def _send_response(send: Send, response: PlainResponse) -> None:
+    status, content_type, body = response
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     if status == 405:
         headers.append((b"allow", b"GET, HEAD"))

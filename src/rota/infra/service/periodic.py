@@ -1,6 +1,6 @@
-"""Work that is done again and again beside the loop, and never in its way.
+"""Periodic work beside a main loop, without blocking it.
 
-A pass that hangs is cancelled, counted and left to the next one: no pass of the same work runs beside it.
+A hanging pass is cancelled and counted; the next one retries. Passes of the same task never overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPECTED_ERRORS = (RotaError, OSError, *FAILURES)
 
 
 class PeriodicTask:
-    """`work` every `period_s`. Asked to stop, a pass may go on for `patience_s`, and cancelled for `force_s` more."""
+    """Runs `work` every `period_s`. On stop, a pass gets `patience_s` to finish, then `force_s` after cancellation."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PeriodicTask:
         self.name = name
         self._period_s = period_s
         self._work = work
-        self._hung_s = budget_ms / 1000 + BUDGET_GRACE_S if budget_ms else PASS_TIMEOUT_S
+        self._pass_timeout_s = budget_ms / 1000 + BUDGET_GRACE_S if budget_ms else PASS_TIMEOUT_S
         self._patience_s = patience_s
         self._force_s = force_s
         self._stopping = asyncio.Event()
@@ -71,7 +71,7 @@ class PeriodicTask:
         await asyncio.wait({self._task}, timeout=self._force_s)
 
     async def wait_idle(self) -> None:
-        """Until the pass that is under way has ended, but no longer than it may take."""
+        """Wait until the current pass has ended, for at most `patience_s`."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._idle.wait()
@@ -84,12 +84,12 @@ class PeriodicTask:
 
     async def run_once(self) -> None:
         began_at = asyncio.get_running_loop().time()
-        limit = asyncio.timeout(self._hung_s)
+        limit = asyncio.timeout(self._pass_timeout_s)
         self._idle.clear()
         try:
             async with limit:
                 await self._work()
-        except Exception as error:  # noqa: BLE001 - the next pass may do better
+        except Exception as error:  # noqa: BLE001 - the next pass may succeed
             if limit.expired():
                 PASSES_TIMED_OUT.labels(self.name).inc()
             report_failure(self.name, error)
@@ -109,13 +109,13 @@ class PeriodicTask:
 
 
 def report_failure(what: str, error: Exception) -> None:
-    """A failure that was foreseen is a line, any other is a defect and shows its trace."""
+    """Log an expected failure as one line, any other with its traceback, as a bug."""
     reason = error.code if isinstance(error, RotaError) else type(error).__name__
     PASS_FAILURES.labels(reason).inc()
     if isinstance(error, BreakerOpen):
         return
     if isinstance(error, EXPECTED_ERRORS):
-        told = error.sentence if isinstance(error, RotaError) else str(error)
-        log.warning("agents_pass_failed", what=what, reason=reason, because=told)
+        text = error.sentence if isinstance(error, RotaError) else str(error)
+        log.warning("agents_pass_failed", what=what, reason=reason, because=text)
     else:
         log.error("agents_pass_crashed", what=what, exc_info=error)

@@ -1,9 +1,9 @@
-"""Uvicorn under our lifecycle, and without its endless patience.
+"""Uvicorn under Rota's lifecycle, with timeouts for slow clients.
 
-Uvicorn waits for ever for the rest of a request's head, so a few hundred clients that send half of one would use up our
-sockets. Here a head has `HEAD_S` from the moment the connection is made, or from its first byte on a connection that
-has been used before. A client that takes nothing of its answer for `STALL_S` is cut off, too, or the answer would wait
-for ever. What comes after the head, a body or a long answer, is the application's business.
+Uvicorn waits forever for the rest of a request's head, so a few hundred clients that send half of one would exhaust the
+sockets. Here a head must arrive within `HEAD_TIMEOUT_S` of the connection, or of its first byte on a reused connection.
+A client that reads nothing of its response for `STALL_TIMEOUT_S` is disconnected as well. The application bounds what
+follows the head: a body or a long response.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rota.infra.service.lifecycle import Lifecycle
 HEAD_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 ABORT_EXTENSION = "rota.cut"
-"""An extension of the scope: called, it drops the connection with all that was not sent yet, for clients that do not
-read. Closing would wait for them."""
+"""ASGI scope extension: a function that aborts the connection and drops unsent data, for clients that do not read.
+Closing would wait for them."""
 
 
 class HttpProtocol(H11Protocol):
-    """One connection. Between two requests uvicorn's own keep-alive limit holds."""
+    """One connection. Between two requests uvicorn's own keep-alive limit applies."""
 
-    _head_due: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
-        super().__init__(config, *given, **more)
+    def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
         self.app = self._run_app
 
     async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -60,34 +60,34 @@ class HttpProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._cancel_stall_timer()
-        self._stalled = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._cancel_stall_timer()
         super().resume_writing()
 
     def _cancel_stall_timer(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _start_head_timer(self) -> None:
-        if self._head_due is None:
-            self._head_due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
     def _cancel_head_timer(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class UvicornServer(uvicorn.Server):
-    """Uvicorn under our lifecycle: no signal handlers, no polling for the end."""
+    """Uvicorn under Rota's lifecycle: no signal handlers, no polling for the end."""
 
-    def __init__(self, config: uvicorn.Config, life: Lifecycle) -> None:
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
         super().__init__(config)
         self.servers = []
-        self._life = life
+        self._lifecycle = lifecycle
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,13 +95,13 @@ class UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._life.ready()
+        self._lifecycle.ready()
 
     async def main_loop(self) -> None:
-        await self._life.until_draining()
+        await self._lifecycle.until_draining()
 
     async def abort(self) -> None:
-        """Leave nothing open when the graceful close ran out, was cancelled or never came."""
+        """Close everything when the graceful close timed out, was cancelled or never ran."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):

@@ -1,20 +1,18 @@
-"""The services of one process, and the one way in which signals reach them.
+"""The services of one process, and their only signal path.
 
     supervisor = Supervisor()
     supervisor.add(listener.service, relay, reconciler)
     sys.exit(asyncio.run(run_until_signalled(supervisor)))
 
-Services start in the order they were added, each when the one before is ready, and end in reverse, each
-when the one after has ended: what is used outlives what uses it. The first SIGTERM or SIGINT drains, the
-second cancels. A service that fails for good drains the rest and makes the exit status 1: the process owns
-no work that another replica cannot take over, so a fresh process is the best repair.
+Services start in the order of `add`, each when its predecessor is ready, and stop in reverse, each when its successor
+has ended: a dependency outlives its users. The first SIGTERM or SIGINT drains, the second cancels. A service that fails
+for good drains the rest and makes the exit status 1: other replicas can take over all work, so a fresh process is the
+best repair.
 
-The drain budget is shared: when it is spent, what still runs is cancelled. A body that ignores even that
-cannot be waited for, so the process ends without it (`abandon`); leases and fences in PostgreSQL make that
-as safe as kill -9.
+The drain budget is shared: when it is spent, running services are cancelled. The process exits without a body that
+ignores cancellation (`abandon`); leases and fences in PostgreSQL make that as safe as kill -9.
 
-Exit status: 0 drained clean · 1 something failed, crashed or was cut · 128+n cancelled by a second signal
-n.
+Exit status: 0 drained cleanly · 1 a service failed, crashed or was cancelled · 128+n cancelled by a second signal n.
 """
 
 from __future__ import annotations
@@ -62,11 +60,11 @@ class Supervisor:
         return self._stopping.is_set()
 
     async def until_stopping(self) -> None:
-        """Returns when the process is to end. Whoever holds a long answer open (an event stream) waits for this."""
+        """Wait until the process is stopping. Long responses (event streams) end when this returns."""
         await self._stopping.wait()
 
     def failed(self) -> dict[str, str]:
-        """Services that ended for good, with the kind of error they died of. Kinds hold no secrets; texts might."""
+        """Services that failed for good, with the kind of their error. Kinds contain no secrets; messages might."""
         return {
             service.name: error_kind(service.error) for service in self.services if service.state is ServiceState.FAILED
         }
@@ -89,7 +87,7 @@ class Supervisor:
             try:
                 await self._start(tasks)
                 yield
-            except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            except Exception as error:  # noqa: BLE001 - raised below, outside the TaskGroup
                 failure = error
             finally:
                 await self._stop()
@@ -97,14 +95,14 @@ class Supervisor:
             raise failure
 
     def request_stop(self) -> None:
-        """Begin to end. Services that are not ready have nothing to drain and end at once."""
+        """Start draining. Services that are not ready have no work and end immediately."""
         self._stopping.set()
         for service in self.services:
             if service.state in (ServiceState.STARTING, ServiceState.RESTARTING):
                 service.drain()
 
     def force_stop(self, status: int) -> None:
-        """Cancel whatever still runs; the process is to exit with `status`."""
+        """Cancel all running services; the process exits with `status`."""
         self.request_stop()
         for service in self.services:
             if not service.state.ended:
@@ -185,5 +183,5 @@ def _signal_handlers(on_signal: Callable[[signal.Signals], None]) -> Iterator[No
 
 
 def error_kind(error: BaseException | None) -> str:
-    """The stable code of one of our errors, the type's name of any other."""
+    """The stable code of a Rota error, the type name of any other."""
     return error.code if isinstance(error, RotaError) else type(error).__name__
