@@ -1,15 +1,14 @@
-"""Logs: one event per line on stderr, in JSON or for people, without secrets.
+"""Logs: one event per line on stderr, as JSON or for a terminal, without secrets.
 
     log = structlog.get_logger(__name__)
     log.warning("lease_lost", name=name, fence=fence)
 
-`configure` is called once by whoever owns the process (the CLI, a test); libraries only ever get a logger.
-Everything written through `logging` (uvicorn, nats, asyncpg, redis, asyncio) and what nobody caught takes
-the same way.
+The owner of the process (the CLI, a test) calls `configure` once; libraries only get a logger. Records of `logging`
+(uvicorn, nats, asyncpg, redis, asyncio) and uncaught exceptions use the same processors.
 
-Invariants, all kept by the one chain built here: a value under a secret's name never leaves, nor does a
-password inside a URL, wherever it stands (message, value, nested value, exception); a log call never fails
-its caller, whatever is logged and whether or not anybody still reads stderr.
+Invariants, enforced by the processors built here: neither a value under a secret's name nor a password in a URL is
+written, wherever it occurs (message, value, nested value, exception); a log call never fails its caller, whatever is
+logged and even if stderr is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rota.infra.telemetry.redaction import redact
 
 Format = Literal["json", "console"]
 NOISY_LOGGERS: Final = ("httpx", "httpcore")
-"""Libraries that tell of each call what we tell, if anything is wrong with it."""
+"""Libraries that log every call; Rota logs the failed ones itself."""
 
 
 def configure(format: Format = "json", level: str = "info") -> None:  # noqa: A002 - the setting's name
@@ -52,7 +51,7 @@ def configure(format: Format = "json", level: str = "info") -> None:  # noqa: A0
 
 
 class _StderrLogger:
-    """Where lines end. Looks stderr up at each line, so that a replaced stream is honoured."""
+    """Writes lines. Looks up stderr for each line, so that a replaced stream is used."""
 
     def __init__(self, name: str = "rota") -> None:
         self.name = name
@@ -62,14 +61,14 @@ class _StderrLogger:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
-            # Nobody reads any more (pipe gone, stream closed): the work matters more than its log.
+            # Closed pipe or stream: the work must go on without its log.
             return
 
     debug = info = warning = warn = error = critical = exception = fatal = log = failure = msg
 
 
 class _StdlibForwarder(logging.Handler):
-    """Turns a record of the standard library into one of our events."""
+    """Converts a record of `logging` to a structlog event."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)

@@ -1,14 +1,13 @@
-"""The process's own Prometheus registry.
+"""The Prometheus registry of the process.
 
-Metrics are module-level constants of the room they speak of:
+Metrics are module-level constants of the package they describe:
 
     LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
     LOST.labels("leader").inc()
 
-Invariants, each asserted here when the metric is declared: names are `rota_` words (the client appends
-`_total` to counters), a name is declared once, and no label names a thing that comes and goes, because
-every value of a label is a series that lives as long as the process. Durations are in seconds and say so:
-`rota_dispatch_latency_seconds`.
+Invariants, asserted when a metric is declared: names are `rota_` and lower-case words (the client appends `_total` to
+counters), a name is declared once, and labels have bounded values, because every value is a series that lives as long
+as the process. Durations are in seconds, with the unit in the name: `rota_dispatch_latency_seconds`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ DURATION_BUCKETS_S: Final = (
 """Histogram bounds from half a millisecond (a Lua call) to ten minutes (a rollback)."""
 
 _NAME = re.compile(r"rota(_[a-z]+)+")
-# A series per thing: what comes and goes (an attempt, a person), and what Prometheus itself sets (job, instance).
+# Labels with unbounded values (an attempt, a user), and labels that Prometheus sets itself (job, instance).
 _UNBOUNDED_LABEL = re.compile(
     r"(.*_)?(id|ids|ip|token|url|uuid)|fence|frame|job|proc|run|worker|host|instance|email|person|submitter|user(name)?"
 )
 
-# A second series per counter and histogram that nobody reads: it only says when the process first counted.
+# Drops the unused second series of each counter and histogram: the time of its first count.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY: Final = CollectorRegistry(auto_describe=True)
 ProcessCollector(registry=REGISTRY)
@@ -65,7 +64,7 @@ def histogram(
 
 
 def render() -> bytes:
-    """Every metric in the text format that `CONTENT_TYPE` names."""
+    """Every metric in the text format of `CONTENT_TYPE`."""
     return generate_latest(REGISTRY)
 
 

@@ -1,9 +1,8 @@
-"""What must never be read in a log line, an error or a page is masked here.
+"""Redacts secrets from log lines, errors and pages.
 
-Two rules. A value under a secret's name (`password`, `api_key`, `Authorization` ...) is masked whole. In
-every text, whatever its name, the credentials of URLs, the secret in a key of Rota's API and whatever
-follows `password=`, `token:` or `Bearer` are masked. When in doubt more is masked, not less. Whole numbers
-stay, since fencing tokens are counted and shown, except for passwords.
+Two rules. A value under a secret's name (`password`, `api_key`, `Authorization` ...) is masked entirely. In every text
+the credentials of URLs, the secret part of a Rota API key and the value after `password=`, `token:` or `Bearer` are
+masked. In doubt, more is masked. Numbers stay, because fencing tokens are shown, except under other secret names.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _SECRETS: Final = (
     "passw(?:or)?d|passphrase|secret|credential|authorization|cookie|token|(?:api|private|access|signing)[_-]?key"
 )
 _SECRET_NAME = re.compile(_SECRETS, re.IGNORECASE)
-# A password may hold anything but a space, so credentials reach to the last @ before the next URL begins.
+# A password may contain anything but a space, so credentials extend to the last @ before the next URL.
 _URL_CREDENTIALS = re.compile(r"://((?:(?!://)\S)*)@")
 _ASSIGNMENT = re.compile(
     rf"""((?:{_SECRETS})[\w-]{{0,40}}["']?\s{{0,8}}[:=]\s{{0,8}})"""
     r"""((?:bearer|basic)\s{1,8}[^\s"',;&]+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"',;&)}\]]+)""",
     re.IGNORECASE,
 )
-# A key with a typo is a secret all the same. The id stays, for those who look for its user.
+# A mistyped key is still a secret. The id stays, to identify its user.
 _API_KEY = re.compile(r"(rota_[0-9a-z]{10}_)[0-9A-Za-z]{12,}")
 _BEARER = re.compile(r"\b((?:bearer|basic)\s{1,8})[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE)
 
@@ -43,14 +42,14 @@ def redact(value: object, name: str = "", depth: int = 0) -> object:
         return redact_text(value)
     if depth < _DEPTH_MAX:
         if isinstance(value, Mapping):
-            return {redact_text(str(key)): redact(held, str(key), depth + 1) for key, held in value.items()}
+            return {redact_text(str(key)): redact(item, str(key), depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [redact(held, "", depth + 1) for held in value]
+            return [redact(item, "", depth + 1) for item in value]
     return redact_text(_to_text(value))
 
 
 def is_secret(name: str) -> bool:
-    """Whether a value called `name` is to be hidden: `db_password`, `apiKey`, `X-Token`."""
+    """Whether a value named `name` must be masked: `db_password`, `apiKey`, `X-Token`."""
     return _SECRET_NAME.search(name) is not None
 
 

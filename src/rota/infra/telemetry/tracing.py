@@ -1,16 +1,17 @@
-"""Spans of OpenTelemetry, and the trace carried from process to process as a W3C traceparent.
+"""OpenTelemetry spans, with the trace passed between processes as a W3C traceparent.
 
     with tracing.span("book", topic=topic): ...
     ...
-    if tracing.on():
-        run = tracing.begin("run", portion.trace, frames=portion.n)
+    if tracing.is_enabled():
+        run = tracing.start_span("run", assigned.trace, frames=assigned.n)
         ...
-        tracing.end(run, error)
+        tracing.end_span(run, error)
 
-Only the API is a dependency: whoever wants traces sets an SDK up (`opentelemetry-instrument rota server`, or in the
-app's own module). Until then `on` is False and nothing of OpenTelemetry is imported; whoever would begin spans asks it
-first, once for a batch. What a sampler leaves out has no traceparent (""), so nobody further on makes spans for it.
-Attributes and error texts pass the same redaction as logs, because traces leave the house.
+Only the API is a dependency: users who want traces set up an SDK (`opentelemetry-instrument rota server`, or in the
+app's own module). Until then `is_enabled` is False and OpenTelemetry is not imported; check it once per batch before
+starting spans. An unsampled span has no traceparent (""), so no process downstream creates spans for it.
+
+Attributes and error texts pass the same redaction as logs, because traces leave the installation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def span(name: str, parent: Context | None = None, /, **attributes: object) -> Iterator[Span]:
-    """A span below `parent`, or below the current one. An error that leaves it marks it and goes on."""
+    """A span below `parent`, or below the current one. An exception sets its status and propagates."""
     with _tracer().start_as_current_span(
         name, parent, record_exception=False, set_status_on_exception=False
     ) as current:
@@ -47,19 +48,19 @@ def span(name: str, parent: Context | None = None, /, **attributes: object) -> I
 
 
 def is_enabled() -> bool:
-    """Whether anybody collects spans in this process."""
+    """Whether an SDK collects spans in this process."""
     if "opentelemetry.trace" not in sys.modules:
         return False
     from opentelemetry import trace
 
-    nobody = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-    return not isinstance(trace.get_tracer_provider(), nobody)
+    unset = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+    return not isinstance(trace.get_tracer_provider(), unset)
 
 
 def start_span(
     name: str, parent: str | Context | None = None, /, *, since_ns: int | None = None, **attributes: object
 ) -> Span:
-    """A span below `parent` (a traceparent, or as `extract` returns it) that is current for nobody; `end` ends it."""
+    """A span below `parent` (a traceparent, or a context from `extract`), not made current; end it with `end_span`."""
     context = parent_context(parent) if isinstance(parent, str) else parent
     begun = _tracer().start_span(name, context, start_time=since_ns)
     if begun.is_recording():
@@ -68,7 +69,7 @@ def start_span(
 
 
 def end_span(begun: Span, error: str = "", /, **attributes: object) -> None:
-    """End a span that `begin` began; `error` says that it failed, and how."""
+    """End a span from `start_span`; a non-empty `error` sets the error status."""
     if begun.is_recording():
         begun.set_attributes({key: _attribute(key, value) for key, value in attributes.items()})
         if error:
@@ -77,7 +78,7 @@ def end_span(begun: Span, error: str = "", /, **attributes: object) -> None:
 
 
 def traceparent(of: Span) -> str:
-    """What continues its trace in another process; empty for a span that nobody records."""
+    """The header that continues the span's trace in another process; empty for an unrecorded span."""
     if not of.is_recording():
         return ""
     from opentelemetry import trace
@@ -88,12 +89,12 @@ def traceparent(of: Span) -> str:
 
 
 def parent_context(parent: str) -> Context:
-    """Where spans belong that are children of this traceparent."""
+    """The context for children of this traceparent."""
     return _propagator().extract({"traceparent": parent})
 
 
 def attach(parent: str) -> None:
-    """From here on, in these context variables, spans are children of this traceparent."""
+    """Make this traceparent the parent of spans in the current context."""
     from opentelemetry import context
 
     context.attach(parent_context(parent))
@@ -102,14 +103,14 @@ def attach(parent: str) -> None:
 def inject() -> dict[str, str]:
     """Headers that carry the current trace to another process; empty outside of any trace."""
     headers: dict[str, str] = {}
-    # Nobody can be in a trace before OpenTelemetry was imported.
+    # Without the import there can be no current trace.
     if "opentelemetry.trace" in sys.modules:
         _propagator().inject(headers)
     return headers
 
 
 def extract(headers: Mapping[str, str] | None) -> Context:
-    """The trace that `inject` put into `headers`; without one, or with a malformed one, the current trace."""
+    """The trace in `headers` from `inject`; the current trace if absent or malformed."""
     return _propagator().extract(headers or {})
 
 
@@ -117,7 +118,7 @@ def extract(headers: Mapping[str, str] | None) -> Context:
 def _tracer() -> Tracer:
     from opentelemetry import trace
 
-    # A proxy until the user sets a provider up, so keeping it is safe.
+    # A proxy until the user configures a provider, so caching it is safe.
     return trace.get_tracer("rota")
 
 
