@@ -1,8 +1,8 @@
-"""Cancellations that libraries swallow take effect after all.
+"""Restores cancellations that libraries swallow.
 
-On Python 3.11 `asyncio.wait_for` returns its result when a cancellation comes in the moment it is done, and the
-cancellation is gone; redis-py sends under it, and nats-py behaves alike when its buffer is full. Whoever cancelled, a
-TaskGroup or a service that drains, would wait for ever.
+On Python 3.11 `asyncio.wait_for` loses a cancellation that arrives in the moment its result is ready; redis-py sends
+under it, and nats-py behaves alike when its buffer is full. The canceller, a TaskGroup or a draining service, would
+then wait forever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from types import TracebackType
 
 
 class cancellable:
-    """`with cancellable(): await library()`: a task that was cancelled meanwhile is cancelled, whatever came of it."""
+    """`with cancellable(): await library()`: raises CancelledError if the task was cancelled meanwhile, whatever the
+    result.
+    """
 
     __slots__ = ("_before", "_task")
 

@@ -1,10 +1,9 @@
 """Time, passed in.
 
-Whoever needs the hour, a duration or a pause takes a `Clock`, so that a test can hold time still or let it
-jump. `now_ms` is the wall clock of this machine: good for showing and for comparing with itself, never for
-deciding who holds what (that is the clock of PostgreSQL or Redis). Durations come from `monotonic`, which
-no clock change moves. A paused process wakes to a `monotonic` that has jumped; code that waited must look
-again before it acts.
+Code that needs the time, a duration or a sleep takes a `Clock`, so that tests can stop or advance time. `now_ms` is
+this machine's wall clock: for display and comparison with itself, never for deciding ownership (use the clock of
+PostgreSQL or Redis). Durations come from `monotonic`, which clock changes do not affect. In a resumed process
+`monotonic` has jumped: code that waited must check its conditions again before it acts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; only differences mean anything."""
+        """Seconds since an arbitrary fixed point; only differences are meaningful."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

@@ -1,4 +1,4 @@
-"""The event loop of processes that live long: uvloop where there is one, which costs a fifth less per message."""
+"""The event loop of long-running processes: uvloop if installed, which costs a fifth less per message."""
 
 from __future__ import annotations
 

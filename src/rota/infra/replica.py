@@ -1,4 +1,4 @@
-"""Who this process is."""
+"""The identity of this process."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import socket
 
 
 def replica_name() -> str:
-    """Host and process, as logs, leases and the servers' own lists show us."""
+    """Host and process id, as shown in logs, leases and server lists."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,9 +1,8 @@
 """Reads the settings: a file and the environment.
 
-The file is the one that --config or else ROTA_CONFIG names, otherwise ./rota.yaml if there is one. It is read
-once, whole, and not watched. Of YAML it may use mappings of plain values: lists, aliases and tags have no meaning in
-settings and are refused with their line, so nothing in a file can grow or run. Values never become part of an
-error of the parser, since one of them may be a secret.
+The file is the one named by --config or else ROTA_CONFIG, otherwise ./rota.yaml if it exists. It is read once,
+completely, and not watched. It may use mappings of plain values: lists, aliases and tags are rejected with their line,
+so a file cannot expand or run code. Parser errors never quote values, because one of them may be a secret.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 def load(
     config: Path | None = None, *, environ: Mapping[str, str] | None = None, directory: Path | None = None
 ) -> LoadedSettings:
-    """The settings of this process. `environ` and `directory` are its own unless given."""
+    """The settings of this process. `environ` and `directory` default to its own."""
     environ = os.environ if environ is None else environ
     path = _find_file(config, environ, directory or Path())
     entries = parse(_read_text(path), str(path)) if path else ()
@@ -41,56 +40,56 @@ def load(
 
 
 def parse(text: str, file: str) -> tuple[SettingsFileEntry, ...]:
-    """What stands in the text of a settings file, with line numbers."""
+    """The entries in the text of a settings file, with line numbers."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return _SettingsReader(yaml.parse(text, Loader=loader), file).document()
-    except yaml.MarkedYAMLError as wrong:
-        mark = wrong.problem_mark or wrong.context_mark
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InvalidSetting(f"{file}:{line}: this is no YAML: {_without_values(wrong.problem)}.") from None
+        raise InvalidSetting(f"{file}:{line}: this is no YAML: {_without_values(error.problem)}.") from None
     except yaml.YAMLError:
         raise InvalidSetting(f"{file}: this is no YAML: it holds characters that are not allowed.") from None
 
 
 def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
-    if named := config or environ.get(CONFIG_ENV, "").strip():
-        return directory / named
+    if configured := config or environ.get(CONFIG_ENV, "").strip():
+        return directory / configured
     path = directory / FILE_NAME
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        return path  # it may be there: `_text` says why it cannot be read
+        return path  # it may exist: `_read_text` reports why it cannot be read
     return path
 
 
 def _read_text(path: Path) -> str:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, no file")  # noqa: TRY301  told like the others
+            raise OSError(errno.EINVAL, "it is a pipe or a device, no file")  # noqa: TRY301  reported like the others
         with path.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
-    except OSError as wrong:
+    except OSError as error:
         raise InvalidSetting(
-            f"The settings file {path} cannot be read ({wrong.strerror}); correct --config, {CONFIG_ENV} or the file."
-        ) from wrong
+            f"The settings file {path} cannot be read ({error.strerror}); correct --config, {CONFIG_ENV} or the file."
+        ) from error
     if len(content) > FILE_BYTES_MAX:
         raise InvalidSetting(
             f"The settings file {path} has more than {FILE_BYTES_MAX // 1024} KiB; is it the right one?"
         )
     try:
         return content.decode()
-    except UnicodeDecodeError as wrong:
-        line = content[: wrong.start].count(b"\n") + 1
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
         raise InvalidSetting(f"{path}:{line}: this is no UTF-8; save the file as UTF-8.") from None
 
 
 class _SettingsReader:
-    """Turns the parser's events into entries; stops at the first thing that is no settings file."""
+    """Converts the parser's events to entries; stops at the first error."""
 
     def __init__(self, events: Iterator[Event], file: str) -> None:
         self.events = events
@@ -155,7 +154,7 @@ def _line(event: Event) -> int:
 
 
 def _without_values(problem: str | None) -> str:
-    """The parser's own words. It may quote from the file; what is longer than a character or an escape is left out."""
+    """The parser's message without quotations from the file longer than a character or an escape."""
     return re.sub(
         r"(['\"])(.*?)\1", lambda quoted: quoted[0] if len(quoted[2]) <= 2 else "'...'", problem or "unreadable"
     )

@@ -1,12 +1,13 @@
-"""YAML with the line of every word, for files in which a slip must be refused and not ignored.
+"""YAML with line numbers, for files in which mistakes must be rejected and not ignored.
 
-    reader = Reader("policy.yaml")
-    for key, value in reader.pairs(tree(text, "policy.yaml"), "the file"):
+    reader = YamlReader("policy.yaml")
+    for key, value in reader.pairs(parse_yaml(text, "policy.yaml"), "the file"):
         ...
-        raise reader.wrong(value, "what is wrong here, and what to write instead")
+        raise reader.error(value, "what is wrong here, and what to write instead")
 
-Of YAML there are mappings, lists and scalars; aliases and tags are refused, so nothing in a file can grow or run, and
-depth and size are bounded before anything is kept. What is wrong is told as `file:line: sentence.`, the first of it.
+The supported subset is mappings, lists and scalars; aliases and tags are rejected, so a file cannot expand or run code,
+and depth and size are bounded before anything is stored. Errors have the form `file:line: sentence.`; the first is
+raised.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class YamlNode(msgspec.Struct, frozen=True):
-    """One thing of the file: a scalar, a list or a mapping."""
+    """One node of the file: a scalar, a list or a mapping."""
 
     line: int
 
@@ -57,21 +58,21 @@ class MappingNode(YamlNode, frozen=True):
 
 
 def read_text(path: Path) -> str:
-    """What the file holds; InvalidInput when it cannot be read, is too large, or is no text."""
+    """The text of the file; InvalidInput when it cannot be read, is too large, or is not UTF-8."""
     return decode_text(read_bytes(path), str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """No more than tells whether it is too large."""
+    """The content; at most one byte more than the limit, so that callers detect larger files."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no file")  # noqa: TRY301  told like the others
+            raise OSError(errno.EINVAL, "it is no file")  # noqa: TRY301  reported like the others
         with path.open("rb") as stream:
             return stream.read(FILE_BYTES_MAX + 1)
-    except OSError as wrong:
+    except OSError as error:
         raise InvalidInput(
-            f"The file {path} cannot be read ({wrong.strerror}): correct its name or its rights."
-        ) from wrong
+            f"The file {path} cannot be read ({error.strerror}): correct its name or its rights."
+        ) from error
 
 
 def check_text_size(text: str, source: str) -> str:
@@ -89,21 +90,21 @@ def decode_text(content: bytes, source: str) -> str:
     _check_size(content, source)
     try:
         return content.decode()
-    except UnicodeDecodeError as wrong:
-        line = content[: wrong.start].count(b"\n") + 1
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
         raise error_at_line(source, line, "this is no UTF-8; save the file as UTF-8.") from None
 
 
 def parse_yaml(text: str, source: str) -> YamlNode | None:
-    """The document in the text; None when there is nothing in it."""
+    """The document in the text; None when it is empty."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return _TreeBuilder(yaml.parse(text, Loader=loader), source).document()
-    except yaml.MarkedYAMLError as wrong:
-        mark = wrong.problem_mark or wrong.context_mark
-        raise error_at_line(source, mark.line + 1 if mark else 1, f"this is no YAML: {wrong.problem}.") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise error_at_line(source, mark.line + 1 if mark else 1, f"this is no YAML: {error.problem}.") from None
     except yaml.YAMLError:
         raise error_at_line(source, 1, "this is no YAML: it holds characters that are not allowed.") from None
 
@@ -113,7 +114,7 @@ def error_at_line(source: str, line: int, sentence: str) -> InvalidInput:
 
 
 class _TreeBuilder:
-    """Makes a tree of the parser's events, and stops at the first that has no place in it."""
+    """Builds a tree from the parser's events; stops at the first unsupported one."""
 
     def __init__(self, events: Iterator[Event], source: str) -> None:
         self._events = events
@@ -172,7 +173,7 @@ def _event_line(event: Event) -> int:
 
 
 class YamlReader:
-    """Takes words, numbers and lists out of a tree, each with what it must be; blames the line of what is not."""
+    """Reads typed values from a tree; errors name the line of the wrong value."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -181,22 +182,22 @@ class YamlReader:
         return error_at_line(self.source, node.line, sentence if sentence[-1] in ".?" else f"{sentence}.")
 
     def pairs(self, node: YamlNode | None, what: str) -> Iterator[tuple[str, YamlNode]]:
-        """Names with what they stand for, each once; nothing where nothing stands."""
+        """Keys and values of a mapping, without duplicates; empty for a missing node."""
         if node is None or is_null(node):
             return
         if not isinstance(node, MappingNode):
             raise self.error(node, f"{what} must be a mapping of names")
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, value in node.pairs:
-            if key.text in seen:
+            if key.text in names:
                 raise self.error(key, f"{key.text[:60]!r} stands here twice")
-            seen.add(key.text)
+            names.add(key.text)
             yield key.text, value
 
     def fields(
         self, node: YamlNode | None, what: str, known: Mapping[str, Callable[[YamlNode], Any]]
     ) -> dict[str, Any]:
-        """What stands under the names that `known` has, as their readers give it; any other name is refused."""
+        """The values of the keys in `known`, converted by their readers; any other key is rejected."""
         found: dict[str, Any] = {}
         for key, value in self.pairs(node, what):
             if key not in known:
@@ -212,7 +213,7 @@ class YamlReader:
         return node.items
 
     def string(self, node: YamlNode, most: int = STRING_MAX) -> str:
-        """A text that is not empty."""
+        """A non-empty text."""
         if not isinstance(node, ScalarNode) or is_null(node) or not node.text.strip():
             raise self.error(node, "a word must stand here")
         if len(node.text) > most or not node.text.replace("\n", " ").isprintable():
@@ -220,7 +221,7 @@ class YamlReader:
         return node.text.strip()
 
     def strings(self, node: YamlNode) -> tuple[str, ...]:
-        """One word or a list of them."""
+        """One text or a list of them."""
         if isinstance(node, ScalarNode):
             return (self.string(node),)
         return tuple(self.string(each) for each in self.items(node, "what stands here"))
@@ -232,11 +233,11 @@ class YamlReader:
         return int(text)
 
     def duration_s(self, node: YamlNode, what: str, least: float = 0.0, most: float = 366 * 86400.0) -> float:
-        """A time with its unit, in seconds."""
+        """A duration with its unit, in seconds."""
         try:
             seconds = parse_duration(self.string(node))
-        except InvalidInput as wrong:
-            raise self.error(node, f"{what}: {wrong.sentence}") if "file" not in wrong.facts else wrong from None
+        except InvalidInput as error:
+            raise self.error(node, f"{what}: {error.sentence}") if "file" not in error.facts else error from None
         if not least <= seconds <= most:
             raise self.error(node, f"{what} is a time from {least:g} s to {most:g} s")
         return seconds
@@ -248,14 +249,14 @@ class YamlReader:
         return _FLAGS[text]
 
     def one_of(self, node: YamlNode, what: str, options: Mapping[str, T]) -> T:
-        """By its name, in any case, with - or _."""
+        """An option by name, in any case, with - or _."""
         text = self.string(node).lower().replace("-", "_")
         if text not in options:
             raise self.error(node, f"{what} is one of {', '.join(options)}")
         return options[text]
 
     def to_builtins(self, node: YamlNode) -> object:
-        """Whatever stands there, as JSON would have it."""
+        """The node as JSON-like data."""
         if isinstance(node, MappingNode):
             return {key: self.to_builtins(value) for key, value in self.pairs(node, "what stands here")}
         if isinstance(node, ListNode):
@@ -273,7 +274,7 @@ class YamlReader:
 
     @staticmethod
     def node_at(node: YamlNode, path: Iterable[str | int]) -> YamlNode:
-        """What lies at the end of this way, or where the way ends: for who is told the way to what is wrong."""
+        """The node at the end of `path`, or the last existing one on the way; locates errors given by path."""
         for step in path:
             if isinstance(node, ListNode) and isinstance(step, int) and step < len(node.items):
                 node = node.items[step]
@@ -285,7 +286,7 @@ class YamlReader:
 
     @staticmethod
     def key_node(node: YamlNode | None, name: str) -> ScalarNode:
-        """The name itself, to be blamed; it must be there."""
+        """The node of an existing key, for error messages."""
         assert isinstance(node, MappingNode)
         return next(key for key, _ in node.pairs if key.text == name)
 
