@@ -170,7 +170,7 @@ async def test_work_that_ends_in_the_moment_of_the_loss_is_not_reported_as_done(
 
     async def end_when_lost():
         async with hold:
-            hold._lose("it ran out")
+            hold._abort_as_lost("it ran out")
 
     with pytest.raises(LeaseLost):
         await end_when_lost()
@@ -217,7 +217,7 @@ async def test_a_cancellation_together_with_a_loss_is_a_cancellation(leases):
 
     async def work():
         async with hold:
-            hold._lose("it ran out")
+            hold._abort_as_lost("it ran out")
             asyncio.current_task().cancel()
             await forever()
 
@@ -246,7 +246,7 @@ async def test_a_timeout_that_fires_while_a_lost_lease_is_left_stays_a_timeout(l
 
     async def work():
         async with asyncio.timeout(LONG_S) as patience, hold:
-            hold._lose("it ran out")
+            hold._abort_as_lost("it ran out")
             patience.reschedule(0)
 
     task = asyncio.create_task(work())
@@ -267,7 +267,7 @@ async def test_losses_and_timeouts_at_any_moment_are_told_as_such_and_leave_no_c
     async def lose(hold):
         await turns(40)
         if hasattr(hold, "_renewal") and hold._lost is None and not hold._renewal.cancelling():
-            hold._lose("chance")
+            hold._abort_as_lost("chance")
 
     async def work(outer, inner):
         async with asyncio.timeout(chance.random() * 0.02), outer:
