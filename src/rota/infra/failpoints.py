@@ -1,13 +1,13 @@
-"""Named places where a test may kill or pause this process, or lose a reply.
+"""Failpoints: named places where a test can kill or pause this process, or lose a reply.
 
-    CRASH_AT=lease.after_acquire        die there the first time it is reached, as by kill -9 (status 137)
-    PAUSE_AT=relay.before_mark:3        stop there the third time (SIGSTOP); SIGCONT goes on
-    LOST_REPLY_AT=lease.renew           the work is done, its reply never arrives: `reply` raises LostReply
+    CRASH_AT=lease.after_acquire        exit there on the first visit, as by kill -9 (status 137)
+    PAUSE_AT=relay.before_mark:3        stop there on the third visit (SIGSTOP); SIGCONT resumes
+    LOST_REPLY_AT=lease.renew           the operation is done, its reply is lost: `after_send` raises LostReply
 
-Several places are separated by commas. A place is `room.point`, written once in the whole source tree (a
-unit test reads the tree). The variables are read once, at import: with none set `at` and `reply` are an
-empty function. An armed process says so on stderr as soon as this module is imported, since production must
-never be armed unawares, and says which place it came to before it fails there.
+Several failpoints are separated by commas. A failpoint is `package.point` and occurs once in the source tree (a unit
+test checks this). The variables are read once, at import: if none is set, `hit` and `after_send` are empty functions.
+An armed process logs to stderr when this module is imported, because production must never be armed unnoticed, and logs
+the failpoint before it fails there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Final
 from rota.model.errors import InvalidSetting
 
 CRASH_EXIT_STATUS: Final = 137
-"""Exit status of a process that died at a named place; what a shell shows after kill -9."""
+"""Exit status of a process that died at a failpoint; as a shell shows it after kill -9."""
 
 _FAILPOINT_SPEC = re.compile(r"([a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)(?::([1-9][0-9]*))?")
 _FAILPOINT_CALL = re.compile(r"^[^`#\n]*\bfailpoints\.(hit|after_send)\(\s*\"?([^)\"]*)", re.MULTILINE)
 
 
 class LostReply(ConnectionError):
-    """The call was carried out; its answer was dropped on purpose."""
+    """The call was carried out; its reply was dropped on purpose."""
 
 
 class FaultPlan:
-    """Which places fail, and at which visit. One plan per process; `parse` reads it from the environment."""
+    """Which failpoints fail, and on which visit. One plan per process; `parse` reads it from the environment."""
 
     def __init__(self, crash: Mapping[str, int], pause: Mapping[str, int], lose: Mapping[str, int]) -> None:
         self.crash = crash
@@ -55,15 +55,15 @@ class FaultPlan:
     def hit(self, name: str) -> None:
         visit = self._count("hit", name)
         if self.pause.get(name) == visit:
-            # Sent to this thread, so that it stops here and not some instructions later.
+            # Sent to this thread, so that it stops exactly here.
             signal.raise_signal(signal.SIGSTOP)
         if self.crash.get(name) == visit:
-            _log_warning("fault_crash", place=name)
+            _log_warning("failpoint_crash", place=name)
             os._exit(CRASH_EXIT_STATUS)
 
     def after_send(self, name: str) -> None:
         if self.lose.get(name) == self._count("after_send", name):
-            _log_warning("fault_lost_reply", place=name)
+            _log_warning("failpoint_lost_reply", place=name)
             raise LostReply(f"The reply at {name} was dropped by LOST_REPLY_AT.")
 
     def _count(self, kind: str, name: str) -> int:
@@ -74,22 +74,22 @@ class FaultPlan:
 
 
 def _parse_failpoints(environment: Mapping[str, str], key: str) -> dict[str, int]:
-    places: dict[str, int] = {}
+    visits: dict[str, int] = {}
     for text in environment.get(key, "").split(","):
         if not text.strip():
             continue
         match = _FAILPOINT_SPEC.fullmatch(text.strip())
         if match is None:
             raise InvalidSetting(
-                f"{key}={text.strip()!r} is not a place: write room.point or room.point:n with n from 1."
+                f"{key}={text.strip()!r} is not a failpoint: write package.point or package.point:n with n from 1."
             )
-        places[match[1]] = int(match[2] or 1)
-    return places
+        visits[match[1]] = int(match[2] or 1)
+    return visits
 
 
 @cache
 def declared_failpoints() -> tuple[tuple[str, str], ...]:
-    """Every place in Rota's source as (kind, name), kind being `hit` or `after_send`; for tests that visit them all."""
+    """Every failpoint in the source as (kind, name), kind being `hit` or `after_send`; for tests that visit all."""
     sources = [path.read_text() for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
     return tuple((found[1], found[2]) for text in sources for found in _FAILPOINT_CALL.finditer(text))
 
@@ -115,9 +115,9 @@ def _log_warning(event: str, **facts: object) -> None:
 
 _plan = FaultPlan.parse(os.environ)
 hit: Callable[[str], None] = _plan.hit if _plan else _noop
-"""Marks a place between two steps: `failpoints.hit("lease.after_acquire")`."""
+"""A failpoint between two steps: `failpoints.hit("lease.after_acquire")`."""
 after_send: Callable[[str], None] = _plan.after_send if _plan else _noop
-"""Marks the moment a reply arrives, right after the awaited call: `failpoints.after_send("lease.renew")`."""
+"""A failpoint right after the awaited call, when its reply arrives: `failpoints.after_send("lease.renew")`."""
 
 if _plan:
-    _log_warning("faults_armed", crash_at=_plan.crash, pause_at=_plan.pause, lost_reply_at=_plan.lose)
+    _log_warning("failpoints_armed", crash_at=_plan.crash, pause_at=_plan.pause, lost_reply_at=_plan.lose)

@@ -49,9 +49,9 @@ def parse(text: str, file: str) -> tuple[SettingsFileEntry, ...]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InvalidSetting(f"{file}:{line}: this is no YAML: {_without_values(error.problem)}.") from None
+        raise InvalidSetting(f"{file}:{line}: this is not YAML: {_without_values(error.problem)}.") from None
     except yaml.YAMLError:
-        raise InvalidSetting(f"{file}: this is no YAML: it holds characters that are not allowed.") from None
+        raise InvalidSetting(f"{file}: this is not YAML: it contains characters that are not allowed.") from None
 
 
 def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
@@ -70,22 +70,22 @@ def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path)
 def _read_text(path: Path) -> str:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, no file")  # noqa: TRY301  reported like the others
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")  # noqa: TRY301  raised like the others
         with path.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidSetting(
-            f"The settings file {path} cannot be read ({error.strerror}); correct --config, {CONFIG_ENV} or the file."
+            f"The settings file {path} cannot be read ({error.strerror}): correct --config, {CONFIG_ENV} or the file."
         ) from error
     if len(content) > FILE_BYTES_MAX:
         raise InvalidSetting(
-            f"The settings file {path} has more than {FILE_BYTES_MAX // 1024} KiB; is it the right one?"
+            f"The settings file {path} is larger than {FILE_BYTES_MAX // 1024} KiB: is it the right one?"
         )
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InvalidSetting(f"{path}:{line}: this is no UTF-8; save the file as UTF-8.") from None
+        raise InvalidSetting(f"{path}:{line}: this is not UTF-8: save the file as UTF-8.") from None
 
 
 class _SettingsReader:
@@ -105,11 +105,11 @@ class _SettingsReader:
         value = self._value(first, 0)
         next(self.events)
         if isinstance(after := next(self.events), DocumentStartEvent):
-            raise self._error(after, "a second document begins here; keep one of them")
+            raise self._error(after, "a second document begins here: keep one of them")
         if value is None:
             return ()
         if not isinstance(value, tuple):
-            raise self._error(first, "a settings file holds sections such as `redis:` with settings below them")
+            raise self._error(first, "a settings file contains sections such as `redis:` with settings below them")
         return value
 
     def _value(self, event: Event, depth: int) -> str | tuple[SettingsFileEntry, ...] | UnsupportedValue | None:

@@ -66,12 +66,12 @@ def read_bytes(path: Path) -> bytes:
     """The content; at most one byte more than the limit, so that callers detect larger files."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no file")  # noqa: TRY301  reported like the others
+            raise OSError(errno.EINVAL, "it is not a file")  # noqa: TRY301  reported like the others
         with path.open("rb") as stream:
             return stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidInput(
-            f"The file {path} cannot be read ({error.strerror}): correct its name or its rights."
+            f"The file {path} cannot be read ({error.strerror}): correct its name or its permissions."
         ) from error
 
 
@@ -83,7 +83,7 @@ def check_text_size(text: str, source: str) -> str:
 def _check_size(content: bytes, source: str) -> None:
     if len(content) > FILE_BYTES_MAX:
         line = content[:FILE_BYTES_MAX].count(b"\n") + 1
-        raise error_at_line(source, line, f"the file is larger than {FILE_BYTES_MAX // 1024} KiB; is it the right one?")
+        raise error_at_line(source, line, f"the file is larger than {FILE_BYTES_MAX // 1024} KiB: is it the right one?")
 
 
 def decode_text(content: bytes, source: str) -> str:
@@ -92,7 +92,7 @@ def decode_text(content: bytes, source: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise error_at_line(source, line, "this is no UTF-8; save the file as UTF-8.") from None
+        raise error_at_line(source, line, "this is not UTF-8: save the file as UTF-8.") from None
 
 
 def parse_yaml(text: str, source: str) -> YamlNode | None:
@@ -104,9 +104,9 @@ def parse_yaml(text: str, source: str) -> YamlNode | None:
         return _TreeBuilder(yaml.parse(text, Loader=loader), source).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise error_at_line(source, mark.line + 1 if mark else 1, f"this is no YAML: {error.problem}.") from None
+        raise error_at_line(source, mark.line + 1 if mark else 1, f"this is not YAML: {error.problem}.") from None
     except yaml.YAMLError:
-        raise error_at_line(source, 1, "this is no YAML: it holds characters that are not allowed.") from None
+        raise error_at_line(source, 1, "this is not YAML: it contains characters that are not allowed.") from None
 
 
 def error_at_line(source: str, line: int, sentence: str) -> InvalidInput:
@@ -129,7 +129,7 @@ class _TreeBuilder:
         found = self._node(next(self._events), 0)
         next(self._events)
         if isinstance(after := next(self._events), DocumentStartEvent):
-            raise self._error(after, "a second document begins here; keep one of them")
+            raise self._error(after, "a second document begins here: keep one of them")
         return found
 
     def _node(self, event: Event, depth: int) -> YamlNode:
@@ -138,9 +138,9 @@ class _TreeBuilder:
         if depth > DEPTH_MAX:
             raise self._error(event, f"this is nested deeper than {DEPTH_MAX}")
         if getattr(event, "anchor", None) is not None:
-            raise self._error(event, "anchors and aliases mean nothing here; write it out")
+            raise self._error(event, "anchors and aliases are not supported: write it out")
         if getattr(event, "tag", None) is not None:
-            raise self._error(event, "a tag means nothing here; put a value that begins with ! in quotes")
+            raise self._error(event, "tags are not supported: put a value that begins with ! in quotes")
         line = _event_line(event)
         if isinstance(event, ScalarEvent):
             return ScalarNode(line, event.value, quoted=bool(event.style))
@@ -153,7 +153,7 @@ class _TreeBuilder:
         for event in self._until_end():
             key = self._node(event, depth + 1)
             if not isinstance(key, ScalarNode):
-                raise self._error(event, "a name must stand here")
+                raise self._error(event, "a key must be plain text")
             yield key, self._node(next(self._events), depth + 1)
 
     def _until_end(self) -> Iterator[Event]:
@@ -190,7 +190,7 @@ class YamlReader:
         names: set[str] = set()
         for key, value in node.pairs:
             if key.text in names:
-                raise self.error(key, f"{key.text[:60]!r} stands here twice")
+                raise self.error(key, f"{key.text[:60]!r} is given twice")
             names.add(key.text)
             yield key.text, value
 
@@ -215,16 +215,16 @@ class YamlReader:
     def string(self, node: YamlNode, most: int = STRING_MAX) -> str:
         """A non-empty text."""
         if not isinstance(node, ScalarNode) or is_null(node) or not node.text.strip():
-            raise self.error(node, "a word must stand here")
+            raise self.error(node, "a non-empty text is required here")
         if len(node.text) > most or not node.text.replace("\n", " ").isprintable():
-            raise self.error(node, f"a text of up to {most} printable characters must stand here")
+            raise self.error(node, f"a text of up to {most} printable characters is required here")
         return node.text.strip()
 
     def strings(self, node: YamlNode) -> tuple[str, ...]:
         """One text or a list of them."""
         if isinstance(node, ScalarNode):
             return (self.string(node),)
-        return tuple(self.string(each) for each in self.items(node, "what stands here"))
+        return tuple(self.string(each) for each in self.items(node, "this value"))
 
     def integer(self, node: YamlNode, what: str, least: int = 0, most: int = 2**53) -> int:
         text = node.text if isinstance(node, ScalarNode) else ""
@@ -239,7 +239,7 @@ class YamlReader:
         except InvalidInput as error:
             raise self.error(node, f"{what}: {error.sentence}") if "file" not in error.facts else error from None
         if not least <= seconds <= most:
-            raise self.error(node, f"{what} is a time from {least:g} s to {most:g} s")
+            raise self.error(node, f"{what} is a duration from {least:g} s to {most:g} s")
         return seconds
 
     def boolean(self, node: YamlNode, what: str) -> bool:
@@ -258,7 +258,7 @@ class YamlReader:
     def to_builtins(self, node: YamlNode) -> object:
         """The node as JSON-like data."""
         if isinstance(node, MappingNode):
-            return {key: self.to_builtins(value) for key, value in self.pairs(node, "what stands here")}
+            return {key: self.to_builtins(value) for key, value in self.pairs(node, "this value")}
         if isinstance(node, ListNode):
             return [self.to_builtins(each) for each in node.items]
         assert isinstance(node, ScalarNode)

@@ -223,7 +223,7 @@ async def test_a_server_waits_for_servers_that_start_later_than_it(rota, stack, 
     server = await rota("server", env=env)
     await server.said("server_connect_retry")
     way.heal()
-    await server.said("all_ready")
+    await server.said("services_ready")
     server.send(signal.SIGTERM)
     status, _, errors = await _ended(server)
     assert status == 0, errors

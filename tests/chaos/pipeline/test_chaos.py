@@ -116,7 +116,7 @@ def reached_by(farm, history):
         "books of Redis beside the procs": sum(bool(kept.standing) for kept in history.kept),
         "a consumer made anew": farm.logged("consumer_restored"),
         "a dead dispatcher's claims": farm.logged("queue_owner_deleted"),
-        "a deposed leader": farm.logged("leader_deposed") + farm.logged("leader_lost_postgres"),
+        "a deposed leader": farm.logged("leader_deposed") + farm.logged("leader_postgres_unavailable"),
         "a submit without an answer": sum(not submit.jobs for submit in history.submits),
         "a double run": doubles(history),
     }

@@ -160,7 +160,7 @@ async def test_whoever_is_killed_at_any_named_place_loses_nothing(farm, spawn):
 
 async def _replies_lost(wanted):
     def all_lost():
-        return all(set(came_to(actor, "fault_lost_reply")) == set(replies) for actor, replies in wanted.items())
+        return all(set(came_to(actor, "failpoint_lost_reply")) == set(replies) for actor, replies in wanted.items())
 
     await until(all_lost, within_s=LONG_S, what=f"a lost reply at each of {[*wanted.values()]}", every_s=SOON_S)
 
@@ -171,11 +171,11 @@ async def _kill_server(farm, name, number):
     others = [place for place in names("hit", SERVER) if place not in reports]
     armed = None
     for todo in (reports[number::2], others[number::2]):
-        while left := [place for place in todo if armed is None or place not in came_to(armed, "fault_crash")]:
+        while left := [place for place in todo if armed is None or place not in came_to(armed, "failpoint_crash")]:
             arm = {"CRASH_AT": ",".join(left)}
             armed = await (server(farm, name, **arm) if armed is None else armed.start(**arm))
             assert await fed(farm, armed.wait(LONG_S)) == places.CRASH_EXIT_STATUS, f"{name}: {armed.said()[-1500:]}"
-            assert set(came_to(armed, "fault_crash")).intersection(left), f"{name}: {armed.said()[-1500:]}"
+            assert set(came_to(armed, "failpoint_crash")).intersection(left), f"{name}: {armed.said()[-1500:]}"
 
 
 async def _kill_worker(farm, name, place):

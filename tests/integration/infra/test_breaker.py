@@ -302,7 +302,7 @@ async def test_without_redis_each_replica_goes_on_alone_from_what_it_saw(replica
     network.cut()
     logs.clear()
     await fail(breaker, 1)
-    assert [entry["event"] for entry in logs] == ["breaker_alone", "breaker_changed"]
+    assert [entry["event"] for entry in logs] == ["breaker_fallback_started", "breaker_state_changed"]
     assert (breaker.phase, breaker.scope) == (BreakerPhase.OPEN, "alone")
     assert not await is_let_through(breaker)
 
@@ -336,7 +336,7 @@ async def test_when_redis_is_back_the_shared_state_rules_again(replica, redis_ur
     clock.at_s += REDIS_BREAKER_RULES.open_ms / 1000
     logs.clear()
     assert await is_let_through(breaker)
-    assert [entry["event"] for entry in logs] == ["breaker_shared_again"]
+    assert [entry["event"] for entry in logs] == ["breaker_fallback_ended"]
     await fail(other, 3)
     assert not await is_let_through(breaker)
 

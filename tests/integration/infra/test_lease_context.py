@@ -57,7 +57,7 @@ async def test_who_waits_takes_over_when_the_time_of_the_holder_is_over(leases, 
 
 async def test_who_waits_in_vain_is_told_that_somebody_holds_it(leases, others):
     await take(leases)
-    with pytest.raises(LeaseHeld, match="held by somebody else"):
+    with pytest.raises(LeaseHeld, match="held by another process"):
         async with others.hold("door", kind="test", ttl_s=1, wait_s=0.02):
             pytest.fail("entered")
     with pytest.raises(LeaseHeld):
@@ -160,7 +160,7 @@ async def test_a_process_that_was_blocked_past_its_time_does_not_even_ask(leases
         await forever()
 
     async with asyncio.timeout(5):
-        with pytest.raises(LeaseLost, match="ran out"):
+        with pytest.raises(LeaseLost, match="expired"):
             async with leases.hold("door", kind="test", ttl_s=0.3):
                 await jump_in_time()
 
@@ -170,7 +170,7 @@ async def test_work_that_ends_in_the_moment_of_the_loss_is_not_reported_as_done(
 
     async def end_when_lost():
         async with hold:
-            hold._abort_as_lost("it ran out")
+            hold._abort_as_lost("it expired")
 
     with pytest.raises(LeaseLost):
         await end_when_lost()
@@ -217,7 +217,7 @@ async def test_a_cancellation_together_with_a_loss_is_a_cancellation(leases):
 
     async def work():
         async with hold:
-            hold._abort_as_lost("it ran out")
+            hold._abort_as_lost("it expired")
             asyncio.current_task().cancel()
             await forever()
 
@@ -246,7 +246,7 @@ async def test_a_timeout_that_fires_while_a_lost_lease_is_left_stays_a_timeout(l
 
     async def work():
         async with asyncio.timeout(LONG_S) as patience, hold:
-            hold._abort_as_lost("it ran out")
+            hold._abort_as_lost("it expired")
             patience.reschedule(0)
 
     task = asyncio.create_task(work())
@@ -300,7 +300,7 @@ async def test_a_holder_blocked_past_its_time_learns_of_the_loss_although_its_wo
             with psycopg.connect(database_url, autocommit=True) as other:
                 assert other.execute(take_over).fetchone()[0] > mine.fence
 
-    with pytest.raises(LeaseLost, match="ran out"):
+    with pytest.raises(LeaseLost, match="expired"):
         await work()
 
 
@@ -312,7 +312,7 @@ async def test_a_holder_whose_lease_is_gone_when_it_gives_it_back_is_told(leases
             await database.run(EXPIRE, "door")
             await take(others)
 
-    with pytest.raises(LeaseLost, match="not ours any more"):
+    with pytest.raises(LeaseLost, match="no longer held"):
         await work()
     assert count(LEASES_LOST) == before + 1
 

@@ -333,7 +333,7 @@ async def swallow(request):
 async def test_a_taken_port_is_one_sentence_and_nothing_runs():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"Port {port} on 127.0.0.1 is taken; stop what uses it"):
+        with pytest.raises(PortTaken, match=f"Port {port} on 127.0.0.1 is taken: stop the process that uses it"):
             async with listening(port=port):
                 pytest.fail("it must not run")
 

@@ -176,7 +176,7 @@ async def test_a_batch_says_of_each_message_what_became_of_it(bus):
         PublishOutcome.REJECTED,
         PublishOutcome.STORED,
     ]
-    assert "no declared stream takes subject 'nobody.takes.this'" in receipts[3].reason
+    assert "no declared stream accepts subject 'nobody.takes.this'" in receipts[3].reason
 
 
 async def test_a_large_batch_is_stored_in_order(bus):
@@ -194,7 +194,7 @@ async def test_headers_travel_with_the_message(bus):
 
 async def test_a_message_too_large_for_the_server_is_refused_and_hurts_nobody(bus):
     large = message(1, data=bytes(bus._connection.max_payload - 20))
-    with pytest.raises(InvalidInput, match="NATS takes"):
+    with pytest.raises(InvalidInput, match="NATS accepts"):
         await bus.publish(large)
     assert (await bus.publish(message(2))).outcome is PublishOutcome.STORED
 

@@ -278,7 +278,7 @@ async def test_messages_that_can_never_leave_are_parked_with_a_reason_and_block_
         ]
         assert "wildcards" in aside[0].reason
         assert "no declared stream" in aside[1].reason
-        assert "NATS takes" in aside[2].reason
+        assert "NATS accepts" in aside[2].reason
         await until(lambda: metrics.REGISTRY.get_sample_value("rota_outbox_parked") == 3)
     assert await waiting(database) == 0
 

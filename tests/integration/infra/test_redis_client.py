@@ -93,7 +93,7 @@ async def test_a_command_whose_answer_was_lost_is_not_sent_again(connected, redi
 async def test_callers_wait_for_a_free_connection_for_a_bounded_time(connected, redis_url):
     one = connected(redis_url, pool_size=1, pool_wait_s=0.1)
     taken = await one.connection_pool.get_connection()
-    with pytest.raises(RedisUnavailable, match="busy with all 1 connections we may open: raise the pool size") as busy:
+    with pytest.raises(RedisUnavailable, match="busy with all 1 connections of the pool: raise the pool size") as busy:
         await health(one)
     assert busy.value.facts["outcome"] == "not_sent"
     async with asyncio.TaskGroup() as group:

@@ -207,7 +207,7 @@ async def test_a_server_that_forgets_at_once_is_given_the_text_with_a_warning(cl
     before = EVALS.labels("counting")._value.get()
     with capture_logs() as logs:
         assert await counting()(meddled, counter="n") == Done(1)
-    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["redis_script_forgotten"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["redis_script_not_cached"]
     assert EVALS.labels("counting")._value.get() == before + 1
 
 

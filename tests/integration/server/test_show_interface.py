@@ -139,7 +139,7 @@ async def test_a_request_that_does_not_say_which_way_changes_nothing(channel, da
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x7fduck", b"\x07", b"\x0b", b"\x00", b"\xff" * 20, b"\x0a\x01\xff"])
 async def test_bytes_that_are_no_message_are_refused_in_a_sentence(channel, data):
     code, details = await refused(channel, GET, data)
-    assert (code, details.startswith("The request is no protobuf message (")) == (
+    assert (code, details.startswith("The request is not a protobuf message (")) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         True,
     )
@@ -192,7 +192,7 @@ async def test_of_a_defect_the_caller_learns_nothing_and_the_log_all():
         async with served(Odd(answer)) as (server, _), channel_to(server.port) as channel:
             code, details = await refused(channel, "/test.Odd/Do", b"")
     assert (code, "hunter2" in details) == (grpc.StatusCode.INTERNAL, False)
-    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["rpc_defect"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["rpc_internal_error"]
 
 
 def closed(port):
@@ -221,7 +221,7 @@ async def test_a_call_under_way_is_finished_before_the_process_ends():
 
 async def test_a_port_that_is_taken_is_told_and_never_shared():
     async with served() as (first, _):
-        with pytest.raises(PortTaken, match=f"Port {first.port} on 127.0.0.1 is taken; .* set grpc.port"):
+        with pytest.raises(PortTaken, match=f"Port {first.port} on 127.0.0.1 is taken: .* set grpc.port"):
             async with served(port=first.port):
                 pass
 
@@ -255,7 +255,7 @@ async def test_with_a_certificate_calls_are_encrypted(certificate):
 
 
 async def test_files_that_are_no_certificate_are_told_in_a_sentence(tmp_path):
-    with pytest.raises(InvalidSetting, match=r"grpc\.tls_key cannot be read: No such file"):
+    with pytest.raises(InvalidSetting, match=r"grpc\.tls_key cannot be read \(No such file"):
         async with served(tls_cert=str(tmp_path / "none"), tls_key=str(tmp_path / "none")):
             pass
     (tmp_path / "odd").write_text("no certificate")

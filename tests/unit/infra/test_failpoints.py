@@ -45,8 +45,8 @@ def test_an_armed_process_dies_at_the_asked_visit_and_says_so():
     assert process.returncode == failpoints.CRASH_EXIT_STATUS
     assert output.split() == ["1", "2"]
     armed, crashed = map(json.loads, errors.splitlines())
-    assert (armed["event"], armed["crash_at"]) == ("faults_armed", {"other.place": 1, "lease.after_acquire": 2})
-    assert (crashed["event"], crashed["place"]) == ("fault_crash", "lease.after_acquire")
+    assert (armed["event"], armed["crash_at"]) == ("failpoints_armed", {"other.place": 1, "lease.after_acquire": 2})
+    assert (crashed["event"], crashed["place"]) == ("failpoint_crash", "lease.after_acquire")
 
 
 def test_a_paused_process_goes_on_after_it_is_continued():
@@ -72,7 +72,7 @@ def test_a_lost_reply_is_a_connection_error_at_its_visit_only_and_is_told(capsys
     assert isinstance(lost.value, ConnectionError)
     plan.after_send("lease.renew")
     told = json.loads(capsys.readouterr().err)
-    assert (told["event"], told["place"]) == ("fault_lost_reply", "lease.renew")
+    assert (told["event"], told["place"]) == ("failpoint_lost_reply", "lease.renew")
 
 
 def test_visits_of_one_place_do_not_count_for_another():

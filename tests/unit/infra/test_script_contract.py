@@ -81,11 +81,11 @@ def test_redis_runs_the_file_line_by_line_with_its_locals_on_the_first():
 @pytest.mark.parametrize(
     ("lines", "at", "complaint"),
     [
-        (["-- keys sub hash a:b", "-- reply done"], 2, "'keys' is no word of a header"),
+        (["-- keys sub hash a:b", "-- reply done"], 2, "'keys' is not a keyword of a header"),
         (["-- key sub hash", "-- reply done"], 2, "needs a name, a type and a pattern"),
-        (["-- key sub table a:b", "-- reply done"], 2, "'table' is no type of key"),
+        (["-- key sub table a:b", "-- reply done"], 2, "'table' is not a type of key"),
         (["-- arg token", "-- reply done"], 2, "needs a name and a type"),
-        (["-- arg token string", "-- reply done"], 2, "'string' is no type"),
+        (["-- arg token string", "-- reply done"], 2, "'string' is not a type"),
         (["-- arg Token str", "-- reply done"], 2, "'Token' cannot be a name"),
         (["-- arg end int", "-- reply done"], 2, "'end' cannot be a name"),
         (["-- arg redis int", "-- reply done"], 2, "'redis' cannot be a name"),
@@ -94,11 +94,11 @@ def test_redis_runs_the_file_line_by_line_with_its_locals_on_the_first():
         (["-- key n* hash a:b", "-- key m hash a:c", "-- reply done"], 3, "only the last"),
         (["-- reply done | done seq:int"], 2, "'done' is declared twice"),
         (["-- reply done seq:int seq:int"], 2, "'seq' is declared twice"),
-        (["-- reply done seq"], 2, "'seq' lacks its type"),
-        (["-- reply done seq:number"], 2, "'number' is no type"),
+        (["-- reply done seq"], 2, "'seq' has no type"),
+        (["-- reply done seq:number"], 2, "'number' is not a type"),
         (["-- reply done | "], 2, "cannot be a name"),
         (["-- reply done*"], 2, "a star belongs"),
-        (["-- arg n int"], 1, "names no reply"),
+        (["-- arg n int"], 1, "declares no reply"),
     ],
 )
 def test_a_wrong_header_is_refused_with_file_and_line(lines, at, complaint):
@@ -217,8 +217,8 @@ def test_an_answer_that_is_not_in_the_header_is_a_mistake_of_the_script(answer):
 @pytest.mark.parametrize(
     ("line", "replies", "complaint"),
     [
-        ("-- reply released seq:int | absent", Released, "the caller knows"),
-        ("-- reply absent", Released | Absent, "the caller knows"),
+        ("-- reply released seq:int | absent", Released, "the caller expects"),
+        ("-- reply absent", Released | Absent, "the caller expects"),
         ("-- reply released sequence:int", Released, "the fields of Released"),
         ("-- reply released seq:int more:int", Released, "the fields of Released"),
         ("-- reply released seq:str", Released, "Released.seq is not str"),

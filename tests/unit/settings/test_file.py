@@ -60,7 +60,7 @@ def test_a_file_that_sets_nothing_is_fine(tmp_path, text):
 
 def test_a_named_file_that_is_missing_is_told(tmp_path):
     sentence = refusal(tmp_path, ROTA_CONFIG="nowhere.yaml")
-    assert "nowhere.yaml cannot be read (No such file or directory); correct --config, ROTA_CONFIG" in sentence
+    assert "nowhere.yaml cannot be read (No such file or directory): correct --config, ROTA_CONFIG" in sentence
 
 
 def test_a_directory_is_no_settings_file(tmp_path):
@@ -92,28 +92,28 @@ def test_a_file_of_more_than_a_quarter_mebibyte_is_refused_unread(tmp_path):
     write(tmp_path, b"#" * FILE_BYTES_MAX)
     load(environ={}, directory=tmp_path)
     write(tmp_path, b"#" * (FILE_BYTES_MAX + 1))
-    assert "has more than 256 KiB; is it the right one?" in refusal(tmp_path)
+    assert "is larger than 256 KiB: is it the right one?" in refusal(tmp_path)
 
 
 def test_other_encodings_are_refused_with_their_line(tmp_path):
     write(tmp_path, "log:\n  level: é".encode("latin-1"))
-    assert refusal(tmp_path).endswith("rota.yaml:2: this is no UTF-8; save the file as UTF-8.")
+    assert refusal(tmp_path).endswith("rota.yaml:2: this is not UTF-8: save the file as UTF-8.")
 
 
 @pytest.mark.parametrize(
     ("text", "line", "sentence"),
     [
-        ("redis:\n\turl: x", 2, "this is no YAML: "),
-        ("redis: {url: x", None, "this is no YAML: did not find expected ',' or '}'."),
-        ("a: 'open", 1, "this is no YAML: "),
-        ("log: {}\n---\nlog: {}", 2, "a second document begins here; keep one of them."),
-        ("- redis", 1, "a settings file holds sections such as `redis:` with settings below them."),
-        ("redis", 1, "a settings file holds sections such as `redis:` with settings below them."),
+        ("redis:\n\turl: x", 2, "this is not YAML: "),
+        ("redis: {url: x", None, "this is not YAML: did not find expected ',' or '}'."),
+        ("a: 'open", 1, "this is not YAML: "),
+        ("log: {}\n---\nlog: {}", 2, "a second document begins here: keep one of them."),
+        ("- redis", 1, "a settings file contains sections such as `redis:` with settings below them."),
+        ("redis", 1, "a settings file contains sections such as `redis:` with settings below them."),
         ("log: {}\n? [a, b]\n: 1", 2, "a key must be plain text."),
         ("log: {}\n? {a: b}\n: 1", 2, "a key must be plain text."),
         ("redis: " + "{a: " * 30 + "1" + "}" * 30, 1, "this is nested too deeply."),
         ("redis: " + "[" * 100_000, 1, "this is nested too deeply."),
-        ("log: {level: \x07}", None, "it holds characters that are not allowed."),
+        ("log: {level: \x07}", None, "it contains characters that are not allowed."),
     ],
 )
 def test_what_is_no_settings_file_is_one_sentence_with_its_line(tmp_path, text, line, sentence):

@@ -212,7 +212,7 @@ def test_the_store_keeps_the_same_content_once_and_notices_what_was_changed(tmp_
     file.write_bytes(b"abd")
     with pytest.raises(BlobCorrupted, match="not what was written"):
         store.get(pointer)
-    with pytest.raises(InvalidInput, match="no pointer"):
+    with pytest.raises(InvalidInput, match="not a pointer"):
         store.get("file:../../etc/passwd")
     with pytest.raises(InvalidInput, match="workers read only from there"):
         store.get(f"pg:{'0' * 64}:3")

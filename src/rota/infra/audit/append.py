@@ -29,8 +29,8 @@ async def append(tx: Transaction, entries: Sequence[AuditEntry]) -> ChainHead:
         row = await tx.row(APPEND, *_columns(entries))
     except (asyncpg.DataError, UnicodeError) as error:
         raise InvalidInput(
-            "An audit entry holds a character that PostgreSQL cannot store (NUL, or half of a surrogate pair): remove"
-            " it from the name or the detail."
+            "An audit entry contains a character that PostgreSQL cannot store (NUL, or half of a surrogate pair):"
+            " remove it from the name or the detail."
         ) from error
     assert row is not None
     failpoints.hit("audit.after_append")

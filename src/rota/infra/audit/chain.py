@@ -49,7 +49,8 @@ class ChainHead(msgspec.Struct, frozen=True):
             head = cls(-1, b"")
         if head.seq < 0 or len(head.hash) != hashlib.sha256().digest_size:
             raise InvalidInput(
-                f"{text.strip()!r} is not a point of the audit trail: give SEQ:HASH as `rota audit verify` printed it."
+                f"{text.strip()!r} is not a position in the audit trail: give SEQ:HASH as printed by"
+                " `rota audit verify`."
             )
         return head
 
@@ -95,12 +96,10 @@ def row_hash(row: ChainRow) -> bytes:
 def check_link(last: ChainHead, row: ChainRow) -> ChainProblem | None:
     """The fault of `row` as the successor of `last`."""
     if row.seq != last.seq + 1:
-        return ChainProblem(
-            last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: somebody removed it."
-        )
+        return ChainProblem(last.seq + 1, "gap", f"Entry {last.seq + 1} of the audit trail is missing: it was removed.")
     if row_hash(row) != row.hash:
         return ChainProblem(
-            row.seq, "changed", f"Entry {row.seq} of the audit trail does not match its hash: somebody changed it."
+            row.seq, "changed", f"Entry {row.seq} of the audit trail does not match its hash: it was changed."
         )
     if row.prev_hash != last.hash:
         return ChainProblem(
@@ -118,7 +117,7 @@ def check_head(last: ChainHead, head: ChainHead) -> ChainProblem | None:
     return ChainProblem(
         last.seq,
         "wrong_head",
-        f"The audit trail ends at entry {last.seq}, but its writers left it at {head.seq}: its end was replaced.",
+        f"The audit trail ends at entry {last.seq}, but its recorded head is {head.seq}: its end was replaced.",
     )
 
 
@@ -126,12 +125,12 @@ def check_anchor(anchor: ChainHead, stored: bytes | None) -> ChainProblem | None
     """The fault when the entry recorded in `anchor` has the hash `stored`."""
     if stored is None:
         return ChainProblem(
-            anchor.seq, "cut", f"Entry {anchor.seq}, which was there before, is missing: the audit trail was cut."
+            anchor.seq, "cut", f"Entry {anchor.seq}, which the anchor records, is missing: the audit trail was cut."
         )
     if stored != anchor.hash:
         return ChainProblem(
             anchor.seq,
             "rewritten",
-            f"Entry {anchor.seq} is not the one that was there before: the audit trail was rewritten up to it.",
+            f"Entry {anchor.seq} does not match the anchor: the audit trail was rewritten up to it.",
         )
     return None

@@ -55,7 +55,7 @@ class BlobDirectory:
                 continue
             except OSError as error:
                 raise _directory_error(self.directory, error) from error
-        raise BlobMissing(f"Nothing is kept under {pointer} any more.", pointer=str(pointer))
+        raise BlobMissing(f"The value {pointer} is no longer stored.", pointer=str(pointer))
 
     def sweep(self, before_s: float, now_s: float, used: Collection[bytes]) -> int:
         """Remove unused blobs put before `before_s` (seconds since 1970); returns the number."""
@@ -134,7 +134,7 @@ def _copy(source_file: IO[bytes], target_file: IO[bytes], most_bytes: int) -> Bl
     while part := source_file.read(COPY_CHUNK_BYTES):
         size += len(part)
         if size > most_bytes:
-            raise InvalidInput(f"It has more than the {most_bytes} bytes that the store keeps of one value.")
+            raise InvalidInput(f"The value is larger than {most_bytes} bytes, the store's limit for one value.")
         digest.update(part)
         target_file.write(part)
     target_file.flush()
@@ -153,7 +153,7 @@ def _sync(directory: Path) -> None:
 
 def _directory_error(directory: Path, error: OSError) -> SetupFailed:
     if error.errno == 28:
-        return DiskFull(f"There is no room left in the store's directory {directory}: make some, or move it.")
+        return DiskFull(f"The store's directory {directory} is full: free some space, or set another directory.")
     return SetupFailed(
-        f"The store's directory {directory} cannot be used ({error.strerror}): make it one that can, or set another."
+        f"The store's directory {directory} cannot be used ({error.strerror}): correct its permissions, or set another."
     )

@@ -37,14 +37,14 @@ class BlobPointer(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> BlobPointer:
         found = _POINTER.fullmatch(text)
         if found is None:
-            raise InvalidInput(f"{text[:40]!r} is no pointer of this store.")
+            raise InvalidInput(f"{text[:40]!r} is not a pointer of this store.")
         return cls(BlobLocation(found[1]), bytes.fromhex(found[2]), int(found[3]))
 
     def verify(self, data: bytes) -> bytes:
         """`data`, if it matches this pointer."""
         if len(data) != self.size or sha256(data).digest() != self.sha256:
             raise BlobCorrupted(
-                f"What is stored under {self} is not what was written there: restore it, or submit the job again.",
+                f"The value stored under {self} is not what was written: restore it, or submit the job again.",
                 pointer=str(self),
             )
         return data

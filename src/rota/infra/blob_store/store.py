@@ -53,7 +53,7 @@ class BlobStore:
             if len(data) > self.target.most_bytes:
                 raise InvalidInput(
                     f"A value of {len(data)} bytes is too large for the store, at most {self.target.most_bytes} are"
-                    " allowed: write it elsewhere, and pass where it is."
+                    " allowed: write it elsewhere, and pass its location."
                 )
         pointers = [pointer_to(data, self._location_for(data)) for data in values]
         small = [data for data, pointer in zip(values, pointers, strict=True) if pointer.where is BlobLocation.POSTGRES]
@@ -70,7 +70,9 @@ class BlobStore:
         if location.where is BlobLocation.POSTGRES:
             return await table.get(on or self.database, location)
         if self._files is None:
-            raise SetupFailed(f"{location} lies in a file, and this process has no directory of the store: set it.")
+            raise SetupFailed(
+                f"{location} is stored in a file, but this process has no store directory: set store.directory."
+            )
         return await _in_thread(partial(self._files.get, location))
 
     async def maintain(self, retention_s: float, used: Collection[str]) -> None:
@@ -102,4 +104,4 @@ async def _in_thread(work: Callable[[], T], timeout_s: float = FILE_TIMEOUT_S) -
         async with asyncio.timeout(timeout_s):
             return await asyncio.to_thread(work)
     except TimeoutError as error:
-        raise SetupFailed("The store's directory does not answer: look at the file system it lies on.") from error
+        raise SetupFailed("The store's directory does not respond: check its file system.") from error

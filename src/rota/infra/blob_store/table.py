@@ -35,7 +35,7 @@ def put_arguments(data: Sequence[bytes]) -> tuple[list[BlobPointer], tuple[objec
 async def get(database: Database | Transaction, pointer: BlobPointer) -> bytes:
     data = await database.value(GET, pointer.sha256)
     if data is None:
-        raise BlobMissing(f"Nothing is kept under {pointer} any more.", pointer=str(pointer))
+        raise BlobMissing(f"The value {pointer} is no longer stored.", pointer=str(pointer))
     return pointer.verify(bytes(data))
 
 

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 STATE: Final = metrics.gauge("rota_breaker_state", "0 closed, 1 half-open, 2 open.", labels=("name",))
 TRANSITIONS: Final = metrics.counter("rota_breaker_transitions", "Changes of a breaker's state.", labels=("name", "to"))
-REFUSALS: Final = metrics.counter("rota_breaker_refusals", "Calls a breaker did not let through.", labels=("name",))
+REFUSALS: Final = metrics.counter("rota_breaker_refusals", "Calls refused by an open breaker.", labels=("name",))
 
 _LEVEL: Final = {BreakerPhase.CLOSED: 0, BreakerPhase.HALF_OPEN: 1, BreakerPhase.OPEN: 2}
 
@@ -168,4 +168,6 @@ class Breaker:
             return
         TRANSITIONS.labels(self.name, result.phase).inc()
         log_line = log.info if result.phase is BreakerPhase.CLOSED else log.warning
-        log_line("breaker_changed", breaker=self.name, was=result.was, phase=result.phase, failures=result.failures)
+        log_line(
+            "breaker_state_changed", breaker=self.name, was=result.was, phase=result.phase, failures=result.failures
+        )

@@ -160,14 +160,14 @@ class SharedStateMachine:
         self._last_result, self._last_result_ms = result, monotonic_ms(self._clock)
         if self._fallback is not None:
             self._fallback = None
-            log.info("breaker_shared_again", breaker=self._name, phase=result.phase)
+            log.info("breaker_fallback_ended", breaker=self._name, phase=result.phase)
 
     def _fall_back(self, why: str = "") -> LocalStateMachine:
         if self._fallback is None:
             now_ms = monotonic_ms(self._clock)
             state = fallback_state(self._rules, self._last_result, now_ms - self._last_result_ms, now_ms)
             self._fallback = LocalStateMachine(self._rules, self._clock, state)
-            log.warning("breaker_alone", breaker=self._name, phase=state.phase, why=why)
+            log.warning("breaker_fallback_started", breaker=self._name, phase=state.phase, why=why)
         return self._fallback
 
 

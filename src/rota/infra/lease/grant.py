@@ -7,7 +7,7 @@ import msgspec
 from rota.infra.telemetry import metrics
 
 LEASES_ACQUIRED = metrics.counter("rota_lease_acquired", "Leases granted to this process.", labels=("kind",))
-LEASES_LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
+LEASES_LOST = metrics.counter("rota_lease_lost", "Leases that were lost during work.", labels=("kind",))
 FENCE_REJECTIONS = metrics.counter(
     "rota_lease_fence_rejected", "Guarded writes refused to a stale holder.", labels=("kind",)
 )

@@ -100,7 +100,7 @@ class Leadership:
                     raise
                 log.warning("leader_deposed", lease=self._name, code=error.code)
             except PostgresUnavailable as error:
-                log.warning("leader_lost_postgres", lease=self._name, outcome=error.facts.get("outcome"))
+                log.warning("leader_postgres_unavailable", lease=self._name, outcome=error.facts.get("outcome"))
             await self._pause(1)
 
     async def _term(self) -> None:

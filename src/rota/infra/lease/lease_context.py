@@ -81,7 +81,7 @@ class LeaseContext:
         if self._lost is not None:
             self._task.uncancel()
         elif self._clock.monotonic() >= self._valid_until:
-            self._record_lost("it ran out")
+            self._record_lost("it expired")
         cancelled = await _run_shielded(self._finish())
         by_others = self._task.cancelling() > self._cancelling
         if cancelled is not None and (by_others or self._lost is None):
@@ -89,8 +89,8 @@ class LeaseContext:
         stopped_by_us = isinstance(error, asyncio.CancelledError) and not by_others
         if self._lost is not None and (error is None or stopped_by_us):
             raise LeaseLost(
-                f"The {self._kind} lease {self._name} was lost while work was under way ({self._lost}): the work was"
-                " stopped, and whoever holds the lease now goes on with it.",
+                f"The {self._kind} lease {self._name} was lost during work ({self._lost}): the work was stopped, and"
+                " the new holder continues it.",
                 lease=self._name,
                 fence=self._lease.fence,
             ) from self._cause
@@ -102,7 +102,7 @@ class LeaseContext:
                 lease = await self._wait(notifications)
         if lease is None:
             raise LeaseHeld(
-                f"The {self._kind} lease {self._name} is held by somebody else: try again later.", lease=self._name
+                f"The {self._kind} lease {self._name} is held by another process: try again later.", lease=self._name
             )
         return lease
 
@@ -155,7 +155,7 @@ class LeaseContext:
         """Try once; returns the number of consecutive failures."""
         self._requested_at = self._clock.monotonic()
         if self._requested_at >= self._valid_until:
-            self._abort_as_lost("it ran out")
+            self._abort_as_lost("it expired")
             return failures
         try:
             async with asyncio.timeout(self._ttl_s / 6):
@@ -193,7 +193,7 @@ class LeaseContext:
             log.warning("lease_release_failed", lease=self._name, error=type(error).__name__, free_in_s=self._ttl_s)
         else:
             if self._name not in ours:
-                self._record_lost("it was not ours any more when it was given back")
+                self._record_lost("it was no longer held at its release")
 
 
 async def _run_shielded(work: Coroutine[None, None, None]) -> asyncio.CancelledError | None:

@@ -107,8 +107,8 @@ class Leases:
             for lease in leases:
                 FENCE_REJECTIONS.labels(lease.kind).inc()
             raise StaleFence(
-                f"The lease {' or '.join(names)} ran out or went to somebody else, so this write was refused: stop this"
-                " work; the new holder goes on with it.",
+                f"The lease {' or '.join(names)} expired or has a new holder, so this write was refused: stop this"
+                " work; the new holder continues it.",
                 leases=names,
                 fences=fences,
             ) from error

@@ -47,7 +47,7 @@ from rota.model.errors import InvalidInput, NatsUnavailable, RotaError
 
 log = structlog.get_logger(__name__)
 MESSAGES_HANDLED = metrics.counter(
-    "rota_bus_handled", "Messages answered, by consumer and answer.", labels=("consumer", "answer")
+    "rota_bus_handled", "Messages acknowledged, by consumer and kind of acknowledgement.", labels=("consumer", "answer")
 )
 
 DEAD_LETTER_RETRY_S = 5.0
@@ -155,7 +155,7 @@ class BatchConsumer:
     async def _decide_all(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         live = [delivery for delivery in batch if not delivery.overdue]
         decided = dict(zip(live, await self._decide(live), strict=True)) if live else {}
-        exhausted = Terminate("its deliveries were used up without an answer")
+        exhausted = Terminate("its deliveries were used up without an acknowledgement")
         return [decided.get(delivery) if not delivery.overdue else exhausted for delivery in batch]
 
     async def _decide(self, batch: Sequence[Delivery]) -> Sequence[Acknowledgement]:
@@ -196,7 +196,7 @@ class BatchConsumer:
                 if not only_unavailable(error):
                     raise
                 attempts += 1
-                log.warning("handler_waits", consumer=self._spec.durable, reason=str(error))
+                log.warning("handler_server_unavailable", consumer=self._spec.durable, reason=str(error))
                 if not await self._lifecycle.pause(OUTAGE_BACKOFF.pause_s(attempts, _jitter())):
                     raise
 
@@ -246,7 +246,7 @@ class BatchConsumer:
             await self._retry_while_unavailable(lambda: self._on_terminated(delivery, reason))
         except Exception:
             # Any error: a message must not be terminated without a dead letter.
-            log.exception("dead_letter_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
+            log.exception("dead_letter_write_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
             await delivery.nak(self._dead_letter_retry_s)
             self._count("nak")
             return

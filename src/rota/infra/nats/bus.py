@@ -264,7 +264,9 @@ class Bus:
         return [
             next(retried)
             if stream
-            else PublishReceipt(PublishOutcome.REJECTED, reason=f"no declared stream takes subject {message.subject!r}")
+            else PublishReceipt(
+                PublishOutcome.REJECTED, reason=f"no declared stream accepts subject {message.subject!r}"
+            )
             for message, stream in zip(messages, streams, strict=True)
         ]
 
@@ -277,7 +279,7 @@ class Bus:
                     await self._restore_stream(name)
             return await self._publisher.publish(messages, deadline)
         except (NatsUnavailable, SetupFailed, TimeoutError) as error:
-            log.warning("streams_not_restored", streams=sorted(streams), kind=type(error).__name__)
+            log.warning("stream_restore_failed", streams=sorted(streams), kind=type(error).__name__)
             return [PublishReceipt(PublishOutcome.UNSETTLED, reason="its stream is gone")] * len(messages)
 
     async def _restore_consumer(self, spec: ConsumerSpec) -> None:

@@ -38,9 +38,9 @@ from rota.model.errors import LoginRefused, NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)
 DISCONNECTS = metrics.counter("rota_bus_disconnects", "Times the connection to NATS was lost.")
-RECONNECTS = metrics.counter("rota_bus_reconnects", "Times the connection to NATS came back.")
+RECONNECTS = metrics.counter("rota_bus_reconnects", "Times the connection to NATS was restored.")
 SLOW_CONSUMER_DROPS = metrics.counter(
-    "rota_bus_slow_consumer", "Messages dropped here because nobody took them in time."
+    "rota_bus_slow_consumer", "Messages dropped here because their consumer was too slow."
 )
 
 RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
@@ -153,7 +153,7 @@ class NatsConnection:
             with cancellable():
                 await client.publish(subject, data, reply=reply, headers=headers)
         except (errors.Error, OSError) as error:
-            raise self._unavailable("does not take messages", error) from error
+            raise self._unavailable("does not accept messages", error) from error
 
     async def request(self, subject: str, data: bytes = b"") -> bytes:
         """The reply to one request, within `publish_timeout_s`."""
@@ -162,7 +162,7 @@ class NatsConnection:
             with cancellable():
                 reply_message = await client.request(subject, data, timeout=self.target.publish_timeout_s)
         except errors.NoRespondersError as error:
-            raise self._unavailable("has nobody who answers: is JetStream on?", error) from error
+            raise self._unavailable("has no responder; is JetStream enabled?", error) from error
         except (errors.Error, OSError) as error:
             raise self._unavailable("does not answer", error) from error
         return reply_message.data
@@ -244,7 +244,7 @@ class NatsConnection:
             log.warning("nats_slow_consumer", subject=error.subject)
         elif _is_login_refusal(error):
             refusal = LoginRefused(
-                f"NATS at {self.target.address} refused our credentials: correct the user and password, or the token, "
+                f"NATS at {self.target.address} refused the credentials: correct the user and password, or the token, "
                 "in the NATS URL.",
                 address=self.target.address,
             )
@@ -254,7 +254,7 @@ class NatsConnection:
             log.error("nats_login_refused", code=refusal.code, reason=refusal.sentence)
         elif type(error) is errors.Error:
             # A message of the server itself, such as a missing permission.
-            log.warning("nats_complained", said=_cause(error))
+            log.warning("nats_server_error", description=_cause(error))
         else:
             log.debug("nats_error", kind=type(error).__name__)
 
@@ -280,7 +280,7 @@ class NatsConnection:
                 async with asyncio.timeout(CLOSED_CHECK_INTERVAL_S):
                     await self._client_closed.wait()
             if self._client is not None and self._client.is_closed:
-                log.warning("nats_given_up", address=self.target.address, kind=type(self._last_error).__name__)
+                log.warning("nats_client_closed", address=self.target.address, kind=type(self._last_error).__name__)
                 self._notify_disconnected()
                 await _close_client(self._client)
                 await self._redial()
@@ -291,7 +291,7 @@ class NatsConnection:
             try:
                 self._client = await self._dial()
             except (NatsUnavailable, SetupFailed) as error:
-                log.warning("nats_revival_failed", code=error.code, reason=error.sentence)
+                log.warning("nats_reopen_failed", code=error.code, reason=error.sentence)
             else:
                 self._notify_connected()
                 return

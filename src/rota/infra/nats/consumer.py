@@ -36,7 +36,7 @@ from rota.model.errors import NatsUnavailable, SetupFailed
 
 log = structlog.get_logger(__name__)
 LATE_DELIVERIES = metrics.counter(
-    "rota_bus_late", "Messages that lay here for longer than their ack wait.", labels=("consumer",)
+    "rota_bus_late", "Messages dropped here after waiting longer than their ack wait.", labels=("consumer",)
 )
 CONSUMERS_RESTORED = metrics.counter(
     "rota_bus_restored", "Consumers ensured again because NATS seemed to have lost them.", labels=("consumer",)
@@ -144,7 +144,7 @@ class Consumer:
         """One step towards the next message: connect, recover, pull or wait, for at most `left_s`."""
         if self._refusal:
             refusal, self._refusal = self._refusal, ""
-            raise SetupFailed(f"NATS refuses to hand out messages of consumer {self.spec.durable}: {refusal}.")
+            raise SetupFailed(f"NATS refuses to deliver messages of consumer {self.spec.durable}: {refusal}.")
         if not self._connection.connected:
             await self._connection.until_connected(left_s)
         elif self._pull is not None:
@@ -193,7 +193,7 @@ class Consumer:
             async with asyncio.timeout(min(left_s, pull.silent_at - now)):
                 await self._changed.wait()
         if self._pull is pull and self._clock.monotonic() >= pull.silent_at:
-            log.info("pull_went_silent", consumer=self.spec.durable)
+            log.info("pull_timed_out", consumer=self.spec.durable)
             # Servers before 2.10 do not reply to a pull on a missing consumer.
             self._failures += 1
             self._lost = True
@@ -231,7 +231,7 @@ class Consumer:
                 # 503: no responder. 409: consumer deleted, new leader, or too many pulls.
                 self._failures += 1
                 self._lost = self._lost or status == "503" or "Deleted" in description
-                log.info("pull_ended", consumer=self.spec.durable, status=status, said=description.strip())
+                log.info("pull_ended", consumer=self.spec.durable, status=status, description=description.strip())
         self._end_pull()
 
     def _end_pull(self) -> None:

@@ -94,7 +94,7 @@ class JetStream:
                     f"NATS at {self._address} runs without JetStream: add `jetstream {{}}` to its configuration and "
                     "restart it."
                 )
-            raise self._api_failure("the account cannot be looked at", reply)
+            raise self._api_failure("the account cannot be read", reply)
 
     async def ensure(self, streams: Iterable[StreamSpec], consumers: Iterable[ConsumerSpec]) -> None:
         """Create every declared stream and consumer; update existing ones that differ, where NATS allows it."""
@@ -129,7 +129,7 @@ class JetStream:
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
                 return None
-            raise self._api_failure(f"stream {stream} cannot be looked at", reply)
+            raise self._api_failure(f"stream {stream} cannot be read", reply)
         return msgspec.convert({**reply["state"], "mark": f"{parse_time_ns(reply['created']):x}"}, StreamState)
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
@@ -139,7 +139,7 @@ class JetStream:
         if isinstance(reply, ApiError):
             if reply.err_code == _NO_STREAM:
                 return []
-            raise self._api_failure(f"stream {stream} cannot be looked at", reply)
+            raise self._api_failure(f"stream {stream} cannot be read", reply)
         return sorted(self._names.bare_subject(subject) for subject in reply["state"].get("subjects") or ())
 
     async def create_push_consumer(
@@ -160,13 +160,13 @@ class JetStream:
         }
         created = await self._call(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
         if isinstance(created, ApiError):
-            raise NatsUnavailable(f"Stream {stream} cannot be followed now: {created.description}.")
+            raise NatsUnavailable(f"Stream {stream} cannot be read now: {created.description}.")
 
     async def ack_floor(self, spec: ConsumerSpec) -> int | None:
         """The sequence up to which all messages are acknowledged; None when nothing is pending."""
         reply = await self._call(f"CONSUMER.INFO.{self._names.stream(spec.stream)}.{spec.durable}")
         if isinstance(reply, ApiError):
-            raise NatsUnavailable(f"Consumer {spec.durable} cannot be looked at now: {reply.description}.")
+            raise NatsUnavailable(f"Consumer {spec.durable} cannot be read now: {reply.description}.")
         if reply["num_pending"] == 0 and reply["num_ack_pending"] == 0:
             return None
         return int(reply["ack_floor"]["stream_seq"])
@@ -177,17 +177,17 @@ class JetStream:
         if not isinstance(created, ApiError):
             return
         if created.err_code != _NAME_IN_USE:
-            raise self._api_failure(f"stream {name} cannot be made", created)
+            raise self._api_failure(f"stream {name} cannot be created", created)
         found = await self._call(f"STREAM.INFO.{name}")
         if isinstance(found, ApiError):
-            raise self._api_failure(f"stream {name} cannot be looked at", found)
+            raise self._api_failure(f"stream {name} cannot be read", found)
         update = stream_update(found["config"], declared)
         if update is None:
             return
         updated = await self._call(f"STREAM.UPDATE.{name}", update)
         if isinstance(updated, ApiError):
-            raise self._api_failure(f"stream {name} cannot be changed", updated)
-        log.info("stream_changed", stream=name)
+            raise self._api_failure(f"stream {name} cannot be updated", updated)
+        log.info("stream_updated", stream=name)
 
     async def _ensure_consumer(self, spec: ConsumerSpec) -> None:
         stream = self._names.stream(spec.stream)
@@ -204,7 +204,7 @@ class JetStream:
                 stream=stream,
                 consumer=spec.durable,
             )
-        raise self._api_failure(f"consumer {spec.durable} of stream {stream} cannot be made", created)
+        raise self._api_failure(f"consumer {spec.durable} of stream {stream} cannot be created", created)
 
     async def _call(self, method: str, body: Config | None = None) -> Config | ApiError:
         data = await self._connection.request(f"{API}.{method}", msgspec.json.encode(body) if body is not None else b"")
@@ -214,11 +214,11 @@ class JetStream:
 
     def _api_failure(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
         facts = {"address": self._address, "err_code": error.err_code}
-        message = f"NATS at {self._address} says that {what}: {error.description or error.code}."
+        message = f"NATS at {self._address} reports that {what}: {error.description or error.code}."
         if error.err_code == _OVERLAP:
-            return SetupFailed(f"{message} Two streams cannot take one subject: set another NATS prefix.", **facts)
+            return SetupFailed(f"{message} Two streams cannot share a subject: set another NATS prefix.", **facts)
         if error.code == _TEMPORARY_CODE:
-            return NatsUnavailable(f"{message} Try again when the server has settled.", **facts)
+            return NatsUnavailable(f"{message} Try again when the server has recovered.", **facts)
         return SetupFailed(f"{message} Correct the setting it names, or the server's limits.", **facts)
 
     @property

@@ -47,7 +47,7 @@ class BusMessage(msgspec.Struct, frozen=True, kw_only=True):
         if (fault := _header_fault(headers)) is not None:
             return fault
         size = len(self.data) + _size_of(headers)
-        return f"the message is {size} bytes and NATS takes {max_bytes}" if size > max_bytes else None
+        return f"the message is {size} bytes and NATS accepts {max_bytes}" if size > max_bytes else None
 
 
 class PublishOutcome(StrEnum):
@@ -74,10 +74,10 @@ class PublishReceipt(msgspec.Struct, frozen=True):
 def _header_fault(headers: Mapping[str, str]) -> str | None:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or (name != ID_HEADER and name.lower().startswith("nats-")):
-            return f"{name!r} cannot name a header"
+            return f"{name!r} is not a valid header name"
         if not value.isprintable() or value != value.strip():
             # The client library would silently alter such a value.
-            return f"the value of header {name!r} has spaces around it or characters that do not print"
+            return f"the value of header {name!r} has surrounding spaces or non-printable characters"
     return None
 
 

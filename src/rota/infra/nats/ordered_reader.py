@@ -113,7 +113,7 @@ class OrderedReader:
             batch += self._with_gap(self._waiting.popleft())
         self._bytes = 0
         if self._broken:
-            log.info("tail_begins_again", stream=self.stream, reason=self._broken)
+            log.info("ordered_reader_restarted", stream=self.stream, reason=self._broken)
             await self._stop_consumer()
         return batch
 
@@ -149,7 +149,7 @@ class OrderedReader:
             return await self._start_consumer()
         except NatsUnavailable as error:
             self._failures += 1
-            log.info("tail_waits", stream=self.stream, reason=error.sentence)
+            log.info("ordered_reader_start_failed", stream=self.stream, reason=error.sentence)
             await self._stop_consumer()
             return []
 
@@ -175,7 +175,7 @@ class OrderedReader:
         after = await self._jetstream.stream_state(self.stream)
         if after is None or after.mark != self.mark:
             self._waiting.clear()
-            self._mark_broken("made anew")
+            self._mark_broken("re-created")
         else:
             self._failures = 0
         return gap
@@ -198,7 +198,7 @@ class OrderedReader:
         if consumer_seq != self._arrived[0] + 1 or seq <= self._arrived[1]:
             self._mark_broken("out of order")
         elif self._bytes + len(msg.data) > BUFFER_BYTES_MAX and self._waiting:
-            self._mark_broken("too far behind")
+            self._mark_broken("slow consumer")
         else:
             self._arrived = (consumer_seq, seq)
             self._waiting.append(StreamMessage(self.mark, seq, msg.data))
@@ -211,7 +211,7 @@ class OrderedReader:
         if headers.get("Status") != "100":
             self._mark_broken(headers.get("Description", "").strip() or "ended")
         elif (sent := headers.get("Nats-Last-Consumer")) is not None and int(sent) != self._arrived[0]:
-            self._mark_broken("lost on the way")
+            self._mark_broken("messages lost")
 
     def _mark_broken(self, reason: str) -> None:
         self._broken = reason

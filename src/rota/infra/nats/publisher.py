@@ -26,11 +26,9 @@ from rota.infra.nats.streams import NatsNames
 from rota.infra.telemetry import metrics
 from rota.model.errors import NatsUnavailable
 
-MESSAGES_PUBLISHED = metrics.counter(
-    "rota_bus_published", "Messages published, by what became of them.", labels=("outcome",)
-)
+MESSAGES_PUBLISHED = metrics.counter("rota_bus_published", "Messages published, by outcome.", labels=("outcome",))
 
-NO_STREAM = "no stream takes the subject"
+NO_STREAM = "no stream accepts the subject"
 _NO_ACK = PublishReceipt(PublishOutcome.UNSETTLED, reason="no acknowledgement in time")
 _PERMANENT_ERROR_CODES = frozenset((10054, 10060, 10097))
 """Message too large for the stream, wrong expected stream, headers too large."""

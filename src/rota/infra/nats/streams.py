@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DAY_S = 86_400.0
 
 # Settings that NATS cannot change on an existing stream, with the phrase for the error message.
-_IMMUTABLE_STREAM_FIELDS = {"retention": "keeps its messages by", "storage": "stores its messages in"}
+_IMMUTABLE_STREAM_FIELDS = {"retention": "retains its messages by", "storage": "stores its messages in"}
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
             assert _PATTERN.fullmatch(subject), f"stream {self.name}: {subject!r} is not a subject"
         if self.max_age_s is not None and self.dedup_window_s > self.max_age_s:
             raise InvalidSetting(
-                f"Stream {self.name} would remember message ids for {self.dedup_window_s:g} s and messages for only "
+                f"Stream {self.name} would keep message ids for {self.dedup_window_s:g} s and messages for only "
                 f"{self.max_age_s:g} s: make the dedup window the shorter one."
             )
 
@@ -135,7 +135,7 @@ def subject_fault(subject: str) -> str | None:
     if len(subject.encode(errors="replace")) > SUBJECT_MAX:
         return f"the subject is longer than {SUBJECT_MAX} bytes"
     if not _SUBJECT.fullmatch(subject) or not subject.isprintable():
-        return f"{subject!r} is no subject to publish to: words joined by dots, without spaces or wildcards"
+        return f"{subject!r} is not a valid subject: use words joined by dots, without spaces or wildcards"
     return None
 
 
@@ -184,7 +184,7 @@ def stream_update(existing: Mapping[str, Any], declared: Config) -> Config | Non
             raise SetupFailed(
                 f"Stream {declared['name']} {phrase} {existing.get(key)!r}, and NATS cannot change that to "
                 f"{declared[key]!r} in place: delete the stream once it is drained "
-                f"(`nats stream rm {declared['name']}`); it is made anew at the next start.",
+                f"(`nats stream rm {declared['name']}`); it is re-created at the next start.",
                 stream=declared["name"],
             )
     if all(existing.get(key) == value for key, value in declared.items()):

@@ -51,7 +51,7 @@ class NatsTarget(msgspec.Struct, frozen=True, kw_only=True):
         if self.prefix and not _PREFIX.fullmatch(self.prefix):
             # No underscore: A_B + C and A + B_C would give the same stream name.
             raise InvalidSetting(
-                f"The NATS prefix {self.prefix!r} is not usable: take up to 32 upper-case letters and digits that "
+                f"The NATS prefix {self.prefix!r} is not valid: use up to 32 upper-case letters and digits that "
                 "begin with a letter.",
                 prefix=self.prefix,
             )

@@ -43,11 +43,11 @@ from rota.model.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 MESSAGES_RELAYED = metrics.counter(
-    "rota_outbox_relayed", "Messages of the outbox, by what the bus said.", labels=("outcome",)
+    "rota_outbox_relayed", "Messages of the outbox, by publish outcome.", labels=("outcome",)
 )
 DEPTH = metrics.gauge("rota_outbox_depth", "Messages waiting in the outbox; counted up to ten thousand.")
 OLDEST_AGE = metrics.gauge("rota_outbox_oldest_age_seconds", "Age of the first message in the outbox.")
-PARKED = metrics.gauge("rota_outbox_parked", "Messages put aside because they can never be published.")
+PARKED = metrics.gauge("rota_outbox_parked", "Messages parked because they can never be published.")
 
 CLAIM = query(__package__, "claim")
 REMOVE = query(__package__, "remove")

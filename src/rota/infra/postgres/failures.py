@@ -77,7 +77,7 @@ def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) 
     if not is_connection_lost(error, closed=closed):
         return None
     return _connection_lost(
-        "during a statement", "it may or may not have taken effect; look before repeating it", "unknown", error, target
+        "during a statement", "it may or may not have taken effect; check before repeating it", "unknown", error, target
     )
 
 
@@ -85,9 +85,7 @@ def on_transaction(error: BaseException, target: PostgresTarget, *, closed: bool
     """As `on_statement`, inside a transaction: the server rolls it back, so nothing took effect."""
     if not is_connection_lost(error, closed=closed):
         return None
-    return _connection_lost(
-        "during a transaction", "nothing of it took effect; try again", "rolled_back", error, target
-    )
+    return _connection_lost("during a transaction", "nothing took effect; try again", "rolled_back", error, target)
 
 
 def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
@@ -96,7 +94,7 @@ def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> 
         return None
     return _connection_lost(
         "before it confirmed a COMMIT",
-        "the transaction may or may not have taken effect; look before repeating it",
+        "the transaction may or may not have taken effect; check before repeating it",
         "unknown",
         error,
         target,

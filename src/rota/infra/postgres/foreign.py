@@ -90,7 +90,7 @@ def _select_driver(connection: Any, drivers: dict[str, Callable[..., Any]]) -> C
         if root in roots:
             return fetch
     raise InvalidInput(
-        f"Jobs and frames cannot be queued on a {type(connection).__name__}: give an open connection of "
+        f"Jobs and frames cannot be queued on a {type(connection).__name__}: pass an open connection of "
         f"{' or '.join(drivers)}."
     )
 

@@ -142,7 +142,7 @@ class NotificationListener:
                 if self._connection is not None:
                     self._connection.terminate()
                     self._connection = None
-            log.warning("postgres_listen_lost", address=self._target.address)
+            log.warning("postgres_listener_disconnected", address=self._target.address)
             await self._reconnect()
             for consumers in self._consumers.values():
                 for consumer in consumers:
@@ -174,7 +174,7 @@ class NotificationListener:
                     return await self._connect()
             except RotaError as error:
                 if not isinstance(error, PostgresUnavailable):
-                    log.warning("postgres_listen_refused", error=error.sentence, code=error.code)
+                    log.warning("postgres_listener_reconnect_failed", error=error.sentence, code=error.code)
             failures_in_a_row += 1
             jitter = random.random()  # noqa: S311 - jitter, not a secret
             await asyncio.sleep(RECONNECT_BACKOFF.pause_s(failures_in_a_row, jitter))

@@ -96,14 +96,14 @@ async def check_server(client: redis.asyncio.Redis) -> None:
     version = str(server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
         raise SetupFailed(
-            f"Redis at {address} is version {version}: Rota needs Redis 6.2, or any Valkey, or newer.",
+            f"Redis at {address} is version {version}: Rota needs Redis 6.2 or newer, or any Valkey.",
             address=address,
             version=version,
         )
     policy = str(memory["maxmemory_policy"])
     if policy != "noeviction":
         raise EvictingRedis(
-            f"Redis at {address} may drop keys when it is full (maxmemory-policy {policy}): set it to noeviction.",
+            f"Redis at {address} may evict keys when it is full (maxmemory-policy {policy}): set it to noeviction.",
             address=address,
             policy=policy,
         )

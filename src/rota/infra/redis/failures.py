@@ -32,7 +32,7 @@ _TRANSLATIONS: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] =
     (
         exceptions.AuthenticationWrongNumberOfArgsError,
         LoginRefused,
-        "knows no user names: leave the user out of the Redis URL",
+        "does not support user names: remove the user from the Redis URL",
     ),
     (
         exceptions.NoPermissionError,
@@ -42,7 +42,7 @@ _TRANSLATIONS: Final[tuple[tuple[type[Exception], type[RotaError], str], ...]] =
     (
         exceptions.ClusterCrossSlotError,
         SetupFailed,
-        "is a cluster, and keys used together lie in different slots of it: set a hash tag for Rota's keys",
+        "is a cluster, and keys used together are in different slots of it: set a hash tag for Rota's keys",
     ),
     (
         exceptions.MovedError,
@@ -109,11 +109,11 @@ def to_rota_error(error: Exception, client: redis.asyncio.Redis) -> RotaError | 
     text = str(error)
     if text == _POOL_EXHAUSTED:
         size = client.connection_pool.max_connections
-        what = f"is busy with all {size} connections we may open: raise the pool size, or call it less"
+        what = f"is busy with all {size} connections of the pool: raise the pool size, or reduce the load"
     elif isinstance(error, _UNREACHABLE_ERRORS):
         what = f"cannot be reached ({cause(error)}): check that it runs and that the Redis URL is right"
     elif text.startswith(_BUSY_PREFIXES):
-        what = f"does not work now ({text.rstrip('. ')}): see the server's log"
+        what = f"cannot serve requests now ({text.rstrip('. ')}): see the server's log"
     else:
         return None
     outcome = "not_sent" if text == _POOL_EXHAUSTED or _CONNECTING in text else "unknown"
@@ -131,5 +131,5 @@ def cause(error: Exception) -> str:
     if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
         return "no answer in time"
     if isinstance(error, exceptions.ResponseError):
-        return "its cluster is down or being changed"
+        return "its cluster is down or being reconfigured"
     return "no connection" if _CONNECTING in str(error) else "the connection was lost"

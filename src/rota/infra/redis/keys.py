@@ -89,7 +89,7 @@ class RedisKeys:
         for setting, value in (("prefix", prefix), ("hash-tag", hash_tag)):
             if value and not _KEY_PART.fullmatch(value):
                 raise InvalidSetting(
-                    f"The {setting} of Redis keys is {value!r}: leave out braces and spaces, Rota adds the braces."
+                    f"The {setting} of Redis keys is {value!r}: leave out braces and spaces; Rota adds the braces."
                 )
         self.prefix = prefix
         self._tag = f"{{{hash_tag}}}" if hash_tag else ""

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOADS: Final = metrics.counter(
-    "rota_redis_script_loads", "Scripts loaded into Redis, because it did not know them.", labels=("script",)
+    "rota_redis_script_loads", "Scripts loaded into Redis, because it did not have them.", labels=("script",)
 )
 EVALS: Final = metrics.counter(
-    "rota_redis_script_evals", "Scripts sent as text, because Redis forgot them again at once.", labels=("script",)
+    "rota_redis_script_evals", "Scripts sent as text, because Redis lost them right after loading.", labels=("script",)
 )
 
 R = TypeVar("R")
@@ -122,7 +122,7 @@ class Script(Generic[R]):
 
     async def _eval_text(self, client: redis.asyncio.Redis, arguments: list[CommandArgument]) -> object:
         EVALS.labels(self.name).inc()
-        log.warning("redis_script_forgotten", script=self.name, remedy="is there a proxy over several servers?")
+        log.warning("redis_script_not_cached", script=self.name, remedy="is there a proxy over several servers?")
         try:
             return await _send(client, "EVAL", self.text, arguments)
         except (RedisError, OSError) as error:
@@ -162,6 +162,6 @@ def script(package: str, name: str, replies: TypeForm[R]) -> Script[R]:
     loaded = Script(read(name), f"{package}/{name}.lua", replies, library=read)
     if loaded.name != name:
         raise SyntaxError(
-            f"the script is called {loaded.name}, its file {name}.lua", (f"{package}/{name}.lua", 1, 1, "")
+            f"the script is named {loaded.name}, its file {name}.lua", (f"{package}/{name}.lua", 1, 1, "")
         )
     return loaded

@@ -115,12 +115,12 @@ def parse_contract(text: str, source: str) -> ScriptContract:
             case "reply":
                 replies.extend(_replies(line, rest))
             case _:
-                line.fail(f"'{keyword}' is no word of a header: use, key, arg or reply; indent prose by two spaces")
+                line.fail(f"'{keyword}' is not a keyword of a header: use, key, arg, reply; indent prose by two spaces")
         _check_lists(line, keys, args)
         _check_names(line, [*(key.name for key in keys), *(arg.name for arg in args)])
         _check_names(line, [reply.tag for reply in replies])
     if not replies:
-        first.fail("the header names no reply")
+        first.fail("the header declares no reply")
     return ScriptContract(script, tuple(keys), tuple(args), tuple(replies), tuple(uses))
 
 
@@ -150,7 +150,7 @@ def _key(line: ContractLine, rest: str) -> ScriptKey:
         line.fail("a key needs a name, a type and a pattern: '-- key tokens hash acct:tokens:{show}'")
     name, many = _name(line, words[0])
     if words[1] not in KINDS:
-        line.fail(f"'{words[1]}' is no type of key: {', '.join(KINDS)}")
+        line.fail(f"'{words[1]}' is not a type of key: {', '.join(KINDS)}")
     return ScriptKey(name, many, words[1], words[2])
 
 
@@ -177,20 +177,20 @@ def _replies(line: ContractLine, rest: str) -> Iterator[ScriptReply]:
 def _field(line: ContractLine, text: str) -> ReplyField:
     name, colon, kind = text.partition(":")
     if not colon:
-        line.fail(f"'{text}' lacks its type: write '{text}:int', and set prose off by two spaces")
+        line.fail(f"'{text}' has no type: write '{text}:int', and separate prose by two spaces")
     return ReplyField(_name(line, name)[0], kind.endswith("*"), _type(line, kind.removesuffix("*")))
 
 
 def _name(line: ContractLine, text: str) -> tuple[str, bool]:
     name = text.removesuffix("*")
     if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
-        line.fail(f"'{name}' cannot be a name: lower-case letters, digits, '_', and no word of Lua or Redis")
+        line.fail(f"'{name}' cannot be a name: lower-case letters, digits, '_', and not reserved in Lua or Redis")
     return name, name != text
 
 
 def _type(line: ContractLine, text: str) -> str:
     if text not in TYPES:
-        line.fail(f"'{text}' is no type: {', '.join(TYPES)}")
+        line.fail(f"'{text}' is not a type: {', '.join(TYPES)}")
     return text
 
 

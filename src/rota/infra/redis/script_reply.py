@@ -31,7 +31,7 @@ class ReplyDecoder(Generic[R]):
         structs = {_tag(struct): struct for struct in get_args(replies) or (replies,)}
         tags = {reply.tag for reply in header.replies}
         if structs.keys() != tags:
-            raise TypeError(f"script {header.script} replies {sorted(tags)}, but the caller knows {sorted(structs)}")
+            raise TypeError(f"script {header.script} replies {sorted(tags)}, but the caller expects {sorted(structs)}")
         self._script = header.script
         self._make = {
             reply.tag.encode(): _struct_builder(header.script, structs[reply.tag], reply) for reply in header.replies
@@ -74,12 +74,12 @@ def _decoder(script: str, struct: type, declared: ReplyField, field: inspect.Fie
     if declared.many:
         if not isinstance(expected, inspect.VarTupleType):
             raise TypeError(
-                f"script {script}: {struct.__name__}.{field.name} must be tuple[…, ...], it is a list there"
+                f"script {script}: {struct.__name__}.{field.name} must be tuple[…, ...]: the header has a list"
             )
         expected = expected.item_type
     decode = _decode_one(declared.type, expected, struct, field.name)
     if decode is None:
-        raise TypeError(f"script {script}: {struct.__name__}.{field.name} is not {declared.type}, as its header says")
+        raise TypeError(f"script {script}: {struct.__name__}.{field.name} is not {declared.type}, as in the header")
     return _list_decoder(decode) if declared.many else decode
 
 

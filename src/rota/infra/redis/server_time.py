@@ -88,7 +88,7 @@ class RedisServerTime:
             return
         back_ms = self._extrapolate_ms(self._sample, sample.at_s) - sample.server_ms
         if back_ms > CLOCK_STEP_WARN_MS:
-            log.warning("server_time_went_back", by_ms=round(back_ms))
+            log.warning("server_clock_went_back", by_ms=round(back_ms))
 
     def _advance(self) -> int:
         assert self._sample is not None

@@ -48,12 +48,12 @@ class SharedSecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, secrets: Collection[str], *, open_methods: Iterable[str] = ()) -> None:
         """`open_methods` are full names such as `/grpc.health.v1.Health/Check`."""
         if not secrets:
-            raise InvalidSetting("No shared secret for gRPC is set, so nobody could be let in: set one.")
+            raise InvalidSetting("No shared secret for gRPC is set, so every call would be refused: set one.")
         self._digests = [_digest(_check_strength(secret)) for secret in secrets]
         self._open = frozenset(open_methods)
 
     def __repr__(self) -> str:
-        return f"RequireSecret({len(self._digests)} accepted, open={sorted(self._open)})"
+        return f"SharedSecretInterceptor({len(self._digests)} accepted, open={sorted(self._open)})"
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: Any) -> Handler:
         if handler_call_details.method in self._open:

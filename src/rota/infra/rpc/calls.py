@@ -40,7 +40,7 @@ MAX_CONCURRENT_CALLS: Final = 64
 REQUEST_BYTES_MAX: Final = 64 * 1024
 SERVER_OPTIONS: Final = (("grpc.so_reuseport", 0),)
 DRAIN_TIMEOUT_S: Final = 10.0
-INTERNAL_ERROR_TEXT: Final = "This should not happen; the log of the server says more: please report it."
+INTERNAL_ERROR_TEXT: Final = "Internal error: see the log of the server, and please report it."
 
 
 class RpcMethod(msgspec.Struct, Generic[MessageT], frozen=True):
@@ -143,7 +143,8 @@ def _check_port_free(section: str, host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"Port {port} on {host} is taken; stop what uses it, or set {section}.port (0 takes any free one).",
+                f"Port {port} on {host} is taken: stop the process that uses it, or set {section}.port (0 takes any"
+                " free one).",
                 host=host,
                 port=port,
             ) from error
@@ -157,7 +158,7 @@ def _read_pem(setting: str, path: str | None) -> bytes:
     try:
         return Path(path or "").read_bytes()
     except OSError as error:
-        raise InvalidSetting(f"{setting} cannot be read: {error.strerror or error}; name a PEM file.") from error
+        raise InvalidSetting(f"{setting} cannot be read ({error.strerror or error}): name a PEM file.") from error
 
 
 def _service_handler(service: RpcService) -> Any:
@@ -175,7 +176,7 @@ def _method_handler(method: str, call: RpcMethod[Any]) -> Callable[[bytes, Any],
         except RotaError as error:
             await _abort(method, context, status_of(error), error.sentence)
         except Exception:
-            log.exception("rpc_defect", method=method)
+            log.exception("rpc_internal_error", method=method)
             # gRPC would send the error's text to the caller.
             await _abort(method, context, grpc.StatusCode.INTERNAL, INTERNAL_ERROR_TEXT)
         CALLS.labels(method, "OK").inc()

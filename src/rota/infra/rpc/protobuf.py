@@ -216,7 +216,7 @@ def _value(data: bytes, at: int, tag: int) -> tuple[int | float | bytes, int]:
         case 5:
             return _slice(data, at, 4), at + 4
         case wire:
-            raise _malformed(f"there is no wire type {wire} in it")
+            raise _malformed(f"wire type {wire} is unknown")
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -227,13 +227,13 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value & UINT64_MASK, at + position + 1
-    raise _malformed("a number does not end")
+    raise _malformed("a varint is not terminated")
 
 
 def _slice(data: bytes, at: int, least: int, most: int | None = None) -> bytes:
     part = data[at : at + (most or least)]
     if len(part) < least:
-        raise _malformed("it ends too early")
+        raise _malformed("it is truncated")
     return part
 
 
@@ -241,8 +241,8 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise _malformed("a text is not UTF-8") from None
+        raise _malformed("a string is not UTF-8") from None
 
 
 def _malformed(why: str) -> InvalidInput:
-    return InvalidInput(f"The request is no protobuf message ({why}): send what the .proto file of this call says.")
+    return InvalidInput(f"The request is not a protobuf message ({why}): encode it as the .proto file declares.")

@@ -39,7 +39,7 @@ from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, RotaError, SetupFailed, Unavailable
 
 log = structlog.get_logger(__name__)
-SERVICE_RESTARTS = metrics.counter("rota_service_restarts", "Crashed services started again.", labels=("service",))
+SERVICE_RESTARTS = metrics.counter("rota_service_restarts", "Restarts of crashed services.", labels=("service",))
 
 CANCEL_GRACE_S = 2.0
 """Time for a cancelled body to clean up before it counts as stuck."""
@@ -169,7 +169,7 @@ class Service:
             return
         if not self._task.cancelling():
             self.cut = True
-            log.warning("service_cut", service=self.name)
+            log.warning("service_cancelled", service=self.name)
             self._task.cancel()
         if self._hurry is not None and not self._hurry.done():
             self._hurry.set_result(None)
@@ -257,7 +257,9 @@ class Service:
         SERVICE_RESTARTS.labels(self.name).inc()
         self._set_state(ServiceState.RESTARTING)
         if only_unavailable(crash):
-            log.warning("service_waits", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3))
+            log.warning(
+                "service_dependency_unavailable", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3)
+            )
         else:
             log.error("service_crashed", service=self.name, restart_in_s=round(pause_s, 3), exc_info=crash)
         await asyncio.sleep(pause_s)

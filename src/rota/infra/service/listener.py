@@ -39,7 +39,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import PortTaken, SetupFailed
 
 log = structlog.get_logger(__name__)
-ACTIVE_TASKS = metrics.gauge("rota_active_tasks", "Asyncio tasks of this process, seen when metrics are read.")
+ACTIVE_TASKS = metrics.gauge("rota_active_tasks", "Asyncio tasks of this process at the time of the scrape.")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -262,7 +262,8 @@ def _host_name(host: str) -> str:
 def _bind_error(host: str, port: int, error: OSError) -> SetupFailed:
     if error.errno == errno.EADDRINUSE:
         return PortTaken(
-            f"Port {port} on {host} is taken; stop what uses it, or choose another port (0 takes any free one).",
+            f"Port {port} on {host} is taken: stop the process that uses it, or choose another port (0 takes any free"
+            " one).",
             host=host,
             port=port,
         )

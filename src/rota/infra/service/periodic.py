@@ -21,13 +21,13 @@ PASS_FAILURES = metrics.counter(
     "rota_agents_run_failures", "Cycles and passes of agents that failed.", labels=("reason",)
 )
 PASS_DURATION = metrics.histogram(
-    "rota_agents_cleanup_time_seconds", "Duration of a pass beside the loop.", labels=("type",)
+    "rota_agents_cleanup_time_seconds", "Duration of a maintenance pass.", labels=("type",)
 )
 PASSES_TIMED_OUT = metrics.counter(
     "rota_agents_cleanup_timeout", "Passes that hung and were cancelled.", labels=("type",)
 )
 PASSES_SKIPPED = metrics.counter(
-    "rota_agents_cleanup_skipped", "Passes that were left out, since the one before took too long.", labels=("type",)
+    "rota_agents_cleanup_skipped", "Passes skipped because the previous one took too long.", labels=("type",)
 )
 PASS_TIMEOUT_S: Final = 60.0
 BUDGET_GRACE_S: Final = 30.0
@@ -76,7 +76,7 @@ class PeriodicTask:
             async with asyncio.timeout(self._patience_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("agents_pass_cut_short", what=self.name)
+            log.warning("agents_pass_wait_timed_out", what=self.name)
 
     async def _run(self) -> None:
         while not await self._stopped_within(self._period_s):

@@ -124,13 +124,13 @@ class Supervisor:
             cause = service.error
             raise SetupFailed(
                 f"Service {service.name} was not ready within {self._start_timeout_s:g} s"
-                f"{f' ({redact_text(str(cause))})' if cause else ''}; see its log lines and try again."
+                f"{f' ({redact_text(str(cause))})' if cause else ''}: see its log and try again."
             ) from cause
         if state is ServiceState.FAILED:
             if isinstance(service.error, RotaError):
                 raise service.error
             raise SetupFailed(
-                f"Service {service.name} could not start ({error_kind(service.error)}); its log lines say why."
+                f"Service {service.name} could not start ({error_kind(service.error)}): see its log."
             ) from service.error
 
     async def _stop(self) -> None:
@@ -154,7 +154,7 @@ async def run_until_signalled(supervisor: Supervisor) -> int:
 
     def on_signal(number: signal.Signals) -> None:
         received.append(number)
-        log.info("signal_received", signal=number.name, asked=len(received))
+        log.info("signal_received", signal=number.name, count=len(received))
         if len(received) == 1:
             supervisor.request_stop()
         else:
@@ -163,7 +163,7 @@ async def run_until_signalled(supervisor: Supervisor) -> int:
     with _signal_handlers(on_signal):
         async with supervisor.running():
             if not supervisor.stopping:
-                log.info("all_ready", services=len(supervisor.services))
+                log.info("services_ready", services=len(supervisor.services))
             await supervisor.until_stopping()
     return supervisor.exit_status
 

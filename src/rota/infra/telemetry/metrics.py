@@ -2,7 +2,7 @@
 
 Metrics are module-level constants of the package they describe:
 
-    LOST = metrics.counter("rota_lease_lost", "Leases that were lost while work was under way.", labels=("kind",))
+    LOST = metrics.counter("rota_lease_lost", "Leases that were lost during work.", labels=("kind",))
     LOST.labels("leader").inc()
 
 Invariants, asserted when a metric is declared: names are `rota_` and lower-case words (the client appends `_total` to

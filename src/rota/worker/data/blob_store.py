@@ -26,7 +26,7 @@ class FileStore:
 
     def put(self, data: bytes) -> str:
         if len(data) > self._most_bytes:
-            raise InvalidInput(f"The value exceeds the store's limit of {self._most_bytes} bytes.")
+            raise InvalidInput(f"The value is larger than {self._most_bytes} bytes, the store's limit for one value.")
         pointer = pointer_to(data, BlobLocation.FILE)
         self._files.put(pointer, data)
         return str(pointer)
