@@ -20,7 +20,7 @@ from rota.infra.blob_store.pointers import BlobLocation, BlobPointer
 from rota.model.errors import BlobMissing, DiskFull, InvalidInput, SetupFailed
 
 TEMPORARY_AGE_MAX_S = 3600.0
-"""A temporary file older than this has no writer any more."""
+"""A temporary file older than this no longer has a writer."""
 COPY_CHUNK_BYTES = 1024 * 1024
 _TEMPORARY = ".tmp-"
 _REMOVING = ".gone-"

@@ -145,21 +145,21 @@ def _declarations(text: str, source: str) -> Iterator[tuple[ContractLine, str, s
 
 
 def _key(line: ContractLine, rest: str) -> ScriptKey:
-    words = rest.split(maxsplit=3)
-    if len(words) < 3:
+    parts = rest.split(maxsplit=3)
+    if len(parts) < 3:
         line.fail("a key needs a name, a type and a pattern: '-- key tokens hash acct:tokens:{show}'")
-    name, many = _name(line, words[0])
-    if words[1] not in KINDS:
-        line.fail(f"'{words[1]}' is not a type of key: {', '.join(KINDS)}")
-    return ScriptKey(name, many, words[1], words[2])
+    name, many = _name(line, parts[0])
+    if parts[1] not in KINDS:
+        line.fail(f"'{parts[1]}' is not a type of key: {', '.join(KINDS)}")
+    return ScriptKey(name, many, parts[1], parts[2])
 
 
 def _arg(line: ContractLine, rest: str) -> ScriptArg:
-    words = rest.split(maxsplit=2)
-    if len(words) < 2:
+    parts = rest.split(maxsplit=2)
+    if len(parts) < 2:
         line.fail("an argument needs a name and a type: '-- arg token str'")
-    name, many = _name(line, words[0])
-    return ScriptArg(name, many, _type(line, words[1]))
+    name, many = _name(line, parts[0])
+    return ScriptArg(name, many, _type(line, parts[1]))
 
 
 def _replies(line: ContractLine, rest: str) -> Iterator[ScriptReply]:

@@ -69,9 +69,9 @@ def render() -> bytes:
 
 
 def _check(name: str, labels: Sequence[str]) -> None:
-    assert _NAME.fullmatch(name), f"{name}: a metric is called rota_ and then lower-case words."
+    assert _NAME.fullmatch(name), f"{name}: a metric name is rota_ followed by lower-case words."
     assert not name.endswith(("_total", "_created")), f"{name}: the client appends this ending itself."
     for label in labels:
         assert not _UNBOUNDED_LABEL.fullmatch(label), (
-            f"{name}: label {label!r} has a value per thing; use its kind, pool or reason instead."
+            f"{name}: label {label!r} has unbounded values: use a kind, pool or reason instead."
         )
