@@ -6,7 +6,7 @@
     pointers   location, SHA-256 and length of a value; pure
 
 Invariants: a pointer identifies its content, so reads are verified; a blob exists before the pointer to it commits; a
-blob in use is never removed, whatever its age. Callers: engine (inputs, results), worker, sdk, server (downloads).
+blob in use is never removed, whatever its age. Callers: engine (inputs, results), worker, server (downloads).
 """
 
 from rota.infra.blob_store.files import BlobDirectory

@@ -5,7 +5,7 @@
     step.lua   the transition in Redis; a copy of `model/circuit_breaker.py`, compared by a property test
 
 Invariants: every permit is reported once, to the machine that granted it; an unavailable Redis delays a caller only
-occasionally and never fails it. Callers: policy client, agents, workers.
+occasionally and never fails it. Callers: policy client, agents.
 """
 
 from rota.infra.breaker.breaker import Breaker, BreakerStatus

@@ -6,5 +6,5 @@
 
 Nothing is imported here, because `auth` and `calls` import grpc, which only servers and clients of gRPC need.
 Invariant: a call without the shared secret reaches no method, except on a loopback server configured without one.
-Callers: policy kernel and its client, server/grpc.
+Callers: policy kernel and its client, server (`shows`).
 """
