@@ -1,7 +1,12 @@
-"""What a replica serves to the outside besides health and metrics: the HTTP API, and gRPC.
+"""The network services of a replica besides health and metrics: the HTTP API and gRPC.
 
-`services` is handed to `runtime.serve` by the command that runs a replica, since the runtime lies below this room. The
-API is `rota.server.http`; what gRPC serves to whom is said in `rota.infra.rpc.calls`, by the `.proto` files here.
+The command that runs a replica passes `services` to `runtime.serve`: `rota.runtime` must not import this package.
+
+http     the HTTP API
+access   API keys: storage and authentication
+shows    the gRPC service `ShowInterface`, declared in `show.proto`
+
+`rota.infra.rpc.calls` authenticates gRPC calls and routes them to the services of the `.proto` files.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def services(replica: Replica) -> list[Service]:
-    """To be supervised with `replica`, whose listener serves the API from here on."""
+    """The services to supervise with `replica`. Mounts the API on its listener."""
     return [*grpc_services(replica), *http_services(replica)]
 
 
@@ -32,35 +37,37 @@ def http_services(replica: Replica) -> list[Service]:
     from rota.workflow.run_queries import RunQueries
 
     check, api = KeyCheck(replica.database), replica.settings.api
-    watch, runs_watch = (
+    jobs_waiter, runs_waiter = (
         EndWaiter(ended_jobs_finder(replica.database)),
         EndWaiter(RunQueries(replica.database).ended_or_gone),
     )
     streams = StreamRegistry(check)
-    replica.engine.finisher.listeners.append(watch.jobs_ended)
-    pressure = RateLimiter(api.requests_per_s, api.requests_burst, api.requests_at_once)
-    desk = HttpDependencies.from_replica(replica, watch, runs_watch, streams, check)
-    door = AuthenticationMiddleware(partial(_build_app, desk), check, pressure, replica.listener, desk.keys)
-    replica.listener.mount(door)
-    # The last is the first to drain: whoever follows events goes on elsewhere at once.
+    replica.engine.finisher.listeners.append(jobs_waiter.jobs_ended)
+    rate_limiter = RateLimiter(api.requests_per_s, api.requests_burst, api.requests_at_once)
+    deps = HttpDependencies.from_replica(replica, jobs_waiter, runs_waiter, streams, check)
+    authentication = AuthenticationMiddleware(
+        partial(_build_app, deps), check, rate_limiter, replica.listener, deps.keys
+    )
+    replica.listener.mount(authentication)
+    # Services drain in reverse order: event streams close first, so their clients reconnect to another replica.
     return [
         *check.services(),
-        Service("watch", watch.run),
-        Service("watch runs", runs_watch.run),
-        Service("submitting", desk.together.run),
-        Service("api", door.run),
+        Service("watch", jobs_waiter.run),
+        Service("watch runs", runs_waiter.run),
+        Service("submitting", deps.together.run),
+        Service("api", authentication.run),
         Service("streams", streams.run),
     ]
 
 
-def _build_app(desk: HttpDependencies) -> App:
-    from rota.server.http.app import build  # takes as long as everything else that a server does to start
+def _build_app(deps: HttpDependencies) -> App:
+    from rota.server.http.app import build  # importing it takes as long as the rest of the startup
 
-    return build(desk)
+    return build(deps)
 
 
 def grpc_services(replica: Replica) -> list[Service]:
-    """Without a shared secret nobody could be let in, so nothing is served."""
+    """Empty without a shared secret: every call would be refused."""
     if replica.settings.grpc.shared_secret is None:
         return []
     from rota.infra.rpc.calls import RpcServer

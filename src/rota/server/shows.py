@@ -1,4 +1,4 @@
-"""`ShowInterface`, as `show.proto` has it: who keeps the books of a show."""
+"""The gRPC service `ShowInterface` of `show.proto`: whether Redis or PostgreSQL keeps the accounts of a show."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ShowReply(ProtobufMessage, frozen=True):
 
 
 class ShowInterface:
-    """Answers calls with what the books say."""
+    """Serves the calls from the accounting service."""
 
     name = "rota.v1.ShowInterface"
 
-    def __init__(self, books: AccountingService) -> None:
-        self._books = books
+    def __init__(self, accounting: AccountingService) -> None:
+        self._accounting = accounting
 
     def methods(self) -> Mapping[str, RpcMethod[Any]]:
         return {
@@ -46,17 +46,17 @@ class ShowInterface:
         return _to_reply(await self._find_show(request.show))
 
     async def set_scheduler_managed(self, request: SetSchedulerManagedRequest, caller: str) -> ShowReply:
-        """A request that does not say which way is refused: the default of the wire format would be a decision."""
+        """Requires `enabled` explicitly: protobuf's default of false would otherwise disable management."""
         managed = request.enabled
         if managed is None:
             raise InvalidInput("The request does not say who is to keep the books: set `enabled` to true or false.")
         show = await self._find_show(request.show)
-        await self._books.change(lambda admin: admin.set_managed(show.name, managed, actor=caller))
-        return _to_reply(await self._find_show(str(show.id)))  # seeding has moved its fence since
+        await self._accounting.change(lambda admin: admin.set_managed(show.name, managed, actor=caller))
+        return _to_reply(await self._find_show(str(show.id)))  # reread: seeding increased the fence
 
     async def _find_show(self, show: str) -> resources.Show:
-        """By name, or else by id."""
-        shows = await self._books.admin.shows()
+        """Look it up by name, then by id."""
+        shows = await self._accounting.admin.shows()
         by_name = {found.name: found for found in shows}
         found = by_name.get(show) or {str(found.id): found for found in shows}.get(show.lower())
         if found is None:

@@ -1,21 +1,26 @@
-"""Access: keys of the API, and who stands behind one.
+"""API keys: storage, and authentication of requests.
 
-    keys = Keys(database)                                   # made, listed and revoked
-    made = await keys.create("ci", [GrantSpec(Role.SUBMITTER, "film")], actor="cli:ann")
+    keys = ApiKeyStore(database)                            # create, list, revoke
+    issued = await keys.create("ci", [GrantSpec(Role.SUBMITTER, "film")], actor="cli:ann")
 
-    checking = KeyCheck(database)                           # one per process; `checking.services()` are supervised
-    actor = await checking.check(presented(authorization, api_key))
-    guard(actor, Role.VIEWER, "film")
+    key_check = KeyCheck(database)                          # one per process; supervise `key_check.services()`
+    actor = await key_check.check(key_from_headers(authorization, api_key))
+    require_role(actor, Role.VIEWER, "film")
 
-Who keeps what:
-- a secret is shown once and stored nowhere: `Keys.create` returns it, tables and the audit trail never see it;
-- every change is one transaction with its audit entry;
-- who may do what is decided by `rota.model.access`, from what `KeyCheck` found;
-- expiry goes by the clock of PostgreSQL alone;
-- a key that was revoked is refused by every process within a second: it forgets what it remembers when it is told
-  (NOTIFY), and after `check.REMEMBER_S` if it is not.
+keys     `ApiKeyStore`: create, list and revoke keys
+check    `KeyCheck`: authenticate a key, with a short cache
+uses     `KeyUseRecorder`: last-used times, written in batches
 
-If the reply to `create` is lost, the key is there and its secret is gone: it is listed as never used, and revoked.
+Invariants and who enforces them:
+- A secret is shown once and never stored: `ApiKeyStore.create` returns it; tables and the audit log hold its digest or
+  nothing.
+- Every change and its audit entry are one transaction: `keys`.
+- `rota.model.access` decides what an actor may do, from the grants that `KeyCheck` loaded.
+- Only PostgreSQL's clock decides about expiry.
+- Every process refuses a revoked key within a second: NOTIFY clears its cache, and an entry lives at most
+  `check.CACHE_TTL_S` if the notification is lost.
+
+If the reply to `create` is lost, the key exists and its secret does not: it is listed as never used; revoke it.
 """
 
 from rota.server.access.check import KeyCheck

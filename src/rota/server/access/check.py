@@ -1,16 +1,16 @@
-"""Whose key it is: looked up in PostgreSQL, and remembered for a few seconds.
+"""Authenticates API keys: looks them up in PostgreSQL and caches the result for a few seconds.
 
-- Nobody is let in whom PostgreSQL did not confirm within `REMEMBER_S`. While it is away, who was confirmed stays good
-  for the rest of that time and everybody else is refused as unavailable.
-- All that is remembered is forgotten as soon as any key, grant or name of a show changes (NOTIFY), and when we may have
-  missed that. What was being read meanwhile answers those who asked before, and is not remembered.
-- A key expires on the clock of PostgreSQL: the time that is left comes with the row and is counted down here.
-- Digests are compared in constant time, also for ids that nobody has. Who has the secret is told that the key expired
-  or was revoked; who has not learns nothing.
-- Guessing costs no storm of queries: one statement is under way at a time, for all who wait; ids that nobody has are
-  remembered in a place of their own, so they push out no good ones.
+- A key is accepted only if PostgreSQL confirmed it within `CACHE_TTL_S`. While PostgreSQL is unavailable, cached keys
+  stay valid for the rest of that time and all others get Unavailable.
+- The whole cache is cleared when any key, grant or show name changes (NOTIFY), and after a reconnect, when
+  notifications may have been missed. A lookup that was in flight meanwhile answers its waiters and is not cached.
+- Expiry follows PostgreSQL's clock: the row carries the remaining time, which is counted down on the monotonic clock.
+- Digests are compared in constant time, for unknown ids too. Only a caller with the right secret learns that the key
+  expired or was revoked.
+- Guessing cannot cause a query storm: one batched statement is in flight at a time. Unknown ids have a cache of their
+  own, so they cannot evict known keys.
 
-If we are paused, what is remembered has become too old when we wake, or is forgotten when we hear the news.
+If the process is paused, its cache entries have expired when it resumes, or the pending notification clears them.
 """
 
 from __future__ import annotations
@@ -45,61 +45,61 @@ BATCH_MAX: Final = 512
 
 
 class KeyLookup(msgspec.Struct, frozen=True):
-    """What PostgreSQL said about an id; `actor` is None when nobody has it."""
+    """The lookup result for a key id; `actor` is None when the id is unknown."""
 
     at_s: float
     digest: bytes
     actor: Actor | None = None
     state: ApiKeyState = "active"
     expires_s: float | None = None
-    """On the clock that `at_s` is of."""
+    """On the same monotonic clock as `at_s`."""
 
 
 class KeyCache:
-    """What was looked up lately, the oldest left out when there is too much of it."""
+    """Recent lookups; evicts the oldest when full."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held: dict[KeyId, KeyLookup] = {}
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: dict[KeyId, KeyLookup] = {}
 
     def get(self, key: KeyId) -> KeyLookup | None:
-        return self._held.get(key)
+        return self._entries.get(key)
 
-    def put(self, key: KeyId, looked: KeyLookup) -> None:
-        self._held.pop(key, None)
-        self._held[key] = looked
-        if len(self._held) > self._most:
-            del self._held[next(iter(self._held))]
+    def put(self, key: KeyId, lookup: KeyLookup) -> None:
+        self._entries.pop(key, None)
+        self._entries[key] = lookup
+        if len(self._entries) > self._max_entries:
+            del self._entries[next(iter(self._entries))]
 
     def clear(self) -> None:
-        self._held.clear()
+        self._entries.clear()
 
 
 class KeyCheck:
-    """Says who stands behind a key. One per process, with `services` supervised beside it."""
+    """Maps a key to its actor. One per process; supervise its `services`."""
 
     def __init__(self, database: Database, clock: Clock | None = None, *, remember_s: float = CACHE_TTL_S) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._remember_s = remember_s
+        self._cache_ttl_s = remember_s
         self._known = KeyCache(KNOWN_CACHE_MAX)
         self._unknown = KeyCache(UNKNOWN_CACHE_MAX)
-        self._wanted: dict[KeyId, asyncio.Future[KeyLookup]] = {}
-        self._turn = asyncio.Lock()
-        self._forgotten = 0
-        # As long as a real one, and equal to none.
-        self._nobody = secrets.token_bytes(32)
+        self._pending: dict[KeyId, asyncio.Future[KeyLookup]] = {}
+        self._lookup_lock = asyncio.Lock()
+        self._generation = 0
+        # As long as a real digest, and equal to none.
+        self._dummy_digest = secrets.token_bytes(32)
         self.uses = KeyUseRecorder(database, self._clock)
 
     def services(self) -> list[Service]:
         return [Service("keys", self.watch_changes), Service("key_uses", self.uses.run)]
 
     async def check(self, text: str) -> Actor:
-        """Who it is; raises Unauthenticated, or Unavailable when that cannot be known now."""
+        """The actor of the key. Raises Unauthenticated, or Unavailable when it cannot be looked up."""
         try:
             plain = parse_key(text)
-            looked = self._cached(plain.id) or await self._lookup(plain.id)
-            actor = self._verify(plain, looked)
+            lookup = self._cached(plain.id) or await self._lookup(plain.id)
+            actor = self._verify(plain, lookup)
         except RotaError as error:
             REFUSED.labels(error.facts.get("reason", "unavailable")).inc()
             raise
@@ -107,88 +107,88 @@ class KeyCheck:
         return actor
 
     async def watch_changes(self, life: Lifecycle) -> None:
-        """Hear of changes. When PostgreSQL is away this ends as unavailable and is started again."""
-        async with self._database.listen(CHANNEL) as told:
+        """Clear the cache on notifications. Raises Unavailable without PostgreSQL; the supervisor restarts it."""
+        async with self._database.listen(CHANNEL) as notifications:
             self.invalidate()
-            hearing = asyncio.create_task(self._consume_notifications(told), name="keys.hear")
+            consumer = asyncio.create_task(self._consume_notifications(notifications), name="keys.hear")
             try:
                 life.ready()
                 await life.until_draining()
             finally:
-                hearing.cancel()
-                await asyncio.wait([hearing])
+                consumer.cancel()
+                await asyncio.wait([consumer])
 
-    async def _consume_notifications(self, told: Notifications) -> None:
-        async for _ in told:
+    async def _consume_notifications(self, notifications: Notifications) -> None:
+        async for _ in notifications:
             self.invalidate()
 
     def invalidate(self) -> None:
-        self._forgotten += 1
+        self._generation += 1
         self._known.clear()
         self._unknown.clear()
 
     def _cached(self, key: KeyId) -> KeyLookup | None:
-        looked = self._known.get(key) or self._unknown.get(key)
-        if looked is None or self._clock.monotonic() - looked.at_s >= self._remember_s:
+        lookup = self._known.get(key) or self._unknown.get(key)
+        if lookup is None or self._clock.monotonic() - lookup.at_s >= self._cache_ttl_s:
             return None
-        return looked
+        return lookup
 
-    def _verify(self, plain: PlainKey, looked: KeyLookup) -> Actor:
-        if not hmac.compare_digest(plain.digest, looked.digest) or looked.actor is None:
+    def _verify(self, plain: PlainKey, lookup: KeyLookup) -> Actor:
+        if not hmac.compare_digest(plain.digest, lookup.digest) or lookup.actor is None:
             raise Unauthenticated(
                 "The key is not known here: check that it is one of this installation, or have one made with"
                 " `rota keys create`.",
                 reason="unknown",
             )
-        if looked.state == "revoked":
+        if lookup.state == "revoked":
             raise Unauthenticated("The key was revoked: have another made with `rota keys create`.", reason="revoked")
-        if looked.state == "expired" or self._has_expired(looked):
+        if lookup.state == "expired" or self._has_expired(lookup):
             raise Unauthenticated("The key has expired: have another made with `rota keys create`.", reason="expired")
-        return looked.actor
+        return lookup.actor
 
-    def _has_expired(self, looked: KeyLookup) -> bool:
-        return looked.expires_s is not None and self._clock.monotonic() >= looked.expires_s
+    def _has_expired(self, lookup: KeyLookup) -> bool:
+        return lookup.expires_s is not None and self._clock.monotonic() >= lookup.expires_s
 
     async def _lookup(self, key: KeyId) -> KeyLookup:
-        """Whoever has the turn asks for all that wait; the others find their answer when the turn comes to them."""
-        answer = self._wanted.get(key)
-        if answer is None:
-            answer = self._wanted[key] = asyncio.get_running_loop().create_future()
-        async with self._turn:
-            while not answer.done():
+        """Batch concurrent lookups: the lock holder queries for all waiters, who then find their future resolved."""
+        future = self._pending.get(key)
+        if future is None:
+            future = self._pending[key] = asyncio.get_running_loop().create_future()
+        async with self._lookup_lock:
+            while not future.done():
                 await self._lookup_batch()
-        return answer.result()
+        return future.result()
 
     async def _lookup_batch(self) -> None:
-        """One statement for those who have waited longest. Who is cancelled here leaves them to the next."""
-        asked = dict(islice(self._wanted.items(), BATCH_MAX))
+        """One statement for the oldest waiters. If cancelled, they stay pending for the next lock holder."""
+        batch = dict(islice(self._pending.items(), BATCH_MAX))
         try:
-            found = await self._fetch(list(asked))
+            found = await self._fetch(list(batch))
         except RotaError as error:
-            for key, answer in asked.items():
-                del self._wanted[key]
-                answer.set_exception(error)
-                answer.exception()  # seen, also where the one who asked has gone
+            for key, future in batch.items():
+                del self._pending[key]
+                future.set_exception(error)
+                future.exception()  # mark it retrieved: the waiter may be gone
             return
-        for key, answer in asked.items():
-            del self._wanted[key]
-            answer.set_result(found[key])
+        for key, future in batch.items():
+            del self._pending[key]
+            future.set_result(found[key])
 
     async def _fetch(self, keys: list[KeyId]) -> dict[KeyId, KeyLookup]:
-        forgotten, at_s = self._forgotten, self._clock.monotonic()
+        generation, at_s = self._generation, self._clock.monotonic()
         try:
             rows = await self._database.rows(LOOKUP_KEYS, keys)
         except asyncpg.PostgresError as error:
             raise PostgresUnavailable(
                 f"Keys cannot be looked up now ({type(error).__name__}): try again in a moment."
             ) from error
-        found = {key: KeyLookup(at_s, self._nobody) for key in keys}
+        found = {key: KeyLookup(at_s, self._dummy_digest) for key in keys}
         for row in rows:
             actor = Actor(KeyId(row["id"]), row["name"], decode_grants(row["grants"]))
-            left_s = row["expires_in_s"]
-            expires_s = None if left_s is None else at_s + left_s
+            remaining_s = row["expires_in_s"]
+            expires_s = None if remaining_s is None else at_s + remaining_s
             found[actor.key] = KeyLookup(at_s, row["digest"], actor, row["state"], expires_s)
-        if forgotten == self._forgotten:
-            for key, looked in found.items():
-                (self._unknown if looked.actor is None else self._known).put(key, looked)
+        if generation == self._generation:
+            for key, lookup in found.items():
+                (self._unknown if lookup.actor is None else self._known).put(key, lookup)
         return found

@@ -1,7 +1,7 @@
-"""Keys as an administrator handles them: made, listed, revoked.
+"""Administration of API keys: create, list, revoke.
 
-Each change is one transaction with its audit entry. A repeated `revoke` changes nothing; a repeated `create` makes
-another key, since the secret of the first cannot be told again.
+Each change and its audit entry are one transaction. `revoke` is idempotent; a repeated `create` makes another key,
+because the secret of the first cannot be shown again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIX_CHARS_MIN: Final = 4
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """All there is to tell about a key; `id` is its public part."""
+    """A key without its secret; `id` is the public part of the key."""
 
     id: KeyId
     name: str
@@ -43,68 +43,68 @@ class ApiKey(msgspec.Struct, frozen=True):
     created_at: datetime
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
-    """To about a minute."""
+    """Accurate to about a minute."""
     revoked_at: datetime | None = None
 
 
 class IssuedApiKey(msgspec.Struct, frozen=True):
-    """A new key with its text, which nobody can tell again."""
+    """A new key with its text, which cannot be shown again."""
 
     key: ApiKey
     plain: PlainKey
 
 
 class ApiKeyStore:
-    """Changes keys in the name of `actor`, who is written to the audit trail."""
+    """Changes keys on behalf of `actor`, whom the audit log names."""
 
     def __init__(self, database: Database, on_revoked: Callable[[], None] | None = None) -> None:
         self.database = database
         self._on_revoked = on_revoked
-        """Called after the commit, so that who remembers keys in this process need not wait to be told."""
+        """Called after the commit: clears this process's key cache without waiting for the notification."""
 
     async def create(
         self, name: str, grants: Sequence[GrantSpec], *, actor: str, expires_s: float | None = None
     ) -> IssuedApiKey:
-        """A key that expires `expires_s` from now, or never."""
+        """Create a key that expires in `expires_s`, or never."""
         plain = new_key(secrets.token_bytes(ENTROPY_BYTES))
-        made = await self.add(plain, name, grants, actor=actor, expires_s=expires_s)
-        assert made is not None, "an id of 50 random bits was taken"
-        return IssuedApiKey(made, plain)
+        stored = await self.add(plain, name, grants, actor=actor, expires_s=expires_s)
+        assert stored is not None, "an id of 50 random bits was taken"
+        return IssuedApiKey(stored, plain)
 
     async def add(
         self, plain: PlainKey, name: str, grants: Sequence[GrantSpec], *, actor: str, expires_s: float | None = None
     ) -> ApiKey | None:
-        """Take in a key that somebody has already; None, and nothing changed, when its id is there."""
+        """Store an existing key. None, with nothing changed, if its id is taken."""
         validate_key_name(name)
-        lasts_s, wanted = validate_expiry(expires_s), validate_grants(grants)
+        lifetime_s, specs = validate_expiry(expires_s), validate_grants(grants)
         async with self.database.transaction() as tx:
-            shows = await _resolve_shows(tx, wanted)
-            if await tx.value(ADD, plain.id, plain.digest, name, lasts_s) is None:
+            shows = await _resolve_shows(tx, specs)
+            if await tx.value(ADD, plain.id, plain.digest, name, lifetime_s) is None:
                 return None
-            await _insert_grants(tx, plain.id, wanted, shows)
+            await _insert_grants(tx, plain.id, specs, shows)
             return await _record(tx, actor, "key.create", None, await _get(tx, plain.id))
 
     async def list(self, *, revoked: bool = False) -> Sequence[ApiKey]:
-        """The newest first; with `revoked` also those that are."""
+        """Keys, newest first; with `revoked` also revoked ones."""
         return [_key_from_row(row) for row in await self.database.rows(LIST, revoked, None)]
 
     async def find(self, text: str) -> ApiKey:
-        """By id, by the beginning of one, or by a name that a single key has; never revoked ones by name."""
-        keys, given = await self.list(revoked=True), without_secret(text)
-        by_id = [key for key in keys if key.id == given]
-        named = [key for key in keys if key.name == given and key.state != "revoked"]
-        begun = [key for key in keys if len(given) >= PREFIX_CHARS_MIN and key.id.startswith(given)]
-        found = by_id or named or begun
+        """Find a key by id, by an id prefix, or by a unique name; a revoked key is never found by name."""
+        keys, name_or_id = await self.list(revoked=True), without_secret(text)
+        by_id = [key for key in keys if key.id == name_or_id]
+        by_name = [key for key in keys if key.name == name_or_id and key.state != "revoked"]
+        by_prefix = [key for key in keys if len(name_or_id) >= PREFIX_CHARS_MIN and key.id.startswith(name_or_id)]
+        found = by_id or by_name or by_prefix
         if not found:
             names = {key.name: None for key in keys if key.state != "revoked"}
-            raise unknown_name_error("key", given, [*names, *(key.id for key in keys)])
+            raise unknown_name_error("key", name_or_id, [*names, *(key.id for key in keys)])
         if len(found) > 1:
             ids = ", ".join(key.id for key in found[:5])
-            raise InvalidInput(f"{len(found)} keys go by {given!r}: give the id of one ({ids}).")
+            raise InvalidInput(f"{len(found)} keys go by {name_or_id!r}: give the id of one ({ids}).")
         return found[0]
 
     async def revoke(self, key: KeyId, *, actor: str) -> tuple[ApiKey, bool]:
-        """The key as it is now, and whether that changed anything. It is refused everywhere within a second."""
+        """The key after the change, and whether it changed. Every process refuses it within a second."""
         async with self.database.transaction() as tx:
             before = await _get(tx, key)
             if await tx.value(REVOKE, key) is None:
@@ -116,17 +116,17 @@ class ApiKeyStore:
         return revoked, True
 
 
-async def _resolve_shows(tx: Transaction, wanted: Sequence[GrantSpec]) -> Mapping[str, ShowId]:
+async def _resolve_shows(tx: Transaction, specs: Sequence[GrantSpec]) -> Mapping[str, ShowId]:
     shows = {row["name"]: ShowId(row["id"]) for row in await tx.rows(SHOWS)}
-    for spec in wanted:
+    for spec in specs:
         if spec.show is not None and spec.show not in shows:
             raise unknown_name_error("show", spec.show, shows)
     return shows
 
 
-async def _insert_grants(tx: Transaction, key: KeyId, wanted: Sequence[GrantSpec], shows: Mapping[str, ShowId]) -> None:
-    roles = [spec.role.value for spec in wanted]
-    where = [None if spec.show is None else shows[spec.show] for spec in wanted]
+async def _insert_grants(tx: Transaction, key: KeyId, specs: Sequence[GrantSpec], shows: Mapping[str, ShowId]) -> None:
+    roles = [spec.role.value for spec in specs]
+    where = [None if spec.show is None else shows[spec.show] for spec in specs]
     try:
         await tx.run(GRANT, key, roles, where)
     except asyncpg.ForeignKeyViolationError as error:
@@ -141,7 +141,7 @@ async def _get(tx: Transaction, key: KeyId) -> ApiKey:
 
 
 async def _record(tx: Transaction, actor: str, action: str, before: ApiKey | None, after: ApiKey) -> ApiKey:
-    """The audit entry comes last, because all who audit wait for each other."""
+    """Write the audit entry last: audit writers serialize on a lock that is held until commit."""
     detail = {"before": _audit_fields(before), "after": _audit_fields(after)}
     await audit.append(tx, [AuditEntry(actor, action, f"key:{after.id}", detail)])
     return after

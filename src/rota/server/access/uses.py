@@ -1,8 +1,8 @@
-"""When keys were last used: noted in memory on a request's way, written in batches beside it.
+"""Last-used times of keys: recorded in memory during a request, written in batches by a service.
 
-A key's row is written at most once a minute, whoever of the replicas does it (the statement sees to that). What was not
-written when we die is lost: the time is for people who look for keys that nobody uses. While PostgreSQL is away uses
-are kept; there is one entry per key that was let in, so memory is bounded by the keys there are.
+The statement writes a key's row at most once a minute across all replicas. Unwritten times are lost on a crash; they
+only help people to find unused keys. While PostgreSQL is unavailable they are kept in memory: one entry per
+authenticated key, so memory is bounded by the number of keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyUseRecorder:
         self._used[key] = self._clock.monotonic()
 
     async def run(self, life: Lifecycle) -> None:
-        """When PostgreSQL is away this ends as unavailable and is started again."""
+        """Raises Unavailable without PostgreSQL; the supervisor restarts it."""
         life.ready()
         while await life.pause(FLUSH_INTERVAL_S):
             await self.flush()

@@ -1,4 +1,4 @@
-"""The API as one ASGI app, for the listener to mount."""
+"""The API as one ASGI app, which the listener mounts."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ CONTROLLERS: Final = (
 )
 
 
-DEPENDENCIES_KEY: Final = "rota.desk"
+DEPENDENCIES_KEY: Final = "rota.deps"
 
 
-def build(desk: HttpDependencies) -> App:
-    """The ASGI app that answers with `desk`. All replicas of a process share its compiled routes."""
+def build(deps: HttpDependencies) -> App:
+    """The ASGI app over `deps`. All replicas of a process share the compiled routes."""
     app = litestar_app()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, DEPENDENCIES_KEY: desk}, receive, send)  # type: ignore[arg-type]
+        await app({**scope, DEPENDENCIES_KEY: deps}, receive, send)  # type: ignore[arg-type]
 
     return answer
 
 
 @cache
 def litestar_app() -> Litestar:
-    """Every route of the API, each with the role that it needs. The desk comes with each request."""
+    """Every route of the API with its required role. The dependencies come with each request, in its scope."""
     app = Litestar(
         [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[authorize])],
-        dependencies={"desk": Provide(_dependencies_of, sync_to_thread=False)},
+        dependencies={"deps": Provide(_dependencies_of, sync_to_thread=False)},
         exception_handlers={
             RotaError: errors.handle_rota_error,
             HTTPException: errors.handle_http_exception,
@@ -92,9 +92,9 @@ def litestar_app() -> Litestar:
 
 
 def _dependencies_of(scope: types.Scope) -> HttpDependencies:
-    desk = scope[DEPENDENCIES_KEY]  # type: ignore[typeddict-item]
-    assert isinstance(desk, HttpDependencies)
-    return desk
+    deps = scope[DEPENDENCIES_KEY]  # type: ignore[typeddict-item]
+    assert isinstance(deps, HttpDependencies)
+    return deps
 
 
 @get("/openapi.json", opt=requires(Role.VIEWER, "somewhere"), media_type="application/json", include_in_schema=False)
@@ -103,7 +103,7 @@ async def describe() -> bytes:
 
 
 def _check_roles(app: Litestar) -> None:
-    """Those of Litestar's own, which tell of the API itself, need only a key."""
+    """Assert that each of our routes declares a role; Litestar's own routes need only a key."""
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             ours = handler.fn.__module__.startswith(__package__ or "")

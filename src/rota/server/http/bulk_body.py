@@ -1,4 +1,4 @@
-"""Bodies of many submissions: lines of JSON, or one array in msgpack; read as they come, given up when too much."""
+"""Bodies with many submissions: JSON lines or one msgpack array; read as a stream and rejected when too large."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rota.model.jobs.submission import SUBMISSION_BYTES_MAX, Submission, decode_
 BULK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-async def read_submissions(request: Request[Any, Any, Any], *, most: int) -> list[Submission]:
-    """The first submission that cannot be read is named by its number, and nothing was done."""
+async def read_submissions(request: Request[Any, Any, Any], *, max_count: int) -> list[Submission]:
+    """Raises for the first invalid submission and names its number; nothing has been submitted then."""
     if "msgpack" in request.headers.get("content-type", ""):
-        return await _read_array(request, most)
-    return await _read_lines(request, most)
+        return await _read_array(request, max_count)
+    return await _read_lines(request, max_count)
 
 
-async def _read_array(request: Request[Any, Any, Any], most: int) -> list[Submission]:
+async def _read_array(request: Request[Any, Any, Any], max_count: int) -> list[Submission]:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -30,11 +30,11 @@ async def _read_array(request: Request[Any, Any, Any], most: int) -> list[Submis
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput("The body is no array in msgpack: send one of submissions.") from error
     submissions: list[Submission] = []
-    _decode_lines([bytes(item) for item in items], submissions, most)
+    _decode_lines([bytes(item) for item in items], submissions, max_count)
     return _require_any(submissions)
 
 
-async def _read_lines(request: Request[Any, Any, Any], most: int) -> list[Submission]:
+async def _read_lines(request: Request[Any, Any, Any], max_count: int) -> list[Submission]:
     submissions: list[Submission] = []
     rest, size = b"", 0
     async for chunk in request.stream():
@@ -46,8 +46,8 @@ async def _read_lines(request: Request[Any, Any, Any], most: int) -> list[Submis
                 f"Line {len(submissions) + len(lines) + 1} is longer than {SUBMISSION_BYTES_MAX} bytes: put large"
                 " inputs into the store and submit their pointers."
             )
-        _decode_lines(lines, submissions, most)
-    _decode_lines([rest], submissions, most)
+        _decode_lines(lines, submissions, max_count)
+    _decode_lines([rest], submissions, max_count)
     return _require_any(submissions)
 
 
@@ -62,12 +62,12 @@ def _require_any(submissions: list[Submission]) -> list[Submission]:
     return submissions
 
 
-def _decode_lines(lines: list[bytes], submissions: list[Submission], most: int) -> None:
+def _decode_lines(lines: list[bytes], submissions: list[Submission], max_count: int) -> None:
     for line in lines:
         if not line or line.isspace():
             continue
-        if len(submissions) == most:
-            raise TooLarge(f"A request holds at most {most} submissions: send the rest in another.")
+        if len(submissions) == max_count:
+            raise TooLarge(f"A request holds at most {max_count} submissions: send the rest in another.")
         try:
             submissions.append(decode_submission(line))
         except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""Bodies and answers: JSON, or msgpack for whoever says so, in both directions; read strictly, into declared types."""
+"""Request and response bodies: JSON, or msgpack by content type; decoded strictly into declared types."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MSGPACK_ALIASES: Final = ("application/x-msgpack", "application/vnd.msgpack")
 ERROR_CHARS_MAX: Final = 300
 BODY_TIMEOUT_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 64 * 1024
-"""A body has `BODY_S`, and longer the more of it has come."""
+"""A body may take `BODY_TIMEOUT_S`, plus the time at this rate for the bytes received."""
 _TOO_SLOW: Final = "The body came too slowly, so nothing was done: send it in one go, or in several requests"
 
 
 class ApiRequest(Request[Actor, RequestSlot, Any]):
-    """A request of somebody who was let in. Its body comes as a whole and not too slowly, or nothing is done."""
+    """An authenticated request. A truncated or too slow body raises before the handler runs."""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        arriving, began_s, size = super().stream(), time.monotonic(), 0
+        chunks, began_s, size = super().stream(), time.monotonic(), 0
         while True:
-            left_s = began_s + BODY_TIMEOUT_S + size / BODY_BYTES_PER_S_MIN - time.monotonic()
+            remaining_s = began_s + BODY_TIMEOUT_S + size / BODY_BYTES_PER_S_MIN - time.monotonic()
             try:
-                async with asyncio.timeout(left_s):
-                    chunk = await anext(arriving, None)
+                async with asyncio.timeout(remaining_s):
+                    chunk = await anext(chunks, None)
             except TimeoutError:
                 raise HTTPException(status_code=408, detail=_TOO_SLOW) from None
             except InternalServerException as error:
@@ -46,7 +46,7 @@ class ApiRequest(Request[Actor, RequestSlot, Any]):
             yield chunk
 
     async def run_while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` for as long as somebody waits for the answer."""
+        """Run `work` until it is done or the client disconnects."""
         tasks = [asyncio.create_task(work), asyncio.create_task(self._wait_disconnect())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -62,14 +62,14 @@ class ApiRequest(Request[Actor, RequestSlot, Any]):
             pass
 
     async def json(self) -> Any:
-        """Litestar asks for the body by this name; it is decoded once, into the type that the handler takes."""
+        """Litestar reads the body through this method; decode it once, into the type that the handler takes."""
         field = self.route_handler.parsed_data_field
-        assert field is not None, "the body is asked for by handlers that take one"
+        assert field is not None, "only handlers with a body parameter read the body"
         return decode_body(await self.body(), field.annotation, self.headers.get("content-type", JSON))
 
 
 class ApiResponse(Response[Any]):
-    """In the form that the client accepts."""
+    """A response in the format that the client accepts."""
 
     def to_asgi_response(self, app: Litestar | None, request: Request[Any, Any, Any], **more: Any) -> ASGIResponse:
         if _wants_msgpack(request) and _is_json(more.get("media_type") or self.media_type):
@@ -83,24 +83,24 @@ class ApiResponse(Response[Any]):
 
 
 def decode_body(body: bytes, kind: Any, media_type: str) -> Any:
-    named = media_type.partition(";")[0].strip().lower()
+    content_type = media_type.partition(";")[0].strip().lower()
     try:
-        if named == JSON:
+        if content_type == JSON:
             return msgspec.json.decode(body, type=kind)
-        if named == MSGPACK or named in MSGPACK_ALIASES:
+        if content_type == MSGPACK or content_type in MSGPACK_ALIASES:
             return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"The body cannot be read: {_error_text(error)}.") from error
     raise HTTPException(
-        status_code=415, detail=f"Bodies of the type {named[:64]!r} are not read here: send {JSON} or {MSGPACK}"
+        status_code=415, detail=f"Bodies of the type {content_type[:64]!r} are not read here: send {JSON} or {MSGPACK}"
     )
 
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    said = str(error)[:ERROR_CHARS_MAX].rstrip(".").replace("`", "")
-    return f"{said[:1].lower()}{said[1:]}"
+    text = str(error)[:ERROR_CHARS_MAX].rstrip(".").replace("`", "")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _wants_msgpack(request: Request[Any, Any, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What handlers work with: the parts of a replica that faces use, and nothing else of it."""
+"""The parts of a replica that HTTP handlers use."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class HttpDependencies(msgspec.Struct, frozen=True, kw_only=True):
     registry: WorkerRegistry
     keys: ApiKeyStore
     until_stopping: Callable[[], Awaitable[None]]
-    """For answers that last: they end when the server does."""
+    """For long responses: they end when the server stops."""
     teller: EventPublisher
     feed: EventStream
     histories: HistoryWatcher[JobHistoryEntry]
     run_histories: HistoryWatcher[RunHistoryEntry]
     streams: StreamRegistry
     agents: Redis
-    """Where the sets of agents are."""
+    """The Redis that holds the agents' sets."""
     workflows: Workflows
     runs: Runs
     kernel: Kernel | None
-    """Who decides whether jobs may run; None: they all may."""
+    """The policy engine; None: every job is allowed."""
 
     @classmethod
     def from_replica(

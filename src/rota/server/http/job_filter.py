@@ -1,4 +1,4 @@
-"""What a list of jobs is asked for: `state:RUNNING show:film topic:render reason:quota_job label:shot=12`."""
+"""The filter language of job lists: `state:RUNNING show:film topic:render reason:quota_job label:shot=12`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TERM = re.compile(r'([a-z]+):("[^"]*"|\S+)')
 
 
 def parse_filter(text: str, actor: Actor) -> JobFilter:
-    """A filter that finds nothing in shows which `actor` may not look into."""
+    """The filter, restricted to the shows that `actor` can view."""
     terms = _parse_terms(text)
     show = terms.get("show")
     if show is not None:
@@ -37,12 +37,12 @@ def _parse_terms(text: str) -> dict[str, str]:
             f"A filter has at most {FILTER_CHARS_MAX} characters, none of them NUL: write a shorter one."
         )
     terms: dict[str, str] = {}
-    for word, value in _TERM.findall(text):
-        if word not in FILTER_KEYS or word in terms:
-            raise InvalidInput(f"{word}:{value} is no filter here: use each of {', '.join(FILTER_KEYS)} once.")
-        terms[word] = value.strip('"')
-    if left := _TERM.sub("", text).strip():
-        raise InvalidInput(f"{left[:64]!r} is no filter: write word:value, with one of {', '.join(FILTER_KEYS)}.")
+    for key, value in _TERM.findall(text):
+        if key not in FILTER_KEYS or key in terms:
+            raise InvalidInput(f"{key}:{value} is no filter here: use each of {', '.join(FILTER_KEYS)} once.")
+        terms[key] = value.strip('"')
+    if rest := _TERM.sub("", text).strip():
+        raise InvalidInput(f"{rest[:64]!r} is no filter: write word:value, with one of {', '.join(FILTER_KEYS)}.")
     return terms
 
 

@@ -1,7 +1,6 @@
-"""The API as OpenAPI tells it: paths and parameters from the handlers, shapes of bodies and answers from msgspec.
+"""The OpenAPI document: paths and parameters from the handlers, schemas of bodies and responses from msgspec.
 
-Added are the refusals that every route may answer with, msgpack beside JSON, bodies that are read line by line, and the
-role that each route needs.
+Adds the error responses of every route, msgpack beside JSON, line-by-line bodies, and the role of each route.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LINKS: Final = {
     "create_department": ("dept", "/name"),
     "create_key": ("key", "/key/id"),
 }
-"""What names the thing that a route has made, as other paths ask for it, and where its answer says so."""
+"""For each creating route: the path parameter that names the new object, and where its response holds the name."""
 ERROR_RESPONSES: Final = {
     "400": "What was sent is wrong; nothing was changed.",
     "401": "There is no good key with it.",
@@ -52,32 +51,32 @@ ERROR_RESPONSES: Final = {
 
 
 def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
-    """Of an app that is made for this alone: one that served it would bring pages with code of other hosts."""
+    """Built from a separate app: Litestar's own OpenAPI routes would serve pages with scripts from other hosts."""
     app = Litestar(
         [Router(PREFIX, route_handlers=routes)],
-        dependencies={"desk": Provide(lambda: None, sync_to_thread=False)},
+        dependencies={"deps": Provide(lambda: None, sync_to_thread=False)},
         request_class=ApiRequest,
         openapi_config=_config(),
         logging_config=None,
     )
     schema = app.openapi_schema.to_schema()
-    shapes: dict[str, Any] = {}
-    schema["components"]["schemas"] = shapes
+    schemas: dict[str, Any] = {}
+    schema["components"]["schemas"] = schemas
     for route in route_table(app):
         operation = schema["paths"][route.path][route.method.lower()]
         operation |= {"x-rota-role": route.role.value, "x-rota-where": route.where}
         operation["summary"] = operation.pop("description", operation["summary"])
         operation["operationId"] = route.name
         if route.answer is SseResponse:
-            _set_event_stream(operation, shapes)
+            _set_event_stream(operation, schemas)
         else:
-            _set_response(operation, _schema(route.answer, shapes))
+            _set_response(operation, _schema(route.answer, schemas))
         if route.body is not None:
-            operation["requestBody"] = {"required": True, "content": _content(_schema(route.body, shapes))}
+            operation["requestBody"] = {"required": True, "content": _content(_schema(route.body, schemas))}
         if route.name == "submit_jobs":
-            many = {NDJSON: {"schema": _NDJSON_SCHEMA}, MSGPACK: {"schema": _schema(list[Submission], shapes)}}
-            operation["requestBody"] = {"required": True, "content": many}
-        _add_error_responses(operation, _schema(ProblemDetails, shapes))
+            content = {NDJSON: {"schema": _NDJSON_SCHEMA}, MSGPACK: {"schema": _schema(list[Submission], schemas)}}
+            operation["requestBody"] = {"required": True, "content": content}
+        _add_error_responses(operation, _schema(ProblemDetails, schemas))
     _add_links(schema["paths"])
     return schema
 
@@ -100,48 +99,48 @@ def _config() -> OpenAPIConfig:
     )
 
 
-def _schema(kind: Any, shapes: dict[str, Any]) -> dict[str, Any] | None:
-    """As msgspec reads and writes it; Litestar's own guess does not know of structs that are written as arrays."""
+def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema by msgspec; Litestar's own does not support structs encoded as arrays."""
     if kind is None or kind is bytes or issubclass(get_origin(kind) or kind, Response):
         return None
-    [shape], more = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
-    shapes |= more
-    return shape
+    [schema], components = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
+    schemas |= components
+    return schema
 
 
-def _content(shape: dict[str, Any] | None) -> dict[str, Any]:
-    return {JSON: {"schema": shape}, MSGPACK: {"schema": shape}}
+def _content(schema: dict[str, Any] | None) -> dict[str, Any]:
+    return {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
 
 
-def _set_response(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+def _set_response(operation: dict[str, Any], schema: dict[str, Any] | None) -> None:
     for status, answer in operation["responses"].items():
-        if status.startswith("2") and shape is not None:
-            answer["content"] = _content(shape)
+        if status.startswith("2") and schema is not None:
+            answer["content"] = _content(schema)
 
 
-def _set_event_stream(operation: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """The data of each event is an Event as JSON; who comes again after the last of a job gets nothing."""
-    _schema(Event, shapes)
-    told = {
+def _set_event_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """A stream of JSON Events; 204 for a client that reconnects after the last event of a job."""
+    _schema(Event, schemas)
+    event_schema = {
         "type": "object",
         "description": "Server-sent events; the data of each is an Event as JSON.",
         "properties": {part: {"type": "string"} for part in ("id", "event", "data")},
     }
-    operation["responses"]["200"]["content"] = {STREAM: {"schema": told}}
+    operation["responses"]["200"]["content"] = {STREAM: {"schema": event_schema}}
     operation["responses"]["204"] = {"description": "Nothing follows."}
 
 
 def _add_links(paths: dict[str, Any]) -> None:
-    """From what is made to all that can be asked of it."""
+    """Link each creating route to every route on the created object."""
     operations = {each["operationId"]: each for path in paths.values() for each in path.values()}
-    for name, (parameter, place) in LINKS.items():
+    for name, (parameter, pointer) in LINKS.items():
         operations[name]["responses"]["201"]["links"] = {
-            to: {"operationId": to, "parameters": {parameter: f"$response.body#{place}"}}
+            to: {"operationId": to, "parameters": {parameter: f"$response.body#{pointer}"}}
             for to, each in operations.items()
             if [one["name"] for one in each.get("parameters", ()) if one["in"] == "path"] == [parameter]
         }
 
 
-def _add_error_responses(operation: dict[str, Any], shape: dict[str, Any] | None) -> None:
+def _add_error_responses(operation: dict[str, Any], schema: dict[str, Any] | None) -> None:
     for status, why in ERROR_RESPONSES.items():
-        operation["responses"][status] = {"description": why, "content": {MEDIA_TYPE: {"schema": shape}}}
+        operation["responses"][status] = {"description": why, "content": {MEDIA_TYPE: {"schema": schema}}}

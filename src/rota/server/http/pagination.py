@@ -1,4 +1,4 @@
-"""Lists in pages: `{"items": [...], "next": cursor}`; the next one comes with `?after=cursor`, null is the last."""
+"""Pages of lists: `{"items": [...], "next": cursor}`. Get the next page with `?after=cursor`; null marks the last."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 def paginate(items: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:
-    """Of what was asked for one more than `limit`: the one that is left over tells that there is a next page."""
+    """The caller fetched up to `limit` + 1 items: the extra one shows that there is a next page."""
     shown = list(items[:limit])
     return Page(shown, str(cursor(shown[-1])) if len(items) > limit else None)

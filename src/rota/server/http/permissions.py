@@ -1,8 +1,8 @@
-"""What every route says of itself: which role it needs, and where.
+"""The role that each route requires, and its scope.
 
-somewhere   in any show: lists are cut to those shows, and a handler asks again for the show of what it finds
-show        in the show that the path names
-everywhere  in every show, for what concerns no single one
+somewhere   in any show: lists are restricted to those shows, and the handler checks the show of each object again
+show        in the show named in the path
+everywhere  in every show, for resources that belong to none
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rota.model.errors import InvalidInput
 from rota.server.http.dependencies import HttpDependencies
 
 Deps = NamedDependency[HttpDependencies]
-"""For the signatures of handlers."""
+"""The dependency annotation in handler signatures."""
 RoleScope = Literal["somewhere", "show", "everywhere"]
 ROLE: Final = "rota_role"
 ROLE_SCOPE: Final = "rota_where"
 
 
 def requires(role: Role, where: RoleScope) -> dict[str, Any]:
-    """For the `opt` of a route."""
+    """The `opt` of a route."""
     return {ROLE: role, ROLE_SCOPE: where}
 
 
 def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Before parameters and body are read. Only what Litestar would answer to OPTIONS by itself names no role."""
+    """A guard: runs before parameters and body are read. Only Litestar's automatic OPTIONS handlers have no role."""
     if ROLE not in handler.opt:
         raise MethodNotAllowedException(headers={"allow": ", ".join(_allowed_methods(connection))})
     if b"%00" in connection.scope["query_string"]:
@@ -54,7 +54,7 @@ def _allowed_methods(connection: ASGIConnection[Any, Any, Any, Any]) -> list[str
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
-    """As tests and OpenAPI need it."""
+    """A route, for OpenAPI and tests."""
 
     method: str
     path: str
@@ -66,13 +66,13 @@ class ApiRoute(msgspec.Struct, frozen=True):
 
 
 def route_table(app: Litestar) -> list[ApiRoute]:
-    """Every route that is in the description of the API."""
+    """Every route in the OpenAPI document."""
     found = []
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             if isinstance(handler, HTTPRouteHandler) and ROLE in handler.opt and handler.resolve_include_in_schema():
                 found += [_route(method, route.path_format, handler) for method in handler.http_methods]
-    assert len({route.name for route in found}) == len(found), "OpenAPI calls them by name"
+    assert len({route.name for route in found}) == len(found), "operation ids are unique"
     return sorted(found, key=lambda each: (each.path, each.method))
 
 

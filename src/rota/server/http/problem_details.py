@@ -1,4 +1,4 @@
-"""Refusals as problem documents (RFC 9457): what went wrong in one sentence, with the code that logs have, too."""
+"""Errors as problem documents (RFC 9457): one sentence and the stable code that logs use too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFECTS = metrics.counter("rota_http_defects", "Requests that failed for a reaso
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
-# The first that fits, so the more special ones come first.
+# The first match wins, so subclasses come before their bases.
 STATUS_BY_ERROR: Final[tuple[tuple[type[RotaError], int], ...]] = (
     (Unauthenticated, 401),
     (Forbidden, 403),
@@ -48,7 +48,7 @@ _DEFECT_DETAIL: Final = (
 
 
 class ProblemDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is answered instead of what was asked for."""
+    """The body of an error response."""
 
     status: int
     title: str
@@ -83,7 +83,7 @@ def response_for_error(error: RotaError) -> ProblemResponse:
 
 
 def response_for_defect(error: BaseException) -> ProblemResponse:
-    """Ours. What it says may hold anything, so it goes to the log alone."""
+    """An unexpected error. Its text may hold secrets, so it goes to the log only."""
     DEFECTS.inc()
     log.error("http_defect", exc_info=error)
     return problem_response(500, "defect", _DEFECT_DETAIL, {})

@@ -1,13 +1,13 @@
-"""Server-sent events as an answer, for as long as the client reads and its key is good.
+"""Server-sent events as a response that lasts while the client reads and its key is valid.
 
-What holds, and who sees to it:
-- a client that does not read is cut: nothing more than `PIECE_BYTES` is handed to its connection before that has taken
-  them, and when this takes longer than `SEND_S` the connection is dropped, with what lies in its buffers;
-- it ends with its key and with the server: `streams`;
-- only so many at a time, of a key and of all: `pressure`.
+Invariants and who enforces them:
+- A slow consumer is disconnected: at most `CHUNK_BYTES` are passed to the connection before it has taken them; after
+  `SEND_TIMEOUT_S` the connection is aborted, with the data in its buffers.
+- A stream ends with its key and with the server: `open_streams`.
+- The number of streams per key and in total is bounded: `middleware.rate_limit`.
 
-A line every `BEAT_S` keeps those between us and the client from closing the connection; it says how far the client has
-come, for one whose filter passes nothing on. If we die, the client goes on elsewhere from there.
+A heartbeat every `HEARTBEAT_INTERVAL_S` keeps proxies from closing the connection. It carries the current position, for
+clients whose filter matches nothing. If the server dies, the client resumes elsewhere from that position.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ HEADERS: Final = (
 
 
 class SseSource(Protocol):
-    """What is streamed."""
+    """The source of a stream."""
 
     def preamble(self) -> bytes:
-        """Sent first."""
+        """The bytes sent first."""
         ...
 
     async def next(self, wait_s: float) -> Sequence[bytes] | None:
-        """What is new, as text in parts; when nothing came in time a line that says so; None: that was all."""
+        """New events, encoded in parts; a heartbeat line after `wait_s` without any; None at the end."""
         ...
 
 
 class SseResponse(Response[None]):
-    """What a handler answers with. What `source` raises is answered as a problem."""
+    """The response of a handler. An error on entering `source` becomes a problem document."""
 
     def __init__(
         self, request: ApiRequest, streams: StreamRegistry, source: AbstractAsyncContextManager[SseSource | None]
@@ -62,7 +62,7 @@ class SseResponse(Response[None]):
         self._streams = streams
         self._source = source
 
-    def to_asgi_response(self, *_given: Any, **_more: Any) -> ASGIResponse:
+    def to_asgi_response(self, *_args: Any, **_kwargs: Any) -> ASGIResponse:
         return _SseAsgiResponse(self._request, self._streams, self._source)
 
 
@@ -78,10 +78,10 @@ class _SseAsgiResponse(ASGIResponse):
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # type: ignore[override]
-        asked = self._request
-        key = key_from_headers(asked.headers.get("authorization"), asked.headers.get("x-api-key"))
-        asked.auth.begin_wait()
-        with self._streams.open(key, asked.user) as stream:
+        request = self._request
+        key = key_from_headers(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        request.auth.begin_wait()
+        with self._streams.open(key, request.user) as stream:
             async with self._source as source:
                 await _send_head(send, 204 if source is None else 200)
                 if source is not None:
@@ -100,17 +100,17 @@ async def _send_head(send: Send, status: int) -> None:
 
 
 async def _send_events(stream: OpenStream, source: SseSource, receive: Receive, send: Send) -> None:
-    leaving = asyncio.create_task(_watch_disconnect(stream, receive), name="stream.left")
+    disconnect_watch = asyncio.create_task(_watch_disconnect(stream, receive), name="stream.left")
     try:
         async with stream.cancel_on_end():
             await _send_chunks(stream, [source.preamble()], send)
             while not stream.reason and (texts := await source.next(HEARTBEAT_INTERVAL_S)) is not None:
                 await _send_chunks(stream, texts, send)
     except RotaError as error:
-        stream.reason = error.code  # the head is sent, so the client learns it when it comes again
+        stream.reason = error.code  # headers are sent: the client gets the error when it reconnects
     finally:
-        leaving.cancel()
-        await asyncio.wait([leaving])
+        disconnect_watch.cancel()
+        await asyncio.wait([disconnect_watch])
 
 
 async def _watch_disconnect(stream: OpenStream, receive: Receive) -> None:
@@ -120,18 +120,18 @@ async def _watch_disconnect(stream: OpenStream, receive: Receive) -> None:
 
 
 async def _send_chunks(stream: OpenStream, texts: Sequence[bytes], send: Send) -> None:
-    """Piece by piece: a connection takes the next when it has room for it."""
-    for piece in chunked(texts):
+    """Send chunk by chunk: the connection applies back-pressure between chunks."""
+    for chunk in chunked(texts):
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
             stream.reason = "slow"
             raise
 
 
 def chunked(texts: Sequence[bytes]) -> Iterator[bytes]:
-    """Of about the same size: small texts together, large ones cut, none of them copied as a whole."""
+    """Chunks of at most `CHUNK_BYTES`: joins small texts and splits large ones without copying them whole."""
     small: list[bytes] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""Jobs, and what is told of them, as a key may see them."""
+"""Which jobs, and which parts of their explanations, a key can see."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ LOOKUP_BATCH_MAX: Final = 1000
 _HIDDEN_ID: Final = UUID(int=0)
 
 
-async def visible_job(actor: Actor, desk: HttpDependencies, job: str, role: Role = Role.VIEWER) -> JobView:
-    """A job of a show that the key may not look into is not there."""
-    found = await desk.jobs.get(parse_id(JobId, job))
+async def visible_job(actor: Actor, deps: HttpDependencies, job: str, role: Role = Role.VIEWER) -> JobView:
+    """The job, with `role` checked. Raises NotFound for a show that the key cannot view."""
+    found = await deps.jobs.get(parse_id(JobId, job))
     if not actor.has_role(Role.VIEWER, found.show):
         raise NotFound(f"There is no job {found.id}, or it is not kept any more.", job=str(found.id))
     require_role(actor, role, found.show)
     return found
 
 
-async def check_dependencies_visible(actor: Actor, desk: HttpDependencies, given: Sequence[Submission]) -> None:
-    """Who waits for a job learns how it ends, so it must be one that they may look at."""
-    named = sorted({JobId(before) for submission in given for before in submission.after})
+async def check_dependencies_visible(actor: Actor, deps: HttpDependencies, submissions: Sequence[Submission]) -> None:
+    """Depending on a job reveals how it ends, so the key must be able to view it."""
+    dependencies = sorted({JobId(before) for submission in submissions for before in submission.after})
     if actor.shows_with_role(Role.VIEWER) is None:
         return
-    for first in range(0, len(named), LOOKUP_BATCH_MAX):
-        some = named[first : first + LOOKUP_BATCH_MAX]
-        shows = {job.id: job.show for job in await desk.jobs.get_many(some)}
-        for before in some:
+    for first in range(0, len(dependencies), LOOKUP_BATCH_MAX):
+        batch = dependencies[first : first + LOOKUP_BATCH_MAX]
+        shows = {job.id: job.show for job in await deps.jobs.get_many(batch)}
+        for before in batch:
             if before not in shows or not actor.has_role(Role.VIEWER, shows[before]):
                 raise NotFound(f"There is no job {before} to wait for, or it is not kept any more.", job=str(before))
 
 
 def redact_explanation(actor: Actor, explained: JobExplanation) -> JobExplanation:
-    """Without the names of shows that the key may not look into, which may use what is missing."""
+    """Hide the names of shows that the key cannot view; they may hold the missing resources."""
     if actor.shows_with_role(Role.VIEWER) is None:
         return explained
     layers = [

@@ -1,4 +1,4 @@
-"""The way in: who asks, and whether there is room for it, is known before the API sees a request, whatever its path."""
+"""Authenticates and rate-limits every request before the app sees it, whatever its path."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ WARM_UP_DELAY_S: Final = 1.0
 
 
 class AuthenticationMiddleware:
-    """`build` makes the app that is behind it: in a thread, when it is first asked for or a moment after the start, so
-    that a server is up before it."""
+    """Wraps the app. `build` makes it in a thread, on the first request or shortly after the start, because building it
+    is slow and must not delay the start of the server."""
 
     def __init__(
         self,
         build: Callable[[], App],
         check: KeyCheck,
-        pressure: RateLimiter,
+        rate_limiter: RateLimiter,
         listener: HttpListener,
         keys: ApiKeyStore,
     ) -> None:
         self._build = build
         self._listener = listener
         self._keys = keys
-        self._built: asyncio.Task[App] | None = None
+        self._build_task: asyncio.Task[App] | None = None
         self._check = check
-        self._pressure = pressure
+        self._rate_limiter = rate_limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             actor = await self._check.check(_presented_key(scope))
-            with self._pressure.admit(actor.key) as turn:
+            with self._rate_limiter.admit(actor.key) as slot:
                 app = await asyncio.shield(self._app())
-                await app(_head_as_get(scope) | {"user": actor, "auth": turn}, receive, send)
+                await app(_head_as_get(scope) | {"user": actor, "auth": slot}, receive, send)
         except RotaError as error:
             await _send_problem(send, problem_details.response_for_error(error))
 
     async def check(self) -> None:
-        """Whoever listens wider than this machine has a key, or could let nobody in."""
+        """Fail if the server listens beyond localhost without an active key: it could serve no request."""
         if self._listener.is_local:
             return
         if not any(key.state == "active" for key in await self._keys.list()):
@@ -84,13 +84,13 @@ class AuthenticationMiddleware:
         await life.until_draining()
 
     def _app(self) -> asyncio.Task[App]:
-        if self._built is None:
-            self._built = asyncio.create_task(asyncio.to_thread(self._build), name="http.build")
-        return self._built
+        if self._build_task is None:
+            self._build_task = asyncio.create_task(asyncio.to_thread(self._build), name="http.build")
+        return self._build_task
 
 
 def _head_as_get(scope: Scope) -> dict[str, Any]:
-    """HEAD is GET to the app; the server below us sends no body to whoever asked with it."""
+    """The app handles HEAD as GET; the HTTP server omits the body."""
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)
 
 
@@ -100,7 +100,7 @@ def _presented_key(scope: Scope) -> str:
 
 
 async def _send_problem(send: Send, answer: problem_details.ProblemResponse) -> None:
-    """The handlers of the app answer what these refuse, so nothing was sent when we come here."""
+    """The app's own error handlers cover its handlers, so nothing has been sent before this."""
     headers = {"content-type": problem_details.MEDIA_TYPE, "content-length": str(len(answer.body)), **answer.headers}
     await send(
         {

@@ -1,4 +1,4 @@
-"""Refusals of handlers, and of Litestar before it asks one, as problem documents."""
+"""Exceptions of handlers, and of Litestar before it calls one, as problem documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODE_BY_STATUS: Final = {
 }
 
 BODY_PARAMETER: Final = "data"
-"""What handlers call it."""
+"""The parameter name that handlers use."""
 
 
 def handle_rota_error(_request: Request[Any, Any, Any], error: RotaError) -> Response[bytes]:
@@ -45,7 +45,7 @@ def _response(answer: ProblemResponse) -> Response[bytes]:
 
 
 def _problem_for_http(error: HTTPException) -> ProblemResponse:
-    """What Litestar refuses before a handler is asked."""
+    """For a request that Litestar refuses before it calls a handler."""
     if error.status_code >= 500:
         return response_for_defect(error)
     code = _CODE_BY_STATUS.get(error.status_code, InvalidInput.code)
@@ -55,9 +55,9 @@ def _problem_for_http(error: HTTPException) -> ProblemResponse:
     return problem_response(error.status_code, code, _sentence(error), headers)
 
 
-def _allowed_methods(listed: str) -> str:
-    """Litestar does not know that the door takes HEAD for GET and that OPTIONS is not answered."""
-    methods = set(listed.split(", ")) - {"OPTIONS"}
+def _allowed_methods(methods_header: str) -> str:
+    """Correct Litestar's list: the middleware accepts HEAD for GET, and OPTIONS is not served."""
+    methods = set(methods_header.split(", ")) - {"OPTIONS"}
     return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
@@ -67,8 +67,8 @@ def _sentence(error: HTTPException) -> str:
         if first.get("key") == BODY_PARAMETER:
             return "This call needs a body and has none: /api/v1/openapi.json tells what it takes."
         where = f" {first['key']}" if first.get("key") else ""
-        said = first.get("message", "it has another shape").replace("`", "")
-        return f"The parameter{where} cannot be read: {said[0].lower()}{said[1:].rstrip('.')}."
+        message = first.get("message", "it has another shape").replace("`", "")
+        return f"The parameter{where} cannot be read: {message[0].lower()}{message[1:].rstrip('.')}."
     if error.status_code == 404:
         return "There is nothing at this path: /api/v1/openapi.json lists what there is."
     if error.status_code == 405:

@@ -1,8 +1,8 @@
-"""How much is taken at once: from each key so many requests a second, and from all together so many under way.
+"""Limits requests per second for each key (token bucket) and requests in flight over all keys.
 
-What waits for a job to end, or follows events, is not under way meanwhile, and of these there are only so many, too.
-All is kept in this process alone, so with several replicas a key has as much at each. Buckets of keys that are full
-again tell nothing and are forgotten.
+A request that waits for a job to end or follows events does not count as in flight; the number of these is limited
+separately. All state is local to the process, so a key has its full limit at each replica. Full buckets carry no
+information and are dropped.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ WAITING_RETRY_S: Final = 5
 
 
 class RateLimiter:
-    """`rate` requests a second of a key, `burst` of them at once; `most` under way of all keys. 0 is no limit."""
+    """`rate` requests a second and bursts of `burst` per key; `in_flight_max` over all keys. 0 means no limit."""
 
-    def __init__(self, rate: float, burst: int, most: int, clock: Clock | None = None) -> None:
+    def __init__(self, rate: float, burst: int, in_flight_max: int, clock: Clock | None = None) -> None:
         self._rate = rate
         self._burst = float(max(burst, 1))
-        self._most = most
+        self._in_flight_max = in_flight_max
         self._clock = clock or SystemClock()
         self._buckets: dict[str, tuple[float, float]] = {}
-        """What each key had left, and when."""
-        self._under_way = 0
+        """Tokens left per key, and the time of that count."""
+        self._in_flight = 0
         self._waiting: Counter[str] = Counter()
 
     @contextmanager
     def admit(self, key: str) -> Iterator[RequestSlot]:
-        """Raises RateLimited, which says when to come again, unless there is room for one more."""
+        """Hold a slot for one request. Raises RateLimited, with the time to retry, when a limit is reached."""
         if self._rate:
             self._take_token(key)
         self._begin_request()
-        turn = RequestSlot(self, key)
+        slot = RequestSlot(self, key)
         try:
-            yield turn
+            yield slot
         finally:
-            if turn.is_aside:
+            if slot.is_waiting:
                 self._end_wait(key)
             else:
                 self._end_request()
@@ -70,23 +70,23 @@ class RateLimiter:
         REQUESTS_WAITING.set(self._waiting.total())
 
     def _begin_request(self) -> None:
-        if self._most and self._under_way >= self._most:
+        if self._in_flight_max and self._in_flight >= self._in_flight_max:
             raise RateLimited(
-                f"This server is answering {self._under_way} requests already: try again in a second.", retry_after_s=1
+                f"This server is answering {self._in_flight} requests already: try again in a second.", retry_after_s=1
             )
-        self._under_way += 1
-        REQUESTS_IN_FLIGHT.set(self._under_way)
+        self._in_flight += 1
+        REQUESTS_IN_FLIGHT.set(self._in_flight)
 
     def _end_request(self) -> None:
-        self._under_way -= 1
-        REQUESTS_IN_FLIGHT.set(self._under_way)
+        self._in_flight -= 1
+        REQUESTS_IN_FLIGHT.set(self._in_flight)
 
     def _take_token(self, key: str) -> None:
         now_s = self._clock.monotonic()
-        had, at_s = self._buckets.get(key, (self._burst, now_s))
-        left = min(self._burst, had + (now_s - at_s) * self._rate)
-        if left < 1.0:
-            wait_s = ceil((1.0 - left) / self._rate)
+        tokens, at_s = self._buckets.get(key, (self._burst, now_s))
+        remaining = min(self._burst, tokens + (now_s - at_s) * self._rate)
+        if remaining < 1.0:
+            wait_s = ceil((1.0 - remaining) / self._rate)
             raise RateLimited(
                 f"This key has sent more than {self._rate:g} requests a second: try again in {wait_s} s, or send many"
                 " jobs in one request.",
@@ -94,26 +94,26 @@ class RateLimiter:
             )
         if len(self._buckets) >= BUCKETS_MAX:
             self._drop_full_buckets(now_s)
-        self._buckets[key] = (left - 1.0, now_s)
+        self._buckets[key] = (remaining - 1.0, now_s)
 
     def _drop_full_buckets(self, now_s: float) -> None:
         self._buckets = {
-            key: (left, at_s)
-            for key, (left, at_s) in self._buckets.items()
-            if left + (now_s - at_s) * self._rate < self._burst
+            key: (remaining, at_s)
+            for key, (remaining, at_s) in self._buckets.items()
+            if remaining + (now_s - at_s) * self._rate < self._burst
         }
 
 
 class RequestSlot:
-    """A request that is under way."""
+    """The slot of one admitted request."""
 
-    def __init__(self, pressure: RateLimiter, key: str) -> None:
-        self._pressure = pressure
+    def __init__(self, rate_limiter: RateLimiter, key: str) -> None:
+        self._rate_limiter = rate_limiter
         self._key = key
-        self.is_aside = False
+        self.is_waiting = False
 
     def begin_wait(self) -> None:
-        """To wait for news, for the rest of it; raises RateLimited when too many do."""
-        if not self.is_aside:
-            self._pressure.begin_wait(self._key)
-            self.is_aside = True
+        """Count the rest of the request as waiting, not in flight. Raises RateLimited if too many wait."""
+        if not self.is_waiting:
+            self._rate_limiter.begin_wait(self._key)
+            self.is_waiting = True

@@ -1,4 +1,4 @@
-"""What those who run Rota look after: the books themselves, keys, the audit trail and the settings."""
+"""Administration: the accounting ledger, API keys, the audit log and the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AuditFilterQuery = Annotated[str | None, QueryParameter(max_length=200)]
 
 
 class CallerView(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose key it is that asks."""
+    """The calling key and its grants."""
 
     key: KeyId
     name: str
@@ -48,17 +48,17 @@ class LedgerRoutes(Controller):
     tags = ("ledger",)
 
     @get(opt=requires(Role.VIEWER, "show"))
-    async def audit_ledger(self, desk: Deps, show: ShowPath) -> LedgerView:
-        """Compare what is booked, what the tables say and what Redis counts, while bookings go on."""
-        return _ledger_view(await auditing.audit(desk.books, await desk.books.admin.show(show)))
+    async def audit_ledger(self, deps: Deps, show: ShowPath) -> LedgerView:
+        """Compare procs, counter tables and Redis counters; bookings continue meanwhile."""
+        return _ledger_view(await auditing.audit(deps.books, await deps.books.admin.show(show)))
 
     @post("/repair", opt=requires(Role.ADMIN, "show"), status_code=200)
-    async def repair_ledger(self, request: ApiRequest, desk: Deps, show: ShowPath) -> LedgerView:
-        """Bring counters, limits and tables to what PostgreSQL says is booked, and compare again."""
-        found = await desk.books.admin.show(show)
-        await auditing.repair(desk.books, found)
-        after = await auditing.audit(desk.books, await desk.books.admin.show(show))
-        async with desk.database.transaction() as tx:
+    async def repair_ledger(self, request: ApiRequest, deps: Deps, show: ShowPath) -> LedgerView:
+        """Reset counters, limits and tables to the bookings in PostgreSQL, and compare again."""
+        found = await deps.books.admin.show(show)
+        await auditing.repair(deps.books, found)
+        after = await auditing.audit(deps.books, await deps.books.admin.show(show))
+        async with deps.database.transaction() as tx:
             await audit.append(tx, [AuditEntry(request.user.audited, "ledger.repair", f"show:{found.id}")])
         return _ledger_view(after)
 
@@ -68,24 +68,24 @@ class KeyRoutes(Controller):
     tags = ("keys",)
 
     @get(opt=requires(Role.ADMIN, "somewhere"))
-    async def find_keys(self, request: ApiRequest, desk: Deps, revoked: FromQuery[bool] = False) -> Page[KeyView]:
-        """Keys all of whose grants lie in shows that the asking key administers."""
-        found = await desk.keys.list(revoked=revoked)
+    async def find_keys(self, request: ApiRequest, deps: Deps, revoked: FromQuery[bool] = False) -> Page[KeyView]:
+        """List the keys whose grants are all in shows that the calling key administers."""
+        found = await deps.keys.list(revoked=revoked)
         return Page([_key_view(key) for key in found if _may_manage(request.user, key)])
 
     @post(opt=requires(Role.ADMIN, "somewhere"))
-    async def create_key(self, request: ApiRequest, desk: Deps, data: JSONBody[KeySpec]) -> CreatedKey:
-        """A new key, which is shown in this answer and never again."""
+    async def create_key(self, request: ApiRequest, deps: Deps, data: JSONBody[KeySpec]) -> CreatedKey:
+        """Create a key; its text is in this response only."""
         require_grant_role(request.user, [grant.show for grant in data.grants])
-        made = await desk.keys.create(data.name, data.grants, actor=request.user.audited, expires_s=data.expires_s)
-        return CreatedKey(_key_view(made.key), made.plain.text)
+        issued = await deps.keys.create(data.name, data.grants, actor=request.user.audited, expires_s=data.expires_s)
+        return CreatedKey(_key_view(issued.key), issued.plain.text)
 
     @delete("/{key:str}", opt=requires(Role.ADMIN, "somewhere"), status_code=200)
-    async def revoke_key(self, request: ApiRequest, desk: Deps, key: KeyPath) -> KeyView:
-        """Refused everywhere within a second, and for good."""
-        for found in await desk.keys.list(revoked=True):
+    async def revoke_key(self, request: ApiRequest, deps: Deps, key: KeyPath) -> KeyView:
+        """Revoke a key for good; every server refuses it within a second."""
+        for found in await deps.keys.list(revoked=True):
             if found.id == key and _may_manage(request.user, found):
-                revoked, _ = await desk.keys.revoke(found.id, actor=request.user.audited)
+                revoked, _ = await deps.keys.revoke(found.id, actor=request.user.audited)
                 return _key_view(revoked)
         raise NotFound(f"There is no key with the id {key[:40]!r} that this key may revoke: list them to see.")
 
@@ -95,14 +95,14 @@ class AdminRoutes(Controller):
 
     @get("/me", opt=requires(Role.VIEWER, "somewhere"))
     async def get_me(self, request: ApiRequest) -> CallerView:
-        """Whose key this is, and what it may do."""
+        """Show the calling key and its grants."""
         actor = request.user
         return CallerView(key=actor.key, name=actor.name, grants=[_grant_spec(grant) for grant in actor.grants])
 
     @get("/audit", opt=requires(Role.ADMIN, "everywhere"))
     async def read_audit(
         self,
-        desk: Deps,
+        deps: Deps,
         before: Annotated[
             int | None, QueryParameter(ge=1, le=2**63 - 1, description="`next` of the page before.")
         ] = None,
@@ -110,16 +110,16 @@ class AdminRoutes(Controller):
         action: AuditFilterQuery = None,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[AuditRecord]:
-        """Who did what, the newest first."""
-        found = await audit.newest_entries(desk.database, before=before, actor=actor, action=action, most=limit + 1)
+        """Read the audit log, newest first."""
+        found = await audit.newest_entries(deps.database, before=before, actor=actor, action=action, most=limit + 1)
         return paginate(found, limit, lambda entry: entry.seq)
 
     @get("/config", opt=requires(Role.ADMIN, "everywhere"))
-    async def read_config(self, desk: Deps) -> Page[SettingView]:
-        """The settings of the server that answers; secrets are masked."""
+    async def read_config(self, deps: Deps) -> Page[SettingView]:
+        """Show the settings of the responding server; secrets are masked."""
         return Page(
             [
-                SettingView(path=path, value=masked_value(desk.settings, path), unit=leaf.kind.unit or None)
+                SettingView(path=path, value=masked_value(deps.settings, path), unit=leaf.kind.unit or None)
                 for path, leaf in leaves().items()
             ]
         )

@@ -1,6 +1,7 @@
-"""Recurring agents: when they run, where, what came of it, and what can be done with them.
+"""Recurring agents: schedule, state, history, and commands.
 
-Agents belong to no show, so a key needs its role in every show. Names may hold slashes and are no part of a path.
+Agents belong to no show, so a key needs its role in every show. Agent names are query parameters, not path segments,
+because they may contain slashes.
 """
 
 from __future__ import annotations
@@ -35,61 +36,61 @@ class AgentRoutes(Controller):
 
     @get(opt=VIEW)
     async def find_agents(
-        self, request: ApiRequest, desk: Deps, after: After = "", limit: Limit = LIMIT_DEFAULT
+        self, request: ApiRequest, deps: Deps, after: After = "", limit: Limit = LIMIT_DEFAULT
     ) -> Page[AgentView]:
-        """By name, each with what it does now and when it is due."""
-        found = await _admin(request, desk).list(after=after, most=limit + 1)
+        """List agents by name, with state and next due time."""
+        found = await _admin(request, deps).list(after=after, most=limit + 1)
         return paginate(found, limit, lambda agent: agent.name)
 
     @get("/show", opt=VIEW)
-    async def get_agent(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> AgentView:
-        return await _admin(request, desk).show(agent)
+    async def get_agent(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> AgentView:
+        return await _admin(request, deps).show(agent)
 
     @get("/history", opt=VIEW)
     async def read_agent_history(
-        self, request: ApiRequest, desk: Deps, agent: AgentNameQuery, limit: HistoryLimit = HISTORY_MAX
+        self, request: ApiRequest, deps: Deps, agent: AgentNameQuery, limit: HistoryLimit = HISTORY_MAX
     ) -> Page[AgentRunView]:
-        """Its last runs, the latest first, with duration and error."""
-        return Page(list(await _admin(request, desk).history(agent, limit)))
+        """List its last runs, newest first, with duration and error."""
+        return Page(list(await _admin(request, deps).history(agent, limit)))
 
     @get("/health", opt=VIEW)
-    async def get_agents_health(self, request: ApiRequest, desk: Deps) -> AgentsHealth:
-        """Whether agents run on time, who runs them, and what is wrong."""
-        return await health_summary.summarize_health(_admin(request, desk), datetime.now(UTC))
+    async def get_agents_health(self, request: ApiRequest, deps: Deps) -> AgentsHealth:
+        """Show whether agents run on time, which workers run them, and what is wrong."""
+        return await health_summary.summarize_health(_admin(request, deps), datetime.now(UTC))
 
     @post("/pause", opt=OPERATE, status_code=200)
-    async def pause_agent(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> ChangeResult:
-        """No further run begins; one that is under way ends by itself."""
-        return ChangeResult(name=agent, changed=await _admin(request, desk).pause(agent))
+    async def pause_agent(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> ChangeResult:
+        """Start no further runs; a running one continues to its end."""
+        return ChangeResult(name=agent, changed=await _admin(request, deps).pause(agent))
 
     @post("/resume", opt=OPERATE, status_code=200)
-    async def resume_agent(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> ChangeResult:
-        """What it missed is caught up as it was declared to."""
-        return ChangeResult(name=agent, changed=await _admin(request, desk).resume(agent))
+    async def resume_agent(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> ChangeResult:
+        """Resume its runs; missed ones are caught up as its declaration says."""
+        return ChangeResult(name=agent, changed=await _admin(request, deps).resume(agent))
 
     @post("/trigger", opt=OPERATE, status_code=200)
-    async def trigger_agent(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> TriggerResult:
-        """Run it now, or once more after the run that is under way."""
-        return TriggerResult(name=agent, queued=not await _admin(request, desk).trigger(agent))
+    async def trigger_agent(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> TriggerResult:
+        """Run it now, or once more after the current run."""
+        return TriggerResult(name=agent, queued=not await _admin(request, deps).trigger(agent))
 
     @post("/backfill", opt=OPERATE, status_code=200)
     async def backfill_agent(
-        self, request: ApiRequest, desk: Deps, agent: AgentNameQuery, data: JSONBody[BackfillRange]
+        self, request: ApiRequest, deps: Deps, agent: AgentNameQuery, data: JSONBody[BackfillRange]
     ) -> Backfill:
-        """Run it for past moments of its schedule, one by one, in between those that come."""
-        return await _admin(request, desk).backfill(agent, data.since, data.until)
+        """Run it for past times of its schedule, one by one, between its regular runs."""
+        return await _admin(request, deps).backfill(agent, data.since, data.until)
 
     @post("/backfill/stop", opt=OPERATE, status_code=200)
-    async def stop_backfill(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> ChangeResult:
-        """Begin no more of its runs; one that is under way ends by itself."""
-        return ChangeResult(name=agent, changed=await _admin(request, desk).stop_backfill(agent))
+    async def stop_backfill(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> ChangeResult:
+        """Start no more backfill runs; a running one continues to its end."""
+        return ChangeResult(name=agent, changed=await _admin(request, deps).stop_backfill(agent))
 
     @delete(opt=ADMIN, status_code=200)
-    async def remove_agent(self, request: ApiRequest, desk: Deps, agent: AgentNameQuery) -> ChangeResult:
-        """Forget it and its history. Whoever still declares it makes it known again."""
-        await _admin(request, desk).remove(agent)
+    async def remove_agent(self, request: ApiRequest, deps: Deps, agent: AgentNameQuery) -> ChangeResult:
+        """Delete it and its history. A worker that still declares it registers it again."""
+        await _admin(request, deps).remove(agent)
         return ChangeResult(name=agent, changed=True)
 
 
-def _admin(request: ApiRequest, desk: HttpDependencies) -> AgentAdmin:
-    return AgentAdmin(desk.database, desk.agents, desk.settings.redis.scheduler.keys, request.user.audited)
+def _admin(request: ApiRequest, deps: HttpDependencies) -> AgentAdmin:
+    return AgentAdmin(deps.database, deps.agents, deps.settings.redis.scheduler.keys, request.user.audited)

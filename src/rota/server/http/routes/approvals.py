@@ -1,7 +1,7 @@
-"""Approvals: what waits for people to agree, exactly what that is, and what they say.
+"""Approvals: pending approvals, their exact subjects, and votes.
 
-A viewer of the show sees them. Who may agree is decided by the approval itself: the keys it names, or every operator of
-the show; never who submitted it.
+Viewers of the show can read them. The approval itself decides who may vote: the keys it names, or every operator of the
+show; never the submitter.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ ApprovalStateQuery = Annotated[
 class ApprovalDetail(msgspec.Struct, frozen=True, kw_only=True):
     approval: ApprovalView
     job: JobView | None
-    """What was submitted, as it is stored; None when it is not about a job, or that is not kept any more."""
+    """The job as stored; None when the approval is not for a job or the job is no longer kept."""
     step: StepApprovalView | None = None
-    """The same of a step of a run."""
+    """The same for a step of a run."""
 
 
 class ApprovalRoutes(Controller):
@@ -57,15 +57,15 @@ class ApprovalRoutes(Controller):
     async def find_approvals(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         being: ApprovalStateQuery = ApprovalState.PENDING,
         kind: FromQuery[ApprovalKind | None] = None,
         after: FromQuery[str | None] = None,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[ApprovalView]:
-        """What waits for people to agree, or did, the oldest first."""
+        """List approvals, oldest first."""
         shows = request.user.shows_with_role(Role.VIEWER)
-        found = await desk.approver.approvals.list(
+        found = await deps.approver.approvals.list(
             state=being,
             kind=kind,
             shows=None if shows is None else sorted(shows),
@@ -75,37 +75,37 @@ class ApprovalRoutes(Controller):
         return paginate([approval_view(each) for each in found], limit, lambda each: each.id)
 
     @get("/{approval:str}", opt=VIEW)
-    async def get_approval(self, request: ApiRequest, desk: Deps, approval: ApprovalPath) -> ApprovalDetail:
-        """Exactly what is to be approved, by which rule, who may, and until when."""
-        found = await _visible_approval(request.user, desk, approval)
-        jobs = await desk.jobs.get_many([parse_id(JobId, found.subject)]) if found.kind == "job" else []
-        step = await desk.workflows.advancer.advancing.approving.step_approval_view(found)
+    async def get_approval(self, request: ApiRequest, deps: Deps, approval: ApprovalPath) -> ApprovalDetail:
+        """Show exactly what is to be approved, by which rule, by whom, and until when."""
+        found = await _visible_approval(request.user, deps, approval)
+        jobs = await deps.jobs.get_many([parse_id(JobId, found.subject)]) if found.kind == "job" else []
+        step = await deps.workflows.advancer.advancing.approving.step_approval_view(found)
         return ApprovalDetail(approval=approval_view(found), job=jobs[0] if jobs else None, step=step)
 
     @post("/{approval:str}/approve", opt=VIEW, status_code=200)
     async def approve(
-        self, request: ApiRequest, desk: Deps, approval: ApprovalPath, data: JSONBody[VoteRequest]
+        self, request: ApiRequest, deps: Deps, approval: ApprovalPath, data: JSONBody[VoteRequest]
     ) -> VoteReply:
-        """Agree. Once enough have, a step goes on; a job does if the policy, asked once more, asks for no more."""
-        found = await _visible_approval(request.user, desk, approval)
-        said = await desk.approver.approve(found, _voter(request.user, found), data.reason)
-        return VoteReply(approval=approval_view(said.approval), changed=said.changed)
+        """Approve. With enough votes a step continues, and a job if the policy, evaluated again, requires no more."""
+        found = await _visible_approval(request.user, deps, approval)
+        vote = await deps.approver.approve(found, _voter(request.user, found), data.reason)
+        return VoteReply(approval=approval_view(vote.approval), changed=vote.changed)
 
     @post("/{approval:str}/reject", opt=VIEW, status_code=200)
     async def reject(
-        self, request: ApiRequest, desk: Deps, approval: ApprovalPath, data: JSONBody[VoteRequest]
+        self, request: ApiRequest, deps: Deps, approval: ApprovalPath, data: JSONBody[VoteRequest]
     ) -> VoteReply:
-        """Refuse. What waits for it is denied."""
-        found = await _visible_approval(request.user, desk, approval)
-        said = await desk.approver.reject(found, _voter(request.user, found), data.reason)
-        return VoteReply(approval=approval_view(said.approval), changed=said.changed)
+        """Reject. The job or step is denied."""
+        found = await _visible_approval(request.user, deps, approval)
+        vote = await deps.approver.reject(found, _voter(request.user, found), data.reason)
+        return VoteReply(approval=approval_view(vote.approval), changed=vote.changed)
 
 
-async def _visible_approval(actor: Actor, desk: HttpDependencies, named: str) -> Approval:
-    """One of a show that the key may not look into is not there."""
-    found = await desk.approver.find(named)
+async def _visible_approval(actor: Actor, deps: HttpDependencies, name: str) -> Approval:
+    """Raises not found for an approval in a show that the key cannot view."""
+    found = await deps.approver.find(name)
     if not actor.has_role(Role.VIEWER, found.show_id):
-        raise approval_not_found(named)
+        raise approval_not_found(name)
     return found
 
 

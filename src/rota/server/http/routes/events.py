@@ -1,7 +1,7 @@
-"""Events as they happen, and the moments of one job, as server-sent events.
+"""Events as they happen, and the history of one job, as server-sent events.
 
-Each has the id of its place: whoever was cut off sends the last one (`Last-Event-ID`, which browsers do by themselves,
-or `?after=`) and goes on behind it. An event `reset` says that some are missing: look anew.
+Each event id is a stream position. A disconnected client sends its last id (`Last-Event-ID`, which browsers do by
+themselves, or `?after=`) and resumes after it. The event `reset` says that events were lost: read the state again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rota.server.http.sse import MEDIA_TYPE, SseResponse
 from rota.server.http.visibility import JobPath, visible_job
 
 RETRY_MS: Final = 1000
-"""After which a client that was cut off comes again."""
+"""Reconnect delay of a disconnected client."""
 ENCODED_CACHE_MAX: Final = 16
 
 After = Annotated[str, QueryParameter(description="Go on behind this event.", max_length=80)]
@@ -53,7 +53,7 @@ class EventRoutes(Controller):
     async def follow_events(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         show: ShowQuery = None,
         job: JobQuery = None,
         run: RunQuery = None,
@@ -61,31 +61,31 @@ class EventRoutes(Controller):
         after: After = "",
         last: LastEventId = "",
     ) -> SseResponse:
-        """Follow what happens, in the shows that the key may look into."""
+        """Follow events in the shows that the key can view."""
         if show is not None:
             require_role(request.user, Role.VIEWER, show)
-        wanted = EventFilter(
+        event_filter = EventFilter(
             shows=request.user.shows_with_role(Role.VIEWER),
             show=show,
             job=parse_id(JobId, job) if job else None,
             run=parse_id(RunId, run) if run else None,
             kinds=parse_event_kinds([kind]),
         )
-        place = StreamPosition.parse(last or after) if last or after else None
-        return SseResponse(request, desk.streams, _open_event_stream(desk, wanted, place))
+        position = StreamPosition.parse(last or after) if last or after else None
+        return SseResponse(request, deps.streams, _open_event_stream(deps, event_filter, position))
 
     @get("/jobs/{job:str}/events", opt=requires(Role.VIEWER, "somewhere"), media_type=MEDIA_TYPE)
     async def follow_job(
-        self, request: ApiRequest, desk: Deps, job: JobPath, after: After = "", last: LastEventId = ""
+        self, request: ApiRequest, deps: Deps, job: JobPath, after: After = "", last: LastEventId = ""
     ) -> SseResponse:
-        """Every moment of a job, from the first one on, until its end."""
-        found = await visible_job(request.user, desk, job)
-        told = open_history(desk.histories, found.id, last or after, partial(_job_event, found))
-        return SseResponse(request, desk.streams, told)
+        """Follow the history of a job from its first entry until its end."""
+        found = await visible_job(request.user, deps, job)
+        source = open_history(deps.histories, found.id, last or after, partial(_job_event, found))
+        return SseResponse(request, deps.streams, source)
 
 
 class EventStreamSource:
-    """Events of the whole installation."""
+    """Events of all jobs, runs and workers."""
 
     def __init__(self, reader: EventSubscription) -> None:
         self._reader = reader
@@ -95,20 +95,20 @@ class EventStreamSource:
 
     async def next(self, wait_s: float) -> list[bytes] | None:
         try:
-            portions = await self._reader.read(wait_s)
+            batches = await self._reader.read(wait_s)
         except SlowConsumer:
             return None
-        if not portions:
+        if not batches:
             return [f": {self._id_field()}".encode()]
-        return [_encode_batch_cached(each) if each.only is None else encode_batch(each) for each in portions]
+        return [_encode_batch_cached(each) if each.only is None else encode_batch(each) for each in batches]
 
     def _id_field(self) -> str:
-        """Without any data it is no event; the client remembers it."""
+        """An id without data: clients dispatch no event for it, but keep it as their position."""
         return f"\nid: {self._reader.place}\n\n"
 
 
 class HistoryStreamSource(Generic[M]):
-    """The moments of one job or run."""
+    """The history of one job or run."""
 
     def __init__(self, watched: HistoryWatch[M], event: Callable[[int, M], Event]) -> None:
         self._watched = watched
@@ -120,15 +120,15 @@ class HistoryStreamSource(Generic[M]):
     async def next(self, wait_s: float) -> list[bytes] | None:
         if self._watched.ended:
             return None
-        moments = await self._watched.next_entries(wait_s)
-        return [_encode_event(self._event(*each)) for each in moments] or [b":\n\n"]
+        entries = await self._watched.next_entries(wait_s)
+        return [_encode_event(self._event(*each)) for each in entries] or [b":\n\n"]
 
 
 @asynccontextmanager
 async def _open_event_stream(
-    desk: HttpDependencies, wanted: EventFilter, after: StreamPosition | None
+    deps: HttpDependencies, event_filter: EventFilter, after: StreamPosition | None
 ) -> AsyncIterator[EventStreamSource]:
-    async with desk.feed.subscribe(wanted, after) as reader:
+    async with deps.feed.subscribe(event_filter, after) as reader:
         yield EventStreamSource(reader)
 
 
@@ -136,7 +136,7 @@ async def _open_event_stream(
 async def open_history(
     histories: HistoryWatcher[M], which: UUID, after: str, event: Callable[[int, M], Event]
 ) -> AsyncIterator[HistoryStreamSource[M] | None]:
-    """None, for a client that has seen the end: it need not come again."""
+    """None for a client that has already received the last entry: it gets 204 and stops reconnecting."""
     number = _parse_moment_number(after)
     async with histories.watch(which, number) as watched:
         yield None if watched.ends_with(number) else HistoryStreamSource(watched, event)
@@ -146,39 +146,45 @@ def _encode_event(event: Event) -> bytes:
     return sse.format_event(event.id, event.kind, msgspec.json.encode(event))
 
 
-def encode_batch(portion: EventBatch) -> bytes:
-    """All of its events, which differ in their ids, jobs and runs alone: what they share is written once."""
-    ids, runs = portion.group.jobs.hex(), portion.group.runs.hex()
-    if not (ids or runs) or portion.place.index is None:
-        return b"".join([_encode_event(event) for event in portion.events()])
-    some = portion.event(0)
-    kind, before = some.kind, some.id.rpartition("-")[0]
-    at, told, show, facts = (msgspec.json.encode(each).decode() for each in (some.at, kind, some.show, some.facts))
-    shared, end = f'"at":{at},"kind":{told},"show":{show},"job":', f',"facts":{facts}}}\n\n'
+def encode_batch(batch: EventBatch) -> bytes:
+    """Encode a batch: its events differ only in id, job and run, so the shared fields are encoded once."""
+    ids, runs = batch.group.jobs.hex(), batch.group.runs.hex()
+    if not (ids or runs) or batch.place.index is None:
+        return b"".join([_encode_event(event) for event in batch.events()])
+    first = batch.event(0)
+    kind, before = first.kind, first.id.rpartition("-")[0]
+    at, kind_json, show, facts = (
+        msgspec.json.encode(each).decode() for each in (first.at, kind, first.show, first.facts)
+    )
+    shared, end = f'"at":{at},"kind":{kind_json},"show":{show},"job":', f',"facts":{facts}}}\n\n'
     lines = []
-    for place in portion.indexes:
-        event_id, job, run = f"{before}-{portion.place.index + place}", _uuid_json(ids, place), _uuid_json(runs, place)
+    for index in batch.indexes:
+        event_id, job, run = (
+            f"{before}-{batch.place.index + index}",
+            _uuid_json(ids, index),
+            _uuid_json(runs, index),
+        )
         lines.append(f'id: {event_id}\nevent: {kind}\ndata: {{"id":"{event_id}",{shared}{job},"run":{run}{end}')
     return "".join(lines).encode()
 
 
-def _uuid_json(ids: str, place: int) -> str:
-    one = ids[32 * place : 32 * place + 32]
+def _uuid_json(ids: str, index: int) -> str:
+    one = ids[32 * index : 32 * index + 32]
     return f'"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}"' if one else "null"
 
 
-# All who follow read the same portions, about the same time.
+# All subscribers read the same batches at about the same time.
 _encode_batch_cached = lru_cache(maxsize=ENCODED_CACHE_MAX)(encode_batch)
 
 
-def _job_event(job: JobView, number: int, moment: JobHistoryEntry) -> Event:
+def _job_event(job: JobView, number: int, entry: JobHistoryEntry) -> Event:
     return Event(
         id=str(number),
-        at=moment.at,
-        kind=f"job.{moment.state.lower()}",
+        at=entry.at,
+        kind=f"job.{entry.state.lower()}",
         show=job.show,
         job=job.id,
-        facts={"reason": moment.reason} if moment.reason else {},
+        facts={"reason": entry.reason} if entry.reason else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""What jobs leave behind: what frames returned, what they wrote, and their files."""
+"""Results of jobs: return values, logs and artifacts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OCTET_STREAM: Final = "application/octet-stream"
 FOLLOW_MAX_S: Final = 3600.0
 POLL_INTERVAL_S: Final = 0.25
 LOG_LAG_MAX_S: Final = 1.0
-"""What a frame wrote is there so much later than its end at most, unless much is written."""
+"""Delay until the log of an ended frame is complete, unless it wrote very much."""
 ARTIFACT_FRAMES_MAX: Final = 10_000
 
 FrameNumber = Annotated[int | None, QueryParameter(ge=0, le=FRAME_NUMBER_MAX, description="A frame, by its number.")]
@@ -43,22 +43,22 @@ ByteOffset = Annotated[
 
 
 class LogChunkView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream of a frame wrote from byte `at` on."""
+    """The output of one stream of a frame from byte `at`."""
 
     attempt: int
     stream: Stream
     at: int
     text: str
     dropped: int = 0
-    """So many bytes right before it were too many to be kept."""
+    """Bytes right before `at` that were dropped because the log was too large."""
     lost: int = 0
-    """So many bytes right before it are missing for another reason."""
+    """Bytes right before `at` that are missing for another reason."""
     last: bool = False
-    """Nothing follows in this stream."""
+    """The stream ends here."""
 
 
 class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
-    """`at` fetches it: `/jobs/{job}/artifacts/file?at=...`."""
+    """Download it with `at`: `/jobs/{job}/artifacts/file?at=...`."""
 
     layer: str
     frame: int
@@ -92,22 +92,22 @@ class JobResultRoutes(Controller):
     async def get_results(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         job: JobPath,
         frame: FrameNumber = None,
         after: FromQuery[str | None] = None,
         limit: Limit = 100,
     ) -> FrameResultPage:
-        """What frames returned, or why they failed. One that succeeded and returned nothing has no entry."""
-        return await desk.outcomes.page(
-            await visible_job(request.user, desk, job), after=after, most=limit, frame=frame
+        """List return values and errors of frames. A frame that succeeded without a value has no entry."""
+        return await deps.outcomes.page(
+            await visible_job(request.user, deps, job), after=after, most=limit, frame=frame
         )
 
     @get("/logs", opt=requires(Role.VIEWER, "somewhere"))
     async def get_logs(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         job: JobPath,
         frame: FrameNumber = None,
         layer: LayerName = None,
@@ -116,31 +116,31 @@ class JobResultRoutes(Controller):
         at: ByteOffset = 0,
         limit: Limit = 100,
     ) -> Page[LogChunkView]:
-        """What a frame wrote; the first one when none is named. `next` is the byte to go on `at`, of a named stream."""
-        found = await visible_job(request.user, desk, job)
-        pieces = await desk.logs.read(
+        """Read the log of a frame, by default the first. For a single stream `next` is the byte to continue `at`."""
+        found = await visible_job(request.user, deps, job)
+        segments = await deps.logs.read(
             found.id, frame, layer=layer, attempt=attempt, stream=stream, after=at, most=limit
         )
-        told = [
+        chunks = [
             LogChunkView(
-                attempt=piece.attempt,
-                stream=piece.stream,
-                at=piece.at,
-                text=piece.data.decode(errors="replace"),
-                dropped=piece.dropped,
-                lost=piece.lost,
-                last=piece.last,
+                attempt=segment.attempt,
+                stream=segment.stream,
+                at=segment.at,
+                text=segment.data.decode(errors="replace"),
+                dropped=segment.dropped,
+                lost=segment.lost,
+                last=segment.last,
             )
-            for piece in pieces
+            for segment in segments
         ]
-        more = stream is not None and len(pieces) == limit
-        return Page(told, str(pieces[-1].at + len(pieces[-1].data)) if more else None)
+        more = stream is not None and len(segments) == limit
+        return Page(chunks, str(segments[-1].at + len(segments[-1].data)) if more else None)
 
     @get("/logs/{stream:str}", opt=requires(Role.VIEWER, "somewhere"), media_type=OCTET_STREAM)
     async def follow_logs(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         job: JobPath,
         stream: FromPath[Stream],
         frame: FrameNumber = None,
@@ -149,104 +149,106 @@ class JobResultRoutes(Controller):
         at: ByteOffset = 0,
         follow: FromQuery[bool] = False,
     ) -> Streamed:
-        """A stream as it was written, byte for byte; with `follow` until it ends, for an hour at most."""
-        found = await visible_job(request.user, desk, job)
-        wanted = FrameLogStream(found.id, frame, layer, attempt, stream)
-        await wanted.read(desk.logs, at, most=1)  # what is wrong is told before anything is sent
+        """Stream a log byte for byte; with `follow` until it ends, for at most an hour."""
+        found = await visible_job(request.user, deps, job)
+        log_stream = FrameLogStream(found.id, frame, layer, attempt, stream)
+        await log_stream.read(deps.logs, at, most=1)  # raises errors before the response starts
         if follow:
             request.auth.begin_wait()
-        return Streamed(_stream_log(desk, wanted, at, FOLLOW_MAX_S if follow else 0.0), media_type=OCTET_STREAM)
+        return Streamed(_stream_log(deps, log_stream, at, FOLLOW_MAX_S if follow else 0.0), media_type=OCTET_STREAM)
 
     @get("/artifacts", opt=requires(Role.VIEWER, "somewhere"))
     async def get_artifacts(
-        self, request: ApiRequest, desk: Deps, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
+        self, request: ApiRequest, deps: Deps, job: JobPath, frame: FrameNumber = None, layer: LayerName = None
     ) -> Page[ArtifactView]:
-        """Files that frames have left and that may be read, of the first ten thousand frames of each layer."""
-        found = await visible_job(request.user, desk, job)
+        """List the readable artifacts of the first ten thousand frames of each layer."""
+        found = await visible_job(request.user, deps, job)
         if frame is not None:
-            await _check_readable(desk, found, layer=layer, frame=frame)
+            await _check_readable(deps, found, layer=layer, frame=frame)
         files = [
             file
             for one in found.layers
             if layer is None or one.name == layer
-            for file in await _artifacts(desk, one, frame)
+            for file in await _artifacts(deps, one, frame)
         ]
         return Page(files)
 
     @get("/artifacts/file", opt=requires(Role.VIEWER, "somewhere"), media_type=OCTET_STREAM)
     async def get_artifact(
-        self, request: ApiRequest, desk: Deps, job: JobPath, at: Annotated[str, QueryParameter(max_length=200)]
+        self, request: ApiRequest, deps: Deps, job: JobPath, at: Annotated[str, QueryParameter(max_length=200)]
     ) -> Response[bytes]:
-        """One of these files."""
-        found = await visible_job(request.user, desk, job)
+        """Download one artifact."""
+        found = await visible_job(request.user, deps, job)
         for layer in found.layers:
-            for file in await _artifacts(desk, layer, None):
+            for file in await _artifacts(deps, layer, None):
                 if file.at == at:
-                    return Response(await desk.store.get(at), media_type=OCTET_STREAM)
-        await _check_readable(desk, found, file=at)
+                    return Response(await deps.store.get(at), media_type=OCTET_STREAM)
+        await _check_readable(deps, found, file=at)
         raise NotFound(f"Job {found.id} has left no file {at[:64]!r}: its list of artifacts says `at` of each.")
 
 
-async def _stream_log(desk: HttpDependencies, wanted: FrameLogStream, at: int, follow_s: float) -> AsyncIterator[bytes]:
-    """What is there, and for `follow_s` what comes: until it ends, or the job has and nothing came for a moment."""
+async def _stream_log(
+    deps: HttpDependencies, log_stream: FrameLogStream, at: int, follow_s: float
+) -> AsyncIterator[bytes]:
+    """The log so far, then new data for `follow_s`, until the stream ends or the job ended `LOG_LAG_MAX_S` ago."""
     until = time.monotonic() + follow_s
     ended_at: float | None = None
     while True:
-        if follow_s and ended_at is None and (await desk.jobs.get(wanted.job)).state.terminal:
+        if follow_s and ended_at is None and (await deps.jobs.get(log_stream.job)).state.terminal:
             ended_at = time.monotonic()
-        pieces = await wanted.read(desk.logs, at)
-        for piece in pieces:
-            at = piece.at + len(piece.data)
-            yield piece.data
-        if len(pieces) == READ_MAX:
+        segments = await log_stream.read(deps.logs, at)
+        for segment in segments:
+            at = segment.at + len(segment.data)
+            yield segment.data
+        if len(segments) == READ_MAX:
             continue
-        over = time.monotonic() >= (until if ended_at is None else min(until, ended_at + LOG_LAG_MAX_S))
-        if any(piece.last for piece in pieces) or over or await _server_stopping(desk):
+        expired = time.monotonic() >= (until if ended_at is None else min(until, ended_at + LOG_LAG_MAX_S))
+        if any(segment.last for segment in segments) or expired or await _server_stopping(deps):
             return
 
 
-async def _server_stopping(desk: HttpDependencies) -> bool:
-    """Whether the server is ending; a moment later if it is not."""
+async def _server_stopping(deps: HttpDependencies) -> bool:
+    """Whether the server is stopping; waits `POLL_INTERVAL_S` to find out."""
     try:
         async with asyncio.timeout(POLL_INTERVAL_S):
-            await desk.until_stopping()
+            await deps.until_stopping()
     except TimeoutError:
         return False
     return True
 
 
 async def _check_readable(
-    desk: HttpDependencies, job: JobView, *, layer: str | None = None, frame: int | None = None, file: str | None = None
+    deps: HttpDependencies, job: JobView, *, layer: str | None = None, frame: int | None = None, file: str | None = None
 ) -> None:
-    """Raises when this frame, or the one that left this file, has an output that is kept back."""
+    """Raises when the output of this frame, or of the frame that left this file, is withheld."""
     for one in job.layers:
-        place = 0 if frame is None else one.frames.queue_number(frame)
-        if place is None or (layer is not None and one.name != layer):
+        index = 0 if frame is None else one.frames.queue_number(frame)
+        if index is None or (layer is not None and one.name != layer):
             continue
-        kept = await desk.jobs.withheld_outputs(one.id, frame=place, most=1, file=file)
-        for at, output in kept.items():
-            if frame is None or at == place:
+        withheld = await deps.jobs.withheld_outputs(one.id, frame=index, most=1, file=file)
+        for at, output in withheld.items():
+            if frame is None or at == index:
                 check_readable(output, job.id, one.frames.number(at))
 
 
-async def _artifacts(desk: HttpDependencies, layer: Layer, frame: int | None) -> list[ArtifactView]:
-    place = 0 if frame is None else layer.frames.queue_number(frame)
-    if place is None:
+async def _artifacts(deps: HttpDependencies, layer: Layer, frame: int | None) -> list[ArtifactView]:
+    index = 0 if frame is None else layer.frames.queue_number(frame)
+    if index is None:
         return []
     most = ARTIFACT_FRAMES_MAX if frame is None else 1
     files = []
-    for kept in await desk.jobs.artifacts(layer.id, frame=place, most=most):
-        pointer = BlobPointer.parse(kept.pointer)
-        if frame is None or kept.frame == place:
+    for artifact in await deps.jobs.artifacts(layer.id, frame=index, most=most):
+        pointer = BlobPointer.parse(artifact.pointer)
+        if frame is None or artifact.frame == index:
             files.append(
                 ArtifactView(
                     layer=layer.name,
-                    frame=layer.frames.number(kept.frame),
-                    attempt=kept.attempt,
-                    name=kept.name,
+                    frame=layer.frames.number(artifact.frame),
+                    attempt=artifact.attempt,
+                    name=artifact.name,
                     bytes=pointer.size,
                     sha256=pointer.sha256.hex(),
-                    at=kept.pointer,
+                    at=artifact.pointer,
                 )
             )
     return files

@@ -1,4 +1,4 @@
-"""Jobs: submitted one by one or thousands a request, looked at, waited for, cancelled, tried again."""
+"""Jobs: submit (singly or in bulk), list, read, wait, cancel, retry, remediate, explain."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class CancelJobReply(msgspec.Struct, frozen=True):
     job: JobId
     state: JobState
     changed: bool
-    """False: it had ended before."""
+    """False if the job had already ended."""
 
 
 class RemediateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     remediation: str = ""
-    """The id of one that its policy suggests; may be left out where it suggests one."""
+    """The id of a suggested remediation; optional if there is only one."""
 
 
 class BulkSubmitReply(msgspec.Struct, frozen=True):
-    """In the order of the lines."""
+    """Results in the order of the submissions."""
 
     items: list[SubmitResult]
 
@@ -71,102 +71,102 @@ class JobRoutes(Controller):
 
     @post(opt=requires(Role.SUBMITTER, "somewhere"))
     async def submit_job(
-        self, request: ApiRequest, data: JSONBody[Submission], desk: Deps, key: IdempotencyKeyHeader = None
+        self, request: ApiRequest, data: JSONBody[Submission], deps: Deps, key: IdempotencyKeyHeader = None
     ) -> SubmitResult:
         """Submit one job."""
         _continue_trace(request)
         require_submit_role(request.user, data)
-        given = _with_idempotency_key(_with_principal(data, request.user), key)
-        await check_dependencies_visible(request.user, desk, [given])
-        return await desk.together.submit(given)
+        submission = _with_idempotency_key(_with_principal(data, request.user), key)
+        await check_dependencies_visible(request.user, deps, [submission])
+        return await deps.together.submit(submission)
 
     @post("/bulk", opt=requires(Role.SUBMITTER, "somewhere"), request_max_body_size=BULK_BYTES_MAX)
-    async def submit_jobs(self, request: ApiRequest, desk: Deps) -> BulkSubmitReply:
-        """Submit up to ten thousand jobs, a line of JSON each, or one array in msgpack: all of them or none."""
+    async def submit_jobs(self, request: ApiRequest, deps: Deps) -> BulkSubmitReply:
+        """Submit up to ten thousand jobs, as JSON lines or one msgpack array: all or none."""
         _continue_trace(request)
-        read = await read_submissions(request, most=BULK_MAX)
-        for one in {(each.show, each.priority): each for each in read}.values():
+        decoded = await read_submissions(request, max_count=BULK_MAX)
+        for one in {(each.show, each.priority): each for each in decoded}.values():
             require_submit_role(request.user, one)
-        given = [_with_principal(each, request.user) for each in read]
-        await check_dependencies_visible(request.user, desk, given)
-        return BulkSubmitReply(await desk.submitter.write(validate_decoded(given)))
+        submissions = [_with_principal(each, request.user) for each in decoded]
+        await check_dependencies_visible(request.user, deps, submissions)
+        return BulkSubmitReply(await deps.submitter.write(validate_decoded(submissions)))
 
     @get(opt=requires(Role.VIEWER, "somewhere"))
     async def find_jobs(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         q: JobFilterQuery = "",
         after: FromQuery[str | None] = None,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[JobSummary]:
-        """List jobs, the newest first. A page may be short and have a next one: rare jobs are looked for in steps."""
-        wanted = parse_filter(q, request.user)
-        found = await desk.jobs.list(wanted, after=parse_id(JobId, after) if after else None, most=limit)
+        """List jobs, newest first. A short page can have a next one: scans for rare jobs are bounded."""
+        job_filter = parse_filter(q, request.user)
+        found = await deps.jobs.list(job_filter, after=parse_id(JobId, after) if after else None, most=limit)
         return Page(found.items, str(found.next) if found.next else None)
 
     @get("/{job:str}", opt=requires(Role.VIEWER, "somewhere"))
-    async def get_job(self, request: ApiRequest, desk: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
-        """Look at a job, or wait for its end."""
-        found = await visible_job(request.user, desk, job)
+    async def get_job(self, request: ApiRequest, deps: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
+        """Read a job, or wait for its end."""
+        found = await visible_job(request.user, deps, job)
         if wait and not found.state.terminal:
             request.auth.begin_wait()
-            await request.run_while_connected(desk.watch.wait_until_ended(found.id, wait))
-            found = await desk.jobs.get(found.id)
+            await request.run_while_connected(deps.watch.wait_until_ended(found.id, wait))
+            found = await deps.jobs.get(found.id)
         return found
 
     @post("/{job:str}/cancel", opt=requires(Role.SUBMITTER, "somewhere"), status_code=200)
-    async def cancel_job(self, request: ApiRequest, desk: Deps, job: JobPath) -> CancelJobReply:
-        """End a job: what waits at once, what runs as soon as its worker has stopped it."""
-        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
-        changed = await desk.ender.cancel(found.id, request.user.audited)
-        return CancelJobReply(found.id, (await desk.jobs.get(found.id)).state, changed)
+    async def cancel_job(self, request: ApiRequest, deps: Deps, job: JobPath) -> CancelJobReply:
+        """Cancel a job: waiting frames immediately, running ones when their worker has stopped them."""
+        found = await visible_job(request.user, deps, job, Role.SUBMITTER)
+        changed = await deps.ender.cancel(found.id, request.user.audited)
+        return CancelJobReply(found.id, (await deps.jobs.get(found.id)).state, changed)
 
     @post("/{job:str}/retry", opt=requires(Role.SUBMITTER, "somewhere"))
     async def retry_job(
-        self, request: ApiRequest, desk: Deps, job: JobPath, every_frame: FromQuery[bool] = False
+        self, request: ApiRequest, deps: Deps, job: JobPath, every_frame: FromQuery[bool] = False
     ) -> ResubmitResult:
-        """Run what failed of a job, or all of it, as a new job."""
-        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
-        async with desk.database.transaction() as tx:
-            reopened = await desk.reopener.retry_job(found.id, every_frame=every_frame, by=request.user.name, on=tx)
-            detail = {"job": str(reopened.job), "frames": reopened.frames}
+        """Run the failed frames of a job, or all of them, as a new job."""
+        found = await visible_job(request.user, deps, job, Role.SUBMITTER)
+        async with deps.database.transaction() as tx:
+            retried = await deps.reopener.retry_job(found.id, every_frame=every_frame, by=request.user.name, on=tx)
+            detail = {"job": str(retried.job), "frames": retried.frames}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
-        desk.teller.emit_job_retried(found.id, found.show, reopened.job)
-        return reopened
+        deps.teller.emit_job_retried(found.id, found.show, retried.job)
+        return retried
 
     @post("/{job:str}/remediate", opt=requires(Role.SUBMITTER, "somewhere"))
     async def remediate_job(
-        self, request: ApiRequest, desk: Deps, job: JobPath, data: JSONBody[RemediateRequest]
+        self, request: ApiRequest, deps: Deps, job: JobPath, data: JSONBody[RemediateRequest]
     ) -> ResubmitResult:
-        """Submit a denied job as its policy suggests, as a new job: under a safer topic, capability or labels."""
-        found = await visible_job(request.user, desk, job, Role.SUBMITTER)
-        async with desk.database.transaction() as tx:
-            made = await desk.reopener.remediate(found.id, data.remediation, by=request.user.name, on=tx)
-            detail = {"job": str(made.job), "remediation": data.remediation}
+        """Submit a denied job again as the policy suggests: a new job with a safer topic, capability or labels."""
+        found = await visible_job(request.user, deps, job, Role.SUBMITTER)
+        async with deps.database.transaction() as tx:
+            remediated = await deps.reopener.remediate(found.id, data.remediation, by=request.user.name, on=tx)
+            detail = {"job": str(remediated.job), "remediation": data.remediation}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.remediate", f"job:{found.id}", detail)])
-        desk.teller.emit_job_retried(found.id, found.show, made.job)
-        return made
+        deps.teller.emit_job_retried(found.id, found.show, remediated.job)
+        return remediated
 
     @get("/{job:str}/explain", opt=requires(Role.VIEWER, "somewhere"))
     async def explain_job(
-        self, request: ApiRequest, desk: Deps, job: JobPath, layer: FromQuery[str | None] = None
+        self, request: ApiRequest, deps: Deps, job: JobPath, layer: FromQuery[str | None] = None
     ) -> JobExplanation:
-        """Why it is not running, what is to be mended first at first, with what would help."""
-        found = await visible_job(request.user, desk, job)
-        return redact_explanation(request.user, await desk.explainer.explain(found.id, layer=layer))
+        """Explain why a job is not running: reasons, most important first, with remedies."""
+        found = await visible_job(request.user, deps, job)
+        return redact_explanation(request.user, await deps.explainer.explain(found.id, layer=layer))
 
 
 def _continue_trace(request: ApiRequest) -> None:
-    """Jobs belong to the trace of whoever sent them."""
+    """Make the jobs part of the client's trace."""
     if tracing.is_enabled() and (parent := request.headers.get("traceparent")):
         tracing.attach(parent)
 
 
 def _with_principal(submission: Submission, actor: Actor) -> Submission:
-    """In the name of whoever sent it: nobody submits as somebody else."""
-    undone_by = submission.compensation.principal if submission.compensation is not None else ""
-    for principal in (submission.principal, undone_by):
+    """Set the principal to the key's name; a key cannot submit for another principal."""
+    compensation_principal = submission.compensation.principal if submission.compensation is not None else ""
+    for principal in (submission.principal, compensation_principal):
         if principal and principal != actor.name:
             raise Forbidden(f"The key {actor.name} cannot submit as principal {principal[:64]!r}: leave principal out.")
     return msgspec.structs.replace(submission, principal=actor.name)

@@ -1,4 +1,4 @@
-"""What a job consists of: its layers, their frames that are on workers, and how much of it may run at once."""
+"""The layers of a job, their frames on workers, and the caps of jobs and layers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rota.server.http.visibility import JobPath, visible_job
 
 
 class RunningFrameView(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame that is on a worker."""
+    """A frame assigned to a worker."""
 
     layer: str
     frame: int
-    """Its number, as it was submitted."""
+    """Its number as submitted."""
     attempt: int
     worker: str
     worker_id: UUID
@@ -41,19 +41,19 @@ class LayerRoutes(Controller):
     tags = ("layers and frames",)
 
     @get("/layers", opt=requires(Role.VIEWER, "somewhere"))
-    async def find_layers(self, request: ApiRequest, desk: Deps, job: JobPath) -> Page[Layer]:
-        return Page((await visible_job(request.user, desk, job)).layers)
+    async def find_layers(self, request: ApiRequest, deps: Deps, job: JobPath) -> Page[Layer]:
+        return Page((await visible_job(request.user, deps, job)).layers)
 
     @get("/layers/{layer:str}", opt=requires(Role.VIEWER, "somewhere"))
-    async def get_layer(self, request: ApiRequest, desk: Deps, job: JobPath, layer: FromPath[str]) -> Layer:
-        return _find_layer(await visible_job(request.user, desk, job), layer)
+    async def get_layer(self, request: ApiRequest, deps: Deps, job: JobPath, layer: FromPath[str]) -> Layer:
+        return _find_layer(await visible_job(request.user, deps, job), layer)
 
     @get("/frames", opt=requires(Role.VIEWER, "somewhere"))
     async def find_frames(
-        self, request: ApiRequest, desk: Deps, job: JobPath, limit: Limit = LIMIT_DEFAULT
+        self, request: ApiRequest, deps: Deps, job: JobPath, limit: Limit = LIMIT_DEFAULT
     ) -> Page[RunningFrameView]:
-        """Frames that are on workers, those that are there longest first. What became of others is in the results."""
-        found = await visible_job(request.user, desk, job)
+        """List frames on workers, longest running first. Ended frames are in the results."""
+        found = await visible_job(request.user, deps, job)
         layers = {layer.id: layer for layer in found.layers}
         return Page(
             [
@@ -65,21 +65,21 @@ class LayerRoutes(Controller):
                     worker_id=one.worker_id,
                     since=one.since,
                 )
-                for one in await frames_on_workers(desk.queue, found.id, limit)
+                for one in await frames_on_workers(deps.queue, found.id, limit)
                 if one.layer in layers
             ]
         )
 
     @patch("/caps", opt=requires(Role.OPERATOR, "somewhere"))
     async def change_job_caps(
-        self, request: ApiRequest, desk: Deps, job: JobPath, data: JSONBody[JobCapsChange]
+        self, request: ApiRequest, deps: Deps, job: JobPath, data: JSONBody[JobCapsChange]
     ) -> ChangeResult:
-        """How much of a job, or of a layer of it, may run at once; -1 takes the cap away."""
-        found = await visible_job(request.user, desk, job, Role.OPERATOR)
+        """Cap the cores and GPUs that a job or one of its layers may use concurrently; -1 removes the cap."""
+        found = await visible_job(request.user, deps, job, Role.OPERATOR)
         if found.state.terminal:
             raise InvalidInput(f"Job {found.id} has ended: caps are for jobs that wait or run.")
         layer = None if data.layer is None else _find_layer(found, data.layer).id
-        change = await desk.books.change(partial(_set_caps, found, layer, data, request.user.audited))
+        change = await deps.books.change(partial(_set_caps, found, layer, data, request.user.audited))
         return ChangeResult(name=data.layer or found.name, changed=change.before != change.after)
 
 

@@ -1,4 +1,4 @@
-"""Outputs that the policy holds, keeps back or has redacted: looking at them, letting them out."""
+"""Outputs that the policy holds, quarantines or redacts: read, reveal, release and redact."""
 
 from __future__ import annotations
 
@@ -30,56 +30,56 @@ class OutputReviewRoutes(Controller):
     async def find_outputs(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         kept: Annotated[ReviewState | None, QueryParameter(description="Those in this state.")] = None,
         job: FromQuery[str | None] = None,
         after: After = None,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[OutputSummary]:
-        """Those that are held, quarantined, redacted or were released, the newest first; nothing of what they hold."""
-        of = (await visible_job(request.user, desk, job)).id if job is not None else None
+        """List held, quarantined, redacted and released outputs, newest first, without their content."""
+        of = (await visible_job(request.user, deps, job)).id if job is not None else None
         shows = request.user.shows_with_role(Role.VIEWER)
-        found = await desk.outputs.page(shows=shows, state=kept, job=of, after=after, most=limit + 1)
+        found = await deps.outputs.page(shows=shows, state=kept, job=of, after=after, most=limit + 1)
         return paginate(found, limit, lambda line: line.id)
 
     @get("/{output:int}", opt=requires(Role.VIEWER, "somewhere"))
-    async def get_output(self, request: ApiRequest, desk: Deps, output: OutputPath) -> OutputView:
-        """Every check of it, with what was found where; nothing of what it holds."""
-        return await _visible_output(request.user, desk, output, Role.VIEWER)
+    async def get_output(self, request: ApiRequest, deps: Deps, output: OutputPath) -> OutputView:
+        """Show every check of an output and the locations of its findings, without the content."""
+        return await _visible_output(request.user, deps, output, Role.VIEWER)
 
     @post("/{output:int}/reveal", opt=requires(Role.OPERATOR, "somewhere"), status_code=200, media_type=OCTET_STREAM)
     async def reveal_output(
-        self, request: ApiRequest, desk: Deps, output: OutputPath, part: PartQuery = "value"
+        self, request: ApiRequest, deps: Deps, output: OutputPath, part: PartQuery = "value"
     ) -> Response[bytes]:
-        """What the frame left, as it left it, for whoever decides about it. That it was read is in the audit trail."""
-        await _visible_output(request.user, desk, output, Role.OPERATOR)
-        data = await desk.outputs.content(output, _decider(request.user), part)
+        """Read the original output, for the reviewer. The audit log records the access."""
+        await _visible_output(request.user, deps, output, Role.OPERATOR)
+        data = await deps.outputs.content(output, _decider(request.user), part)
         return Response(data, media_type=OCTET_STREAM)
 
     @post("/{output:int}/release", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def release_output(
-        self, request: ApiRequest, desk: Deps, output: OutputPath, data: JSONBody[OutputReviewRequest]
+        self, request: ApiRequest, deps: Deps, output: OutputPath, data: JSONBody[OutputReviewRequest]
     ) -> OutputReviewResult:
-        """Let it be read as the frame left it. Nothing runs again."""
-        await _visible_output(request.user, desk, output, Role.OPERATOR)
-        return await desk.outputs.release(output, _decider(request.user), data.reason)
+        """Make the original output readable. Nothing runs again."""
+        await _visible_output(request.user, deps, output, Role.OPERATOR)
+        return await deps.outputs.release(output, _decider(request.user), data.reason)
 
     @post("/{output:int}/redact", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def redact_output(
-        self, request: ApiRequest, desk: Deps, output: OutputPath, data: JSONBody[OutputReviewRequest]
+        self, request: ApiRequest, deps: Deps, output: OutputPath, data: JSONBody[OutputReviewRequest]
     ) -> OutputReviewResult:
-        """Let it be read without what scanners find in it, or without any of it."""
-        await _visible_output(request.user, desk, output, Role.OPERATOR)
-        return await desk.outputs.redact(output, _decider(request.user), data.reason, whole=data.whole)
+        """Make the output readable without the scanners' findings, or with its whole content removed."""
+        await _visible_output(request.user, deps, output, Role.OPERATOR)
+        return await deps.outputs.redact(output, _decider(request.user), data.reason, whole=data.whole)
 
 
-async def _visible_output(actor: Actor, desk: HttpDependencies, output: int, role: Role) -> OutputView:
-    """An output of a show that the key may not look into is not there."""
-    told = await desk.outputs.get(output)
-    if not actor.has_role(Role.VIEWER, told.line.show):
-        raise desk.outputs.not_found(output)
-    require_role(actor, role, told.line.show)
-    return told
+async def _visible_output(actor: Actor, deps: HttpDependencies, output: int, role: Role) -> OutputView:
+    """Raises not found for an output of a show that the key cannot view."""
+    view = await deps.outputs.get(output)
+    if not actor.has_role(Role.VIEWER, view.line.show):
+        raise deps.outputs.not_found(output)
+    require_role(actor, role, view.line.show)
+    return view
 
 
 def _decider(actor: Actor) -> OutputReviewer:

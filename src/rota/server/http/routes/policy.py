@@ -1,5 +1,6 @@
-"""The policy: whether a text is one, what it says of cases and of past jobs, why a job was decided so, and reading it
-anew. It concerns every show, so a key needs its role in every show.
+"""The policy: check a text, test it on cases, simulate it on past jobs, explain a decision, reload the file.
+
+The policy covers every show, so a key needs its role in every show.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ OPERATE, ADMIN = requires(Role.OPERATOR, "everywhere"), requires(Role.ADMIN, "ev
 
 class PolicyCheckRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str
-    """What stands in a policy file."""
+    """The text of a policy file."""
 
 
 class PolicyTestRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str
     cases: str
-    """What stands in a file of cases."""
+    """The text of a file of test cases."""
 
 
 class PolicySimulateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str
     hours: float = DEFAULT_HOURS
-    """How far back."""
+    """How far back to look."""
     limit: int = DEFAULT_JOBS
-    """Jobs at most."""
+    """Maximum number of jobs."""
 
 
 class PolicyExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """About a job that is stored, or a submission as it would be made; by the policy in force, one of the last ten, or
-    this text."""
+    """For a stored job or a hypothetical submission; by the policy in force, one of the last ten snapshots, or
+    the text `policy`."""
 
     job: JobId | None = None
     submission: Submission | None = None
@@ -77,47 +78,47 @@ class PolicyRoutes(Controller):
 
     @post("/check", opt=OPERATE, status_code=200)
     async def check_policy(self, data: JSONBody[PolicyCheckRequest]) -> PolicyLintReport:
-        """Whether it is a policy; if not, the answer names the line."""
+        """Check a policy text; an error names the line."""
         return await asyncio.to_thread(lint_policy, data.policy)
 
     @post("/test", opt=OPERATE, status_code=200)
     async def test_policy(self, data: JSONBody[PolicyTestRequest]) -> PolicyTestReport:
-        """Whether it says of each case what is expected."""
+        """Test a policy on cases with expected decisions."""
         return await asyncio.to_thread(run_cases, data.policy, data.cases)
 
     @post("/simulate", opt=OPERATE, status_code=200)
-    async def simulate_policy(self, desk: Deps, data: JSONBody[PolicySimulateRequest]) -> PolicySimulation:
-        """Of which jobs of the last hours it would have said something else. Counts nothing."""
-        return await PolicyQueries(desk.database).simulate(data.policy, data.hours, data.limit)
+    async def simulate_policy(self, deps: Deps, data: JSONBody[PolicySimulateRequest]) -> PolicySimulation:
+        """List recent jobs that a policy would have decided differently. Counts against no rate limit."""
+        return await PolicyQueries(deps.database).simulate(data.policy, data.hours, data.limit)
 
     @post("/explain", opt=OPERATE, status_code=200)
-    async def explain_policy(self, desk: Deps, data: JSONBody[PolicyExplainRequest]) -> JobPolicyExplanation:
-        """Which rules are for a job, and which decides."""
-        kernel = _kernel(desk) if data.policy is None else await asyncio.to_thread(kernel_from_text, data.policy)
+    async def explain_policy(self, deps: Deps, data: JSONBody[PolicyExplainRequest]) -> JobPolicyExplanation:
+        """Explain which rules match a job, and which one decides."""
+        kernel = _kernel(deps) if data.policy is None else await asyncio.to_thread(kernel_from_text, data.policy)
         if (data.job is None) == (data.submission is None):
             raise InvalidInput("Ask about a job or about a submission.")
         if data.submission is not None:
-            asked = submission_policy_request(data.submission)
-            return job_policy_explanation(asked, await kernel.explain(asked, data.snapshot))
+            policy_request = submission_policy_request(data.submission)
+            return job_policy_explanation(policy_request, await kernel.explain(policy_request, data.snapshot))
         assert data.job is not None
-        return await PolicyQueries(desk.database).explain(kernel, data.job, data.snapshot)
+        return await PolicyQueries(deps.database).explain(kernel, data.job, data.snapshot)
 
     @get("/snapshots", opt=OPERATE)
-    async def list_snapshots(self, desk: Deps) -> Page[PolicySnapshot]:
-        """The last ten policies of this server or its kernel, the one in force first."""
-        return Page(await desk.kernel.list_snapshots() if isinstance(desk.kernel, PolicyKernel) else [])
+    async def list_snapshots(self, deps: Deps) -> Page[PolicySnapshot]:
+        """List the last ten policies of this server or its kernel, the current one first."""
+        return Page(await deps.kernel.list_snapshots() if isinstance(deps.kernel, PolicyKernel) else [])
 
     @post("/reload", opt=ADMIN, status_code=200)
-    async def reload_policy(self, request: ApiRequest, desk: Deps) -> PolicyReloadReply:
-        """Read the policy file anew, here and on every other server. A file that is wrong changes nothing."""
-        kernel = _kernel(desk)
+    async def reload_policy(self, request: ApiRequest, deps: Deps) -> PolicyReloadReply:
+        """Reload the policy file on this and every other server. An invalid file changes nothing."""
+        kernel = _kernel(deps)
         changed = await kernel.reload()
-        [now, *_] = await kernel.list_snapshots()
-        await request_reload(desk.database, request.user.audited)
-        return PolicyReloadReply(changed=changed, snapshot=now.id)
+        [current, *_] = await kernel.list_snapshots()
+        await request_reload(deps.database, request.user.audited)
+        return PolicyReloadReply(changed=changed, snapshot=current.id)
 
 
-def _kernel(desk: HttpDependencies) -> PolicyKernel:
-    if not isinstance(desk.kernel, PolicyKernel):
+def _kernel(deps: HttpDependencies) -> PolicyKernel:
+    if not isinstance(deps.kernel, PolicyKernel):
         raise Refused("There is no policy here: set policy.file or safety_kernel.addr.")
-    return desk.kernel
+    return deps.kernel

@@ -1,4 +1,4 @@
-"""Pools, topics and workers: where frames may run, and who runs them."""
+"""Pools, topics and workers: where frames may run, and the workers that run them."""
 
 from __future__ import annotations
 
@@ -39,53 +39,53 @@ class PoolRoutes(Controller):
     tags = ("pools",)
 
     @get(opt=VIEW)
-    async def find_pools(self, desk: Deps) -> Page[PoolView]:
-        routes, now_ms = await desk.routing.read(), desk.routing.clock.now_ms()
+    async def find_pools(self, deps: Deps) -> Page[PoolView]:
+        routes, now_ms = await deps.routing.read(), deps.routing.clock.now_ms()
         return Page([_pool_view(pool, now_ms) for _, pool in sorted(routes.pools.items())])
 
     @post(opt=ADMIN)
-    async def create_pool(self, request: ApiRequest, desk: Deps, data: JSONBody[NamedResource]) -> PoolView:
-        await desk.books.change(lambda admin: admin.create_pool(data.name, actor=request.user.audited))
-        return await _get_pool(desk, data.name)
+    async def create_pool(self, request: ApiRequest, deps: Deps, data: JSONBody[NamedResource]) -> PoolView:
+        await deps.books.change(lambda admin: admin.create_pool(data.name, actor=request.user.audited))
+        return await _get_pool(deps, data.name)
 
     @get("/{pool:str}", opt=VIEW)
-    async def get_pool(self, desk: Deps, pool: PoolPath) -> PoolView:
-        return await _get_pool(desk, pool)
+    async def get_pool(self, deps: Deps, pool: PoolPath) -> PoolView:
+        return await _get_pool(deps, pool)
 
     @patch("/{pool:str}", opt=ADMIN)
     async def change_pool(
-        self, request: ApiRequest, desk: Deps, pool: PoolPath, data: JSONBody[PoolChange]
+        self, request: ApiRequest, deps: Deps, pool: PoolPath, data: JSONBody[PoolChange]
     ) -> PoolView:
-        """What it provides to jobs that require it, and what it is described as."""
-        await _get_pool(desk, pool)
-        await desk.routing.set_pool(
+        """Change the capabilities that a pool provides, and its description."""
+        await _get_pool(deps, pool)
+        await deps.routing.set_pool(
             pool, actor=request.user.audited, provides=data.provides, description=data.description
         )
-        return await _get_pool(desk, pool)
+        return await _get_pool(deps, pool)
 
     @post("/{pool:str}/rename", opt=ADMIN, status_code=200)
     async def rename_pool(
-        self, request: ApiRequest, desk: Deps, pool: PoolPath, data: JSONBody[NamedResource]
+        self, request: ApiRequest, deps: Deps, pool: PoolPath, data: JSONBody[NamedResource]
     ) -> PoolView:
-        await desk.books.change(lambda admin: admin.rename_pool(pool, data.name, actor=request.user.audited))
-        return await _get_pool(desk, data.name)
+        await deps.books.change(lambda admin: admin.rename_pool(pool, data.name, actor=request.user.audited))
+        return await _get_pool(deps, data.name)
 
     @post("/{pool:str}/drain", opt=OPERATE, status_code=200)
-    async def drain_pool(self, request: ApiRequest, desk: Deps, pool: PoolPath, data: JSONBody[DrainSpec]) -> PoolView:
-        """Nothing new for this pool; what runs there ends."""
-        await _get_pool(desk, pool)
-        await desk.routing.drain(pool, actor=request.user.audited, timeout_s=data.timeout_s)
-        return await _get_pool(desk, pool)
+    async def drain_pool(self, request: ApiRequest, deps: Deps, pool: PoolPath, data: JSONBody[DrainSpec]) -> PoolView:
+        """Assign nothing new to this pool; running frames continue to their end."""
+        await _get_pool(deps, pool)
+        await deps.routing.drain(pool, actor=request.user.audited, timeout_s=data.timeout_s)
+        return await _get_pool(deps, pool)
 
     @post("/{pool:str}/activate", opt=OPERATE, status_code=200)
-    async def activate_pool(self, request: ApiRequest, desk: Deps, pool: PoolPath) -> PoolView:
-        await _get_pool(desk, pool)
-        await desk.routing.activate(pool, actor=request.user.audited)
-        return await _get_pool(desk, pool)
+    async def activate_pool(self, request: ApiRequest, deps: Deps, pool: PoolPath) -> PoolView:
+        await _get_pool(deps, pool)
+        await deps.routing.activate(pool, actor=request.user.audited)
+        return await _get_pool(deps, pool)
 
     @delete("/{pool:str}", opt=ADMIN, status_code=200)
-    async def delete_pool(self, request: ApiRequest, desk: Deps, pool: PoolPath) -> ChangeResult:
-        await desk.books.change(lambda admin: admin.delete_pool(pool, actor=request.user.audited))
+    async def delete_pool(self, request: ApiRequest, deps: Deps, pool: PoolPath) -> ChangeResult:
+        await deps.books.change(lambda admin: admin.delete_pool(pool, actor=request.user.audited))
         return ChangeResult(name=pool, changed=True)
 
 
@@ -94,25 +94,25 @@ class TopicRoutes(Controller):
     tags = ("topics",)
 
     @get(opt=VIEW)
-    async def find_topics(self, desk: Deps) -> Page[TopicView]:
-        """Without any, every topic goes to the pool local."""
-        routes = await desk.routing.read()
+    async def find_topics(self, deps: Deps) -> Page[TopicView]:
+        """List topic mappings; without any, every topic maps to the pool local."""
+        routes = await deps.routing.read()
         return Page([TopicView(topic=topic, pools=pools) for topic, pools in sorted(routes.topics.items())])
 
     @put("/{topic:str}", opt=ADMIN)
     async def map_topic(
-        self, request: ApiRequest, desk: Deps, topic: TopicPath, data: JSONBody[TopicSpec]
+        self, request: ApiRequest, deps: Deps, topic: TopicPath, data: JSONBody[TopicSpec]
     ) -> TopicView:
-        """Its frames run on these pools, the first that can take them."""
-        await desk.routing.set_topic(topic, data.pools, actor=request.user.audited)
+        """Map a topic to pools, in order of preference."""
+        await deps.routing.set_topic(topic, data.pools, actor=request.user.audited)
         return TopicView(topic=topic, pools=data.pools)
 
     @delete("/{topic:str}", opt=ADMIN, status_code=200)
-    async def unmap_topic(self, request: ApiRequest, desk: Deps, topic: TopicPath) -> ChangeResult:
-        before = await desk.routing.read()
+    async def unmap_topic(self, request: ApiRequest, deps: Deps, topic: TopicPath) -> ChangeResult:
+        before = await deps.routing.read()
         if topic not in before.topics:
             raise unknown_name_error("topic", topic, before.topics)
-        changed = await desk.routing.remove_topic(topic, actor=request.user.audited)
+        changed = await deps.routing.remove_topic(topic, actor=request.user.audited)
         return ChangeResult(name=topic, changed=changed)
 
 
@@ -121,16 +121,16 @@ class WorkerRoutes(Controller):
     tags = ("workers",)
 
     @get(opt=VIEW)
-    async def find_workers(self, desk: Deps, everyone: FromQuery[bool] = False) -> Page[WorkerView]:
-        """Those that are up, or also those that ended lately."""
-        return Page([_worker_view(one) for one in await workers.worker_records(desk.database, everyone=everyone)])
+    async def find_workers(self, deps: Deps, everyone: FromQuery[bool] = False) -> Page[WorkerView]:
+        """List live workers, or also those that ended recently."""
+        return Page([_worker_view(one) for one in await workers.worker_records(deps.database, everyone=everyone)])
 
 
-async def _get_pool(desk: HttpDependencies, name: str) -> PoolView:
-    routes = await desk.routing.read()
+async def _get_pool(deps: HttpDependencies, name: str) -> PoolView:
+    routes = await deps.routing.read()
     if name not in routes.pools:
         raise unknown_name_error("pool", name, routes.pools)
-    return _pool_view(routes.pools[name], desk.routing.clock.now_ms())
+    return _pool_view(routes.pools[name], deps.routing.clock.now_ms())
 
 
 def _pool_view(pool: Pool, now_ms: int) -> PoolView:
@@ -143,23 +143,23 @@ def _pool_view(pool: Pool, now_ms: int) -> PoolView:
     )
 
 
-def _worker_view(known: WorkerRecord) -> WorkerView:
-    hello = known.hello
+def _worker_view(record: WorkerRecord) -> WorkerView:
+    hello = record.hello
     return WorkerView(
-        id=known.id,
-        name=known.name,
-        pool=known.pool,
-        state=known.state,  # type: ignore[arg-type]
-        up_at=known.up_at,
-        ended_at=known.ended_at,
+        id=record.id,
+        name=record.name,
+        pool=record.pool,
+        state=record.state,  # type: ignore[arg-type]
+        up_at=record.up_at,
+        ended_at=record.ended_at,
         slots=hello.slots,
         cores=hello.cores / 100,
         gpus=hello.gpus,
         memory_mb=hello.memory_mb,
         labels=dict(hello.labels),
         tasks=tuple(hello.tasks),
-        frames=known.frames,
-        used_cores=known.cores / 100,
-        used_gpus=known.gpus,
-        jobs=known.jobs,
+        frames=record.frames,
+        used_cores=record.cores / 100,
+        used_gpus=record.gpus,
+        jobs=record.jobs,
     )

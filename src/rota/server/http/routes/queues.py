@@ -1,7 +1,7 @@
-"""Queues with their exact counts, and what was given up: dead letters.
+"""Queues with exact counts, and dead letters.
 
-Dead letters of all shows, and of no show at all, lie in one pile. A key that is not good for every show names a job of
-its own to look at that job's.
+Dead letters of all shows share one list. A key without the role in every show must name one of its jobs to read that
+job's dead letters.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class QueueRoutes(Controller):
     tags = ("queues",)
 
     @get(opt=requires(Role.VIEWER, "somewhere"))
-    async def find_queues(self, request: ApiRequest, desk: Deps) -> Page[QueueView]:
-        """Queues with frames of shows that the key may look into; counts are exact."""
-        found = await queues.queue_views(desk.queue)
-        may = request.user.has_role
-        return Page([one for one, owner in found.values() if may(Role.VIEWER, owner.show if owner else None)])
+    async def find_queues(self, request: ApiRequest, deps: Deps) -> Page[QueueView]:
+        """List the queues of shows that the key can view, with exact counts."""
+        found = await queues.queue_views(deps.queue)
+        has_role = request.user.has_role
+        return Page([one for one, owner in found.values() if has_role(Role.VIEWER, owner.show if owner else None)])
 
     @post("/pause", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
-    async def pause_queue(self, request: ApiRequest, desk: Deps, queue: QueueName) -> ChangeResult:
-        """Nothing more of it starts; what runs goes on."""
-        return await _set_paused(request.user, desk, queue, paused=True)
+    async def pause_queue(self, request: ApiRequest, deps: Deps, queue: QueueName) -> ChangeResult:
+        """Start nothing more from a queue; running frames continue."""
+        return await _set_paused(request.user, deps, queue, paused=True)
 
     @post("/resume", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
-    async def resume_queue(self, request: ApiRequest, desk: Deps, queue: QueueName) -> ChangeResult:
-        return await _set_paused(request.user, desk, queue, paused=False)
+    async def resume_queue(self, request: ApiRequest, deps: Deps, queue: QueueName) -> ChangeResult:
+        return await _set_paused(request.user, deps, queue, paused=False)
 
 
 class DeadLetterRoutes(Controller):
@@ -65,7 +65,7 @@ class DeadLetterRoutes(Controller):
     async def find_dead_letters(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         kind: FromQuery[DeadLetterKind | None] = None,
         reason: ReasonQuery = None,
         queue: Annotated[str | None, QueryParameter(max_length=300)] = None,
@@ -73,63 +73,65 @@ class DeadLetterRoutes(Controller):
         after: Cursor = 0,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[DeadLetter]:
-        """What was given up, the oldest first; without what it was called with."""
-        of = (await visible_job(request.user, desk, job)).id if job is not None else None
+        """List dead letters, oldest first, without their payloads."""
+        of = (await visible_job(request.user, deps, job)).id if job is not None else None
         if of is None:
             require_role(request.user, Role.VIEWER)
-        which = DeadLetterFilter(kind=kind, reason=reason, queue=queue, job=of)
-        letters = await desk.queue.dead_letters.find(which, after=after, most=limit + 1)
-        found = [msgspec.structs.replace(letter, payload=None) for letter in letters]
-        return paginate(found, limit, lambda letter: letter.id)
+        selection = DeadLetterFilter(kind=kind, reason=reason, queue=queue, job=of)
+        dead_letters = await deps.queue.dead_letters.find(selection, after=after, most=limit + 1)
+        found = [msgspec.structs.replace(dead_letter, payload=None) for dead_letter in dead_letters]
+        return paginate(found, limit, lambda dead_letter: dead_letter.id)
 
     @post("/retry", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def retry_dead_letters(
-        self, request: ApiRequest, desk: Deps, data: JSONBody[DeadLetterSelector]
+        self, request: ApiRequest, deps: Deps, data: JSONBody[DeadLetterSelector]
     ) -> DeadLetterActionResult:
-        """Run frames and jobs among these again, as new jobs; ten thousand at once."""
-        which = await _dead_letter_filter(request.user, desk, data)
-        async with desk.database.transaction() as tx:
-            retried = await desk.reopener.retry_dead_letters(which, by=request.user.name, on=tx)
+        """Run the selected frames and jobs again as new jobs; at most ten thousand per call."""
+        selection = await _dead_letter_filter(request.user, deps, data)
+        async with deps.database.transaction() as tx:
+            retried = await deps.reopener.retry_dead_letters(selection, by=request.user.name, on=tx)
             jobs = [str(one.job) for one in retried.jobs]
             await audit.append(tx, [_audit_entry(request.user, "dlq.retry", retried.gone, jobs)])
         return DeadLetterActionResult(retried.gone, retried.jobs)
 
     @post("/purge", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def purge_dead_letters(
-        self, request: ApiRequest, desk: Deps, data: JSONBody[DeadLetterSelector]
+        self, request: ApiRequest, deps: Deps, data: JSONBody[DeadLetterSelector]
     ) -> DeadLetterActionResult:
-        """Forget these; ten thousand at once."""
-        which = await _dead_letter_filter(request.user, desk, data)
-        async with desk.database.transaction() as tx:
-            gone = await desk.queue.dead_letters.purge(which, on=tx)
-            await audit.append(tx, [_audit_entry(request.user, "dlq.purge", gone, [])])
-        return DeadLetterActionResult(gone)
+        """Delete the selected dead letters; at most ten thousand per call."""
+        selection = await _dead_letter_filter(request.user, deps, data)
+        async with deps.database.transaction() as tx:
+            removed = await deps.queue.dead_letters.purge(selection, on=tx)
+            await audit.append(tx, [_audit_entry(request.user, "dlq.purge", removed, [])])
+        return DeadLetterActionResult(removed)
 
 
-async def _set_paused(actor: Actor, desk: HttpDependencies, name: str, *, paused: bool) -> ChangeResult:
-    found = await queues.queue_views(desk.queue)
-    may_see = {
+async def _set_paused(actor: Actor, deps: HttpDependencies, name: str, *, paused: bool) -> ChangeResult:
+    found = await queues.queue_views(deps.queue)
+    visible = {
         queue: owner
         for queue, (_, owner) in found.items()
         if actor.has_role(Role.VIEWER, owner.show if owner else None)
     }
-    if name not in may_see:
-        raise unknown_name_error("queue", name, may_see)
-    owner = may_see[name]
+    if name not in visible:
+        raise unknown_name_error("queue", name, visible)
+    owner = visible[name]
     require_role(actor, Role.OPERATOR, owner.show if owner else None)
-    return ChangeResult(name=name, changed=await queues.set_paused(desk.queue, name, actor.audited, paused=paused))
+    return ChangeResult(name=name, changed=await queues.set_paused(deps.queue, name, actor.audited, paused=paused))
 
 
-async def _dead_letter_filter(actor: Actor, desk: HttpDependencies, given: DeadLetterSelector) -> DeadLetterFilter:
-    if given == DeadLetterSelector():
+async def _dead_letter_filter(actor: Actor, deps: HttpDependencies, selector: DeadLetterSelector) -> DeadLetterFilter:
+    if selector == DeadLetterSelector():
         raise InvalidInput("Say which dead letters: by ids, kind, reason, queue or job.")
-    if given.job is None:
+    if selector.job is None:
         require_role(actor, Role.OPERATOR)
     else:
-        await visible_job(actor, desk, str(given.job), Role.OPERATOR)
-    return DeadLetterFilter(ids=given.ids, kind=given.kind, reason=given.reason, queue=given.queue, job=given.job)
+        await visible_job(actor, deps, str(selector.job), Role.OPERATOR)
+    return DeadLetterFilter(
+        ids=selector.ids, kind=selector.kind, reason=selector.reason, queue=selector.queue, job=selector.job
+    )
 
 
-def _audit_entry(actor: Actor, action: str, gone: list[int], jobs: list[str]) -> AuditEntry:
-    detail = {"number": len(gone), "first_ids": gone[:IDS_IN_AUDIT], "jobs": jobs[:IDS_IN_AUDIT]}
+def _audit_entry(actor: Actor, action: str, removed: list[int], jobs: list[str]) -> AuditEntry:
+    detail = {"number": len(removed), "first_ids": removed[:IDS_IN_AUDIT], "jobs": jobs[:IDS_IN_AUDIT]}
     return AuditEntry(actor.audited, action, "dead_letters", detail)

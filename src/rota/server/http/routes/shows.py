@@ -1,4 +1,4 @@
-"""Shows and what belongs to them: folders, subscriptions, departments. Cores in cores."""
+"""Shows and their folders, subscriptions and departments. Core counts are in cores, not hundredths."""
 
 from __future__ import annotations
 
@@ -44,69 +44,69 @@ class ShowRoutes(Controller):
     tags = ("shows",)
 
     @get(opt=requires(Role.VIEWER, "somewhere"))
-    async def find_shows(self, request: ApiRequest, desk: Deps) -> Page[ShowView]:
-        """Shows that the key may look into."""
-        found = await desk.books.admin.shows()
+    async def find_shows(self, request: ApiRequest, deps: Deps) -> Page[ShowView]:
+        """List the shows that the key can view."""
+        found = await deps.books.admin.shows()
         return Page([show_view(show) for show in found if request.user.has_role(Role.VIEWER, show.id)])
 
     @post(opt=requires(Role.ADMIN, "everywhere"))
-    async def create_show(self, request: ApiRequest, desk: Deps, data: JSONBody[ShowSpec]) -> ShowView:
-        """A show with the folder default, and nothing that it may use yet."""
+    async def create_show(self, request: ApiRequest, deps: Deps, data: JSONBody[ShowSpec]) -> ShowView:
+        """Create a show with the folder default and no subscriptions."""
         who = request.user.audited
-        change = await desk.books.change(lambda admin: admin.create_show(data.name, actor=who, managed=data.managed))
+        change = await deps.books.change(lambda admin: admin.create_show(data.name, actor=who, managed=data.managed))
         return show_view(_changed_show(change))
 
     @get("/{show:str}", opt=VIEW)
-    async def get_show(self, desk: Deps, show: ShowPath) -> ShowQuotaView:
-        """A show with its shares and caps, and what is used of each."""
-        admin, found = desk.books.admin, await desk.books.admin.show(show)
-        counting = await ShowUsage.of(desk.books, found)
+    async def get_show(self, deps: Deps, show: ShowPath) -> ShowQuotaView:
+        """Show subscriptions and caps of a show with their usage."""
+        admin, found = deps.books.admin, await deps.books.admin.show(show)
+        usage = await ShowUsage.of(deps.books, found)
         return ShowQuotaView(
             show=show_view(found),
             subscriptions=[
-                share_view(one) for one in counting.with_usage(Level.SUBSCRIPTION, await admin.subscriptions(show))
+                share_view(one) for one in usage.with_usage(Level.SUBSCRIPTION, await admin.subscriptions(show))
             ],
-            folders=[caps_view(one) for one in counting.with_usage(Level.FOLDER, await admin.folders(show))],
-            departments=[caps_view(one) for one in counting.with_usage(Level.POINT, await admin.points(show))],
-            is_old=counting.is_stale,
+            folders=[caps_view(one) for one in usage.with_usage(Level.FOLDER, await admin.folders(show))],
+            departments=[caps_view(one) for one in usage.with_usage(Level.POINT, await admin.points(show))],
+            is_old=usage.is_stale,
         )
 
     @patch("/{show:str}", opt=ADMIN)
     async def change_show(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, data: JSONBody[ShowChange]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, data: JSONBody[ShowChange]
     ) -> ShowView:
-        """Rename it, let Redis or PostgreSQL keep its books, or limit the jobs that run at once: one of these."""
+        """Rename a show, let Redis or PostgreSQL keep its accounts, or limit its concurrent jobs: one of these."""
         who = request.user.audited
         match (data.name, data.managed, data.max_jobs):
             case (str() as name, None, None):
-                change = await desk.books.change(lambda admin: admin.rename_show(show, name, actor=who))
+                change = await deps.books.change(lambda admin: admin.rename_show(show, name, actor=who))
             case (None, bool() as managed, None):
-                change = await desk.books.change(lambda admin: admin.set_managed(show, managed, actor=who))
+                change = await deps.books.change(lambda admin: admin.set_managed(show, managed, actor=who))
             case (None, None, int() as most):
-                change = await desk.books.change(lambda admin: admin.change_show(show, max_jobs=most, actor=who))
+                change = await deps.books.change(lambda admin: admin.change_show(show, max_jobs=most, actor=who))
             case _:
                 raise InvalidInput("A change of a show is one of name, managed and max_jobs: send exactly one.")
         return show_view(_changed_show(change))
 
     @delete("/{show:str}", opt=ADMIN, status_code=200)
-    async def delete_show(self, request: ApiRequest, desk: Deps, show: ShowPath) -> ChangeResult:
-        """One without jobs."""
-        await desk.books.change(lambda admin: admin.delete_show(show, actor=request.user.audited))
+    async def delete_show(self, request: ApiRequest, deps: Deps, show: ShowPath) -> ChangeResult:
+        """Delete a show without jobs."""
+        await deps.books.change(lambda admin: admin.delete_show(show, actor=request.user.audited))
         return ChangeResult(name=show, changed=True)
 
     @get("/{show:str}/subscriptions", opt=VIEW)
-    async def find_subscriptions(self, desk: Deps, show: ShowPath) -> Page[SubscriptionView]:
-        counting = await ShowUsage.of(desk.books, await desk.books.admin.show(show))
-        found = counting.with_usage(Level.SUBSCRIPTION, await desk.books.admin.subscriptions(show))
+    async def find_subscriptions(self, deps: Deps, show: ShowPath) -> Page[SubscriptionView]:
+        usage = await ShowUsage.of(deps.books, await deps.books.admin.show(show))
+        found = usage.with_usage(Level.SUBSCRIPTION, await deps.books.admin.subscriptions(show))
         return Page([share_view(one) for one in found])
 
     @post("/{show:str}/subscriptions", opt=requires(Role.ADMIN, "everywhere"))
     async def create_subscription(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, data: JSONBody[SubscriptionSpec]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, data: JSONBody[SubscriptionSpec]
     ) -> SubscriptionView:
-        """Give it a share of a pool. Pools are everybody's, so this needs admin in every show."""
+        """Subscribe a show to a pool. All shows share pools, so this needs admin in every show."""
         who = request.user.audited
-        change = await desk.books.change(
+        change = await deps.books.change(
             lambda admin: admin.create_subscription(
                 show, data.pool, actor=who, size=data.size, burst=data.burst, gpu_burst=data.gpu_burst
             )
@@ -115,10 +115,10 @@ class ShowRoutes(Controller):
 
     @patch("/{show:str}/subscriptions/{pool:str}", opt=requires(Role.ADMIN, "everywhere"))
     async def change_subscription(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, pool: PoolPath, data: JSONBody[SubscriptionChange]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, pool: PoolPath, data: JSONBody[SubscriptionChange]
     ) -> SubscriptionView:
         who = request.user.audited
-        change = await desk.books.change(
+        change = await deps.books.change(
             lambda admin: admin.change_subscription(
                 show, pool, actor=who, size=data.size, burst=data.burst, gpu_burst=data.gpu_burst
             )
@@ -127,70 +127,70 @@ class ShowRoutes(Controller):
 
     @delete("/{show:str}/subscriptions/{pool:str}", opt=requires(Role.ADMIN, "everywhere"), status_code=200)
     async def delete_subscription(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, pool: PoolPath
+        self, request: ApiRequest, deps: Deps, show: ShowPath, pool: PoolPath
     ) -> ChangeResult:
-        await desk.books.change(lambda admin: admin.delete_subscription(show, pool, actor=request.user.audited))
+        await deps.books.change(lambda admin: admin.delete_subscription(show, pool, actor=request.user.audited))
         return ChangeResult(name=pool, changed=True)
 
     @get("/{show:str}/folders", opt=VIEW)
-    async def find_folders(self, desk: Deps, show: ShowPath) -> Page[CapsView]:
-        return await _caps_page(desk, show, Level.FOLDER, desk.books.admin.folders)
+    async def find_folders(self, deps: Deps, show: ShowPath) -> Page[CapsView]:
+        return await _caps_page(deps, show, Level.FOLDER, deps.books.admin.folders)
 
     @post("/{show:str}/folders", opt=ADMIN)
     async def create_folder(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, data: JSONBody[CapsSpec]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, data: JSONBody[CapsSpec]
     ) -> CapsView:
         who, caps = request.user.audited, _caps(data)
-        change = await desk.books.change(lambda admin: admin.create_folder(show, data.name, actor=who, caps=caps))
+        change = await deps.books.change(lambda admin: admin.create_folder(show, data.name, actor=who, caps=caps))
         return caps_view(_changed_item(change))
 
     @patch("/{show:str}/folders/{folder:str}", opt=ADMIN)
     async def change_folder(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, folder: NamePath, data: JSONBody[CapsChange]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, folder: NamePath, data: JSONBody[CapsChange]
     ) -> CapsView:
         who, caps = request.user.audited, _caps(data)
         return caps_view(
-            _changed_item(await desk.books.change(lambda admin: admin.change_folder(show, folder, caps, actor=who)))
+            _changed_item(await deps.books.change(lambda admin: admin.change_folder(show, folder, caps, actor=who)))
         )
 
     @post("/{show:str}/folders/{folder:str}/rename", opt=ADMIN, status_code=200)
     async def rename_folder(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, folder: NamePath, data: JSONBody[NamedResource]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, folder: NamePath, data: JSONBody[NamedResource]
     ) -> CapsView:
         who = request.user.audited
-        change = await desk.books.change(lambda admin: admin.rename_folder(show, folder, data.name, actor=who))
+        change = await deps.books.change(lambda admin: admin.rename_folder(show, folder, data.name, actor=who))
         return caps_view(_changed_item(change))
 
     @delete("/{show:str}/folders/{folder:str}", opt=ADMIN, status_code=200)
-    async def delete_folder(self, request: ApiRequest, desk: Deps, show: ShowPath, folder: NamePath) -> ChangeResult:
-        await desk.books.change(lambda admin: admin.delete_folder(show, folder, actor=request.user.audited))
+    async def delete_folder(self, request: ApiRequest, deps: Deps, show: ShowPath, folder: NamePath) -> ChangeResult:
+        await deps.books.change(lambda admin: admin.delete_folder(show, folder, actor=request.user.audited))
         return ChangeResult(name=folder, changed=True)
 
     @get("/{show:str}/departments", opt=VIEW)
-    async def find_departments_of_show(self, desk: Deps, show: ShowPath) -> Page[CapsView]:
-        return await _caps_page(desk, show, Level.POINT, desk.books.admin.points)
+    async def find_departments_of_show(self, deps: Deps, show: ShowPath) -> Page[CapsView]:
+        return await _caps_page(deps, show, Level.POINT, deps.books.admin.points)
 
     @post("/{show:str}/departments", opt=ADMIN)
     async def add_department(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, data: JSONBody[CapsSpec]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, data: JSONBody[CapsSpec]
     ) -> CapsView:
-        """Give caps in this show to a department that there is."""
+        """Set caps for an existing department in this show."""
         who, caps = request.user.audited, _caps(data)
-        change = await desk.books.change(lambda admin: admin.create_point(show, data.name, actor=who, caps=caps))
+        change = await deps.books.change(lambda admin: admin.create_point(show, data.name, actor=who, caps=caps))
         return caps_view(_changed_item(change))
 
     @patch("/{show:str}/departments/{dept:str}", opt=ADMIN)
     async def change_department(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, dept: NamePath, data: JSONBody[CapsChange]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, dept: NamePath, data: JSONBody[CapsChange]
     ) -> CapsView:
         who, caps = request.user.audited, _caps(data)
         return caps_view(
-            _changed_item(await desk.books.change(lambda admin: admin.change_point(show, dept, caps, actor=who)))
+            _changed_item(await deps.books.change(lambda admin: admin.change_point(show, dept, caps, actor=who)))
         )
 
     @delete("/{show:str}/departments/{dept:str}", opt=ADMIN, status_code=200)
-    async def remove_department(self, request: ApiRequest, desk: Deps, show: ShowPath, dept: NamePath) -> ChangeResult:
-        await desk.books.change(lambda admin: admin.delete_point(show, dept, actor=request.user.audited))
+    async def remove_department(self, request: ApiRequest, deps: Deps, show: ShowPath, dept: NamePath) -> ChangeResult:
+        await deps.books.change(lambda admin: admin.delete_point(show, dept, actor=request.user.audited))
         return ChangeResult(name=dept, changed=True)
 
 
@@ -199,24 +199,24 @@ class DepartmentRoutes(Controller):
     tags = ("departments",)
 
     @get(opt=requires(Role.VIEWER, "somewhere"))
-    async def find_departments(self, desk: Deps) -> Page[NamedResource]:
-        return Page([NamedResource(name=one.name) for one in await desk.books.admin.depts()])
+    async def find_departments(self, deps: Deps) -> Page[NamedResource]:
+        return Page([NamedResource(name=one.name) for one in await deps.books.admin.depts()])
 
     @post(opt=requires(Role.ADMIN, "everywhere"))
-    async def create_department(self, request: ApiRequest, desk: Deps, data: JSONBody[NamedResource]) -> NamedResource:
-        await desk.books.change(lambda admin: admin.create_dept(data.name, actor=request.user.audited))
+    async def create_department(self, request: ApiRequest, deps: Deps, data: JSONBody[NamedResource]) -> NamedResource:
+        await deps.books.change(lambda admin: admin.create_dept(data.name, actor=request.user.audited))
         return data
 
     @post("/{dept:str}/rename", opt=requires(Role.ADMIN, "everywhere"), status_code=200)
     async def rename_department(
-        self, request: ApiRequest, desk: Deps, dept: NamePath, data: JSONBody[NamedResource]
+        self, request: ApiRequest, deps: Deps, dept: NamePath, data: JSONBody[NamedResource]
     ) -> NamedResource:
-        await desk.books.change(lambda admin: admin.rename_dept(dept, data.name, actor=request.user.audited))
+        await deps.books.change(lambda admin: admin.rename_dept(dept, data.name, actor=request.user.audited))
         return data
 
     @delete("/{dept:str}", opt=requires(Role.ADMIN, "everywhere"), status_code=200)
-    async def delete_department(self, request: ApiRequest, desk: Deps, dept: NamePath) -> ChangeResult:
-        await desk.books.change(lambda admin: admin.delete_dept(dept, actor=request.user.audited))
+    async def delete_department(self, request: ApiRequest, deps: Deps, dept: NamePath) -> ChangeResult:
+        await deps.books.change(lambda admin: admin.delete_dept(dept, actor=request.user.audited))
         return ChangeResult(name=dept, changed=True)
 
 
@@ -248,15 +248,15 @@ def caps_view(item: QuotaItem) -> CapsView:
 
 
 async def _caps_page(
-    desk: HttpDependencies, show: str, level: Level, read: Callable[[str], Awaitable[Sequence[QuotaItem]]]
+    deps: HttpDependencies, show: str, level: Level, read: Callable[[str], Awaitable[Sequence[QuotaItem]]]
 ) -> Page[CapsView]:
-    counting = await ShowUsage.of(desk.books, await desk.books.admin.show(show))
-    return Page([caps_view(one) for one in counting.with_usage(level, await read(show))])
+    usage = await ShowUsage.of(deps.books, await deps.books.admin.show(show))
+    return Page([caps_view(one) for one in usage.with_usage(level, await read(show))])
 
 
-def _caps(given: CapsSpec | CapsChange) -> CapsUpdate:
+def _caps(spec: CapsSpec | CapsChange) -> CapsUpdate:
     return CapsUpdate(
-        min_cores=given.min_cores, max_cores=given.max_cores, min_gpus=given.min_gpus, max_gpus=given.max_gpus
+        min_cores=spec.min_cores, max_cores=spec.max_cores, min_gpus=spec.min_gpus, max_gpus=spec.max_gpus
     )
 
 
@@ -265,10 +265,10 @@ def _cores(hundredths: int) -> float:
 
 
 def _changed_show(change: QuotaChange) -> Show:
-    assert isinstance(change.after, Show), "a show that is changed stays a show"
+    assert isinstance(change.after, Show), "a change of a show returns a show"
     return change.after
 
 
 def _changed_item(change: QuotaChange) -> QuotaItem:
-    assert isinstance(change.after, QuotaItem), "what has limits is an item"
+    assert isinstance(change.after, QuotaItem), "a change of limits returns an item"
     return change.after

@@ -1,4 +1,4 @@
-"""Workflows and their runs: declared, started, looked at, stopped, run again and undone."""
+"""Workflows and runs: declare, start, read, cancel, pause, rerun and roll back."""
 
 from __future__ import annotations
 
@@ -56,33 +56,33 @@ class WorkflowRoutes(Controller):
     tags = ("workflows",)
 
     @get(opt=VIEW)
-    async def find_workflows(self, request: ApiRequest, desk: Deps) -> Page[WorkflowSummary]:
-        """Every workflow in its latest version."""
-        return Page(await desk.workflows.definitions.latest(_visible_show_ids(request.user)))
+    async def find_workflows(self, request: ApiRequest, deps: Deps) -> Page[WorkflowSummary]:
+        """List workflows in their latest versions."""
+        return Page(await deps.workflows.definitions.latest(_visible_show_ids(request.user)))
 
     @post(opt=SUBMIT)
     async def declare_workflow(
-        self, request: ApiRequest, desk: Deps, data: JSONBody[WorkflowSpec]
+        self, request: ApiRequest, deps: Deps, data: JSONBody[WorkflowSpec]
     ) -> WorkflowDeclareResult:
-        """One that differs from the latest is a new version; runs keep theirs."""
+        """Declare a workflow. A changed definition becomes a new version; existing runs keep theirs."""
         for priority in {data.priority, *(step.priority or data.priority for step in data.steps)}:
             require_role(request.user, role_required_to_submit(priority), data.show)
-        made = await desk.workflows.declare(data, request.user.audited)
-        return WorkflowDeclareResult(data.name, made.version, made.made)
+        declared = await deps.workflows.declare(data, request.user.audited)
+        return WorkflowDeclareResult(data.name, declared.version, declared.made)
 
     @post("/{show:str}/{workflow:str}/runs", opt=requires(Role.SUBMITTER, "show"))
     async def start_run(
-        self, request: ApiRequest, desk: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
+        self, request: ApiRequest, deps: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
     ) -> RunStartResult:
-        """Start a run; its first steps are submitted."""
-        who = request.user.name
-        return await desk.workflows.start(show, workflow, data.input, actor=who, version=data.version, key=data.key)
+        """Start a run and submit its first steps."""
+        actor = request.user.name
+        return await deps.workflows.start(show, workflow, data.input, actor=actor, version=data.version, key=data.key)
 
     @post("/{show:str}/{workflow:str}/dry-run", opt=requires(Role.VIEWER, "show"), status_code=200)
-    async def try_run(self, desk: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]) -> WorkflowDryRun:
-        """Check the input of a run, and tell in which order its steps may begin; nothing is started."""
-        of = await desk.workflows.definitions.find(show, workflow, data.version)
-        return dry_run_workflow(of.flow, data.input)
+    async def try_run(self, deps: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]) -> WorkflowDryRun:
+        """Check the input of a run and show the order in which its steps can start; starts nothing."""
+        definition = await deps.workflows.definitions.find(show, workflow, data.version)
+        return dry_run_workflow(definition.flow, data.input)
 
 
 class RunRoutes(Controller):
@@ -93,17 +93,17 @@ class RunRoutes(Controller):
     async def find_runs(
         self,
         request: ApiRequest,
-        desk: Deps,
+        deps: Deps,
         show: ShowQuery = "",
         workflow: WorkflowQuery = "",
         in_state: StateQuery = "",
         after: FromQuery[str | None] = None,
         limit: Limit = LIMIT_DEFAULT,
     ) -> Page[WorkflowRunSummary]:
-        """Runs, the newest first."""
+        """List runs, newest first."""
         if show:
             require_role(request.user, Role.VIEWER, show)
-        found = await desk.runs.page(
+        found = await deps.runs.page(
             shows=[show] if show else None,
             ids=None if show else _visible_show_ids(request.user),
             workflow=workflow or None,
@@ -114,93 +114,93 @@ class RunRoutes(Controller):
         return paginate(found, limit, lambda run: run.id)
 
     @get("/{run:str}", opt=VIEW)
-    async def get_run(self, request: ApiRequest, desk: Deps, run: RunPath, wait: WaitQuery = 0.0) -> WorkflowRunView:
-        """A run with its steps: what each does or waits for, and what it returned; or wait for its end."""
-        found = await _visible_run(request.user, desk, run)
+    async def get_run(self, request: ApiRequest, deps: Deps, run: RunPath, wait: WaitQuery = 0.0) -> WorkflowRunView:
+        """Read a run with the state and result of each step, or wait for its end."""
+        found = await _visible_run(request.user, deps, run)
         if wait and not found.state.ended:
             request.auth.begin_wait()
-            await request.run_while_connected(desk.runs_watch.wait_until_ended(found.id, wait))
-            found = await desk.runs.get(found.id)
+            await request.run_while_connected(deps.runs_watch.wait_until_ended(found.id, wait))
+            found = await deps.runs.get(found.id)
         return found
 
     @get("/{run:str}/timeline", opt=VIEW)
-    async def read_timeline(self, request: ApiRequest, desk: Deps, run: RunPath) -> Page[RunTimelineEntry]:
-        """Everything that happened to it, in order."""
-        return Page(await desk.runs.timeline((await _visible_run(request.user, desk, run)).id))
+    async def read_timeline(self, request: ApiRequest, deps: Deps, run: RunPath) -> Page[RunTimelineEntry]:
+        """Read the history of a run, in order."""
+        return Page(await deps.runs.timeline((await _visible_run(request.user, deps, run)).id))
 
     @get("/{run:str}/events", opt=VIEW, media_type=MEDIA_TYPE)
     async def follow_run(
-        self, request: ApiRequest, desk: Deps, run: RunPath, after: After = "", last: LastEventId = ""
+        self, request: ApiRequest, deps: Deps, run: RunPath, after: After = "", last: LastEventId = ""
     ) -> SseResponse:
-        """Everything that happens to a run, from its beginning on, until its end."""
-        found = await _visible_run(request.user, desk, run)
-        told = open_history(desk.run_histories, found.id, last or after, partial(_run_event, found))
-        return SseResponse(request, desk.streams, told)
+        """Follow the history of a run from its first entry until its end."""
+        found = await _visible_run(request.user, deps, run)
+        source = open_history(deps.run_histories, found.id, last or after, partial(_run_event, found))
+        return SseResponse(request, deps.streams, source)
 
     @get("/{run:str}/explain", opt=VIEW)
-    async def explain_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunExplanation:
-        """What it waits for, what changes first at first, with what would help; or how it ended."""
-        found = await _visible_run(request.user, desk, run)
-        told = await RunExplainer(desk.explainer).explain(found.id)
-        return replace(told, jobs=tuple(redact_explanation(request.user, job) for job in told.jobs))
+    async def explain_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RunExplanation:
+        """Explain what a run waits for, soonest change first, with remedies; or how it ended."""
+        found = await _visible_run(request.user, deps, run)
+        explanation = await RunExplainer(deps.explainer).explain(found.id)
+        return replace(explanation, jobs=tuple(redact_explanation(request.user, job) for job in explanation.jobs))
 
     @get("/{run:str}/saga", opt=VIEW)
-    async def get_saga(self, request: ApiRequest, desk: Deps, run: RunPath) -> SagaView:
-        """What it has to undo, and what has become of that; the last recorded first."""
-        found = await _visible_run(request.user, desk, run)
-        return await desk.runs.saga(found.show_id, str(found.id)) or SagaView("open", None, [])
+    async def get_saga(self, request: ApiRequest, deps: Deps, run: RunPath) -> SagaView:
+        """Show the compensations of a run and their states, last recorded first."""
+        found = await _visible_run(request.user, deps, run)
+        return await deps.runs.saga(found.show_id, str(found.id)) or SagaView("open", None, [])
 
     @post("/{run:str}/cancel", opt=SUBMIT, status_code=200)
-    async def cancel_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
-        """Stop what it does; what it did is undone if its workflow says so."""
-        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
-        return await _changed_reply(desk, found, await desk.workflows.cancel(found.id, request.user.audited))
+    async def cancel_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RunChangeResult:
+        """Cancel a run; its completed steps are compensated if the workflow says so."""
+        found = await _visible_run(request.user, deps, run, Role.SUBMITTER)
+        return await _changed_reply(deps, found, await deps.workflows.cancel(found.id, request.user.audited))
 
     @post("/{run:str}/pause", opt=SUBMIT, status_code=200)
-    async def pause_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
-        """No further step begins; those under way go on."""
-        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
-        return await _changed_reply(desk, found, await desk.workflows.pause(found.id, request.user.audited))
+    async def pause_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RunChangeResult:
+        """Start no further steps; running steps continue."""
+        found = await _visible_run(request.user, deps, run, Role.SUBMITTER)
+        return await _changed_reply(deps, found, await deps.workflows.pause(found.id, request.user.audited))
 
     @post("/{run:str}/resume", opt=SUBMIT, status_code=200)
-    async def resume_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RunChangeResult:
-        """Steps begin again."""
-        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
-        return await _changed_reply(desk, found, await desk.workflows.resume(found.id, request.user.audited))
+    async def resume_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RunChangeResult:
+        """Resume a paused run."""
+        found = await _visible_run(request.user, deps, run, Role.SUBMITTER)
+        return await _changed_reply(deps, found, await deps.workflows.resume(found.id, request.user.audited))
 
     @post("/{run:str}/rerun", opt=SUBMIT)
     async def rerun_run(
-        self, request: ApiRequest, desk: Deps, run: RunPath, data: JSONBody[RerunSpec]
+        self, request: ApiRequest, deps: Deps, run: RunPath, data: JSONBody[RerunSpec]
     ) -> RunStartResult:
-        """A new run from a step on, with what came before taken over from one that has ended."""
-        found = await _visible_run(request.user, desk, run, Role.SUBMITTER)
-        return await desk.workflows.rerun(found.id, data.step, request.user.audited, request.user.name)
+        """Start a new run from a step of an ended run, reusing the results of earlier steps."""
+        found = await _visible_run(request.user, deps, run, Role.SUBMITTER)
+        return await deps.workflows.rerun(found.id, data.step, request.user.audited, request.user.name)
 
     @post("/{run:str}/rollback", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
-    async def roll_back_run(self, request: ApiRequest, desk: Deps, run: RunPath) -> RollbackResult:
-        """Undo what a run did that has ended, or what could not be undone before."""
-        found = await _visible_run(request.user, desk, run, Role.OPERATOR)
-        return RollbackResult(found.id, await desk.workflows.roll_back(found.id, request.user.audited))
+    async def roll_back_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RollbackResult:
+        """Compensate an ended run, or retry failed compensations."""
+        found = await _visible_run(request.user, deps, run, Role.OPERATOR)
+        return RollbackResult(found.id, await deps.workflows.roll_back(found.id, request.user.audited))
 
 
-def _run_event(run: WorkflowRunView, number: int, moment: RunHistoryEntry) -> Event:
-    told = moment.happened
-    facts = {"workflow": run.workflow, "step": told.step, "why": told.why}
+def _run_event(run: WorkflowRunView, number: int, entry: RunHistoryEntry) -> Event:
+    happened = entry.happened
+    facts = {"workflow": run.workflow, "step": happened.step, "why": happened.why}
     return Event(
         id=str(number),
-        at=moment.at,
-        kind=event_kind(told),
+        at=entry.at,
+        kind=event_kind(happened),
         show=run.show,
-        job=JobId(told.job) if told.job is not None else None,
+        job=JobId(happened.job) if happened.job is not None else None,
         run=run.id,
         facts={name: value for name, value in facts.items() if value},
     )
 
 
-async def _visible_run(actor: Actor, desk: HttpDependencies, text: str, role: Role = Role.VIEWER) -> WorkflowRunView:
-    """A run that this key may look at; one that it may not look at is answered like one that there is not."""
+async def _visible_run(actor: Actor, deps: HttpDependencies, text: str, role: Role = Role.VIEWER) -> WorkflowRunView:
+    """The run, with `role` checked. Raises NotFound for a show that the key cannot view."""
     run = parse_id(RunId, text)
-    found = await desk.runs.get(run)
+    found = await deps.runs.get(run)
     try:
         require_role(actor, Role.VIEWER, found.show_id)
     except Forbidden:
@@ -209,8 +209,8 @@ async def _visible_run(actor: Actor, desk: HttpDependencies, text: str, role: Ro
     return found
 
 
-async def _changed_reply(desk: HttpDependencies, found: WorkflowRunView, changed: bool) -> RunChangeResult:
-    return RunChangeResult(found.id, (await desk.runs.get(found.id)).state, changed)
+async def _changed_reply(deps: HttpDependencies, found: WorkflowRunView, changed: bool) -> RunChangeResult:
+    return RunChangeResult(found.id, (await deps.runs.get(found.id)).state, changed)
 
 
 def _visible_show_ids(actor: Actor) -> list[str] | None:
